@@ -1,0 +1,1 @@
+"""The round: drafting, verification, acceptance."""

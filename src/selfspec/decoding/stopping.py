@@ -1,0 +1,83 @@
+"""When a draft stops: small objects that a method hands to the drafting loop."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class StoppingRule(Protocol):
+    """Decides after every draft token whether drafting goes on. Drafts of fixed length have no rule at all."""
+
+    def stops(self, confidence: float) -> bool:
+        """Whether the token just drafted is the last one.
+
+        Args:
+            confidence: the draft's largest probability at that token, 0 to 1.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ConfidenceThreshold:
+    """Stops behind the first token whose confidence is below a threshold; that token is still verified."""
+
+    threshold: float
+
+    def stops(self, confidence: float) -> bool:
+        """Whether the confidence is below the threshold."""
+        return confidence < self.threshold
+
+
+class DraftVerifyThreshold:
+    """The online threshold of Draft & Verify (Zhang et al. 2024, adaptive draft-exiting).
+
+    The acceptance of rounds is smoothed by ``acceptance_smoothing``. While it is under ``target_acceptance`` the threshold
+    moves up by ``step``, else down (kept where the draft reached its limit, since then the threshold decided nothing);
+    the threshold itself follows that move smoothed by ``threshold_smoothing``.
+    """
+
+    def __init__(
+        self,
+        threshold: float,
+        *,
+        target_acceptance: float = 0.9,
+        step: float = 0.01,
+        acceptance_smoothing: float = 0.5,
+        threshold_smoothing: float = 0.9,
+    ) -> None:
+        self.threshold = threshold
+        self._target_acceptance = target_acceptance
+        self._step = step
+        self._acceptance_smoothing = acceptance_smoothing
+        self._threshold_smoothing = threshold_smoothing
+        self._acceptance: float | None = None
+
+    def stops(self, confidence: float) -> bool:
+        """Whether the confidence is below the present threshold."""
+        return confidence < self.threshold
+
+    def update(self, drafted: int, accepted: int, *, reached_limit: bool) -> None:
+        """Learns from a round.
+
+        Args:
+            drafted: draft tokens of the round; a round without any teaches nothing.
+            accepted: how many of them were accepted.
+            reached_limit: the draft ended at its length limit, not by this rule.
+        """
+        if not drafted:
+            return
+        rate = accepted / drafted
+        smoothing = self._acceptance_smoothing
+        self._acceptance = rate if self._acceptance is None else smoothing * self._acceptance + (1 - smoothing) * rate
+        if self._acceptance < self._target_acceptance:
+            moved = self.threshold + self._step
+        elif reached_limit:
+            moved = self.threshold
+        else:
+            moved = self.threshold - self._step
+        smoothing = self._threshold_smoothing
+        self.threshold = min(1.0, max(0.0, smoothing * self.threshold + (1 - smoothing) * moved))
+
+
+TreeWidths = Callable[[float], int]
+"""How many candidates to verify at a draft position, from the draft's confidence there (SWIFT's dynamic verification)."""

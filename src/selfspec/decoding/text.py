@@ -1,0 +1,123 @@
+"""Text of a growing output: incremental decoding and stop strings."""
+
+import re
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from selfspec.errors import InvalidParameterError
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What decoders write for bytes that are not (or not yet) UTF-8."""
+
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""A byte-fallback token. A run of them is decoded as a whole, so its end can still change its beginning."""
+
+
+class TextStream:
+    """Turns tokens into text one by one and watches for stop strings.
+
+    The pieces of ``push`` and ``flush``, joined, are ``tokenizer.decode(token_ids, skip_special_tokens=...,
+    clean_up_tokenization_spaces=False)``; transformers 5 ignores the clean-up for BPE tokenizers by default. Text is
+    held back while later tokens can change it: an incomplete UTF-8 sequence, a run of byte-fallback tokens.
+
+    A stop string is looked for in the output's text, held-back text included but for an incomplete character at its
+    end; the prompt does not count. It is found at the token that completes it, wherever in that token it ends. That is
+    the meaning of ``stop_strings`` in ``generate``, except that skipped special tokens are no text here.
+
+    A token costs one decode of the few tokens since the last certain text and before it; only inside an unbroken run
+    of undecodable or byte-fallback tokens does that window grow.
+
+    Args:
+        tokenizer: decodes the tokens.
+        stop: stop strings, none of them empty.
+        skip_special_tokens: leave special tokens out of the text.
+
+    Raises:
+        InvalidParameterError: a stop string is empty or not a string.
+
+    Attributes:
+        stopped: the stop string that the output contains, the one that ends first; ``None`` until then.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = (), skip_special_tokens: bool = True
+    ) -> None:
+        if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
+            raise InvalidParameterError(f"stop is {stop!r}: give a list of non-empty strings")
+        self.stopped: str | None = None
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._reach = max((len(text) for text in self._stop), default=1) - 1
+        self._skip_special_tokens = skip_special_tokens
+        self._special_ids = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._window: list[int] = []  # an anchor, whose text is out already, and the tokens after it
+        self._anchor = 0  # number of tokens of the anchor
+        self._given = 0  # characters of the window's text that are out already
+        self._tail = ""  # the last characters that are out, as many as a stop string can reach back
+
+    def push(self, token_id: int) -> str:
+        """Takes the next token.
+
+        Args:
+            token_id: the token.
+
+        Returns:
+            The text that is certain now and was not before; often one word, sometimes empty.
+        """
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        if not isinstance(token, str) or self._is_skipped(token_id):
+            return ""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        self._find_stop(text)
+        if BYTE_TOKEN.fullmatch(token):
+            return ""
+        unfinished = text.endswith(REPLACEMENT)
+        piece = self._give(text[: len(text) - unfinished])
+        if not unfinished:
+            self._slide()
+        return piece
+
+    def flush(self) -> str:
+        """The text still held back, as it stands: the output ends here.
+
+        Returns:
+            The rest of the text, empty if nothing was held back.
+        """
+        return self._give(self._decode(self._window))
+
+    def _give(self, certain: str) -> str:
+        piece = certain[self._given :]
+        self._given = max(self._given, len(certain))
+        self._tail = (self._tail + piece)[-self._reach :] if self._reach else ""
+        return piece
+
+    def _slide(self) -> None:
+        """Makes the tokens that were just completed the new anchor, if it can stand for all that came before.
+
+        Decoders drop a space at the start of a text. An anchor without text would pass that loss on to the next token.
+        """
+        anchor = self._window[self._anchor :]
+        text = self._decode(anchor)
+        if text:
+            self._window, self._given = anchor, len(text)
+        self._anchor = len(self._window)
+
+    def _find_stop(self, text: str) -> None:
+        if self.stopped is not None:
+            return
+        searched = self._tail + text[self._given :].rstrip(REPLACEMENT)
+        ends = [(searched.find(stop) + len(stop), stop) for stop in self._stop if stop in searched]
+        if ends:
+            self.stopped = min(ends, key=lambda end: end[0])[1]
+
+    def _is_skipped(self, token_id: int) -> bool:
+        return self._skip_special_tokens and token_id in self._special_ids and not self._decode([token_id])
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text = self._tokenizer.decode(
+            token_ids, skip_special_tokens=self._skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)
+        return text

@@ -1,0 +1,50 @@
+"""What a request may ask for, and what to say when the memory does not suffice."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from selfspec.errors import ContextLengthError, OutOfMemoryError
+
+
+def check_context(prompt_length: int, max_new_tokens: int, context_limit: int) -> None:
+    """Refuses a request that could outgrow the model's context.
+
+    Raises:
+        ContextLengthError: prompt and new tokens together are longer than the context.
+    """
+    if prompt_length + max_new_tokens > context_limit:
+        room = context_limit - prompt_length
+        remedy = f"ask for at most {room} new tokens" if room > 0 else "shorten the prompt"
+        raise ContextLengthError(
+            f"a prompt of {prompt_length} tokens and {max_new_tokens} new tokens do not fit the model's context of "
+            f"{context_limit}; {remedy}"
+        )
+
+
+@contextlib.contextmanager
+def explain_out_of_memory(prompt_length: int, max_new_tokens: int) -> Iterator[None]:
+    """Turns the many ways of running out of memory into one error that says what to reduce.
+
+    Raises:
+        OutOfMemoryError: the device or the host had not enough memory.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        # The cause holds frames, and the frames hold the tensors that did not fit.
+        message = (
+            f"out of memory with a prompt of {prompt_length} tokens and up to {max_new_tokens} new ones; "
+            "reduce max_new_tokens, the prompt, or prefill_chunk, or load the model in bfloat16"
+        )
+        raise OutOfMemoryError(message) from None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    text = str(error).lower()
+    return "can't allocate memory" in text or "not enough memory" in text

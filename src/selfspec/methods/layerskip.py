@@ -1,0 +1,128 @@
+"""Early exit: the first layers draft, the others verify. LayerSkip and its two adaptive variants."""
+
+from dataclasses import dataclass
+
+from selfspec.decoding.draft import Draft, LayerDraft
+from selfspec.decoding.stopping import DraftVerifyThreshold
+from selfspec.methods.base import Drafter, Feedback, FixedDrafter, Method, Prefill
+from selfspec.methods.registry import register
+from selfspec.methods.settings import MethodSettings, setting
+from selfspec.target.kept import KeptSet
+from selfspec.target.stack import Target
+
+_EXIT_HELP = "layers that draft, counted from the first; none is a quarter of the model (LayerSkip uses 8 of 32)"
+
+
+@dataclass(frozen=True)
+class EarlyExitSettings(MethodSettings):
+    """What every early-exit method has to know."""
+
+    exit_layer: int | None = setting(None, _EXIT_HELP, minimum=1)
+
+
+class _EarlyExit(Method):
+    """The kept set of an early-exit method, checked against the model when the method is made."""
+
+    def __init__(self, target: Target, settings: EarlyExitSettings) -> None:
+        super().__init__(target, settings)
+        exit_layer = settings.exit_layer if settings.exit_layer is not None else max(1, target.layer_count // 4)
+        self.kept = KeptSet.early_exit(exit_layer, target.sublayer_count)
+
+
+@dataclass(frozen=True)
+class LayerSkipSettings(EarlyExitSettings):
+    """Settings of ``layerskip`` and, with ``draft_length`` as the start, of ``layerskip-fs``."""
+
+    draft_length: int = setting(6, "draft tokens of a round", minimum=1, maximum=64)
+
+
+@register
+class LayerSkip(_EarlyExit):
+    """Exit layer and draft length are fixed (LS in DEL's tables)."""
+
+    name = "layerskip"
+    summary = "early exit at a fixed layer, drafts of fixed length"
+    source = "LayerSkip (Elhoushi et al. 2024)"
+    Settings = LayerSkipSettings
+    settings: LayerSkipSettings
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        """Starts on a request."""
+        return FixedDrafter(LayerDraft(self.kept, self.settings.draft_length))
+
+
+@dataclass(frozen=True)
+class FiniteStateSettings(LayerSkipSettings):
+    """Settings of ``layerskip-fs``."""
+
+    max_draft_length: int = setting(18, "longest draft", minimum=1, maximum=64)
+
+
+@register
+class LayerSkipFiniteState(_EarlyExit):
+    """The draft grows by one after a fully accepted round and shrinks by one after any other (FS)."""
+
+    name = "layerskip-fs"
+    summary = "early exit, draft length ±1 by whether the last round was fully accepted"
+    source = "finite-state controller (Liu et al. 2025), as compared in DEL, appendix B"
+    Settings = FiniteStateSettings
+    settings: FiniteStateSettings
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        """Starts on a request."""
+        return _FiniteState(self.kept, self.settings.draft_length, self.settings.max_draft_length)
+
+
+class _FiniteState(Drafter):
+    def __init__(self, kept: KeptSet, draft_length: int, max_draft_length: int) -> None:
+        self._kept = kept
+        self._max_draft_length = max_draft_length
+        self.draft_length = min(draft_length, max_draft_length)
+
+    def plan(self) -> Draft:
+        return LayerDraft(self._kept, self.draft_length)
+
+    def learn(self, feedback: Feedback) -> None:
+        change = 1 if feedback.accepted == feedback.drafted else -1
+        self.draft_length = min(self._max_draft_length, max(1, self.draft_length + change))
+
+
+@dataclass(frozen=True)
+class DraftVerifySettings(EarlyExitSettings):
+    """Settings of ``layerskip-dv``."""
+
+    max_draft_length: int = setting(12, "longest draft", minimum=1, maximum=64)
+    threshold: float = setting(0.6, "confidence threshold at the start of a request", minimum=0.0, maximum=1.0)
+    target_acceptance: float = setting(0.9, "acceptance rate that the threshold steers to", minimum=0.0, maximum=1.0)
+    step: float = setting(0.01, "how far the threshold moves after a round", minimum=0.0, maximum=1.0)
+
+
+@register
+class LayerSkipDraftVerify(_EarlyExit):
+    """The draft ends under a confidence threshold that steers the acceptance rate (DV)."""
+
+    name = "layerskip-dv"
+    summary = "early exit, drafts end under Draft & Verify's adaptive confidence threshold"
+    source = "Draft & Verify (Zhang et al. 2024), as compared in DEL, appendix B"
+    Settings = DraftVerifySettings
+    settings: DraftVerifySettings
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        """Starts on a request."""
+        threshold = DraftVerifyThreshold(
+            self.settings.threshold, target_acceptance=self.settings.target_acceptance, step=self.settings.step
+        )
+        return _DraftVerify(self.kept, self.settings.max_draft_length, threshold)
+
+
+class _DraftVerify(Drafter):
+    def __init__(self, kept: KeptSet, max_draft_length: int, threshold: DraftVerifyThreshold) -> None:
+        self._draft = LayerDraft(kept, max_draft_length, stop=threshold)
+        self._threshold = threshold
+
+    def plan(self) -> Draft:
+        return self._draft
+
+    def learn(self, feedback: Feedback) -> None:
+        reached_limit = feedback.drafted == self._draft.limit
+        self._threshold.update(feedback.drafted, feedback.accepted, reached_limit=reached_limit)

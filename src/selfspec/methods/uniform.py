@@ -1,0 +1,80 @@
+"""A fixed, evenly spread kept set: what a search over layer sets has to beat."""
+
+from dataclasses import dataclass
+
+from selfspec.decoding.draft import LayerDraft
+from selfspec.decoding.stopping import ConfidenceThreshold
+from selfspec.errors import InvalidSettingError
+from selfspec.methods.base import Drafter, FixedDrafter, Method, Prefill
+from selfspec.methods.registry import register
+from selfspec.methods.settings import MethodSettings, setting
+from selfspec.target.kept import KeptSet
+from selfspec.target.stack import Target
+
+
+@dataclass(frozen=True)
+class UniformSettings(MethodSettings):
+    """Settings of ``uniform``."""
+
+    skip_ratio: float = setting(
+        0.45, "share of the sublayers between first and last layer that drafts leave out", minimum=0.0, maximum=1.0
+    )
+    draft_length: int = setting(6, "draft tokens of a round, at most", minimum=1, maximum=64)
+    confidence_threshold: float = setting(
+        0.7, "stop drafting behind a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
+    )
+
+
+def evenly_skipped(layer_count: int, skip_ratio: float) -> tuple[int, ...]:
+    """Sublayers to skip, spread evenly over all layers but the first and the last.
+
+    As in SWIFT, ``int(2 (L - 2) r)`` sublayers are skipped; half of them are attention, half MLP, each kind evenly spread.
+
+    Args:
+        layer_count: ``L``.
+        skip_ratio: ``r``, 0 to 1.
+
+    Returns:
+        Ascending sublayer indices.
+    """
+    middle = layer_count - 2
+    skipped = int(2 * middle * skip_ratio) if middle > 0 else 0
+    attention, mlp = (skipped + 1) // 2, skipped // 2
+    return tuple(
+        sorted([2 * layer for layer in _spread(attention, middle)] + [2 * layer + 1 for layer in _spread(mlp, middle)])
+    )
+
+
+def _spread(count: int, middle: int) -> list[int]:
+    """``count`` layers out of ``1 … middle``, evenly."""
+    return [1 + int((index + 0.5) * middle / count) for index in range(count)]
+
+
+@register
+class Uniform(Method):
+    """Drafts with every so-manieth layer left out, whatever the text."""
+
+    name = "uniform"
+    summary = "a fixed, evenly spread set of skipped sublayers"
+    source = "baseline of SWIFT (Xia et al. 2025) and CLaSp (Chen et al. 2025)"
+    Settings = UniformSettings
+    settings: UniformSettings
+
+    def __init__(self, target: Target, settings: UniformSettings) -> None:
+        super().__init__(target, settings)
+        skipped = evenly_skipped(target.layer_count, settings.skip_ratio)
+        if not skipped:
+            raise InvalidSettingError(
+                f"skip_ratio {settings.skip_ratio} skips none of the {2 * max(0, target.layer_count - 2)} sublayers "
+                "between the first and the last layer; raise it"
+            )
+        threshold = settings.confidence_threshold
+        self._draft = LayerDraft(
+            KeptSet.skipping(skipped, target.sublayer_count),
+            limit=settings.draft_length,
+            stop=ConfidenceThreshold(threshold) if threshold > 0 else None,
+        )
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        """Starts on a request."""
+        return FixedDrafter(self._draft)

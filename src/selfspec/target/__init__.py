@@ -1,0 +1,1 @@
+"""The target model as 2L sublayers."""

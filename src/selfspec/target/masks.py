@@ -1,0 +1,104 @@
+"""Where each row of a forward stands, and what it sees: causal rows, token trees, independent branches."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+def causal(rows: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Rows of one sequence: each sees itself and those before it. Returns bool ``[rows, rows]``."""
+    return torch.ones(rows, rows, dtype=torch.bool, device=device).tril_()
+
+
+def branches(count: int, length: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """``count`` independent continuations of ``length`` rows each, laid out one after the other.
+
+    Each branch sees the cached prefix and itself, causally, and no other branch (CLaSp's and KnapSpec's parallel rows).
+
+    Returns:
+        bool ``[count * length, count * length]``, block diagonal.
+    """
+    branch = torch.arange(count * length, device=device) // length
+    return causal(count * length, device) & (branch[:, None] == branch[None, :])
+
+
+@dataclass
+class Layout:
+    """The rows of one forward: their cache slots, their positions and what they see. Shared by all its sublayers.
+
+    A row sees the first ``prefix`` slots of the cache, and of the slots behind them those that ``visible`` names. Where
+    ``visible`` is ``None`` it sees the rows of its own forward up to itself, and none of the slots between.
+
+    Attributes:
+        start: cache slot of the first row; row ``i`` writes its keys and values to slot ``start + i``.
+        rows: number of rows.
+        prefix: number of leading slots that every row sees, at most ``start``.
+        positions: long ``[rows]``, the position of each row in the sequence.
+        lowest_position: smallest of the positions.
+        visible: bool ``[rows, end - prefix]`` (query, slot from ``prefix`` on), or ``None`` for causal rows.
+    """
+
+    start: int
+    rows: int
+    prefix: int
+    positions: torch.Tensor
+    lowest_position: int
+    visible: torch.Tensor | None = None
+    _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        """The slot behind the last row."""
+        return self.start + self.rows
+
+    def first_slot(self, window: int | None) -> int:
+        """The first slot that any row can see through a sliding window; 0 without one."""
+        if window is None:
+            return 0
+        return max(0, min(self.prefix, self.lowest_position - window + 1))
+
+    def mask(
+        self, window: int | None, dtype: torch.dtype, *, additive: bool, causal_kernel: bool
+    ) -> torch.Tensor | None:
+        """The attention mask over the slots ``first_slot(window) … end``, made once for each window.
+
+        Args:
+            window: positions of the sliding window, if the layer has one.
+            dtype: of an additive mask.
+            additive: give 0 / lowest value to be added to the scores (eager attention) instead of true / false.
+            causal_kernel: without a mask, attention takes several rows to be causal on its own.
+
+        Returns:
+            ``[1, 1, rows, slots]``, or ``None`` where every row sees every slot.
+        """
+        if window not in self._masks:
+            visible = None if self._needs_no_mask(window, causal_kernel) else self.visibility(window)[None, None]
+            if visible is not None and additive:
+                lowest = torch.finfo(dtype).min
+                visible = torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, lowest)
+            self._masks[window] = visible
+        return self._masks[window]
+
+    def visibility(self, window: int | None) -> torch.Tensor:
+        """Which slots from ``first_slot(window)`` on each row sees: bool ``[rows, slots]`` (query, key)."""
+        device = self.positions.device
+        first = self.first_slot(window)
+        behind_prefix = self._behind_prefix() if self.visible is None else self.visible
+        seen = torch.cat([behind_prefix.new_ones(self.rows, self.prefix - first), behind_prefix], dim=1)
+        if window is not None:
+            # Before ``start``, a slot's number is its position.
+            key_positions = torch.cat([torch.arange(first, self.start, device=device), self.positions])
+            seen &= key_positions[None, :] > self.positions[:, None] - window
+        return seen
+
+    def _behind_prefix(self) -> torch.Tensor:
+        own = causal(self.rows, self.positions.device)
+        return torch.cat([own.new_zeros(self.rows, self.start - self.prefix), own], dim=1)
+
+    def _needs_no_mask(self, window: int | None, causal_kernel: bool) -> bool:
+        if self.prefix != self.start or self.visible is not None:
+            return False
+        if self.rows == 1:
+            return True
+        whole_window = window is None or self.rows <= window
+        return causal_kernel and self.start == 0 and whole_window

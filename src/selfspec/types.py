@@ -1,0 +1,239 @@
+"""What goes in and what comes out: plain frozen dataclasses."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transformers import LogitsProcessor, StoppingCriteria
+
+from selfspec.errors import InvalidParameterError
+
+Acceptance = Literal["auto", "coupled", "speculative"]
+FinishReason = Literal["length", "eos", "stop_token", "stop_string", "stopping_criteria"]
+TokenOrigin = Literal["prefill", "draft", "target"]
+"""Who chose a token first: the target after the prompt, a draft that was accepted, or the target in a verification."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens and when to stop.
+
+    Attributes:
+        max_new_tokens: longest output, in tokens.
+        temperature: 0 is greedy decoding; otherwise logits are divided by it.
+        top_k: keep the ``k`` most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens with at least this probability mass.
+        min_p: drop tokens less probable than this share of the most probable one.
+        repetition_penalty: above 1 makes tokens of the context less likely (Keskar et al. 2019).
+        seed: fixes the random numbers of sampling.
+        acceptance: ``coupled`` keys the noise by (seed, position), so that the text depends on the seed alone,
+            whichever method drafts; ``speculative`` is rejection sampling (Leviathan et al. 2023), which accepts a little
+            more often and gives the same distribution; ``auto`` is coupled with a seed and speculative without.
+        stop: strings that end the output, the token that completes one included.
+        stop_token_ids: token ids that end the output, included in it, beside the model's own end-of-sequence ids.
+        ignore_eos: write on past the model's end-of-sequence ids.
+        logits_processors: more Hugging Face processors, applied after those of the parameters above.
+        stopping_criteria: Hugging Face criteria, asked after every token.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    acceptance: Acceptance = "auto"
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    stopping_criteria: tuple[StoppingCriteria, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids", "logits_processors", "stopping_criteria"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        _check_integer("max_new_tokens", self.max_new_tokens, minimum=1)
+        _check_integer("top_k", self.top_k, minimum=0)
+        _check_number("temperature", self.temperature, minimum=0.0)
+        _check_number("top_p", self.top_p, minimum=0.0, maximum=1.0, exclusive_minimum=True)
+        _check_number("min_p", self.min_p, minimum=0.0, maximum=1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, minimum=0.0, exclusive_minimum=True)
+        if self.seed is not None:
+            _check_integer("seed", self.seed)
+        if self.acceptance not in ("auto", "coupled", "speculative"):
+            raise InvalidParameterError(f"acceptance is 'auto', 'coupled' or 'speculative', not {self.acceptance!r}")
+        if self.acceptance == "coupled" and self.seed is None and self.temperature > 0:
+            raise InvalidParameterError("coupled sampling needs a seed")
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise InvalidParameterError("stop strings must be non-empty strings")
+        for token_id in self.stop_token_ids:
+            _check_integer("stop_token_ids", token_id, minimum=0)
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn at random."""
+        return self.temperature > 0
+
+
+def _check_integer(name: str, value: object, minimum: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidParameterError(f"{name} must be a whole number, not {value!r}")
+    if minimum is not None and value < minimum:
+        raise InvalidParameterError(f"{name} must be at least {minimum}, not {value}")
+
+
+def _check_number(
+    name: str, value: object, *, minimum: float, maximum: float = math.inf, exclusive_minimum: bool = False
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidParameterError(f"{name} must be a finite number, not {value!r}")
+    if value < minimum or value > maximum or (exclusive_minimum and value == minimum):
+        above = "above" if exclusive_minimum else "at least"
+        below = "" if math.isinf(maximum) else f" and at most {maximum:g}"
+        raise InvalidParameterError(f"{name} must be {above} {minimum:g}{below}, not {value}")
+
+
+@dataclass(frozen=True)
+class PhaseSeconds:
+    """Where the time of a round went, in seconds (on an accelerator: until the work was queued).
+
+    Attributes:
+        select: the method deciding what drafts next, and learning from the round.
+        draft: drafting.
+        verify: the target's forward over the drafted rows.
+        other: acceptance, cache bookkeeping, output.
+    """
+
+    select: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+    other: float = 0.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: draft, verify, accept, commit.
+
+    Attributes:
+        drafted: draft tokens that could have been accepted in this round: the length of the deepest drafted path.
+        candidates: all draft tokens that were verified; more than ``drafted`` where the draft was a tree.
+        accepted: draft tokens that were accepted and committed.
+        token_ids: tokens committed by this round: the accepted ones, then the correction or the bonus.
+        attention_share: kept share of attention sublayers in the draft, 0 to 1; ``None`` where no layers drafted.
+        mlp_share: the same of MLP sublayers.
+        seconds: where the time went.
+    """
+
+    drafted: int
+    candidates: int
+    accepted: int
+    token_ids: tuple[int, ...]
+    attention_share: float | None
+    mlp_share: float | None
+    seconds: PhaseSeconds
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished output.
+
+    Attributes:
+        text: the output, decoded without special tokens.
+        token_ids: the output's tokens, a final end-of-sequence token included.
+        origins: for each token who chose it first.
+        prompt_token_count: tokens of the prompt.
+        method: name of the method that drafted.
+        settings: the method's settings.
+        finish_reason: why the output ended.
+        seconds: wall time of the whole request.
+        prefill_seconds: wall time up to the first token.
+        records: what happened, round by round.
+        peak_memory_bytes: peak of the device's allocated memory on an accelerator, of the process elsewhere.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[TokenOrigin, ...]
+    prompt_token_count: int
+    method: str
+    settings: Mapping[str, Any]
+    finish_reason: FinishReason
+    seconds: float
+    prefill_seconds: float
+    records: tuple[Round, ...] = field(repr=False)
+    peak_memory_bytes: int
+
+    @property
+    def new_token_count(self) -> int:
+        """Tokens of the output."""
+        return len(self.token_ids)
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds, that is of target forwards after the prefill."""
+        return len(self.records)
+
+    @property
+    def drafted(self) -> int:
+        """Draft tokens, all rounds together."""
+        return sum(record.drafted for record in self.records)
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that were accepted."""
+        return sum(record.accepted for record in self.records)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted ÷ drafted, 0 where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_generated_length(self) -> float:
+        """Tokens committed by rounds ÷ rounds (one target forward each), prefill aside; 0 without a round."""
+        return sum(len(record.token_ids) for record in self.records) / len(self.records) if self.records else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after the first ÷ seconds after the first token: decoding without the prefill."""
+        elapsed = self.seconds - self.prefill_seconds
+        return (self.new_token_count - 1) / elapsed if elapsed > 0 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that ``selfspec generate --json`` prints."""
+        return {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "prompt_token_count": self.prompt_token_count,
+            "new_token_count": self.new_token_count,
+            "method": self.method,
+            "settings": dict(self.settings),
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_generated_length": self.mean_generated_length,
+            "finish_reason": self.finish_reason,
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """A piece of a stream.
+
+    Attributes:
+        text: text that has become certain; may be empty while a character is incomplete.
+        token_id: the token that made it so.
+        origin: who chose the token first.
+    """
+
+    text: str
+    token_id: int
+    origin: TokenOrigin
