@@ -141,7 +141,9 @@ class Engine:
             if prompt.dim() == 2 and prompt.shape[0] == 1:
                 prompt = prompt[0]
             if prompt.dim() != 1 or prompt.is_floating_point():
-                raise InvalidPromptError(f"a prompt is one sequence of token ids, not a tensor of shape {list(prompt.shape)}")
+                raise InvalidPromptError(
+                    f"a prompt is one sequence of token ids, not a tensor of shape {list(prompt.shape)}"
+                )
             token_ids = [int(token_id) for token_id in prompt.tolist()]
         elif isinstance(prompt, str):
             token_ids = self._require_tokenizer().encode(prompt)
@@ -189,9 +191,7 @@ class Engine:
         return Speculative(seeded_generator(seed, self.target.device))
 
     def _make_processor(self, params: SamplingParams) -> ScoreProcessor:
-        own = build_processors(
-            params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty
-        )
+        own = build_processors(params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty)
         return ScoreProcessor(LogitsProcessorList([*own, *params.logits_processors]))
 
     def _make_output(self, prompt_ids: Sequence[int], params: SamplingParams) -> Output:

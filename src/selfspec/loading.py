@@ -39,11 +39,12 @@ def load_model(
     try:
         find_family(AutoConfig.from_pretrained(source))
         tokenizer = AutoTokenizer.from_pretrained(source)
-        model, report = AutoModelForCausalLM.from_pretrained(source, dtype=chosen_dtype, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=chosen_dtype, output_loading_info=True)
     except UnsupportedModelError:
         raise
     except Exception as error:  # transformers, safetensors and the hub client raise whatever they like
         raise ModelLoadError(f"cannot load '{name}': {_first_line(error)}") from error
+    model, report = loaded
     missing = sorted(report.get("missing_keys") or ())
     if missing:
         raise ModelLoadError(f"cannot load '{name}': {len(missing)} weights are missing, among them {missing[0]}")

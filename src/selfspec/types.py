@@ -28,8 +28,8 @@ class SamplingParams:
         repetition_penalty: above 1 makes tokens of the context less likely (Keskar et al. 2019).
         seed: fixes the random numbers of sampling.
         acceptance: ``coupled`` keys the noise by (seed, position), so that the text depends on the seed alone,
-            whichever method drafts; ``speculative`` is rejection sampling (Leviathan et al. 2023), which accepts a little
-            more often and gives the same distribution; ``auto`` is coupled with a seed and speculative without.
+            whichever method drafts; ``speculative`` is rejection sampling (Leviathan et al. 2023), which accepts a
+            little more often and gives the same distribution; ``auto`` is coupled with a seed, speculative without.
         stop: strings that end the output, the token that completes one included.
         stop_token_ids: token ids that end the output, included in it, beside the model's own end-of-sequence ids.
         ignore_eos: write on past the model's end-of-sequence ids.

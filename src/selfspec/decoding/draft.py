@@ -1,6 +1,7 @@
 """What can draft a round: a part of the target's layers, tokens found elsewhere, or nothing."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -70,4 +71,4 @@ class Proposal:
     scores: torch.Tensor | None = None
     confidences: tuple[float, ...] = ()
     shared_prefix: int = 0
-    shared_states: dict[int, torch.Tensor] | None = None
+    shared_states: Mapping[int, torch.Tensor] = field(default_factory=dict)

@@ -97,9 +97,7 @@ class _LayerDrafting:
             scores=torch.cat(self.scores) if self.scores else None,
             confidences=tuple(self.confidences),
             shared_prefix=self.shared_prefix,
-            shared_states={index: torch.cat(rows) for index, rows in self.states.items()}
-            if self.shared_prefix
-            else None,
+            shared_states={index: torch.cat(rows) for index, rows in self.states.items() if rows},
         )
 
 

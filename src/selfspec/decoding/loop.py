@@ -60,8 +60,7 @@ def prefill(target: Target, request: Request, chunk: int) -> int:
     if not _finite_rows(logits)[0]:
         raise _non_finite(request)
     scores = request.processor(logits, lambda _: request.path_context(0))
-    position = torch.tensor([request.length], device=target.device)
-    return request.rule.accept(TokenTree(()), request.pending[:0], None, (), scores, position).next_token
+    return request.rule.accept(TokenTree(()), request.pending[:0], None, (), scores, (request.length,)).next_token
 
 
 @torch.inference_mode()
@@ -79,7 +78,7 @@ def play_round(target: Target, method: Method, drafter: Drafter, request: Reques
 
     scores = request.processor(logits, request.row_contexts(proposal))
     tree = proposal.tree
-    positions = torch.tensor([request.length + depth for depth in tree.depths], device=target.device)
+    positions = [request.length + depth for depth in tree.depths]
     parent_rows = [parent + 1 for parent in tree.parents]
     acceptance = request.rule.accept(tree, proposal.token_ids, proposal.scores, parent_rows, scores, positions)
     committed = _append(output, _committable(proposal, acceptance, finite, request), len(acceptance.rows) - 1)
@@ -92,9 +91,7 @@ def play_round(target: Target, method: Method, drafter: Drafter, request: Reques
     return _record(draft, feedback, committed, clock.seconds)
 
 
-def _committable(
-    proposal: Proposal, acceptance: Acceptance, finite: list[bool], request: Request
-) -> tuple[int, ...]:
+def _committable(proposal: Proposal, acceptance: Acceptance, finite: list[bool], request: Request) -> tuple[int, ...]:
     """The accepted draft tokens and the target's own behind them, up to the first row whose logits are not numbers.
 
     Plain decoding would have written the tokens before that row; the next round then starts with it and raises.

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import torch
-from selfspec.decoding.text import TextStream
 from transformers import StoppingCriteria
 
+from selfspec.decoding.text import TextStream
 from selfspec.types import FinishReason, TextPiece, TokenOrigin
 
 
@@ -87,4 +87,4 @@ class Output:
         length = self._prompt_length + len(self.token_ids)
         self._sequence[0, length - 1] = token_id
         context = self._sequence[:, :length]
-        return any(bool(torch.as_tensor(criterion(context, None)).all()) for criterion in self._criteria)  # type: ignore[arg-type]
+        return any(bool(torch.as_tensor(criterion(context, None)).all()) for criterion in self._criteria)

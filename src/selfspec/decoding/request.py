@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from selfspec.decoding.processors import ScoreProcessor
 
 from selfspec.decoding.draft import Proposal
+from selfspec.decoding.processors import ScoreProcessor
 from selfspec.decoding.sampling import Rule
 from selfspec.target.stack import SequenceState, Target
 

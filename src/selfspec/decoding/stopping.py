@@ -31,9 +31,9 @@ class ConfidenceThreshold:
 class DraftVerifyThreshold:
     """The online threshold of Draft & Verify (Zhang et al. 2024, adaptive draft-exiting).
 
-    The acceptance of rounds is smoothed by ``acceptance_smoothing``. While it is under ``target_acceptance`` the threshold
-    moves up by ``step``, else down (kept where the draft reached its limit, since then the threshold decided nothing);
-    the threshold itself follows that move smoothed by ``threshold_smoothing``.
+    The acceptance of rounds is smoothed by ``acceptance_smoothing``. While it is under ``target_acceptance`` the
+    threshold moves up by ``step``, else down (kept where the draft reached its limit, since then the threshold decided
+    nothing); the threshold itself follows that move smoothed by ``threshold_smoothing``.
     """
 
     def __init__(
@@ -80,4 +80,4 @@ class DraftVerifyThreshold:
 
 
 TreeWidths = Callable[[float], int]
-"""How many candidates to verify at a draft position, from the draft's confidence there (SWIFT's dynamic verification)."""
+"""How many candidates to verify at a draft position, given the confidence there (SWIFT's dynamic verification)."""

@@ -132,7 +132,6 @@ def _check(field: "dataclasses.Field[Any]", hint: Any, value: Any) -> Any:
         high = "" if maximum is None else f"at most {maximum:g}"
         raise InvalidSettingError(f"{field.name} must be {' and '.join(filter(None, (low, high)))}, not {value}")
     if choices and value not in choices:
-        raise InvalidSettingError(
-            f"{field.name} is one of {', '.join(choices)}, not '{value}'{suggest(value, dict.fromkeys(choices))}"
-        )
+        nearest = suggest(value, dict.fromkeys(choices))
+        raise InvalidSettingError(f"{field.name} is one of {', '.join(choices)}, not '{value}'{nearest}")
     return value

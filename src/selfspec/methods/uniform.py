@@ -28,7 +28,7 @@ class UniformSettings(MethodSettings):
 def evenly_skipped(layer_count: int, skip_ratio: float) -> tuple[int, ...]:
     """Sublayers to skip, spread evenly over all layers but the first and the last.
 
-    As in SWIFT, ``int(2 (L - 2) r)`` sublayers are skipped; half of them are attention, half MLP, each kind evenly spread.
+    As in SWIFT, ``int(2 (L - 2) r)`` sublayers are skipped; half of them attention, half MLP, each kind evenly spread.
 
     Args:
         layer_count: ``L``.

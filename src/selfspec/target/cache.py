@@ -8,9 +8,9 @@ import torch
 class KeyValueCache:
     """Keys and values of one sequence, for every layer of the target.
 
-    The first ``length`` slots are the target's, at the committed positions. Slots from ``length`` on are scratch: drafts
-    write their keys there, verifications overwrite them, and a rejected tail is dropped by leaving ``length`` where it is.
-    Nothing is cloned or concatenated.
+    The first ``length`` slots are the target's, at the committed positions. Slots from ``length`` on are scratch:
+    drafts write their keys there, verifications overwrite them, and a rejected tail is dropped by leaving ``length``
+    where it is. Nothing is cloned or concatenated.
 
     Attributes:
         keys: per layer ``[1, key_value_heads, capacity, head_dim]``.

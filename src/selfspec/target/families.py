@@ -25,7 +25,7 @@ class Windows(Enum):
 
 @dataclass(frozen=True)
 class Branch:
-    """A residual branch: ``hidden + multiplier * norm_after(module(norm_before(hidden)))``; names are attributes of a layer."""
+    """A residual branch: ``hidden + norm_after(module(norm_before(hidden)))``; the names are attributes of a layer."""
 
     module: str
     norm_before: str | None

@@ -11,7 +11,8 @@ from selfspec.errors import InvalidSettingError
 class KeptSet:
     """The sublayers a draft runs, of the target's ``2L``.
 
-    Attention of layer ``i`` is sublayer ``2i``, its MLP is ``2i + 1``. The papers' "skipped layer set" is the complement.
+    Attention of layer ``i`` is sublayer ``2i``, its MLP is ``2i + 1``. The papers' "skipped layer set" is the
+    complement.
 
     Attributes:
         sublayers: indices of the kept sublayers, ascending.
@@ -26,11 +27,7 @@ class KeptSet:
             raise InvalidSettingError(f"a model has an even number of sublayers (two a layer), not {self.total}")
         if list(self.sublayers) != sorted(set(self.sublayers)):
             raise InvalidSettingError("kept sublayers must be ascending and without repeats")
-        outside = [index for index in self.sublayers if not 0 <= index < self.total]
-        if outside:
-            raise InvalidSettingError(
-                f"sublayer {outside[0]} does not exist: this model has sublayers 0 to {self.total - 1}"
-            )
+        _check_exist(self.sublayers, self.total)
 
     @classmethod
     def full(cls, total: int) -> "KeptSet":
@@ -59,11 +56,7 @@ class KeptSet:
             InvalidSettingError: a skipped sublayer does not exist.
         """
         left_out = set(skipped)
-        outside = sorted(left_out - set(range(total)))
-        if outside:
-            raise InvalidSettingError(
-                f"sublayer {outside[0]} does not exist: this model has sublayers 0 to {total - 1}"
-            )
+        _check_exist(left_out, total)
         return cls(tuple(index for index in range(total) if index not in left_out), total)
 
     @cached_property
@@ -90,3 +83,9 @@ class KeptSet:
     def mlp_share(self) -> float:
         """Kept MLP sublayers as a share of all MLP sublayers, 0 to 1."""
         return sum(index % 2 == 1 for index in self.sublayers) / (self.total // 2)
+
+
+def _check_exist(sublayers: Iterable[int], total: int) -> None:
+    outside = sorted(index for index in sublayers if not 0 <= index < total)
+    if outside:
+        raise InvalidSettingError(f"sublayer {outside[0]} does not exist: this model has sublayers 0 to {total - 1}")

@@ -15,8 +15,8 @@ Rotation = Any
 class Rope:
     """Computes the rotations of positions with a private copy of the model's rotary module.
 
-    transformers' dynamic rope types rewrite the module's frequencies during a forward. The copy keeps the model unchanged,
-    and a second copy, for long sequences only, keeps concurrent requests of different length apart.
+    transformers' dynamic rope types rewrite the module's frequencies during a forward. The copy keeps the model
+    unchanged, and a second copy, for long sequences only, keeps concurrent requests of different length apart.
 
     Args:
         rotary: the model's rotary embedding module.
@@ -69,8 +69,9 @@ class Rope:
     def _rotate(self, hidden_states: torch.Tensor, positions: torch.Tensor, long: bool, *layer_type: str) -> Rotation:
         if not long:
             return self._short(hidden_states, positions[None], *layer_type)
-        assert self._long is not None and self._switch_length is not None
-        # The module picks its frequencies by the largest position of the call: one position past the switch forces the choice.
+        assert self._long is not None
+        assert self._switch_length is not None
+        # The module picks its frequencies by the largest position of the call: one past the switch forces the choice.
         sentinel = positions.new_tensor([self._switch_length])
         cosine, sine = self._long(hidden_states, torch.cat([positions, sentinel])[None], *layer_type)
         return cosine[:, :-1], sine[:, :-1]

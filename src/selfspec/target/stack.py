@@ -46,7 +46,7 @@ class StackOutput:
 
 
 class _CacheWriter:
-    """What transformers' attention modules get as ``past_key_values``: writes the rows of a step, returns what they see."""
+    """What transformers' attention gets as ``past_key_values``: writes the rows of a step, returns what they see."""
 
     def __init__(self, step: Step, window: int | None) -> None:
         self._cache = step.sequence.cache
@@ -89,7 +89,7 @@ class Sublayer:
         return hidden_states + branch
 
     def _run(self, hidden_states: torch.Tensor, step: Step) -> torch.Tensor:
-        output = self.module(hidden_states)
+        output: torch.Tensor | tuple[torch.Tensor, ...] = self.module(hidden_states)
         return output[0] if isinstance(output, tuple) else output
 
 
@@ -118,7 +118,8 @@ class AttentionSublayer(Sublayer):
 class Target:
     """A Hugging Face causal language model, seen as ``2L`` sublayers that run in any subset.
 
-    The model is read, never changed: no attribute of it is set, and all state of a request lives in its ``SequenceState``.
+    The model is read, never changed: no attribute of it is set, and all state of a request lives in its
+    ``SequenceState``.
 
     Args:
         model: a supported ``PreTrainedModel``, in eval mode, on one device.
@@ -135,7 +136,7 @@ class Target:
         decoder: Any = model.model
         self._embedding: nn.Module = decoder.embed_tokens
         self._final_norm: nn.Module = decoder.norm
-        self._head: nn.Module = model.get_output_embeddings()
+        self._head: nn.Module = _head(model)
         self._embedding_scale = self._find_embedding_scale()
         self._logits_divisor = float(getattr(self.config, self.family.logits_divisor or "", 1.0))
         self._logits_softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
@@ -219,8 +220,8 @@ class Target:
             start: cache slot of the first row; the end of the committed slots if not given.
             prefix: leading slots that every row sees; ``start`` if not given.
             depths: position of each row, counted from ``prefix``; ``0, 1, 2 …`` if not given.
-            visible: bool ``[rows, start + rows - prefix]``, which slots from ``prefix`` on each row sees; if not given, the
-                rows of this forward up to itself.
+            visible: bool ``[rows, start + rows - prefix]``, which slots from ``prefix`` on each row sees; if not given,
+                the rows of this forward up to itself.
         """
         start = sequence.cache.length if start is None else start
         prefix = start if prefix is None else prefix
@@ -311,19 +312,25 @@ class Target:
         return None
 
 
+def _head(model: Any) -> nn.Module:
+    head: nn.Module | None = model.get_output_embeddings()
+    if head is None:
+        raise UnsupportedModelError(f"{type(model).__name__} has no LM head; load it with AutoModelForCausalLM")
+    return head
+
+
 def _check_supported(model: PreTrainedModel, bidirectional_flag: str | None) -> None:
     """Refuses what would run but give other text than the model's own."""
     implementation = model.config._attn_implementation
     if implementation not in ("sdpa", "eager"):
         raise UnsupportedModelError(
-            f"attention implementation '{implementation}' takes no tree masks; load the model with attn_implementation='sdpa'"
+            f"attention implementation '{implementation}' takes no tree masks; "
+            "load the model with attn_implementation='sdpa'"
         )
     if model.training:
         raise UnsupportedModelError(
             "the model is in training mode, where dropout makes it random; call model.eval() first"
         )
-    if model.get_output_embeddings() is None:
-        raise UnsupportedModelError(f"{type(model).__name__} has no LM head; load it with AutoModelForCausalLM")
     if bidirectional_flag is not None and getattr(model.config, bidirectional_flag, False):
         raise UnsupportedModelError(f"this model attends in both directions (config.{bidirectional_flag} is set)")
     devices = {str(parameter.device) for parameter in model.parameters()}
