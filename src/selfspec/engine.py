@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
-from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.decoding.loop import decode
 from selfspec.decoding.output import Output
@@ -21,6 +22,8 @@ from selfspec.loading import load_model
 from selfspec.memory import PeakMemory
 from selfspec.methods import make_method
 from selfspec.methods.base import Method
+from selfspec.methods.registry import find_method
+from selfspec.methods.settings import parse_settings, suggest
 from selfspec.target.stack import Target
 from selfspec.types import Generation, Round, SamplingParams, TextPiece
 
@@ -85,6 +88,7 @@ class Engine:
         device: str | torch.device = "auto",
     ) -> "Engine":
         """Loads a model by name (see ``load_model``) and makes an engine for it."""
+        parse_settings(find_method(method).Settings, method, settings or {})  # what is wrong there needs no weights
         model, tokenizer = load_model(name, dtype=dtype, device=device)
         return cls(model, tokenizer, method, settings=settings)
 
@@ -137,21 +141,24 @@ class Engine:
         Raises:
             InvalidPromptError: the prompt is empty without a BOS token, out of vocabulary, or not one sequence.
         """
-        if isinstance(prompt, torch.Tensor):
-            if prompt.dim() == 2 and prompt.shape[0] == 1:
-                prompt = prompt[0]
-            if prompt.dim() != 1 or prompt.is_floating_point():
-                raise InvalidPromptError(
-                    f"a prompt is one sequence of token ids, not a tensor of shape {list(prompt.shape)}"
-                )
-            token_ids = [int(token_id) for token_id in prompt.tolist()]
-        elif isinstance(prompt, str):
-            token_ids = self._require_tokenizer().encode(prompt)
-        elif prompt and isinstance(prompt[0], Mapping):
+        if isinstance(prompt, str):
+            token_ids = self._encode_text(prompt)
+        elif _is_chat(prompt):
             token_ids = self._encode_chat(prompt)
         else:
             token_ids = _as_ids(prompt)
         return self._check_ids(token_ids)
+
+    def _encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        tokenizer = self._require_tokenizer()
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidPromptError(
+                f"the prompt is not valid text: character {error.start} is a lone surrogate, {text[error.start]!r}; "
+                "decode the bytes that it came from as what they are"
+            ) from error
+        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def _encode_chat(self, messages: Sequence[Any]) -> list[int]:
         tokenizer = self._require_tokenizer()
@@ -161,7 +168,7 @@ class Engine:
             text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
         except Exception as error:  # templates raise whatever they like
             raise InvalidPromptError(f"the chat template refused the messages: {error}") from error
-        return list(tokenizer.encode(text, add_special_tokens=not _starts_with_bos(tokenizer, text)))
+        return self._encode_text(text, add_special_tokens=not _starts_with_bos(tokenizer, text))
 
     def _check_ids(self, token_ids: list[int]) -> list[int]:
         if not token_ids:
@@ -190,10 +197,6 @@ class Engine:
         seed = params.seed if params.seed is not None else int(torch.randint(2**62, (1,)))
         return Speculative(seeded_generator(seed, self.target.device))
 
-    def _make_processor(self, params: SamplingParams) -> ScoreProcessor:
-        own = build_processors(params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty)
-        return ScoreProcessor(LogitsProcessorList([*own, *params.logits_processors]))
-
     def _make_output(self, prompt_ids: Sequence[int], params: SamplingParams) -> Output:
         return Output(
             prompt_ids,
@@ -216,7 +219,7 @@ class Stream(Iterator[TextPiece]):
         self._engine = engine
         self._prompt_ids = prompt_ids
         self._output = engine._make_output(prompt_ids, params)
-        self._processor = engine._make_processor(params)
+        self._processor = ScoreProcessor(build_processors(params))
         self._rule = engine._make_rule(params)
         self._params = params
         self._result: Generation | None = None
@@ -283,14 +286,32 @@ def _change(params: SamplingParams, changes: Mapping[str, Any]) -> SamplingParam
     try:
         return replace(params, **changes)
     except TypeError:
-        unknown = next(name for name in changes if not hasattr(params, name))
-        raise InvalidParameterError(f"there is no sampling parameter '{unknown}'") from None
+        known = {field.name: field for field in fields(params)}
+        for name in changes:
+            if name not in known:
+                raise InvalidParameterError(f"there is no sampling parameter '{name}'{suggest(name, known)}") from None
+        raise
 
 
-def _as_ids(prompt: Sequence[Any]) -> list[int]:
-    if any(isinstance(token_id, bool) or not isinstance(token_id, int) for token_id in prompt):
-        raise InvalidPromptError("a prompt is text, a sequence of token ids, or a list of chat messages")
-    return list(prompt)
+def _is_chat(prompt: object) -> TypeGuard[Sequence[Mapping[str, str]]]:
+    return isinstance(prompt, (list, tuple)) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def _as_ids(prompt: object) -> list[int]:
+    if isinstance(prompt, torch.Tensor):
+        if prompt.dim() not in (1, 2) or (prompt.dim() == 2 and prompt.shape[0] != 1) or prompt.is_floating_point():
+            raise InvalidPromptError(
+                f"a prompt is one sequence of token ids, not a {prompt.dtype} tensor of shape {list(prompt.shape)}"
+            )
+        prompt = prompt.flatten().tolist()
+    if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
+        raise InvalidPromptError(
+            f"a prompt is text, a sequence of token ids, or a list of chat messages, not {type(prompt).__name__}"
+        )
+    for token_id in prompt:
+        if isinstance(token_id, bool) or not isinstance(token_id, Integral):
+            raise InvalidPromptError(f"a prompt is a sequence of token ids, but {token_id!r} is none")
+    return [int(token_id) for token_id in prompt]
 
 
 def _starts_with_bos(tokenizer: Any, text: str) -> bool:

@@ -33,7 +33,7 @@ def explain_out_of_memory(prompt_length: int, max_new_tokens: int) -> Iterator[N
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         # The cause holds frames, and the frames hold the tensors that did not fit.
         message = (
@@ -43,7 +43,8 @@ def explain_out_of_memory(prompt_length: int, max_new_tokens: int) -> Iterator[N
         raise OutOfMemoryError(message) from None
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says, in one of many ways, that the device or the host had not enough memory."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     text = str(error).lower()

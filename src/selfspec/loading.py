@@ -1,13 +1,26 @@
 """Models by name: a bundled checkpoint, a local folder, or a hub name."""
 
+import contextlib
+import textwrap
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from selfspec.errors import DeviceError, ModelLoadError, UnsupportedModelError
+from selfspec.errors import DeviceError, ModelLoadError, OutOfMemoryError, UnsupportedModelError
+from selfspec.limits import is_out_of_memory
 from selfspec.target.families import find_family
 
 BUNDLED = {"tiny": "tiny", "tiny-early-exit": "tiny_early_exit"}
@@ -36,19 +49,48 @@ def load_model(
     """
     chosen_dtype, chosen_device = parse_dtype(dtype), parse_device(device)
     source = resolve_name(name)
-    try:
-        find_family(AutoConfig.from_pretrained(source))
+    with _explain_failure(name):
+        _check_family(source)
+    with _explain_failure(name, "the tokenizer of "):
         tokenizer = AutoTokenizer.from_pretrained(source)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=chosen_dtype, output_loading_info=True)
+    with _explain_failure(name):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=chosen_dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        model, report = loaded
+        _check_weights(report)
+        return model.to(chosen_device).eval(), tokenizer
+
+
+@contextlib.contextmanager
+def _explain_failure(name: str | Path, part: str = "") -> Iterator[None]:
+    """Turns whatever transformers, safetensors, torch and the hub client raise into one line."""
+    try:
+        yield
     except UnsupportedModelError:
         raise
-    except Exception as error:  # transformers, safetensors and the hub client raise whatever they like
-        raise ModelLoadError(f"cannot load '{name}': {_first_line(error)}") from error
-    model, report = loaded
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemoryError(f"out of memory while loading '{name}'; load it in bfloat16") from None
+        raise ModelLoadError(f"cannot load {part}'{name}': {_first_line(error)}") from error
+
+
+def _check_family(source: str) -> None:
+    """Refuses a family that is not supported, by its name also where transformers itself does not know it."""
+    content, _ = PreTrainedConfig.get_config_dict(source)
+    known = content.get("model_type") in (None, *CONFIG_MAPPING)
+    config: Any = AutoConfig.from_pretrained(source) if known else SimpleNamespace(**content)
+    find_family(config)
+
+
+def _check_weights(report: Mapping[str, Any]) -> None:
     missing = sorted(report.get("missing_keys") or ())
     if missing:
-        raise ModelLoadError(f"cannot load '{name}': {len(missing)} weights are missing, among them {missing[0]}")
-    return model.to(chosen_device).eval(), tokenizer
+        raise ValueError(f"{len(missing)} weights are missing, among them {missing[0]}")
+    mismatched = sorted(report.get("mismatched_keys") or ())
+    if mismatched:
+        weight, found, expected = mismatched[0]
+        raise ValueError(f"{weight} is {list(found)} in the weights, but {list(expected)} by config.json")
 
 
 def resolve_name(name: str | Path) -> str:
@@ -58,7 +100,10 @@ def resolve_name(name: str | Path) -> str:
         ModelLoadError: the name looks like a folder, and there is none.
     """
     if str(name) in BUNDLED:
-        return str(resources.files("selfspec") / "models" / BUNDLED[str(name)])
+        folder = resources.files("selfspec") / "models" / BUNDLED[str(name)]
+        if not folder.is_dir():
+            raise ModelLoadError(f"the bundled checkpoint '{name}' is not in this installation; install selfspec anew")
+        return str(folder)
     path = Path(name).expanduser()
     if path.is_dir():
         return str(path)
@@ -99,5 +144,5 @@ def parse_device(device: str | torch.device) -> torch.device:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return textwrap.shorten(lines[0].rstrip(": "), 240, placeholder=" …")

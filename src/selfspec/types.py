@@ -1,7 +1,7 @@
 """What goes in and what comes out: plain frozen dataclasses."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -55,7 +55,10 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids", "logits_processors", "stopping_criteria"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            value = getattr(self, name)
+            if not isinstance(value, Iterable):
+                raise InvalidParameterError(f"{name} must be a list, not {value!r}")
+            object.__setattr__(self, name, tuple(value))
         _check_integer("max_new_tokens", self.max_new_tokens, minimum=1)
         _check_integer("top_k", self.top_k, minimum=0)
         _check_number("temperature", self.temperature, minimum=0.0)

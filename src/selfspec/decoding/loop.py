@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from selfspec.decoding.accept import Acceptance
-from selfspec.decoding.draft import Draft, LayerDraft, Proposal
+from selfspec.decoding.draft import Draft, LayerDraft
 from selfspec.decoding.drafting import propose
 from selfspec.decoding.output import Output
 from selfspec.decoding.request import Request
@@ -81,7 +81,7 @@ def play_round(target: Target, method: Method, drafter: Drafter, request: Reques
     positions = [request.length + depth for depth in tree.depths]
     parent_rows = [parent + 1 for parent in tree.parents]
     acceptance = request.rule.accept(tree, proposal.token_ids, proposal.scores, parent_rows, scores, positions)
-    committed = _append(output, _committable(proposal, acceptance, finite, request), len(acceptance.rows) - 1)
+    committed = _append(output, _committable(acceptance, finite, request), len(acceptance.rows) - 1)
     request.commit(acceptance.rows[: len(committed)], committed)
     clock.lap("other")
 
@@ -91,17 +91,15 @@ def play_round(target: Target, method: Method, drafter: Drafter, request: Reques
     return _record(draft, feedback, committed, clock.seconds)
 
 
-def _committable(proposal: Proposal, acceptance: Acceptance, finite: list[bool], request: Request) -> tuple[int, ...]:
-    """The accepted draft tokens and the target's own behind them, up to the first row whose logits are not numbers.
+def _committable(acceptance: Acceptance, finite: list[bool], request: Request) -> tuple[int, ...]:
+    """The tokens of an acceptance, up to the first row whose logits are not numbers.
 
     Plain decoding would have written the tokens before that row; the next round then starts with it and raises.
     """
-    draft_ids = proposal.token_ids.tolist()
-    token_ids = (*(draft_ids[row - 1] for row in acceptance.rows[1:]), acceptance.next_token)
-    good = next((index for index, row in enumerate(acceptance.rows) if not finite[row]), len(token_ids))
+    good = next((index for index, row in enumerate(acceptance.rows) if not finite[row]), len(acceptance.rows))
     if good == 0:
         raise _non_finite(request)
-    return token_ids[:good]
+    return acceptance.token_ids[:good]
 
 
 def _append(output: Output, token_ids: tuple[int, ...], accepted: int) -> tuple[int, ...]:

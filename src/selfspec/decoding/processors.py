@@ -4,7 +4,6 @@
 with tokens before it of its own, so a processor that looks at them runs row by row; the others take all rows at once.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -20,6 +19,7 @@ from transformers import (
 from transformers.generation import logits_process
 
 from selfspec.errors import InvalidParameterError
+from selfspec.types import SamplingParams
 
 IGNORE_CONTEXT = frozenset(
     {
@@ -92,50 +92,30 @@ class ScoreProcessor:
         return torch.cat([self._row_by_row(context(row), scores[row : row + 1]) for row in range(len(scores))])
 
 
-def build_processors(
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-) -> LogitsProcessorList:
+def build_processors(params: SamplingParams) -> LogitsProcessorList:
     """The processors of a request, in the order of ``GenerationMixin._get_logits_processor``.
 
+    Greedy decoding leaves only the repetition penalty, as ``do_sample=False`` does. The request's own ones follow.
+
     Args:
-        temperature: 0 is greedy, which leaves only the repetition penalty, as ``do_sample=False`` does.
-        top_k: keep the ``top_k`` tokens of highest score; ``None`` or 0 keeps all.
-        top_p: keep the smallest set of tokens with this much probability; ``None`` or 1 keeps all.
-        min_p: keep tokens with at least this share of the largest probability; ``None`` keeps all.
-        repetition_penalty: factor above 0 against tokens of prompt and output; ``None`` or 1 is off.
+        params: how to choose tokens.
 
     Returns:
         The processors, none for parameters that are off.
-
-    Raises:
-        InvalidParameterError: a parameter is out of range or of the wrong type.
     """
-    _check_number("temperature", temperature, 0.0, math.inf)
-    _check_number("top_p", top_p, 0.0, 1.0)
-    _check_number("min_p", min_p, 0.0, 1.0)
-    _check_number("repetition_penalty", repetition_penalty, 0.0, math.inf)
-    if repetition_penalty == 0:
-        raise InvalidParameterError("repetition_penalty is 0: give a factor above 0; 1 turns it off")
-    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0):
-        raise InvalidParameterError(f"top_k is {top_k!r}: give an integer, 0 or more; 0 keeps all tokens")
-
     processors = LogitsProcessorList()
-    if repetition_penalty is not None and repetition_penalty != 1:
-        processors.append(RepetitionPenaltyLogitsProcessor(float(repetition_penalty)))
-    if temperature == 0:
-        return processors
-    if temperature != 1:
-        processors.append(TemperatureLogitsWarper(float(temperature)))
-    if top_k:
-        processors.append(TopKLogitsWarper(top_k))
-    if top_p is not None and top_p < 1:
-        processors.append(TopPLogitsWarper(float(top_p)))
-    if min_p is not None:
-        processors.append(MinPLogitsWarper(float(min_p)))
+    if params.repetition_penalty != 1:
+        processors.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
+    if params.samples:
+        if params.temperature != 1:
+            processors.append(TemperatureLogitsWarper(float(params.temperature)))
+        if params.top_k:
+            processors.append(TopKLogitsWarper(params.top_k))
+        if params.top_p < 1:
+            processors.append(TopPLogitsWarper(float(params.top_p)))
+        if params.min_p:
+            processors.append(MinPLogitsWarper(float(params.min_p)))
+    processors.extend(params.logits_processors)
     return processors
 
 
@@ -150,13 +130,3 @@ def _refuse_stateful(processor: LogitsProcessor) -> None:
             raise InvalidParameterError(
                 f"{type(processor).__name__} {reason}: it cannot score drafted tokens; remove it, or use generate"
             )
-
-
-def _check_number(name: str, value: float | None, lowest: float, highest: float) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidParameterError(f"{name} is {value!r}: give a finite number")
-    if not lowest <= value <= highest:
-        wanted = f"{lowest:g} or more" if highest == math.inf else f"between {lowest:g} and {highest:g}"
-        raise InvalidParameterError(f"{name} is {value!r}: give a number {wanted}")

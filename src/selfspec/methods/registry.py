@@ -28,7 +28,9 @@ def find_method(name: str) -> type[Method]:
         UnknownMethodError: there is none of this name; the message names the nearest.
     """
     if name not in METHODS:
-        raise UnknownMethodError(f"there is no method '{name}'{suggest(name, METHODS)} (methods: {', '.join(METHODS)})")
+        raise UnknownMethodError(
+            f"there is no method '{name}'{suggest(str(name), METHODS)} (methods: {', '.join(METHODS)})"
+        )
     return METHODS[name]
 
 
