@@ -1,11 +1,17 @@
 """selfspec: lossless self-speculative decoding for Hugging Face causal language models."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from selfspec import errors
-from selfspec.engine import Engine, Stream
 from selfspec.errors import SelfSpecError
-from selfspec.loading import load_model
-from selfspec.methods import METHODS
-from selfspec.types import Generation, Round, SamplingParams, TextPiece
+
+if TYPE_CHECKING:
+    from selfspec.engine import Engine, Stream
+    from selfspec.hf_generate import custom_generate
+    from selfspec.loading import load_model
+    from selfspec.methods import METHODS
+    from selfspec.types import Generation, Round, SamplingParams, TextPiece
 
 __version__ = "0.1.0"
 
@@ -18,6 +24,26 @@ __all__ = [
     "SelfSpecError",
     "Stream",
     "TextPiece",
+    "custom_generate",
     "errors",
     "load_model",
 ]
+
+_HOMES = {
+    "METHODS": "selfspec.methods",
+    "Engine": "selfspec.engine",
+    "Generation": "selfspec.types",
+    "Round": "selfspec.types",
+    "SamplingParams": "selfspec.types",
+    "Stream": "selfspec.engine",
+    "TextPiece": "selfspec.types",
+    "custom_generate": "selfspec.hf_generate",
+    "load_model": "selfspec.loading",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs torch when it is first used, so that ``selfspec --help`` need not wait for it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'selfspec' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)

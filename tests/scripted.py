@@ -1,0 +1,55 @@
+"""A method for tests, which drafts whatever a test tells it to."""
+
+from collections.abc import Callable
+
+from selfspec.decoding.draft import Draft
+from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
+from selfspec.methods.settings import MethodSettings
+from selfspec.target.stack import Target
+
+Script = Callable[[tuple[int, ...]], Draft]
+"""Plans a round from the output so far."""
+
+
+class Scripted(Method):
+    """Drafts by a script and keeps what it was told of every round.
+
+    Args:
+        target: the model.
+        script: plans each round.
+        needs: what the verifications keep.
+    """
+
+    name = "scripted"
+    summary = "drafts by a script"
+    source = "tests"
+    Settings = MethodSettings
+
+    def __init__(self, target: Target, script: Script, needs: Needs | None = None) -> None:
+        super().__init__(target, MethodSettings())
+        self.feedbacks: list[Feedback] = []
+        self._script = script
+        self._needs = needs or Needs()
+
+    @property
+    def needs(self) -> Needs:
+        return self._needs
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        return _ScriptedDrafter(self, prefill.first_token)
+
+    def plan(self, written: tuple[int, ...]) -> Draft:
+        return self._script(written)
+
+
+class _ScriptedDrafter(Drafter):
+    def __init__(self, method: Scripted, first_token: int) -> None:
+        self._method = method
+        self._written = (first_token,)
+
+    def plan(self) -> Draft:
+        return self._method.plan(self._written)
+
+    def learn(self, feedback: Feedback) -> None:
+        self._written += feedback.acceptance.token_ids
+        self._method.feedbacks.append(feedback)

@@ -1,0 +1,170 @@
+"""The engine: prompts, streams, seeds, threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessor, MaxLengthCriteria
+
+from checkpoints import CHAT_TEMPLATE, make_tokenizer
+from models import build
+from selfspec import METHODS, Engine, SamplingParams
+from selfspec.errors import InvalidParameterError, InvalidPromptError
+from selfspec.types import Generation
+
+MODEL = build("llama")
+PROMPT = [5, 17, 3, 99, 42, 8]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "uniform": {"skip_ratio": 0.5, "confidence_threshold": 0.0},
+    "layerskip": {"exit_layer": 3, "draft_length": 4},
+    "layerskip-fs": {"exit_layer": 4},
+    "layerskip-dv": {"exit_layer": 4, "threshold": 0.1},
+}
+
+
+def engine(method: str = "layerskip", **options: Any) -> Engine:
+    return Engine(MODEL, make_tokenizer(), method, settings=SETTINGS.get(method), **options)
+
+
+def drafts(result: Generation) -> bool:
+    return result.drafted > 0 and result.accepted > 0
+
+
+class PrefersEvenTokens(LogitsProcessor):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores + 0.5 * (torch.arange(scores.shape[-1]) % 2 == input_ids.shape[1] % 2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(temperature=0.7, seed=-5, top_k=20, top_p=0.9),
+        SamplingParams(temperature=1.3, seed=2**70, min_p=0.05, repetition_penalty=1.2),
+        SamplingParams(temperature=1.0, seed=7, logits_processors=(PrefersEvenTokens(),)),
+        SamplingParams(repetition_penalty=1.5),
+        SamplingParams(logits_processors=(PrefersEvenTokens(),)),
+    ],
+    ids=["plain", "top-k top-p", "min-p penalty", "own processor", "greedy penalty", "greedy processor"],
+)
+@pytest.mark.parametrize("chunk", [3, 1024])
+def test_the_text_depends_on_the_seed_alone(method: str, params: SamplingParams, chunk: int) -> None:
+    expected = engine("autoregressive").generate(PROMPT, params, max_new_tokens=60)
+    result = engine(method, prefill_chunk=chunk).generate(PROMPT, params, max_new_tokens=60)
+    assert result.token_ids == expected.token_ids
+    assert method == "autoregressive" or drafts(result)
+
+
+def test_seeds_differ_and_unseeded_requests_do_too() -> None:
+    texts = {engine().generate(PROMPT, temperature=1.0, seed=seed).token_ids for seed in range(4)}
+    assert len(texts) == 4
+    unseeded = {engine().generate(PROMPT, temperature=1.0).token_ids for _ in range(2)}
+    assert len(unseeded) == 2
+    speculative = SamplingParams(temperature=1.0, seed=3, acceptance="speculative")
+    assert engine().generate(PROMPT, speculative).token_ids == engine().generate(PROMPT, speculative).token_ids
+
+
+def test_a_stream_is_the_text_in_pieces_and_says_who_chose_each_token() -> None:
+    stream = engine().stream(PROMPT, max_new_tokens=50)
+    pieces = list(stream)
+    result = stream.result
+    assert "".join(piece.text for piece in pieces) == result.text
+    assert tuple(piece.token_id for piece in pieces) == result.token_ids
+    assert tuple(piece.origin for piece in pieces) == result.origins
+    assert result.origins[0] == "prefill"
+    assert result.origins.count("draft") == result.accepted > 0
+
+
+def test_the_result_of_a_stream_reads_the_rest_of_it() -> None:
+    stream = engine().stream(PROMPT, max_new_tokens=20)
+    next(stream)
+    assert stream.result.new_token_count == 20
+
+
+def test_counts_agree_with_the_records() -> None:
+    result = engine().generate(PROMPT, max_new_tokens=50)
+    assert result.rounds == len(result.records)
+    assert 1 + sum(len(record.token_ids) for record in result.records) == result.new_token_count == 50
+    assert result.token_ids[1:] == tuple(token for record in result.records for token in record.token_ids)
+    assert result.acceptance_rate == result.accepted / result.drafted
+    assert result.mean_generated_length == 49 / result.rounds
+    assert all(record.attention_share == record.mlp_share == 0.5 for record in result.records if record.drafted)
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    shared = engine("layerskip-dv")
+    prompts = [[seed, *PROMPT, 2 * seed] for seed in range(12)]
+    alone = [engine("autoregressive").generate(prompt, max_new_tokens=40).token_ids for prompt in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda prompt: shared.generate(prompt, max_new_tokens=40), prompts))
+    assert [result.token_ids for result in together] == alone
+    assert all(drafts(result) for result in together)
+
+
+def test_streams_may_be_read_in_turns() -> None:
+    shared = engine()
+    streams = [shared.stream([first, *PROMPT], max_new_tokens=30) for first in (1, 2, 3)]
+    for _ in range(30):
+        for stream in streams:
+            next(stream)
+    for first, stream in zip((1, 2, 3), streams, strict=True):
+        assert (
+            stream.result.token_ids == engine("autoregressive").generate([first, *PROMPT], max_new_tokens=30).token_ids
+        )
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, tuple(PROMPT), torch.tensor(PROMPT), torch.tensor([PROMPT])])
+def test_token_ids_come_in_many_forms(prompt: Any) -> None:
+    assert engine().encode(prompt) == PROMPT
+
+
+def test_chat_messages_go_through_the_template() -> None:
+    tokenizer = make_tokenizer(chat_template=CHAT_TEMPLATE)
+    chat = Engine(MODEL, tokenizer).encode([{"role": "user", "content": "hi"}])
+    assert tokenizer.decode(chat) == "user: hi\nassistant:"
+    with pytest.raises(InvalidPromptError, match="chat template"):
+        engine().encode([{"role": "user", "content": "hi"}])
+
+
+def test_without_a_tokenizer_ids_work_and_text_does_not() -> None:
+    bare = Engine(MODEL, method="layerskip")
+    result = bare.generate(PROMPT, max_new_tokens=8)
+    assert result.text == ""
+    assert result.token_ids == engine().generate(PROMPT, max_new_tokens=8).token_ids
+    with pytest.raises(InvalidPromptError, match="tokenizer"):
+        bare.generate("text")
+    with pytest.raises(InvalidParameterError, match="tokenizer"):
+        bare.generate(PROMPT, stop="x")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_end_is_where_plain_decoding_ends(method: str) -> None:
+    plain = engine("autoregressive").generate(PROMPT, max_new_tokens=60)
+    stop = make_tokenizer().decode(plain.token_ids[30:32])
+    for ending in (
+        {"stop_token_ids": (plain.token_ids[25],)},
+        {"stop": (stop,)},
+        {"stopping_criteria": (MaxLengthCriteria(len(PROMPT) + 33),)},
+        {"max_new_tokens": 1},
+        {"max_new_tokens": 2},
+    ):
+        parameters = {"max_new_tokens": 60, **ending}
+        expected = engine("autoregressive").generate(PROMPT, **parameters)
+        result = engine(method).generate(PROMPT, **parameters)
+        assert expected.new_token_count < 60
+        assert (result.token_ids, result.finish_reason, result.text) == (
+            expected.token_ids,
+            expected.finish_reason,
+            expected.text,
+        )
+
+
+def test_to_dict_holds_what_the_command_line_prints() -> None:
+    result = engine().generate(PROMPT, max_new_tokens=10)
+    printed = result.to_dict()
+    assert printed["token_ids"] == list(result.token_ids)
+    assert printed["rounds"] == result.rounds
+    assert printed["settings"] == {"exit_layer": 3, "draft_length": 4}
+    assert set(printed) >= {"text", "seconds", "tokens_per_second", "peak_memory_bytes", "finish_reason"}
