@@ -1,7 +1,7 @@
 """The whole loop by distribution: drafting, verification and acceptance around a model that is a table.
 
-The table gives the next token's distribution from the last token alone, one for the target and another for the draft, so
-that the output is a Markov chain whose transitions are known exactly. Everything but the model is the real thing.
+The table gives the next token's distribution from the last token alone, one for the target and another for the draft,
+so that the output is a Markov chain whose transitions are known exactly. Everything but the model is the real thing.
 """
 
 from collections.abc import Callable, Collection, Iterable

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError, InvalidPromptError
@@ -31,8 +32,8 @@ def custom_generate(
     Args:
         method: the name of a method.
         settings: values of its settings by name.
-        seed: with ``do_sample=True``, makes the text depend on this seed alone (coupled sampling); without one, sampling
-            draws from torch's global generator, as ``generate`` does.
+        seed: with ``do_sample=True``, makes the text depend on this seed alone (coupled sampling); without one,
+            sampling draws from torch's global generator, as ``generate`` does.
 
     Returns:
         What to pass as ``custom_generate``.
@@ -46,7 +47,12 @@ def custom_generate(
 
 
 class CustomGenerate:
-    """The callable that ``custom_generate`` makes. It may be used for several models and from several threads."""
+    """The callable that ``custom_generate`` makes. It may be used from several threads, and for several models in turn.
+
+    Stop strings reach it as a criterion only if they are passed as one: ``generate`` does not pass its ``tokenizer`` on
+    to a callable, and refuses ``stop_strings`` for that reason. Give a ``StopStringCriteria`` among the
+    ``stopping_criteria`` instead.
+    """
 
     def __init__(self, method: str, settings: Mapping[str, Any] | None, seed: int | None) -> None:
         self._method = method
