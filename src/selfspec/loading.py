@@ -145,4 +145,5 @@ def parse_device(device: str | torch.device) -> torch.device:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return textwrap.shorten(lines[0].rstrip(": "), 240, placeholder=" …")
+    text = " ".join(lines) if lines[0].rstrip().endswith(":") else lines[0]
+    return textwrap.shorten(text, 240, placeholder=" …")

@@ -26,6 +26,11 @@ def propose(target: Target, request: Request, draft: Draft, capture: Collection[
         return _LayerDrafting(target, request, draft, capture).run(limit)
     if isinstance(draft, TokenDraft):
         return _given_tokens(request, draft)
+    return empty_proposal(request)
+
+
+def empty_proposal(request: Request) -> Proposal:
+    """No draft at all: the round becomes one step of plain decoding."""
     return Proposal(request.pending[:0], TokenTree(()))
 
 
@@ -102,10 +107,10 @@ class _LayerDrafting:
 
 
 def _given_tokens(request: Request, draft: TokenDraft) -> Proposal:
-    """Tokens found elsewhere, without those too deep to be committed."""
+    """Tokens found elsewhere, without those too deep to be committed, and no more than the cache has slots for."""
     deepest = request.draft_limit
     depths = draft.tree.depths[1:]
-    kept = [node for node, depth in enumerate(depths) if depth <= deepest]
+    kept = [node for node, depth in enumerate(depths) if depth <= deepest][: deepest + request.sibling_room]
     index_of = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
     tokens = [draft.token_ids[node] for node in kept]
     tree = TokenTree(tuple(index_of[draft.tree.parents[node]] for node in kept))

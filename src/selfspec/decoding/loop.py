@@ -6,15 +6,15 @@ from collections.abc import Iterator
 import torch
 
 from selfspec.decoding.accept import Acceptance
-from selfspec.decoding.draft import Draft, LayerDraft
-from selfspec.decoding.drafting import propose
+from selfspec.decoding.draft import Draft, LayerDraft, Proposal
+from selfspec.decoding.drafting import empty_proposal, propose
 from selfspec.decoding.output import Output
 from selfspec.decoding.request import Request
 from selfspec.decoding.tree import TokenTree
 from selfspec.decoding.verification import verify
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.methods.base import Drafter, Feedback, Method, Prefill
-from selfspec.target.stack import Target
+from selfspec.target.stack import StackOutput, Target
 from selfspec.types import PhaseSeconds, Round
 
 
@@ -57,8 +57,7 @@ def prefill(target: Target, request: Request, chunk: int) -> int:
         hidden_states = target.run(target.embed(token_ids), range(target.sublayer_count), step).hidden_states
         cache.commit(range(rows))
     logits = target.logits(hidden_states[-1:])
-    if not _finite_rows(logits)[0]:
-        raise _non_finite(request)
+    _check_finite(logits, request)
     scores = request.processor(logits, lambda _: request.path_context(0))
     return request.rule.accept(TokenTree(()), request.pending[:0], None, (), scores, (request.length,)).next_token
 
@@ -71,9 +70,12 @@ def play_round(target: Target, method: Method, drafter: Drafter, request: Reques
     clock.lap("select")
     proposal = propose(target, request, draft, method.needs.hidden_states)
     clock.lap("draft")
-    verification = verify(target, request, proposal, method.needs.hidden_states)
-    logits = target.logits(verification.hidden_states)
-    finite = _finite_rows(logits)
+    verification, logits = _verified_logits(target, method, request, proposal)
+    if not _all_finite(logits):
+        # A drafted row that is not numbers spoils those before it too, through attention weights of 0 times NaN.
+        proposal = empty_proposal(request)
+        verification, logits = _verified_logits(target, method, request, proposal)
+        _check_finite(logits, request)
     clock.lap("verify")
 
     scores = request.processor(logits, request.row_contexts(proposal))
@@ -81,7 +83,7 @@ def play_round(target: Target, method: Method, drafter: Drafter, request: Reques
     positions = [request.length + depth for depth in tree.depths]
     parent_rows = [parent + 1 for parent in tree.parents]
     acceptance = request.rule.accept(tree, proposal.token_ids, proposal.scores, parent_rows, scores, positions)
-    committed = _append(output, _committable(acceptance, finite, request), len(acceptance.rows) - 1)
+    committed = _append(output, acceptance)
     request.commit(acceptance.rows[: len(committed)], committed)
     clock.lap("other")
 
@@ -91,23 +93,20 @@ def play_round(target: Target, method: Method, drafter: Drafter, request: Reques
     return _record(draft, feedback, committed, clock.seconds)
 
 
-def _committable(acceptance: Acceptance, finite: list[bool], request: Request) -> tuple[int, ...]:
-    """The tokens of an acceptance, up to the first row whose logits are not numbers.
-
-    Plain decoding would have written the tokens before that row; the next round then starts with it and raises.
-    """
-    good = next((index for index, row in enumerate(acceptance.rows) if not finite[row]), len(acceptance.rows))
-    if good == 0:
-        raise _non_finite(request)
-    return acceptance.token_ids[:good]
+def _verified_logits(
+    target: Target, method: Method, request: Request, proposal: Proposal
+) -> tuple[StackOutput, torch.Tensor]:
+    verification = verify(target, request, proposal, method.needs.hidden_states)
+    return verification, target.logits(verification.hidden_states)
 
 
-def _append(output: Output, token_ids: tuple[int, ...], accepted: int) -> tuple[int, ...]:
+def _append(output: Output, acceptance: Acceptance) -> tuple[int, ...]:
     """Hands tokens to the output until it ends; returns those it took."""
-    for index, token_id in enumerate(token_ids):
+    accepted = len(acceptance.rows) - 1
+    for index, token_id in enumerate(acceptance.token_ids):
         if output.append(token_id, "draft" if index < accepted else "target"):
-            return token_ids[: index + 1]
-    return token_ids
+            return acceptance.token_ids[: index + 1]
+    return acceptance.token_ids
 
 
 def _record(draft: Draft, feedback: Feedback, committed: tuple[int, ...], seconds: PhaseSeconds) -> Round:
@@ -123,17 +122,17 @@ def _record(draft: Draft, feedback: Feedback, committed: tuple[int, ...], second
     )
 
 
-def _finite_rows(logits: torch.Tensor) -> list[bool]:
-    """Which rows hold numbers only: a sum is finite only if every term is."""
-    finite: list[bool] = torch.isfinite(logits.sum(dim=-1, dtype=torch.float32)).tolist()
-    return finite
+def _all_finite(logits: torch.Tensor) -> bool:
+    """Whether all logits are numbers: a sum is finite only if every term is."""
+    return bool(torch.isfinite(logits.sum(dtype=torch.float32)))
 
 
-def _non_finite(request: Request) -> NonFiniteLogitsError:
-    return NonFiniteLogitsError(
-        f"the model computed NaN or infinite logits for new token {request.length - request.prompt_length + 1} "
-        f"(position {request.length}); try another dtype (bfloat16 or float32) or check the weights"
-    )
+def _check_finite(logits: torch.Tensor, request: Request) -> None:
+    if not _all_finite(logits):
+        raise NonFiniteLogitsError(
+            f"the model computed NaN or infinite logits for new token {request.length - request.prompt_length + 1} "
+            f"(position {request.length}); try another dtype (bfloat16 or float32) or check the weights"
+        )
 
 
 class _Clock:

@@ -29,8 +29,9 @@ class KeyValueCache:
         device: torch.device,
     ) -> None:
         shape = (1, key_value_heads, capacity, head_dim)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layer_count)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layer_count)]
+        # Zeros, because attention multiplies the values of hidden slots by zero, and garbage may hold NaN.
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layer_count)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layer_count)]
         self.capacity = capacity
         self.length = 0
 

@@ -133,10 +133,10 @@ class Target:
         _check_supported(model, self.family.bidirectional_flag)
         self.model = model
         self.config: Any = model.config
+        self._head: nn.Module = _head(model)
         decoder: Any = model.model
         self._embedding: nn.Module = decoder.embed_tokens
         self._final_norm: nn.Module = decoder.norm
-        self._head: nn.Module = _head(model)
         self._embedding_scale = self._find_embedding_scale()
         self._logits_divisor = float(getattr(self.config, self.family.logits_divisor or "", 1.0))
         self._logits_softcap: float | None = getattr(self.config, "final_logit_softcapping", None)

@@ -1,0 +1,137 @@
+"""``selfspec generate``: write a continuation of a prompt."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from selfspec.cli.prompt import read_prompt
+from selfspec.cli.terminal import TextWriter, silence_libraries
+from selfspec.errors import InvalidParameterError, InvalidSettingError
+
+if TYPE_CHECKING:
+    from selfspec.engine import Stream
+    from selfspec.types import Generation
+
+MODEL_HELP = "A bundled checkpoint (tiny, tiny-early-exit), a local folder, or a name on the hub."
+_CHOOSING, _OUTPUT = "How tokens are chosen", "Output"
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; from standard input if there is neither this nor a file.")
+    ] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file with the prompt, taken as it is.")] = None,
+    model: Annotated[str, typer.Option(help=MODEL_HELP)] = "tiny",
+    method: Annotated[str, typer.Option(help="What drafts; `selfspec methods` lists them.")] = "autoregressive",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; repeatable.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user message of a chat.")] = False,
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint was saved.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="As torch names it, or auto: an accelerator if there is one.")] = "auto",
+    max_new_tokens: Annotated[int, typer.Option(help="Longest output.", rich_help_panel=_CHOOSING)] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_CHOOSING)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Keep this probability mass.", rich_help_panel=_CHOOSING)] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.", rich_help_panel=_CHOOSING)] = 0,
+    min_p: Annotated[
+        float, typer.Option(help="Drop tokens under this share of the best one.", rich_help_panel=_CHOOSING)
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1 makes tokens seen before less likely.", rich_help_panel=_CHOOSING)
+    ] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(help="Fixes a sampled text, whichever method drafts.", rich_help_panel=_CHOOSING)
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="A string that ends the output; repeatable.", rich_help_panel=_CHOOSING)
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Write past end-of-sequence tokens.", rich_help_panel=_CHOOSING)
+    ] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print speed and acceptance on standard error.", rich_help_panel=_OUTPUT)
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=_OUTPUT)
+    ] = False,
+    show_drafts: Annotated[
+        bool,
+        typer.Option("--show-drafts", help="Colour the text that drafts got right.", rich_help_panel=_OUTPUT),
+    ] = False,
+) -> None:
+    """Writes a continuation of a prompt, streamed to standard output."""
+    if as_json and show_drafts:
+        raise InvalidParameterError("--show-drafts colours text, of which --json prints none; give one of them")
+    text, method_settings = read_prompt(prompt, prompt_file), parse_assignments(settings or ())
+
+    from selfspec.engine import Engine
+    from selfspec.types import SamplingParams
+
+    silence_libraries()
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    engine = Engine.from_pretrained(model, method, settings=method_settings, dtype=dtype, device=device)
+    stream = engine.stream([{"role": "user", "content": text}] if chat else text, params)
+    if not as_json:
+        _write(stream, show_drafts)
+    result = stream.result
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), allow_nan=False))
+    if stats:
+        typer.echo(_summary(result), err=True)
+
+
+def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
+    """Settings as ``--set`` gives them.
+
+    Args:
+        assignments: each ``key=value``.
+
+    Returns:
+        Values by key, still text.
+
+    Raises:
+        InvalidSettingError: one has no ``=``, or a key comes twice.
+    """
+    settings: dict[str, str] = {}
+    for assignment in assignments:
+        key, equals, value = (part.strip() for part in assignment.partition("="))
+        if not key or not equals:
+            raise InvalidSettingError(f"--set takes KEY=VALUE, not '{assignment}'")
+        if key in settings:
+            raise InvalidSettingError(f"--set gives '{key}' twice")
+        settings[key] = value
+    return settings
+
+
+def _write(stream: "Stream", show_drafts: bool) -> None:
+    writer = TextWriter(sys.stdout, show_drafts=show_drafts)
+    try:
+        for piece in stream:
+            writer.write(piece)
+    finally:
+        writer.end()
+
+
+def _summary(result: "Generation") -> str:
+    return (
+        f"{result.method}: {result.new_token_count} tokens, {result.tokens_per_second:.1f} tokens/s, "
+        f"{result.rounds} rounds, {result.accepted} of {result.drafted} draft tokens accepted "
+        f"({result.acceptance_rate:.0%}), mean generated length {result.mean_generated_length:.2f}, "
+        f"peak memory {result.peak_memory_bytes / 2**20:.0f} MiB, ended by {result.finish_reason}"
+    )

@@ -1,0 +1,108 @@
+"""``selfspec info``: what a model is made of, and what works with it."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from selfspec.cli.generate import MODEL_HELP
+from selfspec.cli.terminal import silence_libraries
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from selfspec.target.stack import Target
+
+
+def info(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Shows a model's family, sublayers, bytes, and what is supported."""
+    from selfspec.loading import load_model
+    from selfspec.target.stack import Target
+
+    silence_libraries()
+    loaded, tokenizer = load_model(model, device="cpu")
+    facts = {"model": model, **describe_target(Target(loaded))}
+    facts["tokenizer_entries"] = len(tokenizer)
+    facts["chat_template"] = bool(getattr(tokenizer, "chat_template", None))
+    if as_json:
+        typer.echo(json.dumps(facts, allow_nan=False))
+    else:
+        for name, value in facts.items():
+            typer.echo(f"{name.replace('_', ' '):<26}{_text(name, value)}")
+
+
+def describe_target(target: "Target") -> dict[str, Any]:
+    """What a model is made of.
+
+    Args:
+        target: the model.
+
+    Returns:
+        Family, sizes, ``bytes`` by part (a weight that two parts share counts for the first), ``windows`` by layer
+        (positions, ``None`` without one), and what is supported.
+    """
+    config = target.config
+    return {
+        "family": target.family.name,
+        "layers": target.layer_count,
+        "sublayers": target.sublayer_count,
+        "hidden_size": target.hidden_size,
+        "attention_heads": config.num_attention_heads,
+        "key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "vocabulary": target.vocab_size,
+        "context": target.context_limit,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "parameters": sum(parameter.numel() for parameter in target.model.parameters()),
+        "bytes": _bytes_by_part(target),
+        "tied_embedding": _is_tied(target),
+        "windows": [getattr(sublayer, "window", None) for sublayer in target.sublayers[::2]],
+        "attention_implementation": config._attn_implementation,
+        "tree_verification": True,  # a target whose attention takes no tree mask is refused when it is made
+        "exit_layers": [1, target.layer_count - 1],
+    }
+
+
+def _bytes_by_part(target: "Target") -> dict[str, int]:
+    model: Any = target.model
+    parts: dict[str, Iterable[nn.Parameter]] = {
+        "embedding": model.get_input_embeddings().parameters(),
+        "attention": (weight for sublayer in target.sublayers[::2] for weight in sublayer.parameters()),
+        "mlp": (weight for sublayer in target.sublayers[1::2] for weight in sublayer.parameters()),
+        "head": model.get_output_embeddings().parameters(),
+        "other": model.parameters(),
+    }
+    counted: set[int] = set()
+    sizes: dict[str, int] = {}
+    for name, weights in parts.items():
+        new = {id(weight): weight for weight in weights if id(weight) not in counted}
+        counted.update(new)
+        sizes[name] = sum(weight.numel() * weight.element_size() for weight in new.values())
+    return {**sizes, "total": sum(sizes.values())}
+
+
+def _is_tied(target: "Target") -> bool:
+    model: Any = target.model
+    return model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{part} {size:,}" for part, size in value.items())
+    if name == "windows":
+        return _windows_text(value)
+    if name == "exit_layers":
+        return f"{value[0]} to {value[1]}" if value[0] <= value[1] else "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _windows_text(windows: list[int | None]) -> str:
+    counts = Counter(window for window in windows if window is not None)
+    texts = [f"{window:,} positions in {count} of {len(windows)} layers" for window, count in counts.items()]
+    return ", ".join(texts) or "none"

@@ -1,0 +1,46 @@
+"""Where a prompt comes from: the command line, a file, or standard input."""
+
+import sys
+from pathlib import Path
+
+from selfspec.errors import InvalidPromptError
+
+
+def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
+    """The prompt, exactly as it stands in its one source: a final newline is part of it.
+
+    Args:
+        prompt: from the command line.
+        prompt_file: a file with the prompt.
+
+    Returns:
+        The prompt; from standard input if neither is given.
+
+    Raises:
+        InvalidPromptError: there are two sources or none, or the source cannot be read or is not UTF-8.
+    """
+    if prompt is not None and prompt_file is not None:
+        raise InvalidPromptError("give the prompt as PROMPT or with --prompt-file, not both")
+    if prompt is not None:
+        return prompt
+    if prompt_file is not None:
+        return _decode(_read_file(prompt_file), f"prompt file '{prompt_file}'")
+    if sys.stdin.isatty():
+        raise InvalidPromptError("there is no prompt; give PROMPT, --prompt-file, or text on standard input")
+    return _decode(sys.stdin.buffer.read(), "the prompt on standard input")
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidPromptError(f"cannot read prompt file '{path}': {error.strerror}") from error
+
+
+def _decode(content: bytes, source: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidPromptError(
+            f"{source} is not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start}; save it as UTF-8"
+        ) from error
