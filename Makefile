@@ -28,7 +28,7 @@ demo: $(INSTALLED)
 	$(BIN)/selfspec demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --durations=10
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --durations=10
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
