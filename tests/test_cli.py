@@ -54,7 +54,9 @@ def generate(model: str, *arguments: str, **options: Any) -> Result:
 def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment, **options}
-    return subprocess.Popen([sys.executable, "-m", "selfspec", *arguments], **pipes)
+    # A run in the background of a shell ignores Ctrl-C, and its children would inherit that.
+    interruptible = None if sys.platform == "win32" else lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen([sys.executable, "-m", "selfspec", *arguments], preexec_fn=interruptible, **pipes)
 
 
 def expected(model: str, method: str = "autoregressive", prompt: Any = PROMPT, **changes: Any) -> Any:
