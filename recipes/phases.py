@@ -1,0 +1,105 @@
+"""What each recipe does, phase by phase: steps, batch, lengths, learning rate, objective."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from data import MATH_HEAVY, MATH_LIGHT, MIXTURE
+from objectives import DistilledSubsetObjective, EarlyExitObjective, HalfDepthObjective, Objective, SubsetObjective
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Some steps with batches of one size.
+
+    Attributes:
+        steps: optimizer steps.
+        rows: rows in a batch.
+        length: tokens of a row.
+    """
+
+    steps: int
+    rows: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One phase of a recipe, the unit that checkpoints are named by.
+
+    Attributes:
+        name: of the phase and its checkpoint file.
+        objective: what its steps minimize.
+        stages: batches, one stage after the other.
+        warm_up: steps over which the learning rate rises from 0.
+        decay: steps at the end over which it falls to 0; 0 leaves it stable.
+        peak: share of the stable learning rate at the top.
+        mixture: share of the tokens that each domain gives.
+    """
+
+    name: str
+    objective: type[Objective]
+    stages: tuple[Stage, ...]
+    warm_up: int = 0
+    decay: int = 0
+    peak: float = 1.0
+    mixture: Mapping[str, float] = field(default_factory=lambda: MIXTURE)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the phase."""
+        return sum(stage.steps for stage in self.stages)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the phase reads."""
+        return sum(stage.steps * stage.rows * stage.length for stage in self.stages)
+
+    def stage(self, step: int) -> Stage:
+        """Give the stage that a step of this phase (0 ... steps - 1) belongs to."""
+        for stage in self.stages:
+            if step < stage.steps:
+                return stage
+            step -= stage.steps
+        raise ValueError(f"phase {self.name} has {self.steps} steps")
+
+    def scale(self, step: int) -> float:
+        """Share of the stable learning rate that a step of this phase gets, 0 ... 1."""
+        rise = (step + 1) / self.warm_up if self.warm_up else 1.0
+        fall = (self.steps - step) / self.decay if self.decay else 1.0
+        return self.peak * min(1.0, rise, fall)
+
+    def scaled(self, factor: float) -> Phase:
+        """Give the same phase with every number of steps multiplied, at least one step a stage."""
+
+        def times(steps: int) -> int:
+            return max(1, round(steps * factor)) if steps else 0
+
+        stages = tuple(Stage(times(stage.steps), stage.rows, stage.length) for stage in self.stages)
+        return replace(self, stages=stages, warm_up=times(self.warm_up), decay=times(self.decay))
+
+
+START = Phase("start", SubsetObjective, (Stage(200, 16, 256),), warm_up=100, peak=0.5)
+BASE = Phase("base", SubsetObjective, (Stage(400, 16, 256), Stage(550, 32, 256)))
+SUBSETS = Phase(
+    "subsets",
+    DistilledSubsetObjective,
+    (Stage(430, 32, 256), Stage(170, 16, 512), Stage(20, 4, 2048)),
+    decay=450,
+    mixture=MATH_HEAVY,
+)
+TINY = Phase("tiny", HalfDepthObjective, (Stage(60, 4, 2048),), warm_up=5, decay=55, peak=0.3, mixture=MATH_LIGHT)
+EARLY_EXIT = Phase(
+    "tiny-early-exit",
+    EarlyExitObjective,
+    (Stage(180, 32, 256), Stage(60, 16, 512), Stage(10, 4, 2048)),
+    warm_up=10,
+    decay=240,
+    peak=0.5,
+    mixture=MATH_HEAVY,
+)
+
+TINY_RECIPE = (START, BASE, SUBSETS, TINY)
+EARLY_EXIT_RECIPE = (START, BASE, SUBSETS, TINY, EARLY_EXIT)
+"""LayerSkip's way of continued training: the early exits are taught to a model that is trained already."""

@@ -1,0 +1,127 @@
+"""Checks of the recipes that need no data: ``pytest recipes``."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from data import Mixer
+from export import read_checkpoint, write_checkpoint
+from measure import choose_skip_set, encode_text, exit_agreement, skip_agreement
+from model import Llama, Shape, causal_attention, initial_weights
+from objectives import DistilledSubsetObjective, EarlyExitObjective, Objective, SubsetObjective
+from optimizer import Rates, orthogonalize
+from phases import Phase, Stage
+from tokenizer import train_tokenizer
+from training import Settings, initial_checkpoint, train_phase
+
+TEXTS = [f"Question: what is {n} + 1?\nAnswer: {n + 1}\n        indented\n#### {n + 1}" for n in range(200)]
+MIXTURE = {"math": 0.5, "code": 0.5}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """A tokenizer of a few entries."""
+    return train_tokenizer(TEXTS, 300)
+
+
+def tiny_shape(tokenizer: Tokenizer) -> Shape:
+    """The smallest shape with middle sublayers."""
+    return Shape(vocabulary=tokenizer.get_vocab_size(), layers=4, hidden=32, heads=4, key_value_heads=2, mlp=48)
+
+
+def random_weights(shape: Shape) -> dict[str, torch.Tensor]:
+    """Weights whose branches all write something."""
+    generator = torch.Generator().manual_seed(1)
+    weights = initial_weights(shape, seed=0)
+    return {
+        name: (weight + 0.1 * torch.randn(weight.shape, generator=generator)).bfloat16().float()
+        for name, weight in weights.items()
+    }
+
+
+def test_exported_checkpoint_gives_the_training_models_logits(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """The names, the rotary layout and the tied head survive the export."""
+    shape = tiny_shape(tokenizer)
+    write_checkpoint(tmp_path / "model", random_weights(shape), shape, tokenizer)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    weights, read_shape, _ = read_checkpoint(tmp_path / "model")
+    llama = Llama(read_shape, weights, compiled=False)
+    tokens = torch.randint(shape.vocabulary, (2, 70), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        expected = exported(tokens).logits
+        actual = llama.logits(llama.run(llama.embed(tokens), range(shape.sublayers)))
+    assert read_shape == shape
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_tokenizer_adds_bos_splits_digits_and_comes_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Through AutoTokenizer, as a user loads it."""
+    shape = tiny_shape(tokenizer)
+    write_checkpoint(tmp_path / "model", random_weights(shape), shape, tokenizer)
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
+    ids = loaded("4827\n        indented")["input_ids"]
+    assert ids[0] == loaded.bos_token_id
+    assert loaded.convert_ids_to_tokens(ids)[1:5] == ["4", "8", "2", "7"]
+    assert loaded.decode(ids, skip_special_tokens=True) == "4827\n        indented"
+    chat = loaded.apply_chat_template([{"role": "user", "content": "Why?"}], tokenize=False)
+    assert chat == "<|bos|>Question: Why?\nAnswer:"
+
+
+@pytest.mark.parametrize("length", [64, 100, 200])
+def test_blocked_attention_equals_scaled_dot_product_attention(length: int) -> None:
+    """Lengths within, across and off the block size."""
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(2, 4, length, 16, generator=generator)
+    keys, values = (torch.randn(2, 2, length, 16, generator=generator) for _ in range(2))
+    expected = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(causal_attention(queries, keys, values), expected)
+
+
+def test_orthogonalize_brings_singular_values_near_one() -> None:
+    """Five iterations bring them into Muon's usual band."""
+    matrices = torch.randn(3, 64, 32, generator=torch.Generator().manual_seed(0))
+    singular = torch.linalg.svdvals(orthogonalize(matrices).float())
+    assert singular.min() > 0.3
+    assert singular.max() < 1.3
+
+
+@pytest.mark.parametrize("objective", [SubsetObjective, DistilledSubsetObjective, EarlyExitObjective])
+def test_interrupted_phase_ends_where_an_uninterrupted_one_does(tmp_path: Path, objective: type[Objective]) -> None:
+    """A checkpoint holds all that the next step depends on."""
+    shape = Shape(vocabulary=64, layers=4, hidden=32, heads=4, mlp=48)
+    mixer = Mixer({name: torch.arange(2000) % 61 + 3 for name in MIXTURE}, bos=0, seed=0)
+
+    def train(work: Path, *stages: int) -> dict[str, torch.Tensor]:
+        work.mkdir(exist_ok=True)
+        settings = Settings(shape, Rates(), 0, torch.device("cpu"), False, work)
+        for steps in stages:
+            phase = Phase("phase", objective, (Stage(steps, 4, 16),), mixture=MIXTURE)
+            checkpoint = train_phase(phase, mixer, initial_checkpoint(settings), settings)
+        return checkpoint["masters"]
+
+    whole, resumed = train(tmp_path / "whole", 6), train(tmp_path / "resumed", 3, 6)
+    for name, weight in whole.items():
+        torch.testing.assert_close(resumed[name], weight)
+
+
+def test_skip_sets_and_exits_are_measured_against_the_full_model(tokenizer: Tokenizer) -> None:
+    """Two branches that write nothing are found and cost nothing."""
+    shape = tiny_shape(tokenizer)
+    weights = random_weights(shape)
+    stacked = {name: list(w) if w.dim() > 1 and name != "embedding" else [w] for name, w in weights.items()}
+    for part in stacked["down"][1:2] + stacked["out"][2:3]:
+        part.zero_()
+    llama = Llama(shape, stacked, compiled=False)
+    text = encode_text(tokenizer, random.Random(0).sample(TEXTS, 20), window=64)
+    with torch.no_grad():
+        assert sorted(choose_skip_set(llama, text, 2)) == [3, 4]
+        assert skip_agreement(llama, text, {3, 4}) == 1.0
+        assert set(exit_agreement(llama, text)) == {1, 2, 3}
+    assert text.bytes == sum(len(document.encode()) for document in random.Random(0).sample(TEXTS, 20))
