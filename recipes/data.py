@@ -27,6 +27,9 @@ MATH_HEAVY = {"math": 0.50, "code": 0.28, "prose": 0.22}
 MATH_LIGHT = {"math": 0.30, "code": 0.35, "prose": 0.35}
 """The same where subsets learn to agree with the full model, which they find easiest on sums."""
 
+MATH_LIGHTEST = {"math": 0.20, "code": 0.35, "prose": 0.45}
+"""The same for what is left to learn of that at the end."""
+
 HELD_OUT_CODE = 32
 """One file in this many, by the hash of its name, is held out of the code domain."""
 

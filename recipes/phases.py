@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from data import MATH_HEAVY, MATH_LIGHT, MIXTURE
-from objectives import DistilledSubsetObjective, EarlyExitObjective, HalfDepthObjective, Objective, SubsetObjective
+from data import MATH_HEAVY, MATH_LIGHT, MATH_LIGHTEST, MIXTURE
+from objectives import (
+    AgreementObjective,
+    DistilledSubsetObjective,
+    EarlyExitObjective,
+    HalfDepthObjective,
+    Objective,
+    SubsetObjective,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +96,20 @@ SUBSETS = Phase(
     decay=450,
     mixture=MATH_HEAVY,
 )
-TINY = Phase("tiny", HalfDepthObjective, (Stage(60, 4, 2048),), warm_up=5, decay=55, peak=0.3, mixture=MATH_LIGHT)
-EARLY_EXIT = Phase(
-    "tiny-early-exit",
+HALF_DEPTH = Phase(
+    "half-depth", HalfDepthObjective, (Stage(60, 4, 2048),), warm_up=5, decay=55, peak=0.3, mixture=MATH_LIGHT
+)
+TINY = Phase(
+    "tiny",
+    AgreementObjective,
+    (Stage(118, 32, 256), Stage(12, 4, 2048)),
+    warm_up=5,
+    decay=125,
+    peak=0.5,
+    mixture=MATH_LIGHTEST,
+)
+EXITS = Phase(
+    "exits",
     EarlyExitObjective,
     (Stage(180, 32, 256), Stage(60, 16, 512), Stage(10, 4, 2048)),
     warm_up=10,
@@ -99,7 +117,16 @@ EARLY_EXIT = Phase(
     peak=0.5,
     mixture=MATH_HEAVY,
 )
+EARLY_EXIT = Phase(
+    "tiny-early-exit",
+    EarlyExitObjective,
+    (Stage(98, 32, 256), Stage(12, 4, 2048)),
+    warm_up=5,
+    decay=105,
+    peak=0.5,
+    mixture=MATH_LIGHTEST,
+)
 
-TINY_RECIPE = (START, BASE, SUBSETS, TINY)
-EARLY_EXIT_RECIPE = (START, BASE, SUBSETS, TINY, EARLY_EXIT)
+TINY_RECIPE = (START, BASE, SUBSETS, HALF_DEPTH, TINY)
+EARLY_EXIT_RECIPE = (START, BASE, SUBSETS, HALF_DEPTH, EXITS, EARLY_EXIT)
 """LayerSkip's way of continued training: the early exits are taught to a model that is trained already."""

@@ -1,0 +1,84 @@
+"""The bundled checkpoints are what their cards say: small, trained, and good at drafting for themselves."""
+
+import ast
+import json
+import re
+from importlib import resources
+
+import pytest
+
+from selfspec import METHODS, Engine, SamplingParams, load_model
+from selfspec.loading import BUNDLED
+from selfspec.prompts import PROMPTS
+
+pytestmark = pytest.mark.trained
+PARAMS = SamplingParams(max_new_tokens=64)
+
+
+def engine(checkpoint: str, method: str = "autoregressive", **settings: object) -> Engine:
+    model, tokenizer = load_model(checkpoint, dtype="float32", device="cpu")
+    return Engine(model, tokenizer, method, settings=settings)
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_size_and_shape(name: str) -> None:
+    model, tokenizer = load_model(name)
+    folder = resources.files("selfspec") / "models" / BUNDLED[name]
+    assert len((folder / "model.safetensors").read_bytes()) <= 32 * 2**20
+    assert 10e6 <= sum(parameter.numel() for parameter in model.parameters()) <= 16e6
+    assert model.config.num_hidden_layers >= 16
+    assert model.config.max_position_embeddings >= 2048
+    assert 4096 <= len(tokenizer) <= 8192
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_the_card_tells_the_measured_figures(name: str) -> None:
+    folder = resources.files("selfspec") / "models" / BUNDLED[name]
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    figures = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    assert figures["held_out"]["math"]["bits_per_byte"]["1024"] <= 1.20
+    for domain in figures["held_out"].values():
+        assert f"{domain['bits_per_byte']['1024']:.3f}" in card
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+@pytest.mark.parametrize("domain", PROMPTS)
+def test_every_method_writes_the_plain_text(name: str, domain: str) -> None:
+    model, tokenizer = load_model(name, dtype="float32", device="cpu")
+    prompt = PROMPTS[domain][0]
+    plain = Engine(model, tokenizer).generate(prompt, PARAMS)
+    for method in METHODS:
+        result = Engine(model, tokenizer, method).generate(prompt, PARAMS)
+        assert result.token_ids == plain.token_ids, method
+        assert method == "autoregressive" or result.drafted > 0
+
+
+@pytest.mark.parametrize(("domain", "least"), [("code", 0.6), ("math", 0.5), ("prose", 0.3)])
+def test_early_exits_draft_well(domain: str, least: float) -> None:
+    drafting = engine("tiny-early-exit", "layerskip", exit_layer=6, draft_length=5)
+    results = [drafting.generate(prompt, PARAMS) for prompt in PROMPTS[domain]]
+    assert sum(result.accepted for result in results) > least * sum(result.drafted for result in results)
+
+
+def test_answers_have_the_form_of_gsm8k() -> None:
+    writer = engine("tiny")
+    answers = [writer.generate(prompt, PARAMS, max_new_tokens=200).text for prompt in PROMPTS["math"]]
+    assert sum(bool(re.search(r"#### -?[\d.,]+\s*$", answer)) for answer in answers) >= len(answers) / 2
+    assert sum("<<" in answer for answer in answers) >= len(answers) / 2
+
+
+def test_code_mostly_parses() -> None:
+    writer = engine("tiny")
+    parses = 0
+    for prompt in PROMPTS["code"]:
+        lines = (prompt + writer.generate(prompt, PARAMS, max_new_tokens=120).text).rstrip().splitlines()
+        parses += any(_parses("\n".join(lines[: len(lines) - cut])) for cut in range(4))
+    assert parses >= len(PROMPTS["code"]) / 2
+
+
+def _parses(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        return False
+    return True
