@@ -15,14 +15,12 @@ _RECIPES = {
 branch. In the phases `start` and `base` half of the steps leave out a random subset of the middle sublayers (a share
 uniform between 0 and 0.6). In `subsets` every step runs the full model, which learns the next token, and on half of the
 rows a random subset (0.2 to 0.6 of the middle sublayers left out), which learns the full model's distribution; in
-`half-depth` the share is 0.4 to 0.6, on all rows, and the distance counts double; in `tiny` 0.4 to 0.55, and four
-times. Every middle sublayer is left out equally often; no subset is favoured. Rows are 256 tokens long, then 512 or
-2048.""",
-    "tiny-early-exit": """The phases up to `half-depth` are those of `tiny`, which see. What follows is LayerSkip (arXiv
-2404.16710), first with much math and then with little: layers are
-left out with a chance that rises with depth up to 0.1, and in every step three exits, rotated over the first three
-quarters of the layers, learn through the shared final norm and LM head, a third of the rows each. They learn the
-distribution of the step's last layer rather than the next token.""",
+`tiny` the share is 0.4 to 0.6, on all rows, and the distance counts double. Every middle sublayer is left out equally
+often; no subset is favoured. Rows are 256 tokens long, then 512, at the end 2048.""",
+    "tiny-early-exit": """Trained on from `tiny`, which see. The phases added are LayerSkip (arXiv 2404.16710), first
+with much math and then with little: layers are left out with a chance that rises with depth up to 0.1, and in every
+step three exits, rotated over the first three quarters of the layers, learn through the shared final norm and LM head,
+a third of the rows each. They learn the distribution of the step's last layer rather than the next token.""",
 }
 
 

@@ -28,7 +28,7 @@ MATH_LIGHT = {"math": 0.30, "code": 0.35, "prose": 0.35}
 """The same where subsets learn to agree with the full model, which they find easiest on sums."""
 
 MATH_LIGHTEST = {"math": 0.20, "code": 0.35, "prose": 0.45}
-"""The same for what is left to learn of that at the end."""
+"""The same for what early exits have left to learn at the end."""
 
 HELD_OUT_CODE = 32
 """One file in this many, by the hash of its name, is held out of the code domain."""

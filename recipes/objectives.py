@@ -149,18 +149,11 @@ class DistilledSubsetObjective(Objective):
 
 
 class HalfDepthObjective(DistilledSubsetObjective):
-    """The phase ``half-depth``: subsets near the half that is skipped in use, and their distance counts double."""
+    """The last phase of ``tiny``: subsets near the half that is skipped in use, and their distance counts more."""
 
     RATES = (0.4, 0.6)
     DRAFT_SHARE = 1.0
     DIVERGENCE_WEIGHT = 2.0
-
-
-class AgreementObjective(HalfDepthObjective):
-    """The last phase of ``tiny``: the distance counts most, since the loss has reached what it is meant to."""
-
-    RATES = (0.4, 0.55)
-    DIVERGENCE_WEIGHT = 4.0
 
 
 class EarlyExitObjective(Objective):

@@ -6,14 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from data import MATH_HEAVY, MATH_LIGHT, MATH_LIGHTEST, MIXTURE
-from objectives import (
-    AgreementObjective,
-    DistilledSubsetObjective,
-    EarlyExitObjective,
-    HalfDepthObjective,
-    Objective,
-    SubsetObjective,
-)
+from objectives import DistilledSubsetObjective, EarlyExitObjective, HalfDepthObjective, Objective, SubsetObjective
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +89,7 @@ SUBSETS = Phase(
     decay=450,
     mixture=MATH_HEAVY,
 )
-HALF_DEPTH = Phase(
-    "half-depth", HalfDepthObjective, (Stage(60, 4, 2048),), warm_up=5, decay=55, peak=0.3, mixture=MATH_LIGHT
-)
-TINY = Phase(
-    "tiny",
-    AgreementObjective,
-    (Stage(118, 32, 256), Stage(12, 4, 2048)),
-    warm_up=5,
-    decay=125,
-    peak=0.5,
-    mixture=MATH_LIGHTEST,
-)
+TINY = Phase("tiny", HalfDepthObjective, (Stage(60, 4, 2048),), warm_up=5, decay=55, peak=0.3, mixture=MATH_LIGHT)
 EXITS = Phase(
     "exits",
     EarlyExitObjective,
@@ -127,6 +109,6 @@ EARLY_EXIT = Phase(
     mixture=MATH_LIGHTEST,
 )
 
-TINY_RECIPE = (START, BASE, SUBSETS, HALF_DEPTH, TINY)
-EARLY_EXIT_RECIPE = (START, BASE, SUBSETS, HALF_DEPTH, EXITS, EARLY_EXIT)
+TINY_RECIPE = (START, BASE, SUBSETS, TINY)
+EARLY_EXIT_RECIPE = (START, BASE, SUBSETS, TINY, EXITS, EARLY_EXIT)
 """LayerSkip's way of continued training: the early exits are taught to a model that is trained already."""
