@@ -3,15 +3,20 @@
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from models import LAYERS, build, plain_text, prompt
 from scripted import Scripted
-from selfspec.decoding.draft import LayerDraft
+from selfspec.decoding.accept import Acceptance
+from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.stopping import ConfidenceThreshold, DraftVerifyThreshold
+from selfspec.decoding.tree import TokenTree
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError
+from selfspec.methods import make_method
+from selfspec.methods.base import Feedback, Prefill
 from selfspec.methods.uniform import evenly_skipped
 from selfspec.target.kept import KeptSet
 from selfspec.target.stack import Target
@@ -167,3 +172,11 @@ def test_uniform_keeps_the_rest_in_every_round() -> None:
 def test_uniform_that_skips_nothing_is_refused() -> None:
     with pytest.raises(InvalidSettingError, match=r"skip_ratio 0\.05 skips none of the 8 sublayers"):
         run("uniform", skip_ratio=0.05)
+
+
+def test_a_round_without_a_draft_teaches_finite_state_nothing() -> None:
+    drafter = make_method("layerskip-fs", Target(build("llama"))).begin(Prefill((1,), 2))
+    before = drafter.plan()
+    empty = Proposal(torch.empty(0, dtype=torch.long), TokenTree(()))
+    drafter.learn(Feedback(before, empty, Acceptance((0,), (3,)), torch.zeros(1, 8)))
+    assert drafter.plan() == before

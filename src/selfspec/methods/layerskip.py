@@ -83,6 +83,8 @@ class _FiniteState(Drafter):
         return LayerDraft(self._kept, self.draft_length)
 
     def learn(self, feedback: Feedback) -> None:
+        if not feedback.drafted:
+            return
         change = 1 if feedback.accepted == feedback.drafted else -1
         self.draft_length = min(self._max_draft_length, max(1, self.draft_length + change))
 
