@@ -1,6 +1,6 @@
 """A method for tests, which drafts whatever a test tells it to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from selfspec.decoding.draft import Draft
 from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
@@ -17,7 +17,8 @@ class Scripted(Method):
     Args:
         target: the model.
         script: plans each round.
-        needs: what the verifications keep.
+        needs: what the method asks of a request.
+        watched: sublayers whose states the verifications keep.
     """
 
     name = "scripted"
@@ -25,8 +26,12 @@ class Scripted(Method):
     source = "tests"
     Settings = MethodSettings
 
-    def __init__(self, target: Target, script: Script, needs: Needs | None = None) -> None:
+    def __init__(
+        self, target: Target, script: Script, needs: Needs | None = None, watched: Collection[int] = ()
+    ) -> None:
         super().__init__(target, MethodSettings())
+        self.watched = watched
+        self.prefills: list[Prefill] = []
         self.feedbacks: list[Feedback] = []
         self._script = script
         self._needs = needs or Needs()
@@ -36,6 +41,7 @@ class Scripted(Method):
         return self._needs
 
     def begin(self, prefill: Prefill) -> Drafter:
+        self.prefills.append(prefill)
         return _ScriptedDrafter(self, prefill.first_token)
 
     def plan(self, written: tuple[int, ...]) -> Draft:
@@ -49,6 +55,10 @@ class _ScriptedDrafter(Drafter):
 
     def plan(self) -> Draft:
         return self._method.plan(self._written)
+
+    @property
+    def watched(self) -> Collection[int]:
+        return self._method.watched
 
     def learn(self, feedback: Feedback) -> None:
         self._written += feedback.acceptance.token_ids

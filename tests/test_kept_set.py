@@ -27,13 +27,12 @@ ATTENTION, MLP = EVERYTHING[::2], EVERYTHING[1::2]
 
 def run_script(name: str, script: Script, length: int, new_tokens: int = NEW_TOKENS) -> Generation:
     """Generates by a script, with all hidden states captured, and compares the text."""
-    needs = Needs(frozenset(range(SUBLAYERS + 1)), SIBLINGS)
-    method = Scripted(Target(build(name)), script, needs)
+    method = Scripted(Target(build(name)), script, Needs(sibling_rows=SIBLINGS), watched=range(SUBLAYERS + 1))
     result = Engine(build(name), method=method, prefill_chunk=50).generate(prompt(length), max_new_tokens=new_tokens)
     assert result.token_ids == plain_text(name, prompt(length), new_tokens), f"{name}, prompt of {length}"
     assert result.drafted > 0
     for feedback in method.feedbacks:
-        assert set(feedback.hidden_states) == set(needs.hidden_states)
+        assert set(feedback.hidden_states) == set(range(SUBLAYERS + 1))
         assert {len(states) for states in feedback.hidden_states.values()} == {len(feedback.proposal.tree) + 1}
     return result
 

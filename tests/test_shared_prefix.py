@@ -43,7 +43,7 @@ def drafted(name: str, kept: tuple[int, ...], shape: str, length: int = 40) -> t
     request = Request(
         target, prompt(length), max_new_tokens=40, rule=Greedy(), processor=processor, sibling_rows=SIBLINGS
     )
-    request.commit((), (prefill(target, request, chunk=1024),))
+    prefill(target, request, chunk=1024)
     draft = LayerDraft(KeptSet(kept, SUBLAYERS), 4, widths=WIDTHS[shape])
     with torch.inference_mode():
         return target, request, propose(target, request, draft, ALL_STATES)

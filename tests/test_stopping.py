@@ -6,17 +6,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LogitsProcessorList
 
 from models import LAYERS, build, plain_text, prompt
 from scripted import Scripted
 from selfspec.decoding.accept import Acceptance
 from selfspec.decoding.draft import LayerDraft, Proposal
+from selfspec.decoding.loop import prefill
+from selfspec.decoding.processors import ScoreProcessor
+from selfspec.decoding.request import Request
+from selfspec.decoding.sampling import Greedy
 from selfspec.decoding.stopping import ConfidenceThreshold, DraftVerifyThreshold
 from selfspec.decoding.tree import TokenTree
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError
 from selfspec.methods import make_method
-from selfspec.methods.base import Feedback, Prefill
+from selfspec.methods.base import Feedback
 from selfspec.methods.uniform import evenly_skipped
 from selfspec.target.kept import KeptSet
 from selfspec.target.stack import Target
@@ -175,7 +180,9 @@ def test_uniform_that_skips_nothing_is_refused() -> None:
 
 
 def test_a_round_without_a_draft_teaches_finite_state_nothing() -> None:
-    drafter = make_method("layerskip-fs", Target(build("llama"))).begin(Prefill((1,), 2))
+    target = Target(build("llama"))
+    request = Request(target, [1], max_new_tokens=4, rule=Greedy(), processor=ScoreProcessor(LogitsProcessorList()))
+    drafter = make_method("layerskip-fs", target).begin(prefill(target, request, 1))
     before = drafter.plan()
     empty = Proposal(torch.empty(0, dtype=torch.long), TokenTree(()))
     drafter.learn(Feedback(before, empty, Acceptance((0,), (3,)), torch.zeros(1, 8)))

@@ -24,6 +24,8 @@ from selfspec.methods import make_method
 from selfspec.methods.base import Method
 from selfspec.methods.registry import find_method
 from selfspec.methods.settings import parse_settings, suggest
+from selfspec.methods.state import read_state, write_state
+from selfspec.target.fingerprint import fingerprint
 from selfspec.target.stack import Target
 from selfspec.types import Generation, Round, SamplingParams, TextPiece
 
@@ -131,6 +133,30 @@ class Engine:
         if chosen.stop and self.tokenizer is None:
             raise InvalidParameterError("stop strings need a tokenizer; give the engine one")
         return Stream(self, self.encode(prompt), chosen)
+
+    def save_state(self, path: str | Path) -> None:
+        """Writes what the method has learned so far to a file.
+
+        Args:
+            path: the file; an existing one is replaced.
+
+        Raises:
+            StateError: the method learns nothing between requests, or the file cannot be written.
+        """
+        write_state(Path(path), self.method.state(), self.method.name, fingerprint(self.target))
+
+    def load_state(self, path: str | Path) -> None:
+        """Takes up what an equal engine has learned.
+
+        Args:
+            path: a file written by ``save_state``.
+
+        Raises:
+            StateError: there is no such file, it is damaged, of another version, of another method, model or dtype, or
+                it does not fit the method's settings. What the method has learned so far is then left as it was.
+        """
+        self.method.state()  # a method that learns nothing says so before any file is looked at
+        self.method.restore(read_state(Path(path), self.method.name, fingerprint(self.target)))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt.
@@ -260,6 +286,7 @@ class Stream(Iterator[TextPiece]):
             rule=self._rule,
             processor=self._processor,
             sibling_rows=engine.method.needs.sibling_rows,
+            probe_rows=engine.method.needs.probe_rows,
         )
         yield from decode(engine.target, engine.method, request, self._output, engine._prefill_chunk)
 

@@ -41,6 +41,10 @@ class InvalidSettingError(SelfSpecError):
     """A method's setting is unknown, of the wrong type or out of range."""
 
 
+class StateError(SelfSpecError):
+    """A state file is missing, damaged, of another version, or was learned by another method or on another model."""
+
+
 class NonFiniteLogitsError(SelfSpecError):
     """The target model produced NaN or infinite logits."""
 

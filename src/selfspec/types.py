@@ -8,6 +8,7 @@ from typing import Any, Literal
 from transformers import LogitsProcessor, StoppingCriteria
 
 from selfspec.errors import InvalidParameterError
+from selfspec.target.kept import KeptSet
 
 Acceptance = Literal["auto", "coupled", "speculative"]
 FinishReason = Literal["length", "eos", "stop_token", "stop_string", "stopping_criteria"]
@@ -126,8 +127,8 @@ class Round:
         candidates: all draft tokens that were verified; more than ``drafted`` where the draft was a tree.
         accepted: draft tokens that were accepted and committed.
         token_ids: tokens committed by this round: the accepted ones, then the correction or the bonus.
-        attention_share: kept share of attention sublayers in the draft, 0 to 1; ``None`` where no layers drafted.
-        mlp_share: the same of MLP sublayers.
+        kept: the sublayers that drafted; ``None`` where no layers did.
+        threshold: the confidence under which the draft was to stop; ``None`` without such a rule.
         seconds: where the time went.
     """
 
@@ -135,9 +136,19 @@ class Round:
     candidates: int
     accepted: int
     token_ids: tuple[int, ...]
-    attention_share: float | None
-    mlp_share: float | None
+    kept: KeptSet | None
+    threshold: float | None
     seconds: PhaseSeconds
+
+    @property
+    def attention_share(self) -> float | None:
+        """Kept share of attention sublayers in the draft, 0 to 1; ``None`` where no layers drafted."""
+        return None if self.kept is None else self.kept.attention_share
+
+    @property
+    def mlp_share(self) -> float | None:
+        """Kept share of MLP sublayers in the draft, 0 to 1; ``None`` where no layers drafted."""
+        return None if self.kept is None else self.kept.mlp_share
 
 
 @dataclass(frozen=True)

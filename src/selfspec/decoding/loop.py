@@ -1,19 +1,21 @@
 """The round: draft, verify, accept, commit. One loop for every method."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import pairwise
 
 import torch
 
 from selfspec.decoding.accept import Acceptance
-from selfspec.decoding.draft import Draft, LayerDraft, Proposal
+from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.drafting import empty_proposal, propose
 from selfspec.decoding.output import Output
+from selfspec.decoding.probe import Probe
 from selfspec.decoding.request import Request
 from selfspec.decoding.tree import TokenTree
 from selfspec.decoding.verification import verify
 from selfspec.errors import NonFiniteLogitsError
-from selfspec.methods.base import Drafter, Feedback, Method, Prefill
+from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
 from selfspec.target.stack import StackOutput, Target
 from selfspec.types import PhaseSeconds, Round
 
@@ -36,45 +38,61 @@ def decode(
     Raises:
         NonFiniteLogitsError: the target computed NaN or infinite logits.
     """
-    first_token = prefill(target, request, prefill_chunk)
-    request.commit((), (first_token,))
-    finished = output.append(first_token, "prefill")
-    drafter = method.begin(Prefill(tuple(request.token_ids[:-1].tolist()), first_token))
+    prefilled = prefill(target, request, prefill_chunk, method.needs)
+    finished = output.append(prefilled.first_token, "prefill")
+    drafter = None if finished else _begin(method, prefilled)
     yield None
-    while not finished:
-        yield play_round(target, method, drafter, request, output)
-        finished = output.finish_reason is not None
+    while drafter is not None and output.finish_reason is None:
+        yield play_round(target, drafter, request, output)
 
 
 @torch.inference_mode()
-def prefill(target: Target, request: Request, chunk: int) -> int:
-    """Runs the prompt through the model, in chunks, and chooses the first token."""
-    cache = request.state.cache
-    for start in range(0, request.length, chunk):
-        token_ids = request.token_ids[start : start + chunk]
-        rows = len(token_ids)
-        step = target.begin(request.state, rows)
-        hidden_states = target.run(target.embed(token_ids), range(target.sublayer_count), step).hidden_states
-        cache.commit(range(rows))
-    logits = target.logits(hidden_states[-1:])
+def prefill(target: Target, request: Request, chunk: int, needs: Needs | None = None) -> Prefill:
+    """Runs the prompt through the model, in chunks, then chooses and commits the first token."""
+    prompt_ids, needs = tuple(request.token_ids.tolist()), needs or Needs()
+    first_kept = max(0, request.length - needs.prompt_rows)
+    kept_states: dict[int, list[torch.Tensor]] = {index: [] for index in needs.prompt_states}
+    everything = range(target.sublayer_count)
+    # Rows whose states are kept have chunks of their own, so that no other rows' states are held with them.
+    starts = [*range(0, first_kept, chunk), *range(first_kept, request.length, chunk), request.length]
+    for start, end in pairwise(starts):
+        step = target.begin(request.state, end - start)
+        capture = kept_states if start >= first_kept else ()
+        result = target.run(target.embed(request.token_ids[start:end]), everything, step, capture)
+        for index, states in result.captured.items():
+            kept_states[index].append(states)
+        request.state.cache.commit(range(end - start))
+    logits = target.logits(result.hidden_states[-1:])
     _check_finite(logits, request)
     scores = request.processor(logits, lambda _: request.path_context(0))
-    return request.rule.accept(TokenTree(()), request.pending[:0], None, (), scores, (request.length,)).next_token
+    first_token = request.rule.accept(
+        TokenTree(()), request.pending[:0], None, (), scores, (request.length,)
+    ).next_token
+    request.commit((), (first_token,))
+    hidden_states = {index: torch.cat(states) for index, states in kept_states.items() if states}
+    return Prefill(prompt_ids, first_token, Probe(target, request), hidden_states)
 
 
 @torch.inference_mode()
-def play_round(target: Target, method: Method, drafter: Drafter, request: Request, output: Output) -> Round:
+def _begin(method: Method, prefilled: Prefill) -> Drafter:
+    return method.begin(prefilled)
+
+
+@torch.inference_mode()
+def play_round(target: Target, drafter: Drafter, request: Request, output: Output) -> Round:
     """Plays one round and commits what came of it."""
     clock = _Clock()
     draft = drafter.plan()
+    watched = drafter.watched
+    threshold = draft.stop.threshold if isinstance(draft, LayerDraft) and draft.stop is not None else None
     clock.lap("select")
-    proposal = propose(target, request, draft, method.needs.hidden_states)
+    proposal = propose(target, request, draft, watched)
     clock.lap("draft")
-    verification, logits = _verified_logits(target, method, request, proposal)
+    verification, logits = _verified_logits(target, request, proposal, watched)
     if not _all_finite(logits):
         # A drafted row that is not numbers spoils those before it too, through attention weights of 0 times NaN.
         proposal = empty_proposal(request)
-        verification, logits = _verified_logits(target, method, request, proposal)
+        verification, logits = _verified_logits(target, request, proposal, watched)
         _check_finite(logits, request)
     clock.lap("verify")
 
@@ -90,13 +108,21 @@ def play_round(target: Target, method: Method, drafter: Drafter, request: Reques
     feedback = Feedback(draft, proposal, acceptance, scores, verification.captured)
     drafter.learn(feedback)
     clock.lap("select")
-    return _record(draft, feedback, committed, clock.seconds)
+    return Round(
+        drafted=feedback.drafted,
+        candidates=len(tree),
+        accepted=min(feedback.accepted, len(committed)),
+        token_ids=committed,
+        kept=draft.kept if isinstance(draft, LayerDraft) else None,
+        threshold=threshold,
+        seconds=clock.seconds,
+    )
 
 
 def _verified_logits(
-    target: Target, method: Method, request: Request, proposal: Proposal
+    target: Target, request: Request, proposal: Proposal, watched: Collection[int]
 ) -> tuple[StackOutput, torch.Tensor]:
-    verification = verify(target, request, proposal, method.needs.hidden_states)
+    verification = verify(target, request, proposal, watched)
     return verification, target.logits(verification.hidden_states)
 
 
@@ -107,19 +133,6 @@ def _append(output: Output, acceptance: Acceptance) -> tuple[int, ...]:
         if output.append(token_id, "draft" if index < accepted else "target"):
             return acceptance.token_ids[: index + 1]
     return acceptance.token_ids
-
-
-def _record(draft: Draft, feedback: Feedback, committed: tuple[int, ...], seconds: PhaseSeconds) -> Round:
-    kept = draft.kept if isinstance(draft, LayerDraft) else None
-    return Round(
-        drafted=feedback.drafted,
-        candidates=len(feedback.proposal.tree),
-        accepted=min(feedback.accepted, len(committed)),
-        token_ids=committed,
-        attention_share=None if kept is None else kept.attention_share,
-        mlp_share=None if kept is None else kept.mlp_share,
-        seconds=seconds,
-    )
 
 
 def _all_finite(logits: torch.Tensor) -> bool:

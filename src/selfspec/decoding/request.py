@@ -23,6 +23,7 @@ class Request:
         rule: how tokens are chosen and accepted.
         processor: logits processors, for draft and target alike.
         sibling_rows: cache slots for rows beside the extended path of a draft.
+        probe_rows: cache slots behind the committed ones that a method's ``Probe`` may write to.
 
     Raises:
         ContextLengthError: the request crosses the model's rope switch.
@@ -37,6 +38,7 @@ class Request:
         rule: Rule,
         processor: ScoreProcessor,
         sibling_rows: int = 0,
+        probe_rows: int = 0,
     ) -> None:
         self.rule = rule
         self.processor = processor
@@ -47,7 +49,9 @@ class Request:
         self._ids = torch.empty(self.max_length, dtype=torch.long, device=target.device)
         self._ids[: self.length] = torch.tensor(prompt_ids, dtype=torch.long, device=target.device)
         self.state: SequenceState = target.new_sequence(
-            self.prompt_length, capacity=self.max_length + sibling_rows, last_length=self.max_length - 1
+            self.prompt_length,
+            capacity=self.max_length + max(sibling_rows, probe_rows),
+            last_length=self.max_length - 1,
         )
 
     @property

@@ -8,6 +8,11 @@ from typing import Protocol
 class StoppingRule(Protocol):
     """Decides after every draft token whether drafting goes on. Drafts of fixed length have no rule at all."""
 
+    @property
+    def threshold(self) -> float:
+        """The confidence, 0 to 1, under which it stops at present."""
+        ...
+
     def stops(self, confidence: float) -> bool:
         """Whether the token just drafted is the last one.
 

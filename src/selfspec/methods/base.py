@@ -1,7 +1,7 @@
 """The interface of a method, and what passes between it and the round."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -9,20 +9,27 @@ import torch
 
 from selfspec.decoding.accept import Acceptance
 from selfspec.decoding.draft import Draft, Proposal
+from selfspec.decoding.probe import Probe
+from selfspec.errors import StateError
+from selfspec.methods.state import LearnedState
 from selfspec.target.stack import Target
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method asks of the verification.
+    """What a method asks of every request.
 
     Attributes:
-        hidden_states: sublayers ``i`` (0 to ``2L``) whose ``h[i]`` to keep for the rows of each round.
         sibling_rows: rows beside the extended path that its token trees may have at most.
+        probe_rows: most rows that one forward of its ``Probe`` has; the request's cache gets slots for them.
+        prompt_rows: how many of the prompt's last rows ``Prefill.hidden_states`` covers; 0 captures nothing.
+        prompt_states: sublayers ``i`` (0 to ``2L``) whose ``h[i]`` it contains.
     """
 
-    hidden_states: frozenset[int] = frozenset()
     sibling_rows: int = 0
+    probe_rows: int = 0
+    prompt_rows: int = 0
+    prompt_states: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -32,10 +39,15 @@ class Prefill:
     Attributes:
         prompt_ids: the prompt's tokens.
         first_token: the token that the target chose after it.
+        probe: runs parts of the target over this request, as long as it lasts.
+        hidden_states: by sublayer the residual stream ``h[i]`` that the method's needs name, ``[k, hidden]``, of the
+            last ``k`` prompt tokens: ``prompt_rows`` of them, or the whole prompt where it is shorter.
     """
 
     prompt_ids: tuple[int, ...]
     first_token: int
+    probe: Probe
+    hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,7 @@ class Feedback:
         proposal: what came of it.
         acceptance: the accepted rows and the token behind them.
         target_scores: float32 ``[n + 1, vocab]``, the target's processed scores of every verification row.
-        hidden_states: by sublayer the residual stream ``h[i]`` that the method's needs name, ``[n + 1, hidden]``.
+        hidden_states: by sublayer the residual stream ``h[i]`` that the drafter watched, ``[n + 1, hidden]``.
     """
 
     draft: Draft
@@ -74,8 +86,16 @@ class Drafter(ABC):
     def plan(self) -> Draft:
         """What drafts the next round."""
 
+    @property
+    def watched(self) -> Collection[int]:
+        """Sublayers ``i`` (0 to ``2L``) whose ``h[i]`` the verification of the coming round is to keep.
+
+        Asked for after ``plan`` in every round, so that states are kept only in rounds that are learned from.
+        """
+        return ()
+
     def learn(self, feedback: Feedback) -> None:  # noqa: B027 - learning is optional
-        """Learns from a finished round. Most baselines do not."""
+        """Learns from a finished round, whose rows are committed already. Most baselines do not."""
 
 
 class FixedDrafter(Drafter):
@@ -104,6 +124,8 @@ class Method(ABC):
     summary: ClassVar[str]
     source: ClassVar[str]
     Settings: ClassVar[type]
+    learns: ClassVar[bool] = False
+    """Whether it carries anything from one request to the next, that is whether it has a state to save."""
 
     def __init__(self, target: Target, settings: Any) -> None:
         self.target = target
@@ -111,9 +133,28 @@ class Method(ABC):
 
     @property
     def needs(self) -> Needs:
-        """What the verification has to keep for this method."""
+        """What this method asks of every request."""
         return Needs()
 
     @abstractmethod
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
+
+    def state(self) -> LearnedState:
+        """What it has learned so far.
+
+        Raises:
+            StateError: it carries nothing from one request to the next.
+        """
+        raise StateError(f"{self.name} learns nothing from one request to the next, so it has no state to save or load")
+
+    def restore(self, state: LearnedState) -> None:
+        """Takes up what an equal method has learned.
+
+        Args:
+            state: from ``state``, of a method with the same name on the same model.
+
+        Raises:
+            StateError: it does not fit this method's settings, or it carries nothing between requests.
+        """
+        self.state()

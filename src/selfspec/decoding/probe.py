@@ -1,0 +1,109 @@
+"""What a method may run between rounds: candidates over the recent tokens, independent branches of one sublayer."""
+
+import torch
+
+from selfspec.decoding.request import Request
+from selfspec.target.kept import KeptSet
+from selfspec.target.masks import branches
+from selfspec.target.stack import Step, Target
+
+
+class Probe:
+    """Runs parts of the target over the recent tokens of one request.
+
+    It reads the keys and values of the committed tokens and writes its own behind them, where the next draft will
+    write: nothing is copied, and the committed slots are left alone. A forward must not have more rows than the
+    method's ``Needs.probe_rows``.
+
+    Args:
+        target: the model.
+        request: the request.
+    """
+
+    def __init__(self, target: Target, request: Request) -> None:
+        self.target = target
+        self._request = request
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """Prompt and output so far, the pending token included, long ``[committed + 1]``."""
+        return self._request.token_ids
+
+    @property
+    def committed(self) -> int:
+        """Tokens whose keys and values are in the cache: all but the pending one."""
+        return self._request.state.cache.length
+
+    def score(self, kept: KeptSet, rows: int) -> torch.Tensor:
+        """Lets a kept set predict the last ``rows`` tokens, the pending one included, in one forward.
+
+        Each row sees the target's keys and values of the tokens before the window, and the kept set's own inside it.
+
+        Args:
+            kept: the candidate.
+            rows: size of the window, 1 to ``committed``.
+
+        Returns:
+            logits ``[rows, vocab]``; row ``i`` predicts ``token_ids[committed - rows + 1 + i]``.
+        """
+        prefix = self._window_start(rows)
+        sequence = self._request.state
+        step = self.target.begin(sequence, rows, start=sequence.cache.length, prefix=prefix)
+        hidden_states = self.target.embed(self.token_ids[prefix : self.committed])
+        return self.target.logits(self.target.run(hidden_states, kept.sublayers, step).hidden_states)
+
+    def branches(self, rows: int) -> "Branches":
+        """Independent continuations at the last ``rows`` committed tokens (CLaSp's and KnapSpec's parallel states).
+
+        Args:
+            rows: tokens of each branch, 1 to ``committed``.
+        """
+        return Branches(self.target, self._request, self._window_start(rows), rows)
+
+    def _window_start(self, rows: int) -> int:
+        assert 1 <= rows <= self.committed, f"a window of {rows} rows in {self.committed} committed tokens"
+        return self.committed - rows
+
+
+class Branches:
+    """Forwards over states that stand at the same tokens but came by different kept sets.
+
+    Each branch sees the cached prefix before its tokens and itself, causally; no branch sees another. However many
+    there are, they go through a sublayer in one forward.
+    """
+
+    def __init__(self, target: Target, request: Request, prefix: int, rows: int) -> None:
+        self._target = target
+        self._sequence = request.state
+        self._prefix = prefix
+        self._rows = rows
+        self._steps: dict[int, Step] = {}
+
+    def run(self, sublayer: int, states: torch.Tensor) -> torch.Tensor:
+        """Runs one sublayer.
+
+        Args:
+            sublayer: its index.
+            states: ``[count, rows, hidden]``, the residual stream of each branch before it.
+
+        Returns:
+            ``[count, rows, hidden]``, the residual stream behind it.
+        """
+        step = self._step(len(states))
+        return self._target.run(states.flatten(0, 1), (sublayer,), step).hidden_states.view_as(states)
+
+    def _step(self, count: int) -> Step:
+        """The layout of ``count`` branches, made once and used for every sublayer."""
+        if count not in self._steps:
+            device, start = self._target.device, self._sequence.cache.length
+            own = branches(count, self._rows, device)
+            window = own.new_zeros(len(own), start - self._prefix)
+            self._steps[count] = self._target.begin(
+                self._sequence,
+                len(own),
+                start=start,
+                prefix=self._prefix,
+                depths=list(range(self._rows)) * count,
+                visible=torch.cat([window, own], dim=1),
+            )
+        return self._steps[count]
