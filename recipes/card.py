@@ -14,13 +14,16 @@ _RECIPES = {
     "tiny": """Stochastic depth over sublayers: sublayer `2i` is the attention branch of layer `i`, `2i + 1` its MLP
 branch. In the phases `start` and `base` half of the steps leave out a random subset of the middle sublayers (a share
 uniform between 0 and 0.6). In `subsets` every step runs the full model, which learns the next token, and on half of the
-rows a random subset (0.2 to 0.6 of the middle sublayers left out), which learns the full model's distribution; in
-`tiny` the share is 0.4 to 0.6, on all rows, and the distance counts double. Every middle sublayer is left out equally
-often; no subset is favoured. Rows are 256 tokens long, then 512, at the end 2048.""",
-    "tiny-early-exit": """Trained on from `tiny`, which see. The phases added are LayerSkip (arXiv 2404.16710), first
-with much math and then with little: layers are left out with a chance that rises with depth up to 0.1, and in every
-step three exits, rotated over the first three quarters of the layers, learn through the shared final norm and LM head,
-a third of the rows each. They learn the distribution of the step's last layer rather than the next token.""",
+rows a random subset (0.2 to 0.6 of the middle sublayers left out), which learns the full model's distribution. From
+`half-depth` on the share is 0.4 to 0.6, on all rows, and the distance counts double; in `mutual-half-depth` the full
+model learns to be close to its subsets, too, which costs some of its text, and `tiny` mends that. Every middle sublayer
+is left out equally often; no subset is favoured. Rows are 256 tokens long, then 512, at the end 2048.""",
+    "tiny-early-exit": """Trained on from the phase `half-depth` of `tiny`, which see. The phases added are LayerSkip
+(arXiv 2404.16710): layers are left out with a chance that rises with depth up to 0.1, and in every step three exits
+learn through the shared final norm and LM head, a third of the rows each. They learn the distribution of the step's
+last layer rather than the next token. They are rotated over the first three quarters of the layers, in the last two
+phases with layer 6 always among them; in `mutual-exits` the last layer learns to be close to the exits, too, which
+costs some of its text, and `tiny-early-exit` mends that.""",
 }
 
 
@@ -83,8 +86,20 @@ def _phases(training: dict[str, Any]) -> str:
             f"Seed {training['seed']}; {training['tokens']:,} tokens in all; Muon for the matrices, AdamW for the "
             f"embedding and the norms, bfloat16 arithmetic over float32 weights; torch {training['torch']}, Python "
             f"{training['python']} (whose standard library is the code). `recipes/` makes it again.",
+            *_blend(training),
         ]
     )
+
+
+def _blend(training: dict[str, Any]) -> list[str]:
+    blended = training["blended"]
+    if blended is None:
+        return []
+    return [
+        "",
+        f"The weights are a mean: {1 - blended['share']:.0%} those of the last phase, {blended['share']:.0%} those of "
+        f"`{blended['phase']}`.",
+    ]
 
 
 def _loss(figures: dict[str, Any]) -> str:

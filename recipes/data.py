@@ -30,6 +30,9 @@ MATH_LIGHT = {"math": 0.30, "code": 0.35, "prose": 0.35}
 MATH_LIGHTEST = {"math": 0.20, "code": 0.35, "prose": 0.45}
 """The same for what early exits have left to learn at the end."""
 
+CODE_LIGHT = {"math": 0.40, "code": 0.20, "prose": 0.40}
+"""The same where the form of the text is mended at the end."""
+
 HELD_OUT_CODE = 32
 """One file in this many, by the hash of its name, is held out of the code domain."""
 

@@ -27,7 +27,13 @@ def next_token_loss(hidden_states: Tensor, gain: Tensor, embedding: Tensor, targ
 
 
 def distilled_loss(
-    hidden_states: Tensor, draft_states: Tensor, gain: Tensor, embedding: Tensor, targets: Tensor, epsilon: float
+    hidden_states: Tensor,
+    draft_states: Tensor,
+    gain: Tensor,
+    embedding: Tensor,
+    targets: Tensor,
+    epsilon: float,
+    mutual: bool,
 ) -> tuple[Tensor, Tensor]:
     """Loss of the full model, and how far a draft's distribution is from the full model's.
 
@@ -38,14 +44,17 @@ def distilled_loss(
         embedding: ``[vocabulary, hidden]``.
         targets: token ids ``[rows, length]``.
         epsilon: the norm's.
+        mutual: whether the divergence teaches the full model, too (R-Drop, arXiv 2106.14448); else its distribution is
+            taken as given.
 
     Returns:
-        (mean cross-entropy of the full model, mean Kullback-Leibler divergence of the draft from the full model, whose
-        distribution is taken as given), both in nats a token.
+        (mean cross-entropy of the full model, mean Kullback-Leibler divergence of the draft from the full model), both
+        in nats a token.
     """
     logits = functional.linear(rms_norm(hidden_states, gain, epsilon), embedding).float()
     draft_logits = functional.linear(rms_norm(draft_states, gain, epsilon), embedding).float()
-    given, drafted = logits[: len(draft_logits)].detach().log_softmax(-1), draft_logits.log_softmax(-1)
+    given = logits[: len(draft_logits)] if mutual else logits[: len(draft_logits)].detach()
+    given, drafted = given.log_softmax(-1), draft_logits.log_softmax(-1)
     loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
     return loss, (given.exp() * (given - drafted)).sum(-1).mean()
 
@@ -76,6 +85,7 @@ class Objective:
     """Computes one step's loss; the subclasses differ in which sublayers run and what is compared."""
 
     DIVERGENCE_WEIGHT = 1.0
+    MUTUAL = False
 
     def __init__(self, llama: Llama, compiled: bool) -> None:
         """Bind the model; ``compiled`` runs the losses through ``torch.compile``."""
@@ -103,7 +113,7 @@ class Objective:
 
     def _distilled_backward(self, hidden_states: Tensor, draft_states: Tensor, targets: Tensor) -> dict[str, float]:
         loss, divergence = self._distilled(
-            hidden_states, draft_states, *self._head(), targets, self._llama.shape.epsilon
+            hidden_states, draft_states, *self._head(), targets, self._llama.shape.epsilon, self.MUTUAL
         )
         (loss + self.DIVERGENCE_WEIGHT * divergence).backward()
         return {"full": loss.item(), "divergence": divergence.item()}
@@ -149,11 +159,17 @@ class DistilledSubsetObjective(Objective):
 
 
 class HalfDepthObjective(DistilledSubsetObjective):
-    """The last phase of ``tiny``: subsets near the half that is skipped in use, and their distance counts more."""
+    """The last phases of ``tiny``: subsets near the half that is skipped in use, and their distance counts more."""
 
     RATES = (0.4, 0.6)
     DRAFT_SHARE = 1.0
     DIVERGENCE_WEIGHT = 2.0
+
+
+class MutualHalfDepthObjective(HalfDepthObjective):
+    """One of them: the full model, too, comes closer to its subsets, at the cost of the text it writes."""
+
+    MUTUAL = True
 
 
 class EarlyExitObjective(Objective):
@@ -169,8 +185,7 @@ class EarlyExitObjective(Objective):
     def backward(self, inputs: Tensor, targets: Tensor, chooser: random.Random) -> dict[str, float]:
         """See `Objective.backward`."""
         llama = self._llama
-        quarter = llama.shape.layers // 4
-        exits = [quarter * part + chooser.randint(1, quarter) for part in range(3)]
+        exits = self.exit_layers(chooser)
         kept = rising_dropout(llama.shape, self.HIGHEST_DROPOUT, chooser)
         hidden_states, done, exit_states = llama.embed(inputs), 0, []
         for exit_layer, rows in zip(exits, torch.arange(len(inputs)).chunk(len(exits)), strict=False):
@@ -180,3 +195,25 @@ class EarlyExitObjective(Objective):
             done = end
         hidden_states = llama.run(hidden_states, [sublayer for sublayer in kept if sublayer >= done])
         return self._distilled_backward(hidden_states, torch.cat(exit_states), targets)
+
+    def exit_layers(self, chooser: random.Random) -> list[int]:
+        """Draw the exits of one step, in rising order."""
+        quarter = self._llama.shape.layers // 4
+        return [quarter * part + chooser.randint(1, quarter) for part in range(3)]
+
+
+class DraftingExitObjective(EarlyExitObjective):
+    """The last phase of ``tiny-early-exit``: one of the three exits is always the one three eighths of the way up."""
+
+    def exit_layers(self, chooser: random.Random) -> list[int]:
+        """Draw the exits of one step, in rising order."""
+        layers = self._llama.shape.layers
+        best = 3 * layers // 8
+        return [chooser.randint(2, best - 1), best, chooser.randint(best + 1, 3 * layers // 4)]
+
+
+class MutualExitObjective(DraftingExitObjective):
+    """The phase before it: the last layer, too, comes closer to the exits, at the cost of the text it writes."""
+
+    MUTUAL = True
+    DIVERGENCE_WEIGHT = 2.0

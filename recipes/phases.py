@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from data import MATH_HEAVY, MATH_LIGHT, MATH_LIGHTEST, MIXTURE
-from objectives import DistilledSubsetObjective, EarlyExitObjective, HalfDepthObjective, Objective, SubsetObjective
+from data import CODE_LIGHT, MATH_HEAVY, MATH_LIGHT, MATH_LIGHTEST, MIXTURE
+from objectives import (
+    DistilledSubsetObjective,
+    DraftingExitObjective,
+    EarlyExitObjective,
+    HalfDepthObjective,
+    MutualExitObjective,
+    MutualHalfDepthObjective,
+    Objective,
+    SubsetObjective,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,26 @@ class Phase:
         return replace(self, stages=stages, warm_up=times(self.warm_up), decay=times(self.decay))
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What makes one bundled checkpoint.
+
+    Attributes:
+        phases: one after the other; the last one has the checkpoint's name.
+        blended: name of an earlier phase whose weights are mixed into the last one's.
+        share: of that phase in the mean of the weights, 0 ... 1.
+    """
+
+    phases: tuple[Phase, ...]
+    blended: str | None = None
+    share: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Of the checkpoint."""
+        return self.phases[-1].name
+
+
 START = Phase("start", SubsetObjective, (Stage(200, 16, 256),), warm_up=100, peak=0.5)
 BASE = Phase("base", SubsetObjective, (Stage(400, 16, 256), Stage(550, 32, 256)))
 SUBSETS = Phase(
@@ -89,7 +118,27 @@ SUBSETS = Phase(
     decay=450,
     mixture=MATH_HEAVY,
 )
-TINY = Phase("tiny", HalfDepthObjective, (Stage(60, 4, 2048),), warm_up=5, decay=55, peak=0.3, mixture=MATH_LIGHT)
+HALF_DEPTH = Phase(
+    "half-depth", HalfDepthObjective, (Stage(60, 4, 2048),), warm_up=5, decay=55, peak=0.3, mixture=MATH_LIGHT
+)
+MUTUAL_HALF_DEPTH = Phase(
+    "mutual-half-depth",
+    MutualHalfDepthObjective,
+    (Stage(320, 32, 256), Stage(100, 16, 512), Stage(30, 4, 2048)),
+    warm_up=10,
+    decay=350,
+    peak=0.5,
+    mixture=MATH_LIGHT,
+)
+TINY = Phase(
+    "tiny",
+    HalfDepthObjective,
+    (Stage(60, 32, 256), Stage(24, 16, 512), Stage(6, 4, 2048)),
+    warm_up=5,
+    decay=85,
+    peak=0.4,
+    mixture=CODE_LIGHT,
+)
 EXITS = Phase(
     "exits",
     EarlyExitObjective,
@@ -99,8 +148,8 @@ EXITS = Phase(
     peak=0.5,
     mixture=MATH_HEAVY,
 )
-EARLY_EXIT = Phase(
-    "tiny-early-exit",
+MORE_EXITS = Phase(
+    "more-exits",
     EarlyExitObjective,
     (Stage(98, 32, 256), Stage(12, 4, 2048)),
     warm_up=5,
@@ -108,7 +157,31 @@ EARLY_EXIT = Phase(
     peak=0.5,
     mixture=MATH_LIGHTEST,
 )
+MUTUAL_EXITS = Phase(
+    "mutual-exits",
+    MutualExitObjective,
+    (Stage(320, 32, 256), Stage(80, 16, 512), Stage(30, 4, 2048)),
+    warm_up=10,
+    decay=330,
+    peak=0.5,
+    mixture=MATH_LIGHT,
+)
+EARLY_EXIT = Phase(
+    "tiny-early-exit",
+    DraftingExitObjective,
+    (Stage(90, 32, 256), Stage(50, 16, 512), Stage(10, 4, 2048)),
+    warm_up=5,
+    decay=140,
+    peak=0.5,
+    mixture=CODE_LIGHT,
+)
 
-TINY_RECIPE = (START, BASE, SUBSETS, TINY)
-EARLY_EXIT_RECIPE = (START, BASE, SUBSETS, TINY, EXITS, EARLY_EXIT)
-"""LayerSkip's way of continued training: the early exits are taught to a model that is trained already."""
+TINY_RECIPE = Recipe((START, BASE, SUBSETS, HALF_DEPTH, MUTUAL_HALF_DEPTH, TINY), "mutual-half-depth", 0.3)
+
+EARLY_EXIT_RECIPE = Recipe(
+    (START, BASE, SUBSETS, HALF_DEPTH, EXITS, MORE_EXITS, MUTUAL_EXITS, EARLY_EXIT), "mutual-exits", 0.4
+)
+"""LayerSkip's way of continued training: the early exits are taught to a model that is trained already.
+
+The mean of the weights of the last two phases has the exits of the one and the text of the other.
+"""

@@ -15,10 +15,19 @@ from data import Mixer
 from export import read_checkpoint, write_checkpoint
 from measure import choose_skip_set, encode_text, exit_agreement, skip_agreement
 from model import Llama, Shape, causal_attention, initial_weights
-from objectives import DistilledSubsetObjective, EarlyExitObjective, Objective, SubsetObjective
+from objectives import (
+    DistilledSubsetObjective,
+    EarlyExitObjective,
+    MutualExitObjective,
+    MutualHalfDepthObjective,
+    Objective,
+    SubsetObjective,
+    distilled_loss,
+)
 from optimizer import Rates, orthogonalize
-from phases import Phase, Stage
+from phases import Phase, Recipe, Stage
 from tokenizer import train_tokenizer
+from train import blend
 from training import Settings, initial_checkpoint, train_phase
 
 TEXTS = [f"Question: what is {n} + 1?\nAnswer: {n + 1}\n        indented\n#### {n + 1}" for n in range(200)]
@@ -92,10 +101,19 @@ def test_orthogonalize_brings_singular_values_near_one() -> None:
     assert singular.max() < 1.3
 
 
-@pytest.mark.parametrize("objective", [SubsetObjective, DistilledSubsetObjective, EarlyExitObjective])
+OBJECTIVES = [
+    SubsetObjective,
+    DistilledSubsetObjective,
+    MutualHalfDepthObjective,
+    EarlyExitObjective,
+    MutualExitObjective,
+]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_interrupted_phase_ends_where_an_uninterrupted_one_does(tmp_path: Path, objective: type[Objective]) -> None:
     """A checkpoint holds all that the next step depends on."""
-    shape = Shape(vocabulary=64, layers=4, hidden=32, heads=4, mlp=48)
+    shape = Shape(vocabulary=64, layers=8, hidden=32, heads=4, mlp=48)
     mixer = Mixer({name: torch.arange(2000) % 61 + 3 for name in MIXTURE}, bos=0, seed=0)
 
     def train(work: Path, *stages: int) -> dict[str, torch.Tensor]:
@@ -109,6 +127,26 @@ def test_interrupted_phase_ends_where_an_uninterrupted_one_does(tmp_path: Path, 
     whole, resumed = train(tmp_path / "whole", 6), train(tmp_path / "resumed", 3, 6)
     for name, weight in whole.items():
         torch.testing.assert_close(resumed[name], weight)
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+def test_the_divergence_teaches_the_full_model_only_where_it_is_mutual(mutual: bool) -> None:
+    """With the full model's states as the only leaf, its gradient without the loss's own is the divergence's."""
+    generator = torch.Generator().manual_seed(3)
+    hidden_states, draft_states = (torch.randn(2, 5, 8, generator=generator, requires_grad=True) for _ in range(2))
+    embedding, targets = torch.randn(11, 8, generator=generator), torch.zeros(2, 5, dtype=torch.long)
+    _, divergence = distilled_loss(hidden_states, draft_states, torch.ones(8), embedding, targets, 1e-5, mutual)
+    gradients = torch.autograd.grad(divergence, [hidden_states, draft_states], allow_unused=True)
+    assert [gradient is not None and bool(gradient.any()) for gradient in gradients] == [mutual, True]
+
+
+def test_a_blend_is_the_mean_of_two_phases(tmp_path: Path) -> None:
+    """A quarter of the earlier phase, three quarters of the last one; without a blend the last one's as they are."""
+    last = {"masters": {"weight": torch.tensor([4.0, 8.0])}}
+    torch.save({"masters": {"weight": torch.tensor([0.0, 4.0])}}, tmp_path / "earlier.pt")
+    phases = (Phase("last", SubsetObjective, (Stage(1, 1, 1),)),)
+    assert blend(Recipe(phases, "earlier", 0.25), last, tmp_path)["weight"].tolist() == [3.0, 7.0]
+    assert blend(Recipe(phases), last, tmp_path) is last["masters"]
 
 
 def test_skip_sets_and_exits_are_measured_against_the_full_model(tokenizer: Tokenizer) -> None:

@@ -16,7 +16,7 @@ from data import Mixer, encode_stream, load_domains
 from export import write_checkpoint
 from model import Shape
 from optimizer import Rates
-from phases import EARLY_EXIT_RECIPE, TINY_RECIPE, Phase
+from phases import EARLY_EXIT_RECIPE, TINY_RECIPE, Phase, Recipe
 from tokenizer import BOS, train_tokenizer
 from training import Settings, initial_checkpoint, train_phase
 
@@ -68,7 +68,7 @@ def tiny_early_exit(
 
 
 def run_recipe(
-    phases: tuple[Phase, ...],
+    recipe: Recipe,
     settings: Settings,
     gsm8k: Path,
     books: Path,
@@ -79,7 +79,7 @@ def run_recipe(
     """Train the phases one after the other, each taken up where an earlier run left it; write the checkpoint.
 
     Args:
-        phases: of the recipe.
+        recipe: what to do.
         settings: of the run.
         gsm8k: see `data.load_math`.
         books: folder of novels.
@@ -87,6 +87,7 @@ def run_recipe(
         processes: that train together.
         steps: total, the phases scaled to it; None takes the recipe's own numbers.
     """
+    phases = recipe.phases
     if steps is not None:
         phases = tuple(phase.scaled(steps / sum(phase.steps for phase in phases)) for phase in phases)
     settings.work.mkdir(parents=True, exist_ok=True)
@@ -100,9 +101,10 @@ def run_recipe(
     mixer = Mixer(streams, tokenizer.token_to_id(BOS), settings.seed)
     replicas.launch(processes, train_phases, phases, mixer, settings)
     checkpoint = train_phases(phases, mixer, settings)
-    write_checkpoint(out, checkpoint["masters"], settings.shape, tokenizer)
+    write_checkpoint(out, blend(recipe, checkpoint, settings.work), settings.shape, tokenizer)
     record = {
-        "recipe": phases[-1].name,
+        "recipe": recipe.name,
+        "blended": {"phase": recipe.blended, "share": recipe.share} if recipe.blended else None,
         "seed": settings.seed,
         "tokens": checkpoint["tokens"],
         "steps": checkpoint["step"],
@@ -122,6 +124,15 @@ def train_phases(phases: tuple[Phase, ...], mixer: Mixer, settings: Settings) ->
     for phase in phases:
         checkpoint = train_phase(phase, mixer, checkpoint, settings)
     return checkpoint
+
+
+def blend(recipe: Recipe, checkpoint: dict[str, Any], work: Path) -> dict[str, torch.Tensor]:
+    """Give the weights of the finished checkpoint: the last phase's, or their mean with those of the blended phase."""
+    masters: dict[str, torch.Tensor] = checkpoint["masters"]
+    if recipe.blended is None:
+        return masters
+    earlier = torch.load(work / f"{recipe.blended}.pt", map_location="cpu")["masters"]
+    return {name: torch.lerp(weight.cpu(), earlier[name], recipe.share) for name, weight in masters.items()}
 
 
 def _device(name: str) -> torch.device:

@@ -37,6 +37,10 @@ def test_the_card_tells_the_measured_figures(name: str) -> None:
     card = (folder / "README.md").read_text(encoding="utf-8")
     figures = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     assert figures["held_out"]["math"]["bits_per_byte"]["1024"] <= 1.20
+    if name == "tiny":
+        assert all(chosen["agreement"][domain] >= 0.78 for domain, chosen in figures["skip_half"].items())
+    else:
+        assert all(exits["6"] >= 0.60 for exits in figures["exit_agreement"].values())
     for domain in figures["held_out"].values():
         assert f"{domain['bits_per_byte']['1024']:.3f}" in card
 
@@ -53,7 +57,7 @@ def test_every_method_writes_the_plain_text(name: str, domain: str) -> None:
         assert method == "autoregressive" or result.drafted > 0
 
 
-@pytest.mark.parametrize(("domain", "least"), [("code", 0.6), ("math", 0.5), ("prose", 0.3)])
+@pytest.mark.parametrize(("domain", "least"), [("code", 0.5), ("math", 0.6), ("prose", 0.5)])
 def test_early_exits_draft_well(domain: str, least: float) -> None:
     drafting = engine("tiny-early-exit", "layerskip", exit_layer=6, draft_length=5)
     results = [drafting.generate(prompt, PARAMS) for prompt in PROMPTS[domain]]
