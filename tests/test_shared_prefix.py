@@ -96,7 +96,7 @@ def test_shared_sublayers_run_only_for_rows_not_yet_drafted(
     run = Sublayer.__call__
 
     def counted(sublayer: Sublayer, hidden_states: torch.Tensor, step: Any) -> torch.Tensor:
-        rows_run[target.sublayers.index(sublayer)].append(hidden_states.shape[1])
+        rows_run[target.sublayers.index(sublayer)].append(hidden_states.shape[0])
         return run(sublayer, hidden_states, step)
 
     monkeypatch.setattr(Sublayer, "__call__", counted)

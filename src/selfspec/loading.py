@@ -22,6 +22,7 @@ from transformers import (
 from selfspec.errors import DeviceError, ModelLoadError, OutOfMemoryError, UnsupportedModelError
 from selfspec.limits import is_out_of_memory
 from selfspec.target.families import find_family
+from selfspec.widening import check_factor, check_memory, widen_model
 
 BUNDLED = {"tiny": "tiny", "tiny-early-exit": "tiny_early_exit"}
 """Checkpoints inside the package: name to folder under ``selfspec/models``."""
@@ -30,7 +31,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load_model(
-    name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto"
+    name: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    widen: int = 1,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a model and its tokenizer.
 
@@ -38,19 +43,27 @@ def load_model(
         name: a bundled checkpoint (``tiny``, ``tiny-early-exit``), a local folder, or a name on the hub.
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` for the one the checkpoint was saved in.
         device: as torch names it, or ``auto`` for an accelerator if there is one.
+        widen: factor to widen a Llama model by, its text unchanged (see ``selfspec.widening``); 1 leaves it as it is.
 
     Returns:
         The model in eval mode on the device, and its tokenizer.
 
     Raises:
+        InvalidParameterError: the widening factor is out of range.
         DeviceError: dtype or device are unknown or not there.
         UnsupportedModelError: the family is not supported (found out before any weights are read).
         ModelLoadError: there is no such model, or its files are missing or corrupt.
+        OutOfMemoryError: there is no room for the (widened) weights.
     """
+    check_factor(widen)
     chosen_dtype, chosen_device = parse_dtype(dtype), parse_device(device)
     source = resolve_name(name)
     with _explain_failure(name):
         _check_family(source)
+    if widen > 1:
+        with _explain_failure(name):
+            config = AutoConfig.from_pretrained(source)
+        check_memory(config, widen, _weights_dtype(config, chosen_dtype), chosen_device)
     with _explain_failure(name, "the tokenizer of "):
         tokenizer = AutoTokenizer.from_pretrained(source)
     with _explain_failure(name):
@@ -59,6 +72,8 @@ def load_model(
         )
         model, report = loaded
         _check_weights(report)
+        if widen > 1:
+            model = widen_model(model, widen, device=chosen_device)
         return model.to(chosen_device).eval(), tokenizer
 
 
@@ -81,6 +96,12 @@ def _check_family(source: str) -> None:
     known = content.get("model_type") in (None, *CONFIG_MAPPING)
     config: Any = AutoConfig.from_pretrained(source) if known else SimpleNamespace(**content)
     find_family(config)
+
+
+def _weights_dtype(config: PreTrainedConfig, dtype: Any) -> torch.dtype:
+    """The dtype that the weights will have, where ``auto`` is the one they were saved in."""
+    chosen = config.dtype if dtype == "auto" else dtype
+    return chosen if isinstance(chosen, torch.dtype) else DTYPES.get(str(chosen), torch.float32)
 
 
 def _check_weights(report: Mapping[str, Any]) -> None:

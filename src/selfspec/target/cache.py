@@ -28,10 +28,11 @@ class KeyValueCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (1, key_value_heads, capacity, head_dim)
+        shape = (2, key_value_heads, capacity, head_dim)
         # Zeros, because attention multiplies the values of hidden slots by zero, and garbage may hold NaN.
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layer_count)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layer_count)]
+        self._pairs = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layer_count)]
+        self.keys = [pair[:1] for pair in self._pairs]
+        self.values = [pair[1:] for pair in self._pairs]
         self.capacity = capacity
         self.length = 0
 
@@ -53,6 +54,27 @@ class KeyValueCache:
         assert start + rows <= self.capacity, f"slots {start}..{start + rows} do not fit a cache of {self.capacity}"
         self.keys[layer].narrow(2, start, rows).copy_(keys)
         self.values[layer].narrow(2, start, rows).copy_(values)
+
+    def write_pairs(self, layer: int, start: int, pairs: torch.Tensor) -> None:
+        """Writes keys and values that stand together, as a fused projection leaves them, in one go.
+
+        Args:
+            layer: index of the layer.
+            start: first slot.
+            pairs: ``[rows, 2 * key_value_heads, head_dim]``, the keys' heads before the values'.
+        """
+        rows = pairs.shape[0]
+        pair = self.slots_for(layer, start, rows)
+        pair.narrow(2, start, rows).copy_(pairs.view(rows, *pair.shape[:2], -1).permute(1, 2, 0, 3))
+
+    def slots_for(self, layer: int, start: int, rows: int) -> torch.Tensor:
+        """Keys and values of one layer, ``[2, key_value_heads, capacity, head_dim]``, which have those slots."""
+        assert start + rows <= self.capacity, f"slots {start}..{start + rows} do not fit a cache of {self.capacity}"
+        return self._pairs[layer]
+
+    def seen(self, layer: int, first: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of consecutive slots, views of ``[1, key_value_heads, slots, head_dim]`` each."""
+        return self.keys[layer].narrow(2, first, slots), self.values[layer].narrow(2, first, slots)
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keeps rows of the last verification and forgets the others.

@@ -2,7 +2,8 @@
 
 A layer of a supported family is two residual branches in sequence. What differs between families is where the norms
 stand and a few multipliers; the projections, rope, q/k norms and score caps stay inside transformers' own attention and
-MLP modules, which the generic path calls as they are.
+MLP modules, which the generic path calls as they are. The fused blocks (``blocks.py``) know those modules by their
+classes, and what a family's attention does beside projections and rope.
 """
 
 from dataclasses import dataclass
@@ -48,6 +49,10 @@ class Family:
         logits_divisor: config attribute that the logits are divided by, if any.
         rope_by_layer_type: each layer type has a rope of its own.
         bidirectional_flag: config attribute that must be off, because it makes attention look ahead, if any.
+        classes: how the names of its modules' classes begin in transformers, as in ``LlamaAttention``.
+        plain_norms: norms multiply by their weight; off where they multiply by one plus the weight.
+        rounds_normed: norms round what they normed to the model's dtype before they multiply by their weight.
+        softcap: attribute of an attention module that caps its scores, if any.
     """
 
     name: str
@@ -60,6 +65,10 @@ class Family:
     logits_divisor: str | None = None
     rope_by_layer_type: bool = False
     bidirectional_flag: str | None = None
+    classes: str = ""
+    plain_norms: bool = True
+    rounds_normed: bool = True
+    softcap: str | None = None
 
 
 _POST_NORM_ATTENTION = Branch("self_attn", norm_before=None, norm_after="post_attention_layernorm")
@@ -68,21 +77,25 @@ _SANDWICH_ATTENTION = Branch("self_attn", norm_before="input_layernorm", norm_af
 _SANDWICH_MLP = Branch("mlp", norm_before="pre_feedforward_layernorm", norm_after="post_feedforward_layernorm")
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family("Llama"),
-    "mistral": Family("Mistral", windows=Windows.ALL),
-    "qwen2": Family("Qwen2", windows=Windows.BY_LAYER_TYPE),
-    "qwen3": Family("Qwen3", windows=Windows.BY_LAYER_TYPE),
-    "smollm3": Family("SmolLM3", windows=Windows.BY_LAYER_TYPE),
-    "phi3": Family("Phi-3", windows=Windows.ALL),
-    "olmo2": Family("OLMo-2", attention=_POST_NORM_ATTENTION, mlp=_POST_NORM_MLP),
+    "llama": Family("Llama", classes="Llama"),
+    "mistral": Family("Mistral", classes="Mistral", windows=Windows.ALL),
+    "qwen2": Family("Qwen2", classes="Qwen2", windows=Windows.BY_LAYER_TYPE),
+    "qwen3": Family("Qwen3", classes="Qwen3", windows=Windows.BY_LAYER_TYPE),
+    "smollm3": Family("SmolLM3", classes="SmolLM3", windows=Windows.BY_LAYER_TYPE),
+    "phi3": Family("Phi-3", classes="Phi3", windows=Windows.ALL),
+    "olmo2": Family("OLMo-2", classes="Olmo2", rounds_normed=False, attention=_POST_NORM_ATTENTION, mlp=_POST_NORM_MLP),
     "granite": Family(
         "Granite",
+        classes="Granite",
         residual_multiplier="residual_multiplier",
         embedding_multiplier="embedding_multiplier",
         logits_divisor="logits_scaling",
     ),
     "gemma2": Family(
         "Gemma-2",
+        classes="Gemma2",
+        plain_norms=False,
+        softcap="attn_logit_softcapping",
         attention=_SANDWICH_ATTENTION,
         mlp=_SANDWICH_MLP,
         windows=Windows.BY_LAYER_TYPE,
@@ -90,6 +103,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma3_text": Family(
         "Gemma-3 (text)",
+        classes="Gemma3",
+        plain_norms=False,
         attention=_SANDWICH_ATTENTION,
         mlp=_SANDWICH_MLP,
         windows=Windows.BY_LAYER_TYPE,
@@ -97,8 +112,8 @@ FAMILIES: dict[str, Family] = {
         rope_by_layer_type=True,
         bidirectional_flag="use_bidirectional_attention",
     ),
-    "mixtral": Family("Mixtral", windows=Windows.ALL),
-    "qwen3_moe": Family("Qwen3-MoE", windows=Windows.ALL),
+    "mixtral": Family("Mixtral", classes="Mixtral", windows=Windows.ALL),
+    "qwen3_moe": Family("Qwen3-MoE", classes="Qwen3Moe", windows=Windows.ALL),
 }
 """By ``config.model_type``."""
 

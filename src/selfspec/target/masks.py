@@ -44,7 +44,7 @@ class Layout:
     positions: torch.Tensor
     lowest_position: int
     visible: torch.Tensor | None = None
-    _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, bool, bool, int], torch.Tensor | None] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -58,7 +58,7 @@ class Layout:
         return max(0, min(self.prefix, self.lowest_position - window + 1))
 
     def mask(
-        self, window: int | None, dtype: torch.dtype, *, additive: bool, causal_kernel: bool
+        self, window: int | None, dtype: torch.dtype, *, additive: bool, causal_kernel: bool, repeats: int = 1
     ) -> torch.Tensor | None:
         """The attention mask over the slots ``first_slot(window) … end``, made once for each window.
 
@@ -67,17 +67,21 @@ class Layout:
             dtype: of an additive mask.
             additive: give 0 / lowest value to be added to the scores (eager attention) instead of true / false.
             causal_kernel: without a mask, attention takes several rows to be causal on its own.
+            repeats: how many queries of each row stand one behind the other, seeing the same.
 
         Returns:
-            ``[1, 1, rows, slots]``, or ``None`` where every row sees every slot.
+            ``[1, 1, rows * repeats, slots]``, or ``None`` where every row sees every slot.
         """
-        if window not in self._masks:
+        key = (window, additive, causal_kernel, repeats)
+        if key not in self._masks:
             visible = None if self._needs_no_mask(window, causal_kernel) else self.visibility(window)[None, None]
+            if visible is not None and repeats > 1:
+                visible = visible.repeat_interleave(repeats, dim=2)
             if visible is not None and additive:
                 lowest = torch.finfo(dtype).min
                 visible = torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, lowest)
-            self._masks[window] = visible
-        return self._masks[window]
+            self._masks[key] = visible
+        return self._masks[key]
 
     def visibility(self, window: int | None) -> torch.Tensor:
         """Which slots from ``first_slot(window)`` on each row sees: bool ``[rows, slots]`` (query, key)."""

@@ -1,6 +1,7 @@
 """The target model as 2L sublayers: the only place that runs the model."""
 
-from collections.abc import Collection, Iterable
+import warnings
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,28 +9,26 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from selfspec.errors import UnsupportedModelError
+from selfspec.errors import InvalidParameterError, UnsupportedModelError
+from selfspec.target.blocks import FusedAttention, FusedMLP, fast_norm, fuse
 from selfspec.target.cache import KeyValueCache
-from selfspec.target.families import Branch, Windows, find_family
+from selfspec.target.compiled import compile_block, compile_head
+from selfspec.target.families import Windows, find_family
+from selfspec.target.fusing import signature
+from selfspec.target.kernels import KernelBuildError
 from selfspec.target.masks import Layout
-from selfspec.target.rope import Rope, Rotation
+from selfspec.target.rope import Rope
+from selfspec.target.sublayers import AttentionSublayer, SequenceState, Step, Sublayer
 
+__all__ = ["RUNTIMES", "SequenceState", "StackOutput", "Step", "Sublayer", "Target"]
 
-@dataclass
-class SequenceState:
-    """The state of one request inside the target: its cache and which rope frequencies it takes."""
-
-    cache: KeyValueCache
-    long_rope: bool = False
-
-
-@dataclass
-class Step:
-    """One forward in progress: the layout of its rows, with rope and masks computed once for all sublayers."""
-
-    sequence: SequenceState
-    layout: Layout
-    rotations: dict[str | None, Rotation]
+RUNTIMES = {
+    "auto": "the fastest that works for this model, sublayer by sublayer",
+    "eager": "transformers' own modules: slow, and the oracle of the others",
+    "fused": "fused blocks; refused where no sublayer of the model can have one",
+    "compiled": "fused blocks with kernels for few rows, built by the machine's C++ compiler; CPU only",
+}
+"""How the sublayers run."""
 
 
 @dataclass
@@ -45,90 +44,28 @@ class StackOutput:
     captured: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
-class _CacheWriter:
-    """What transformers' attention gets as ``past_key_values``: writes the rows of a step, returns what they see."""
-
-    def __init__(self, step: Step, window: int | None) -> None:
-        self._cache = step.sequence.cache
-        self._start = step.layout.start
-        self._first = step.layout.first_slot(window)
-        self._slots = step.layout.end - self._first
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self._cache.write(layer_idx, self._start, keys, values)
-        seen_keys = self._cache.keys[layer_idx].narrow(2, self._first, self._slots)
-        seen_values = self._cache.values[layer_idx].narrow(2, self._first, self._slots)
-        return seen_keys, seen_values
-
-
-class Sublayer:
-    """One residual branch of a decoder layer: its norms, its module, its multiplier."""
-
-    def __init__(self, layer: nn.Module, branch: Branch, multiplier: float) -> None:
-        self.module: nn.Module = getattr(layer, branch.module)
-        self.norm_before: nn.Module | None = getattr(layer, branch.norm_before) if branch.norm_before else None
-        self.norm_after: nn.Module | None = getattr(layer, branch.norm_after) if branch.norm_after else None
-        self.multiplier = multiplier
-
-    def parameters(self) -> Iterable[nn.Parameter]:
-        """The weights that one run of this branch reads."""
-        for module in (self.norm_before, self.module, self.norm_after):
-            if module is not None:
-                yield from module.parameters()
-
-    def __call__(self, hidden_states: torch.Tensor, step: Step) -> torch.Tensor:
-        """Runs the branch and adds it to the residual stream, ``[1, rows, hidden]`` in and out."""
-        branch = hidden_states if self.norm_before is None else self.norm_before(hidden_states)
-        branch = self._run(branch, step)
-        if self.norm_after is not None:
-            branch = self.norm_after(branch)
-        if self.multiplier != 1.0:
-            branch = branch * self.multiplier
-        return hidden_states + branch
-
-    def _run(self, hidden_states: torch.Tensor, step: Step) -> torch.Tensor:
-        output: torch.Tensor | tuple[torch.Tensor, ...] = self.module(hidden_states)
-        return output[0] if isinstance(output, tuple) else output
-
-
-class AttentionSublayer(Sublayer):
-    """An attention branch: it reads and writes the cache."""
-
-    def __init__(
-        self, layer: nn.Module, branch: Branch, multiplier: float, *, window: int | None, rope: str | None, eager: bool
-    ) -> None:
-        super().__init__(layer, branch, multiplier)
-        self.window = window
-        self._rope = rope
-        self._eager = eager
-
-    def _run(self, hidden_states: torch.Tensor, step: Step) -> torch.Tensor:
-        mask = step.layout.mask(self.window, hidden_states.dtype, additive=self._eager, causal_kernel=not self._eager)
-        output: torch.Tensor = self.module(
-            hidden_states=hidden_states,
-            position_embeddings=step.rotations[self._rope],
-            attention_mask=mask,
-            past_key_values=_CacheWriter(step, self.window),
-        )[0]
-        return output
-
-
 class Target:
     """A Hugging Face causal language model, seen as ``2L`` sublayers that run in any subset.
 
-    The model is read, never changed: no attribute of it is set, and all state of a request lives in its
-    ``SequenceState``.
+    The model computes what it did, bit for bit: no attribute of it is set, and all state of a request lives in its
+    ``SequenceState``. Fused blocks move weights that are read together into one piece of memory, of which the model's
+    own parameters become views (``fusing.Product``); nothing is held twice.
 
     Args:
         model: a supported ``PreTrainedModel``, in eval mode, on one device.
+        runtime: one of ``RUNTIMES``. Hooks, adapters and quantised layers keep the sublayer that has them on
+            transformers' modules; those that come later are noticed at the next request.
 
     Raises:
-        UnsupportedModelError: the family, or a feature of this model, is not supported.
+        InvalidParameterError: there is no such runtime.
+        UnsupportedModelError: the family, or a feature of this model, is not supported, or nothing of it can be fused
+            where that was asked for.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, runtime: str = "auto") -> None:
+        if runtime not in RUNTIMES:
+            raise InvalidParameterError(f"there is no runtime '{runtime}'; choose one of {', '.join(RUNTIMES)}")
+        self.runtime = runtime
         self.family = find_family(model.config)
         _check_supported(model, self.family.bidirectional_flag)
         self.model = model
@@ -136,12 +73,18 @@ class Target:
         self._head: nn.Module = _head(model)
         decoder: Any = model.model
         self._embedding: nn.Module = decoder.embed_tokens
+        self._decoder = decoder
         self._final_norm: nn.Module = decoder.norm
         self._embedding_scale = self._find_embedding_scale()
         self._logits_divisor = float(getattr(self.config, self.family.logits_divisor or "", 1.0))
         self._logits_softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
-        self.sublayers: list[Sublayer] = self._split_layers(decoder.layers[: self.config.num_hidden_layers])
-        self._rope = Rope(decoder.rotary_emb, self._rope_layer_types(), _rope_switch(self.config))
+        self.sublayers: list[Sublayer] = []
+        self._split()
+        if runtime == "fused" and self.fused_count == 0:
+            raise UnsupportedModelError(
+                f"no sublayer of this {self.family.name} model can be fused: its modules are hooked, quantised, "
+                "adapted or not transformers' own; use runtime 'auto' or 'eager'"
+            )
 
     @property
     def sublayer_count(self) -> int:
@@ -152,6 +95,11 @@ class Target:
     def layer_count(self) -> int:
         """``L``."""
         return len(self.sublayers) // 2
+
+    @property
+    def fused_count(self) -> int:
+        """How many of the sublayers run as fused blocks."""
+        return sum(isinstance(sublayer, (FusedAttention, FusedMLP)) for sublayer in self.sublayers)
 
     @property
     def hidden_size(self) -> int:
@@ -189,7 +137,13 @@ class Target:
         Raises:
             ContextLengthError: the request crosses the model's rope switch.
         """
+        if (
+            not all(sublayer.is_current() for sublayer in self.sublayers)
+            or signature(self._ends) != self._end_signature
+        ):
+            self._split()
         long_rope = self._rope.is_long(prompt_length, last_length)
+        self._rope.reserve(self._like, capacity)
         heads = self.config.num_attention_heads
         head_dim = getattr(self.config, "head_dim", None) or self.hidden_size // heads
         cache = KeyValueCache(
@@ -233,9 +187,8 @@ class Target:
             positions = torch.tensor(counted, device=self.device)
             lowest = min(counted)
         layout = Layout(start, rows, prefix, positions, lowest, visible)
-        like = self._final_norm.weight
-        assert isinstance(like, torch.Tensor)
-        return Step(sequence, layout, self._rope.rotations(like, positions, long=sequence.long_rope))
+        self._rope.reserve(self._like, layout.end)
+        return Step(sequence, layout, self._rope, self._like, prefix if depths is None else None)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The residual stream before sublayer 0, ``h[0]``: long ``[rows]`` to ``[rows, hidden]``."""
@@ -259,22 +212,51 @@ class Target:
         """
         captured: dict[int, torch.Tensor] = {}
         wanted = sorted(capture, reverse=True)
-        stream = hidden_states[None]
+        stream = hidden_states
         for index in sublayers:
             while wanted and wanted[-1] <= index:
-                captured[wanted.pop()] = stream[0]
+                captured[wanted.pop()] = stream
             stream = self.sublayers[index](stream, step)
-        captured.update((index, stream[0]) for index in wanted)
-        return StackOutput(stream[0], captured)
+        captured.update((index, stream) for index in wanted)
+        return StackOutput(stream, captured)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Final norm and LM head: ``[rows, hidden]`` to ``[rows, vocab]``, in the model's dtype."""
-        logits: torch.Tensor = self._head(self._final_norm(hidden_states[None]))[0]
+        logits = self._score(self._norm(hidden_states))
         if self._logits_divisor != 1.0:
             logits = logits / self._logits_divisor
         if self._logits_softcap is not None:
             logits = torch.tanh(logits / self._logits_softcap) * self._logits_softcap
         return logits
+
+    @property
+    def _like(self) -> torch.Tensor:
+        """A tensor with the model's dtype and device."""
+        return self._final_norm.weight  # type: ignore[return-value]
+
+    def _split(self) -> None:
+        """Takes the model apart, as it is now."""
+        decoder, fused = self._decoder, self.runtime != "eager"
+        sublayers = self._split_layers(decoder.layers[: self.config.num_hidden_layers])
+        if fused:
+            sublayers = [fuse(sublayer, self.family, index // 2) for index, sublayer in enumerate(sublayers)]
+        self._norm = fast_norm(self._final_norm, self.family) if fused else self._final_norm
+        self._score: Callable[[torch.Tensor], torch.Tensor] = self._head
+        if self.runtime in ("auto", "compiled"):
+            sublayers = self._compile(sublayers)
+        self.sublayers = sublayers
+        self._ends = [self._final_norm, self._head]
+        self._end_signature = signature(self._ends)
+        self._rope = Rope(decoder.rotary_emb, self._rope_layer_types(), _rope_switch(self.config))
+
+    def _compile(self, sublayers: list[Sublayer]) -> list[Sublayer]:
+        try:
+            self._score = compile_head(self._head)
+            return [compile_block(sublayer) for sublayer in sublayers]
+        except KernelBuildError as error:
+            if self.runtime == "compiled":
+                warnings.warn(f"the compiled runtime falls back to fused blocks: {error}", RuntimeWarning, stacklevel=4)
+            return sublayers
 
     def _split_layers(self, layers: nn.ModuleList) -> list[Sublayer]:
         eager = self.config._attn_implementation == "eager"

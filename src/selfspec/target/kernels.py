@@ -1,0 +1,111 @@
+"""The compiled runtime of the CPU: ``kernels.cpp``, built once with the machine's own compiler.
+
+torch multiplies a few rows with bfloat16 weights at half the memory's speed, because its kernels lay the weights out
+anew in every call; weights laid out ahead would be a second copy of the model. A kernel that reads the rows of the
+weights as they are needs neither.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MAX_ROWS = 16
+"""Most rows of a forward that the kernels take; torch's products are better at more."""
+
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""The dtypes there are kernels for, and how their functions' names end."""
+
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+
+
+class KernelBuildError(Exception):
+    """There is no compiler, or it could not build the kernels. The target falls back; no user sees it."""
+
+
+class Projection(Structure):
+    """The weights of an attention branch up to its keys; ``kernels.cpp`` has the same."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("norm", "weights", "bias")),
+        ("epsilon", c_float),
+        ("threads", c_int),
+        *((name, c_long) for name in ("hidden", "heads", "key_heads", "head_dim")),
+    )
+
+
+class Mlp(Structure):
+    """The weights of an MLP branch; ``kernels.cpp`` has the same."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("norm", "gate_up", "gate_up_bias", "down", "down_bias")),
+        ("epsilon", c_float),
+        ("threads", c_int),
+        *((name, c_long) for name in ("hidden", "inner")),
+    )
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """The built kernels, from the user's cache folder where they are there already.
+
+    Raises:
+        KernelBuildError: they are not there and cannot be built.
+    """
+    built = _build()
+    try:
+        library = ctypes.CDLL(str(built))
+    except OSError as error:
+        raise KernelBuildError(f"the kernels cannot be loaded: {error}; delete {built}") from error
+    for suffix in DTYPES.values():
+        signatures: dict[str, list[Any]] = {
+            "project": [POINTER(Projection), *[c_void_p] * 3, c_long, *[c_void_p] * 2, *[c_long] * 3],
+            "mlp": [POINTER(Mlp), c_void_p, c_void_p, c_long],
+            "product": [*[c_void_p] * 4, *[c_long] * 3, c_int],
+        }
+        for name, arguments in signatures.items():
+            function = getattr(library, f"{name}_{suffix}")
+            function.argtypes, function.restype = arguments, None
+    return library
+
+
+def _build() -> Path:
+    source = _SOURCE.read_bytes()
+    name = hashlib.sha256(source + repr((_FLAGS, platform.machine(), _processor())).encode()).hexdigest()[:16]
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    built = cache_home / "selfspec" / f"kernels-{name}.so"
+    if built.exists():
+        return built
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise KernelBuildError("there is no C++ compiler; install g++, or name one in the environment variable CXX")
+    try:
+        built.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+            made = Path(folder) / built.name
+            command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(made)]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+            made.replace(built)  # at once, so that no other process loads half a file
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+        raise KernelBuildError(f"the kernels could not be built with {compiler}: {' '.join(detail)}") from error
+    return built
+
+
+def _processor() -> str:
+    """What ``-march=native`` depends on: the instructions that this processor has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
