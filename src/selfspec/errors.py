@@ -51,3 +51,7 @@ class NonFiniteLogitsError(SelfSpecError):
 
 class OutOfMemoryError(SelfSpecError):
     """The device ran out of memory; the engine stays usable."""
+
+
+class NoGainWarning(UserWarning):
+    """A method turned out to be no faster than plain decoding on this model; another one is the better choice."""

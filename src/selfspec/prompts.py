@@ -33,6 +33,62 @@ def find_files(directory, suffix=None):
 
     def add(self, key, number=1):
 ''',
+    '''import json
+
+
+class Settings:
+    """Keep the settings of a program in a file.
+
+    The file is read once; save() writes it back.
+    """
+
+    def __init__(self, path):
+        self.path = path
+        self._values = {}
+
+    def load(self):
+''',
+    '''def parse_size(text):
+    """Parse a size such as '10k' or '2M' and return the number of bytes."""
+    units = {'k': 1024, 'M': 1024 ** 2, 'G': 1024 ** 3}
+    text = text.strip()
+    if not text:
+''',
+    '''import threading
+
+
+class Queue:
+    """A queue that several threads may use.
+
+    If maxsize is not positive, the queue has no limit.
+    """
+
+    def __init__(self, maxsize=0):
+        self.maxsize = maxsize
+        self.mutex = threading.Lock()
+''',
+    '''def quote(value):
+    """Return the value in double quotes, with quotes and backslashes escaped."""
+    result = []
+    for char in value:
+        if char == '"':
+''',
+    '''class Node:
+    """A node of a binary tree."""
+
+    def __init__(self, key, left=None, right=None):
+        self.key = key
+        self.left = left
+        self.right = right
+
+    def __repr__(self):
+''',
+    '''def main(args=None):
+    """Run the command line tool and return its exit status."""
+    parser = argparse.ArgumentParser(description='Compare two files.')
+    parser.add_argument('first', help='the first file')
+    parser.add_argument(
+''',
 )
 
 _MATH = (
@@ -44,6 +100,18 @@ _MATH = (
     "many people ride the bus on the two days together?\nAnswer:",
     "Question: Peter reads 20 pages every weekday and 35 pages on each day of the weekend. How many pages does he read "
     "in 3 weeks?\nAnswer:",
+    "Question: A farmer has 8 rows of apple trees with 15 trees in each row. He cuts down 20 trees. How many trees are "
+    "left?\nAnswer:",
+    "Question: Lisa earns $12 an hour and works 6 hours a day, 5 days a week. She spends $150 every week. How much "
+    "does she save in 4 weeks?\nAnswer:",
+    "Question: Tom has twice as many marbles as Ben. Ben has 9 marbles more than Anna, who has 16 marbles. How many "
+    "marbles do the three have together?\nAnswer:",
+    "Question: A shirt costs $25 and a pair of trousers costs $40. In a sale everything is 20% off. How much do 2 "
+    "shirts and a pair of trousers cost in the sale?\nAnswer:",
+    "Question: A train travels 60 miles in an hour. It leaves at 8 in the morning and arrives at 1 in the afternoon, "
+    "after two stops of 30 minutes each. How far does it travel?\nAnswer:",
+    "Question: Maria bakes 48 cookies. She eats 3, gives half of the rest to her neighbors, and packs the others in "
+    "bags of 5. How many full bags does she have?\nAnswer:",
 )
 
 _PROSE = (
@@ -53,6 +121,13 @@ _PROSE = (
     "turned to the young man beside him and said,",
     '"You cannot mean it, sir," said the lady, rising from her chair. "My father would never',
     "There lived in our village, at the time of which I write, a clergyman of some sixty years, whose",
+    "The night was so dark that we could scarcely see the road before us, and the rain, which had begun at sunset, now",
+    "My uncle was the kindest of men, but he had one weakness, which was known to every creature in the parish; and",
+    '"And pray, what did he say to that?" cried the old gentleman, laying down his newspaper. "Nothing," replied',
+    "When the ship was three days out of harbour, and the last of the land had sunk behind us, I went below to see",
+    "She had never been handsome; but there was in her manner something so gentle, and in her eyes a look so",
+    "At the end of the long passage was a little door, which I had often passed without a thought, and which on that "
+    "evening",
 )
 
 PROMPTS: dict[str, tuple[str, ...]] = {"code": _CODE, "math": _MATH, "prose": _PROSE}

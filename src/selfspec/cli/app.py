@@ -8,11 +8,16 @@ import typer
 from typer.core import TyperGroup
 
 from selfspec import __version__
+from selfspec.cli.bench import bench
 from selfspec.cli.demo import demo
 from selfspec.cli.generate import generate
 from selfspec.cli.info import info
+from selfspec.cli.inspect import inspect
 from selfspec.cli.methods import methods
+from selfspec.cli.models import models
+from selfspec.cli.profile import profile
 from selfspec.cli.terminal import tolerate_encoding
+from selfspec.cli.tune import tune
 from selfspec.errors import SelfSpecError
 
 USER_ERROR = 2
@@ -58,9 +63,14 @@ app = typer.Typer(
     help="Lossless self-speculative decoding: a model drafts with its own layers and writes exactly its own text.",
 )
 app.command()(generate)
+app.command()(inspect)
 app.command()(methods)
 app.command()(info)
 app.command()(demo)
+app.command()(tune)
+app.command()(profile)
+app.add_typer(models, name="models")
+app.add_typer(bench, name="bench")
 
 
 @app.callback()

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from selfspec.cli.models import WIDEN_HELP
 from selfspec.cli.prompt import read_prompt
-from selfspec.cli.terminal import TextWriter, silence_libraries
+from selfspec.cli.state import check_state, kept_state
+from selfspec.cli.terminal import TextWriter, own_warnings, silence_libraries
 from selfspec.errors import InvalidParameterError, InvalidSettingError
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from selfspec.types import Generation
 
 MODEL_HELP = "A bundled checkpoint (tiny, tiny-early-exit), a local folder, or a name on the hub."
+RUNTIME_HELP = "How the model runs: auto (the fastest), compiled, fused, or eager (transformers' modules)."
 _CHOOSING, _OUTPUT = "How tokens are chosen", "Output"
 
 
@@ -30,11 +33,20 @@ def generate(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; repeatable.")
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep there what the method learns; if the file exists, start from it.",
+        ),
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user message of a chat.")] = False,
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint was saved.")
     ] = "auto",
     device: Annotated[str, typer.Option(help="As torch names it, or auto: an accelerator if there is one.")] = "auto",
+    widen: Annotated[int, typer.Option(help=WIDEN_HELP)] = 1,
+    runtime: Annotated[str, typer.Option(help=RUNTIME_HELP)] = "auto",
     max_new_tokens: Annotated[int, typer.Option(help="Longest output.", rich_help_panel=_CHOOSING)] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_CHOOSING)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Keep this probability mass.", rich_help_panel=_CHOOSING)] = 1.0,
@@ -69,6 +81,8 @@ def generate(
     if as_json and show_drafts:
         raise InvalidParameterError("--show-drafts colours text, of which --json prints none; give one of them")
     text, method_settings = read_prompt(prompt, prompt_file), parse_assignments(settings or ())
+    if state is not None:
+        check_state(method, state)
 
     from selfspec.engine import Engine
     from selfspec.types import SamplingParams
@@ -85,15 +99,18 @@ def generate(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
-    engine = Engine.from_pretrained(model, method, settings=method_settings, dtype=dtype, device=device)
+    engine = Engine.from_pretrained(
+        model, method, settings=method_settings, dtype=dtype, device=device, widen=widen, runtime=runtime
+    )
     stream = engine.stream([{"role": "user", "content": text}] if chat else text, params)
-    if not as_json:
-        _write(stream, show_drafts)
-    result = stream.result
-    if as_json:
-        typer.echo(json.dumps(result.to_dict(), allow_nan=False))
-    if stats:
-        typer.echo(_summary(result), err=True)
+    with own_warnings(), kept_state(engine, state):
+        if not as_json:
+            _write(stream, show_drafts)
+        result = stream.result
+        if as_json:
+            typer.echo(json.dumps(result.to_dict(), allow_nan=False))
+        if stats:
+            typer.echo(summary(result), err=True)
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
@@ -128,7 +145,8 @@ def _write(stream: "Stream", show_drafts: bool) -> None:
         writer.end()
 
 
-def _summary(result: "Generation") -> str:
+def summary(result: "Generation") -> str:
+    """A finished output in one line."""
     return (
         f"{result.method}: {result.new_token_count} tokens, {result.tokens_per_second:.1f} tokens/s, "
         f"{result.rounds} rounds, {result.accepted} of {result.drafted} draft tokens accepted "

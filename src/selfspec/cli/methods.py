@@ -18,13 +18,15 @@ def methods(
     for name, method in described.items():
         typer.secho(name, bold=True, nl=False)
         typer.echo(f": {method['summary']}\n    source: {method['source']}")
+        if method["learns"]:
+            typer.echo("    learns from one request to the next; --state FILE keeps it")
         for setting in method["settings"]:
             typer.echo(f"    --set {setting['name']}={_text(setting['default'])}  ({_type_and_range(setting)})")
             typer.echo(f"        {setting['help']}")
 
 
 def describe_methods() -> dict[str, dict[str, Any]]:
-    """Every method by its name: ``summary``, ``source`` and ``settings``."""
+    """Every method by its name: ``summary``, ``source``, ``learns`` (whether it keeps a state) and ``settings``."""
     from selfspec.methods import METHODS
     from selfspec.methods.settings import describe_settings
 
@@ -32,6 +34,7 @@ def describe_methods() -> dict[str, dict[str, Any]]:
         name: {
             "summary": method.summary,
             "source": method.source,
+            "learns": method.learns,
             "settings": describe_settings(method.Settings),
         }
         for name, method in METHODS.items()

@@ -1,11 +1,15 @@
 """What reaches the terminal: streamed text, colours, and nothing from the libraries below."""
 
+import contextlib
 import io
 import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
+
+from selfspec.errors import NoGainWarning
 
 if TYPE_CHECKING:
     from selfspec.types import TextPiece
@@ -67,3 +71,15 @@ def silence_libraries() -> None:
     disable_progress_bars()
     disable_progress_bar()  # type: ignore[no-untyped-call]
     set_verbosity(logging.CRITICAL)
+
+
+@contextlib.contextmanager
+def own_warnings() -> Iterator[None]:
+    """Shows the warnings of selfspec itself, one line each on standard error, once the output is complete."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", NoGainWarning)
+        try:
+            yield
+        finally:
+            for warning in caught:
+                print(f"warning: {warning.message}", file=sys.stderr)  # noqa: T201

@@ -40,10 +40,16 @@ def decode(
     """
     prefilled = prefill(target, request, prefill_chunk, method.needs)
     finished = output.append(prefilled.first_token, "prefill")
-    drafter = None if finished else _begin(method, prefilled)
     yield None
-    while drafter is not None and output.finish_reason is None:
-        yield play_round(target, drafter, request, output)
+    if finished:
+        return
+    clock = Clock()
+    drafter = _begin(method, prefilled)
+    del prefilled  # with the prompt's states
+    clock.lap("select")
+    while output.finish_reason is None:
+        yield play_round(target, drafter, request, output, clock)
+        clock = Clock()
 
 
 @torch.inference_mode()
@@ -79,9 +85,8 @@ def _begin(method: Method, prefilled: Prefill) -> Drafter:
 
 
 @torch.inference_mode()
-def play_round(target: Target, drafter: Drafter, request: Request, output: Output) -> Round:
+def play_round(target: Target, drafter: Drafter, request: Request, output: Output, clock: "Clock") -> Round:
     """Plays one round and commits what came of it."""
-    clock = _Clock()
     draft = drafter.plan()
     watched = drafter.watched
     threshold = draft.stop.threshold if isinstance(draft, LayerDraft) and draft.stop is not None else None
@@ -148,7 +153,7 @@ def _check_finite(logits: torch.Tensor, request: Request) -> None:
         )
 
 
-class _Clock:
+class Clock:
     """Adds up the wall time of the phases of a round."""
 
     def __init__(self) -> None:
@@ -156,10 +161,12 @@ class _Clock:
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
+        """Counts the time since the last lap towards a phase."""
         now = time.perf_counter()
         self._seconds[phase] += now - self._last
         self._last = now
 
     @property
     def seconds(self) -> PhaseSeconds:
+        """The time of each phase so far."""
         return PhaseSeconds(**self._seconds)

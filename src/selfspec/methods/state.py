@@ -1,14 +1,21 @@
 """What a method has learned, as a file: versioned, and bound to the model that it was learned on."""
 
+import contextlib
+import hashlib
 import json
+import math
+import numbers
+import os
+import shutil
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from selfspec.errors import StateError
 
@@ -21,7 +28,8 @@ class LearnedState:
     """What a method carries from one request to the next.
 
     Attributes:
-        values: numbers, strings, lists and mappings of them: whatever JSON can hold.
+        values: what JSON can hold: finite numbers, strings, booleans, ``None``, lists and mappings with string keys.
+            A tuple comes back from a file as a list.
         tensors: what is too large for that.
     """
 
@@ -30,34 +38,36 @@ class LearnedState:
 
 
 def write_state(path: Path, state: LearnedState, method: str, model: Mapping[str, Any]) -> None:
-    """Writes a state file; an existing one is replaced in one go, so that an interrupted write loses nothing.
+    """Writes a state file.
+
+    An existing file is replaced in one go by a complete one: whoever reads it meanwhile gets the old or the new state,
+    an interrupted write loses nothing, and of several writers the last one wins.
 
     Args:
-        path: the file.
+        path: the file; a link is followed.
         state: what was learned.
         method: name of the method that learned it.
         model: what tells the model apart from others (``selfspec.target.fingerprint``).
 
     Raises:
-        StateError: the file cannot be written.
+        StateError: the file cannot be written, or a value is none that JSON can hold.
     """
+    check_destination(path)
+    values = json.dumps(_plain(state.values, "values"))
+    # Without the clone two names for one piece of memory would be refused.
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.tensors.items()}
     metadata = {
         "format": FORMAT,
         "version": str(VERSION),
         "method": method,
         "model": json.dumps(dict(model)),
-        "values": json.dumps(dict(state.values)),
+        "values": values,
+        "checksum": _checksum(values, tensors),
     }
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
-    # A file without any tensor is not valid safetensors for all readers.
-    tensors = tensors or {"empty": torch.zeros(1)}
-    part = path.with_name(f".{path.name}.part")
     try:
-        save_file(tensors, part, metadata)
-        part.replace(path)
+        _replace(path.resolve(), save(tensors, metadata))
     except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        raise StateError(f"the state cannot be written to {path}: {error}") from error
+        raise StateError(f"the state cannot be written to '{path}': {_reason(error)}") from error
 
 
 def read_state(path: Path, method: str, model: Mapping[str, Any]) -> LearnedState:
@@ -69,38 +79,127 @@ def read_state(path: Path, method: str, model: Mapping[str, Any]) -> LearnedStat
         model: what tells its model apart from others.
 
     Raises:
-        StateError: there is no such file, it is no state file, or it belongs to another version, method or model.
+        StateError: there is no such file, it is no state file, it is damaged, or it belongs to another version, method
+            or model.
     """
-    if not path.is_file():
-        raise StateError(f"there is no state file {path}")
+    check_source(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            _check_origin(path, metadata, method, model)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            values = json.loads(metadata["values"])
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise StateError(f"{path} is not a state file that selfspec has written, or it is damaged: {error}") from error
-    tensors.pop("empty", None)
-    return LearnedState(values, tensors)
+        content = path.read_bytes()  # read once, since another process may replace the file meanwhile
+        metadata = _metadata(content)
+        _check_origin(path, metadata, method, model)
+        tensors = load(content)
+        if metadata["checksum"] != _checksum(metadata["values"], tensors):
+            raise ValueError("its checksum is wrong")
+        return LearnedState(json.loads(metadata["values"]), tensors)
+    except OSError as error:
+        raise StateError(f"state file '{path}' cannot be read: {_reason(error)}") from error
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise StateError(f"'{path}' is not a state file of selfspec, or it is damaged: {error}") from error
+
+
+def check_source(path: Path) -> None:
+    """Refuses a path without a file; opening a pipe would wait for ever.
+
+    Raises:
+        StateError: there is no such file.
+    """
+    try:
+        is_file = path.is_file()
+    except OSError as error:
+        raise StateError(f"state file '{path}' cannot be read: {_reason(error)}") from error
+    if not is_file:
+        raise StateError(f"there is no state file '{path}'")
+
+
+def check_destination(path: Path) -> None:
+    """Refuses a path that no state file can be written to, before anything is spent on learning.
+
+    Raises:
+        StateError: the path is a folder or a device, or its folder is missing or may not be written to.
+    """
+    cannot = f"the state cannot be written to '{path}'"
+    try:
+        folder = path.resolve().parent
+        if path.exists() and not path.is_file():
+            raise StateError(f"{cannot}: it is no file")
+        if not folder.is_dir():
+            raise StateError(f"{cannot}: there is no folder '{folder}'; make it first")
+    except OSError as error:
+        raise StateError(f"{cannot}: {_reason(error)}") from error
+    if not os.access(folder, os.W_OK):
+        raise StateError(f"{cannot}: the folder '{folder}' is write-protected")
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """The metadata of a safetensors file: its header is JSON, behind eight bytes that say how long it is."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    return dict(header.get("__metadata__") or {})
 
 
 def _check_origin(path: Path, metadata: Mapping[str, str], method: str, model: Mapping[str, Any]) -> None:
     if metadata.get("format") != FORMAT:
-        raise StateError(f"{path} is not a state file of selfspec")
+        raise StateError(f"'{path}' is not a state file of selfspec")
     if metadata["version"] != str(VERSION):
         raise StateError(
-            f"{path} has version {metadata['version']} of the state format, this selfspec reads version {VERSION}; "
-            "learn it anew"
+            f"'{path}' has version {metadata['version']} of the state format, this selfspec reads version {VERSION}; "
+            "learn it anew, or use the selfspec that wrote it"
         )
     if metadata["method"] != method:
         raise StateError(
-            f"{path} was learned by {metadata['method']}, not by {method}; give --method that or another file"
+            f"'{path}' was learned by the method {metadata['method']}, not by {method}; choose that, or another file"
         )
-    learned_on = json.loads(metadata["model"])
+    learned_on = dict(json.loads(metadata["model"]))
     for key, value in model.items():
         if learned_on.get(key) != value:
             raise StateError(
-                f"{path} was learned on another model: its {key} is {learned_on.get(key)}, here it is {value}; "
-                "give another file, or learn it anew"
+                f"'{path}' was learned on another model ({key.replace('_', ' ')} {learned_on.get(key)}, here {value}); "
+                "load that one, or give another file"
             )
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A value as JSON holds it, the numbers of numpy included.
+
+    Python's own writer would turn the keys 1 and "1" into one, and write NaN, which is no JSON.
+    """
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    raise StateError(f"the state cannot be written: {where} is {value!r}, which JSON cannot hold; correct the method")
+
+
+def _checksum(values: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256(values.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        if tensor.numel():  # an empty one may have strides that cannot be viewed as bytes
+            digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Writes a file beside the path, then renames it: on one file system that happens at once or not at all."""
+    part = path.with_name(f".{path.name[:64]}.{uuid.uuid4().hex}.part")  # no two writers share one
+    try:
+        with part.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, part)
+        part.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

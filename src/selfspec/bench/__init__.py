@@ -1,0 +1,1 @@
+"""Benchmarks: what is measured, how, and stamped with where it was measured."""

@@ -1,0 +1,284 @@
+"""``selfspec bench overhead``: what plain decoding, drafting and selecting cost, and what they could cost at best."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from selfspec.bench import overhead_figures as figures
+from selfspec.bench.baseline import VARIANTS, generate_timed
+from selfspec.bench.contest import Contender, Outcome, Sample, explain, hold_contest
+from selfspec.bench.cost import StepBytes
+from selfspec.bench.forced import ForcedEngine, check_probability
+from selfspec.bench.memory import ResidentPeak, copy_bytes_per_second
+from selfspec.bench.stamp import make_stamp
+from selfspec.bench.timing import Measured
+from selfspec.bench.verify_rows import ROW_COUNTS, verify_rows_seconds
+from selfspec.engine import Engine
+from selfspec.errors import InvalidParameterError
+from selfspec.limits import check_context
+from selfspec.loading import load_model, parse_device, parse_dtype
+from selfspec.methods import METHODS, find_method, make_method
+from selfspec.methods.base import Method
+from selfspec.methods.settings import parse_settings
+from selfspec.prompts import PROMPTS
+from selfspec.target.stack import RUNTIMES, Target
+from selfspec.types import SamplingParams
+from selfspec.widening import check_factor
+
+PLAIN = "autoregressive"
+EXIT_SHARE = 6 / 16
+"""Where methods with a fixed exit layer leave the model, unless they are told: at layer 6 of the bundled 16."""
+
+_TRANSFORMERS = "transformers: "
+
+
+@dataclass(frozen=True)
+class OverheadOptions:
+    """What to measure; checked when made, before any model is loaded.
+
+    Attributes:
+        model: a name that ``load_model`` takes.
+        widen: factor to widen it by.
+        dtype: of the weights, as ``load_model`` takes it.
+        device: where to run.
+        runtime: how the sublayers run, one of ``RUNTIMES``.
+        methods: names of methods, or ``("all",)``.
+        settings: by method the values of its settings, over those of ``default_settings``.
+        repeats: how often everything is measured.
+        max_new_tokens: length of every output; ends of texts are ignored.
+        force_acceptance: probability with which drafted tokens stand, whatever the model says; ``None`` is honest.
+        compile: measure ``generate`` with a compiled step too, which takes a while to compile.
+
+    Raises:
+        SelfSpecError: one of them is not possible.
+    """
+
+    model: str = "tiny"
+    widen: int = 1
+    dtype: str = "auto"
+    device: str = "auto"
+    runtime: str = "auto"
+    methods: tuple[str, ...] = ("all",)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    repeats: int = 5
+    max_new_tokens: int = 64
+    force_acceptance: float | None = None
+    compile: bool = True
+
+    def __post_init__(self) -> None:
+        check_factor(self.widen)
+        parse_dtype(self.dtype)
+        parse_device(self.device)
+        if self.runtime not in RUNTIMES:
+            raise InvalidParameterError(f"there is no runtime '{self.runtime}'; choose one of {', '.join(RUNTIMES)}")
+        if self.repeats < 1:
+            raise InvalidParameterError(f"repeats must be at least 1, not {self.repeats}")
+        if self.max_new_tokens < 2:
+            raise InvalidParameterError(
+                f"max_new_tokens must be at least 2, not {self.max_new_tokens}: the first token is not timed"
+            )
+        if self.force_acceptance is not None:
+            check_probability(self.force_acceptance)
+        for name, values in self.settings.items():
+            parse_settings(find_method(name).Settings, name, values)
+            if name not in self.method_names:
+                raise InvalidParameterError(f"there are settings for {name}, which is not among the methods to measure")
+        self.method_names  # noqa: B018 - raises where a method is unknown
+
+    @property
+    def method_names(self) -> list[str]:
+        """The methods to measure, each once; plain decoding is always measured and is none of them."""
+        names = METHODS if "all" in self.methods else {find_method(name).name: None for name in self.methods}
+        return [name for name in names if name != PLAIN]
+
+
+def default_settings(method: type[Method], layer_count: int) -> dict[str, Any]:
+    """What the benchmark sets: the exit layer of methods that have a fixed one, at ``EXIT_SHARE`` of the layers."""
+    names = {field.name for field in fields(method.Settings)}
+    return {"exit_layer": max(1, int(layer_count * EXIT_SHARE))} if "exit_layer" in names else {}
+
+
+def run_overhead(options: OverheadOptions, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Measures everything.
+
+    Args:
+        options: what to measure.
+        progress: is told what goes on.
+
+    Returns:
+        The report, ready for JSON.
+    """
+    progress(f"loading {options.model}" + (f", widened {options.widen} times" if options.widen > 1 else ""))
+    model, tokenizer = load_model(options.model, dtype=options.dtype, device=options.device, widen=options.widen)
+    return measure_overhead(model, tokenizer, options, progress)
+
+
+def measure_overhead(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    options: OverheadOptions,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """``run_overhead`` with a model that is loaded already."""
+    target = Target(model, options.runtime)
+    plain = Engine(model, tokenizer, make_method(PLAIN, target))
+    prompts = [plain.encode(texts[0]) for texts in PROMPTS.values()]
+    for prompt in prompts:
+        check_context(len(prompt), options.max_new_tokens, target.context_limit)
+    engines, failures = _make_engines(model, tokenizer, target, options)
+    contenders = {PLAIN: _engine_contender(plain, options)}
+    contenders |= {
+        _TRANSFORMERS + name: _transformers_contender(model, make(), options)
+        for name, make in VARIANTS.items()
+        if options.compile or name != "compiled"
+    }
+    contenders |= {name: _engine_contender(engine, options) for name, engine in engines.items()}
+
+    machine = _Machine(target, prompts, options.max_new_tokens)
+    outcome = hold_contest(contenders, prompts, options.repeats, before_repeat=machine.measure, progress=progress)
+    if PLAIN in outcome.failures:
+        raise RuntimeError(f"plain decoding failed: {outcome.failures[PLAIN]}")
+    outcome.failures |= failures
+    settings = {name: {**engine.method.settings.__dict__} for name, engine in engines.items()}
+    return _report(target, options, outcome, machine, settings)
+
+
+class _Machine:
+    """What is measured beside the contenders, once a repeat: copy bandwidth and the width of verifications."""
+
+    def __init__(self, target: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        self._target = target
+        self._token_ids = prompts[0]
+        self.context = sum(map(len, prompts)) // len(prompts) + max_new_tokens // 2
+        self.copies: list[float] = []
+        self.rows: list[dict[int, float]] = []
+
+    def measure(self) -> None:
+        self.copies.append(copy_bytes_per_second(self._target.device))
+        self.rows.append(verify_rows_seconds(self._target, self._token_ids, self.context))
+
+    def over_one_row(self, rows: int) -> Measured:
+        return Measured.of(seconds[rows] / seconds[1] if rows in seconds else None for seconds in self.rows)
+
+
+def _make_engines(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: Target, options: OverheadOptions
+) -> tuple[dict[str, Engine], dict[str, str]]:
+    """An engine for every method, all with one target, and why there is none for the others."""
+    engines: dict[str, Engine] = {}
+    failures: dict[str, str] = {}
+    for name in options.method_names:
+        settings = {**default_settings(METHODS[name], target.layer_count), **options.settings.get(name, {})}
+        try:
+            method = make_method(name, target, settings)
+            if options.force_acceptance is None:
+                engines[name] = Engine(model, tokenizer, method)
+            else:
+                engines[name] = ForcedEngine(model, tokenizer, method, probability=options.force_acceptance)
+        except Exception as error:  # settings that do not fit this model, or whatever a method raises
+            failures[name] = explain(error)
+    return engines, failures
+
+
+def _engine_contender(engine: Engine, options: OverheadOptions) -> Contender:
+    params = SamplingParams(max_new_tokens=options.max_new_tokens, ignore_eos=True)
+
+    def write(prompt_ids: Sequence[int]) -> Sample:
+        peak = ResidentPeak(engine.target.device)
+        result = engine.generate(prompt_ids, params)
+        return Sample(result.token_ids, result.seconds - result.prefill_seconds, peak.peak_bytes(), result)
+
+    return write
+
+
+def _transformers_contender(model: PreTrainedModel, variant: Mapping[str, Any], options: OverheadOptions) -> Contender:
+    def write(prompt_ids: Sequence[int]) -> Sample:
+        peak = ResidentPeak(model.device)
+        output = generate_timed(model, prompt_ids, options.max_new_tokens, variant)
+        return Sample(output.token_ids, output.seconds, peak.peak_bytes())
+
+    return write
+
+
+def _report(
+    target: Target, options: OverheadOptions, outcome: Outcome, machine: _Machine, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    costs, plain = StepBytes(target), outcome.samples[PLAIN]
+    plain_speeds = [figures.tokens_per_second(samples) for samples in plain]
+    methods = {}
+    for name in options.method_names:
+        report: dict[str, Any] = {"error": outcome.failures.get(name), "settings": settings.get(name)}
+        if name in outcome.samples:
+            samples = outcome.samples[name]
+            report |= figures.by_repeat(figures.method_figures, samples, plain, [costs] * len(plain))
+            forced = options.force_acceptance is not None
+            report["identical"] = None if forced else _texts(samples) == _texts(plain)
+        else:
+            report |= figures.over_repeats([dict.fromkeys(figures.METHOD_FIGURES)])
+        methods[name] = report
+    return {
+        "benchmark": "overhead",
+        "stamp": make_stamp(target.device),
+        "options": _options(target, options, machine),
+        **Measured.of(machine.copies).fields("copy_bytes_per_second"),
+        "plain": figures.by_repeat(figures.plain_figures, plain, [costs] * len(plain), machine.copies),
+        "transformers": _transformers_report(outcome, plain_speeds, options),
+        "methods": methods,
+        "verify_rows": {str(rows): machine.over_one_row(rows).median for rows in ROW_COUNTS},
+        "verify_rows_spread": {str(rows): machine.over_one_row(rows).spread for rows in ROW_COUNTS},
+        "verify_one_row_seconds": Measured.of(seconds.get(1) for seconds in machine.rows).median,
+    }
+
+
+def _options(target: Target, options: OverheadOptions, machine: _Machine) -> dict[str, Any]:
+    return {
+        "model": options.model,
+        "widen": options.widen,
+        "parameters": sum(weight.numel() for weight in target.model.parameters()),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "runtime": options.runtime,
+        "fused_sublayers": target.fused_count,
+        "methods": options.method_names,
+        "prompts": len(PROMPTS),
+        "repeats": options.repeats,
+        "max_new_tokens": options.max_new_tokens,
+        "force_acceptance": options.force_acceptance,
+        "lossless": options.force_acceptance is None,
+        "verify_rows_context": machine.context,
+    }
+
+
+def _transformers_report(outcome: Outcome, plain_speeds: Sequence[float], options: OverheadOptions) -> dict[str, Any]:
+    """``generate`` as it comes, and its variants; ``plain_speedup`` is that of our plain decoding over it."""
+    reports: dict[str, Any] = {}
+    for variant in VARIANTS:
+        samples = outcome.samples.get(_TRANSFORMERS + variant)
+        speeds = [figures.tokens_per_second(repeat) for repeat in samples or ()]
+        ratios = [plain / speed for plain, speed in zip(plain_speeds, speeds, strict=False)]
+        left_out = "left out on request" if variant == "compiled" and not options.compile else None
+        reports[variant] = {
+            **Measured.of(speeds).fields("tokens_per_second"),
+            **Measured.of(ratios).fields("plain_speedup"),
+            "error": outcome.failures.get(_TRANSFORMERS + variant, left_out),
+        }
+    return {**reports.pop("dynamic"), **reports}
+
+
+def _texts(repeats: Sequence[Sequence[Sample]]) -> list[list[tuple[int, ...]]]:
+    return [[sample.token_ids for sample in samples] for samples in repeats]
+
+
+def check_out(path: Path) -> None:
+    """Refuses a place that a report cannot be written to.
+
+    Raises:
+        InvalidParameterError: its folder is missing, or it is a folder itself.
+    """
+    if path.is_dir():
+        raise InvalidParameterError(f"--out '{path}' is a folder; name a file")
+    if not path.absolute().parent.is_dir():
+        raise InvalidParameterError(f"the folder of --out '{path}' is missing; make it first")

@@ -1,0 +1,91 @@
+"""Where and with what a result came about, so that it can be judged and made again."""
+
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import selfspec
+
+_GIT_SECONDS = 20
+
+
+def make_stamp(device: torch.device) -> dict[str, Any]:
+    """What a result is stamped with.
+
+    Args:
+        device: where it was measured.
+
+    Returns:
+        ``date`` (UTC), ``commit`` and ``dirty`` (``None`` outside of a checkout), ``versions``, ``hardware``,
+        ``threads`` and the ``load_average`` of the last minute, which tells of other work on the machine (``None``
+        where the system keeps none).
+    """
+    commit, dirty = git_state(Path(selfspec.__file__))
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit,
+        "dirty": dirty,
+        "versions": {
+            "selfspec": selfspec.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "cuda": torch.version.cuda,
+        },
+        "hardware": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "memory_bytes": _memory_bytes(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        },
+        "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    }
+
+
+def git_state(file: Path) -> tuple[str | None, bool | None]:
+    """The commit that a file is checked out from, and whether its checkout differs from it, new files included.
+
+    Args:
+        file: a file of the package. One that the repository around it does not track, as in an environment that lies
+            in somebody else's checkout, has no commit.
+    """
+    folder = file.parent
+    if _git(folder, "ls-files", "--error-unmatch", file.name) is None:
+        return None, None
+    commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain")
+    return commit, None if changes is None else bool(changes)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        finished = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=_GIT_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return finished.stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None

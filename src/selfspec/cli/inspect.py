@@ -1,0 +1,96 @@
+"""``selfspec inspect``: what drafted, round by round, and where the time went."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from selfspec.cli.demo import WIDTH
+from selfspec.cli.generate import MODEL_HELP, parse_assignments, summary
+from selfspec.cli.models import WIDEN_HELP
+from selfspec.cli.prompt import read_prompt
+from selfspec.cli.state import check_state
+from selfspec.cli.terminal import own_warnings, silence_libraries, takes_colour
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from selfspec.inspection import Inspection
+
+
+def inspect(
+    method: Annotated[str, typer.Option(help="What drafts; `selfspec methods` lists them.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; from standard input if there is neither this nor a file.")
+    ] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file with the prompt, taken as it is.")] = None,
+    model: Annotated[str, typer.Option(help=MODEL_HELP)] = "tiny",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; repeatable.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint was saved.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="As torch names it, or auto: an accelerator if there is one.")] = "auto",
+    widen: Annotated[int, typer.Option(help=WIDEN_HELP)] = 1,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Start from what the method has learned there; the file is only read."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="PICTURE", help="Save a picture too, as .png, .pdf or .svg.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Generates greedily and shows what drafted in every round, what came of it, and where the time went."""
+    text, method_settings = read_prompt(prompt, prompt_file), parse_assignments(settings or ())
+    if state is not None:
+        check_state(method, state, writes=False)
+    if out is not None:
+        from selfspec.plots import check_picture
+
+        check_picture(out)
+
+    from selfspec.engine import Engine
+    from selfspec.inspection import Inspection
+
+    silence_libraries()
+    engine = Engine.from_pretrained(model, method, settings=method_settings, dtype=dtype, device=device, widen=widen)
+    if state is not None:
+        engine.load_state(state)
+    with own_warnings():
+        generation = engine.generate(text, max_new_tokens=max_new_tokens)
+    target = engine.target
+    weights = str(target.dtype).removeprefix("torch.")
+    inspection = Inspection(model, weights, str(target.device), target.sublayer_count, generation)
+    if as_json:
+        typer.echo(json.dumps(inspection.to_dict(), allow_nan=False))
+    else:
+        _print(inspection)
+    if out is not None:
+        from selfspec.plots import save_picture
+
+        save_picture(inspection, out)
+        if not as_json:
+            typer.echo(f"picture: {out}")
+
+
+def _print(inspection: "Inspection") -> None:
+    from selfspec.cli.inspection_text import print_inspection
+
+    typer.echo(summary(inspection.generation))
+    print_inspection(make_console(), inspection)
+
+
+def make_console() -> "Console":
+    """A console for standard output, with colours only where that takes them."""
+    from rich.console import Console
+
+    console = Console(highlight=False, color_system="auto" if takes_colour(sys.stdout) else None)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
+    return console

@@ -1,0 +1,137 @@
+"""Adaptive cosine: skip the sublayers that change the residual stream least on the current context."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from selfspec.decoding.draft import Draft, LayerDraft
+from selfspec.decoding.stopping import ConfidenceThreshold
+from selfspec.errors import InvalidSettingError
+from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
+from selfspec.methods.registry import register
+from selfspec.methods.settings import MethodSettings, setting
+from selfspec.target.kept import KeptSet
+from selfspec.target.stack import Target
+
+_MOST_PROMPT_ROWS = 64
+
+
+@dataclass(frozen=True)
+class AdaptiveCosineSettings(MethodSettings):
+    """Settings of ``adaptive-cosine``."""
+
+    skip_ratio: float = setting(
+        0.45, "share of the candidates between first and last layer that drafts leave out", minimum=0.0, maximum=1.0
+    )
+    candidates: str = setting(
+        "all", "sublayers that may be left out (attention alone in the paper)", choices=("all", "attention")
+    )
+    prompt_rows: int | None = setting(
+        None,
+        "last prompt tokens to average over; none is 64, or a 16th of the hidden size where that is less",
+        minimum=1,
+        maximum=4096,
+    )
+    update_interval: int = setting(0, "rounds from one choice to the next; 0 keeps the prompt's", minimum=0)
+    recent_rounds: int = setting(5, "last rounds whose tokens a later choice averages over", minimum=1)
+    draft_length: int = setting(12, "draft tokens of a round, at most", minimum=1, maximum=64)
+    confidence_threshold: float = setting(
+        0.7, "stop drafting behind a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
+    )
+
+
+def similarity_sums(hidden_states: Mapping[int, torch.Tensor], sublayers: Collection[int]) -> torch.Tensor:
+    """How little sublayers change their rows: for each the sum over the rows of cos(input, output).
+
+    Args:
+        hidden_states: by sublayer the residual stream ``h[i]``, ``[rows, hidden]``, before and behind each sublayer.
+        sublayers: ascending indices.
+
+    Returns:
+        float32 ``[sublayers]``.
+    """
+    before = torch.stack([hidden_states[index] for index in sublayers]).float()
+    behind = torch.stack([hidden_states[index + 1] for index in sublayers]).float()
+    return functional.cosine_similarity(before, behind, dim=-1).sum(dim=-1)
+
+
+@register
+class AdaptiveCosine(Method):
+    """Skips the sublayers whose output is closest to their input in mean cosine, over the prompt's last tokens.
+
+    The paper's rule removes attention sublayers above a similarity threshold. Here the number is given instead, as in
+    SWIFT ``int(2 (L - 2) r)`` of all sublayers but the first and the last layer's, so that methods compare at equal
+    cost; ``candidates=attention`` keeps the paper's restriction. A request can choose anew from its own recent tokens.
+    Nothing is carried from one request to the next. Beyond plain decoding a request holds the hidden states of
+    ``prompt_rows`` tokens, by default less than 1 % of the weights.
+    """
+
+    name = "adaptive-cosine"
+    summary = "skips the sublayers that change the hidden states least on the current context"
+    source = "Draft on the Fly (Metel et al. 2024), the ASD of KnapSpec's related work"
+    Settings = AdaptiveCosineSettings
+    settings: AdaptiveCosineSettings
+
+    def __init__(self, target: Target, settings: AdaptiveCosineSettings) -> None:
+        super().__init__(target, settings)
+        step = 2 if settings.candidates == "attention" else 1
+        self.candidates = range(2, 2 * (target.layer_count - 1), step)
+        self.skips = int(len(self.candidates) * settings.skip_ratio)
+        if not self.skips:
+            raise InvalidSettingError(
+                f"skip_ratio {settings.skip_ratio} skips none of the {len(self.candidates)} candidates between the "
+                "first and the last layer; raise it"
+            )
+        self.states = frozenset(self.candidates) | {index + 1 for index in self.candidates}
+
+    @property
+    def needs(self) -> Needs:
+        """The states around every candidate, of the prompt's last tokens."""
+        rows = self.settings.prompt_rows or max(1, min(_MOST_PROMPT_ROWS, self.target.hidden_size // 16))
+        return Needs(prompt_rows=rows, prompt_states=self.states)
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        """Starts on a request."""
+        return _AdaptiveCosineDrafter(self, similarity_sums(prefill.hidden_states, self.candidates))
+
+    def draft(self, similarities: torch.Tensor) -> LayerDraft:
+        """What drafts by the similarities of the candidates, ``[candidates]``; their scale does not matter."""
+        order = similarities.sort(descending=True, stable=True).indices[: self.skips]
+        skipped = [self.candidates[index] for index in order.tolist()]
+        threshold = self.settings.confidence_threshold
+        return LayerDraft(
+            KeptSet.skipping(skipped, self.target.sublayer_count),
+            limit=self.settings.draft_length,
+            stop=ConfidenceThreshold(threshold) if threshold > 0 else None,
+        )
+
+
+class _AdaptiveCosineDrafter(Drafter):
+    def __init__(self, method: AdaptiveCosine, similarities: torch.Tensor) -> None:
+        self._method = method
+        self._draft = method.draft(similarities)
+        self._recent = torch.zeros_like(similarities)
+        self._rounds = 0
+
+    def plan(self) -> Draft:
+        interval = self._method.settings.update_interval
+        if interval and self._rounds == interval:
+            self._draft = self._method.draft(self._recent)
+            self._recent, self._rounds = torch.zeros_like(self._recent), 0
+        self._rounds += 1
+        return self._draft
+
+    @property
+    def watched(self) -> Collection[int]:
+        """The states around every candidate, in the last rounds before the next choice."""
+        settings = self._method.settings
+        left = settings.update_interval - self._rounds
+        return self._method.states if settings.update_interval and left < settings.recent_rounds else ()
+
+    def learn(self, feedback: Feedback) -> None:
+        if feedback.hidden_states:
+            committed = len(feedback.acceptance.rows)  # drafts are chains: the accepted rows come first
+            rows = {index: states[:committed] for index, states in feedback.hidden_states.items()}
+            self._recent = self._recent + similarity_sums(rows, self._method.candidates)

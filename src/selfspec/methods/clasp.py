@@ -1,0 +1,214 @@
+"""CLaSp: which layers to skip, chosen by dynamic programming over the hidden states of the last accepted token."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
+from selfspec.decoding.probe import Branches
+from selfspec.decoding.stopping import ConfidenceThreshold
+from selfspec.errors import InvalidSettingError
+from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
+from selfspec.methods.registry import register
+from selfspec.methods.settings import MethodSettings, setting
+from selfspec.target.kept import KeptSet
+from selfspec.target.stack import Target
+
+
+@dataclass(frozen=True)
+class ClaspSettings(MethodSettings):
+    """Settings of ``clasp``."""
+
+    skipped_layers: int | None = setting(
+        None, "layers that drafts skip (M; 44 of 80 in the paper); none takes skip_ratio", minimum=1
+    )
+    skip_ratio: float | None = setting(
+        None, "the same as a share of all layers; none is half (0.5 to 0.6 in the paper)", minimum=0.0, maximum=1.0
+    )
+    update_interval: int = setting(
+        16, "rounds from one choice of layers to the next (the paper names none; past 128 it got slower)", minimum=1
+    )
+    draft_exit_threshold: float = setting(
+        0.7, "stop drafting behind a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
+    )
+    draft_length: int = setting(12, "draft tokens of a round, at most (K; the paper names none)", minimum=1, maximum=64)
+    fixed_first_layers: int = setting(0, "layers at the start that are never skipped (10 in figure 3b)", minimum=0)
+    fixed_last_layers: int = setting(0, "layers at the end that are never skipped (10 in figure 3b)", minimum=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.skipped_layers is not None and self.skip_ratio is not None:
+            raise InvalidSettingError("skipped_layers and skip_ratio say the same; give only one of them")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Row ``i`` of Algorithm 1, for the numbers ``j`` of skipped layers that can still become ``M``.
+
+    Attributes:
+        lowest: ``j`` of the first state.
+        states: ``[n, hidden]``, ``g(i, lowest) … g(i, lowest + n - 1)``.
+        first_choice: the smallest ``j`` that could be reached both by running and by skipping layer ``i - 1``.
+        runs: bool ``[c]``, for ``first_choice`` and the ``j`` after it whether running was the better of the two.
+    """
+
+    lowest: int
+    states: torch.Tensor
+    first_choice: int
+    runs: torch.Tensor
+
+
+def program(branches: Branches, target_states: torch.Tensor, layers: range, skips: int) -> Iterator[Row]:
+    """Algorithm 1 (equation 2), row by row; a row is one forward of its layer, whatever the number of its states.
+
+    ``g(i, j)`` is the nearer to ``h(i)``, in cosine, of ``g(i-1, j-1)`` (skip layer ``i-1``) and ``f(g(i-1, j))`` (run
+    it). With no layer skipped it is ``h(i)`` itself, with all skipped ``h(0)``, and neither takes a forward. The paper
+    computes every ``j`` up to ``M``; those too small to become ``M`` with the layers left cannot matter and are left
+    out, which changes no choice.
+
+    Args:
+        branches: independent continuations at the token, one row each.
+        target_states: ``[n + 1, hidden]``, the target's residual stream before each of the layers and behind the last.
+        layers: the ``n`` layers to choose from, without a gap.
+        skips: ``M``, 1 to ``n``.
+
+    Yields:
+        Rows 1 to ``n``.
+    """
+    lowest, states = 0, target_states[:1]
+    for done, layer in enumerate(layers, start=1):
+        least = skips - (len(layers) - done)  # fewer skipped by now can no longer become M
+        first = max(1, least)
+        choices = max(0, min(done - 1, skips) + 1 - first)
+        aim = target_states[done]
+        skipped = states[first - 1 - lowest : min(done, skips) - lowest]
+        runs, chosen = states.new_empty(0, dtype=torch.bool), skipped
+        if choices:
+            ran = _run_layer(branches, layer, states[first - lowest : first - lowest + choices])
+            similarity = functional.cosine_similarity(torch.cat([ran, skipped[:choices]]).float(), aim.float(), dim=-1)
+            runs = similarity[:choices] > similarity[choices:]
+            chosen = torch.cat([torch.where(runs[:, None], ran, skipped[:choices]), skipped[choices:]])
+        lowest = max(0, least)
+        states = torch.cat([aim[None], chosen]) if lowest == 0 else chosen
+        yield Row(lowest, states, first, runs)
+
+
+def _run_layer(branches: Branches, layer: int, states: torch.Tensor) -> torch.Tensor:
+    """Attention and MLP of a layer: ``[count, hidden]`` in and out."""
+    return branches.run(2 * layer + 1, branches.run(2 * layer, states[:, None]))[:, 0]
+
+
+def choose_skipped(branches: Branches, target_states: torch.Tensor, layers: range, skips: int) -> tuple[int, ...]:
+    """Runs Algorithm 1 and backtracks from ``(L, M)``.
+
+    Args:
+        branches: as for ``program``.
+        target_states: as for ``program``.
+        layers: as for ``program``.
+        skips: as for ``program``.
+
+    Returns:
+        The ``M`` layers to skip, ascending.
+    """
+    rows = [(row.first_choice, row.runs) for row in program(branches, target_states, layers, skips)]
+    runs: list[bool] = torch.cat([row_runs for _, row_runs in rows]).tolist()  # the only transfer to the host
+    skipped: list[int] = []
+    left, end = skips, len(runs)
+    for layer, (first_choice, row_runs) in zip(reversed(layers), reversed(rows), strict=True):
+        end -= len(row_runs)
+        choice = left - first_choice
+        ran = left == 0 or (choice < len(row_runs) and runs[end + choice])
+        if not ran:
+            skipped.append(layer)
+            left -= 1
+    return tuple(reversed(skipped))
+
+
+@register
+class Clasp(Method):
+    """Skips whole layers, chosen anew every so many rounds for the context at hand.
+
+    The choice takes nothing but the hidden states that the last verification computed anyway for the last accepted
+    token; before the first round they are those of the prompt's last token. A choice costs about one verification. It
+    belongs to its context, so nothing is carried from one request to the next. Beyond plain decoding a request holds
+    one token's hidden states and, while choosing, one state for each candidate ``j``.
+    """
+
+    name = "clasp"
+    summary = "skips the layers that a dynamic program finds for the current context"
+    source = "CLaSp (Chen et al. 2025)"
+    Settings = ClaspSettings
+    settings: ClaspSettings
+
+    def __init__(self, target: Target, settings: ClaspSettings) -> None:
+        super().__init__(target, settings)
+        self.layers = range(settings.fixed_first_layers, target.layer_count - settings.fixed_last_layers)
+        self.skips = _skip_count(settings, target.layer_count, len(self.layers))
+        self.boundaries = frozenset(range(2 * self.layers.start, 2 * self.layers.stop + 1, 2))
+
+    @property
+    def needs(self) -> Needs:
+        """The states of the prompt's last token, and slots for the longest row of the program."""
+        longest_row = min(self.skips, len(self.layers) - self.skips)
+        return Needs(probe_rows=longest_row, prompt_rows=1, prompt_states=self.boundaries)
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        """Starts on a request."""
+        return _ClaspDrafter(self, prefill)
+
+
+def _skip_count(settings: ClaspSettings, layer_count: int, free: int) -> int:
+    """``M``, checked against the model."""
+    if settings.skipped_layers is not None:
+        name, skips = f"skipped_layers {settings.skipped_layers}", settings.skipped_layers
+    else:
+        ratio = 0.5 if settings.skip_ratio is None else settings.skip_ratio
+        name, skips = f"skip_ratio {ratio}", round(ratio * layer_count)
+    most = min(free, layer_count - 1)
+    if not 1 <= skips <= most:
+        fixed = f", {max(0, free)} of them free," if free < layer_count else ""
+        hint = f"skip 1 to {most}" if most > 0 else "fix fewer of them, or take a deeper model"
+        raise InvalidSettingError(f"{name} skips {skips} layers: this model has {layer_count}{fixed or ';'} {hint}")
+    return skips
+
+
+class _ClaspDrafter(Drafter):
+    def __init__(self, method: Clasp, prefill: Prefill) -> None:
+        self._method = method
+        self._probe = prefill.probe
+        self._draft: Draft = NoDraft()
+        self._rounds = 0
+        self._states: torch.Tensor | None = self._at(prefill.hidden_states, row=-1)
+
+    def plan(self) -> Draft:
+        # The choice waits until it is needed: the first token and the end of the output do not pay for it.
+        if self._states is not None:
+            self._draft = self._optimise(self._states)
+            self._states, self._rounds = None, 0
+        self._rounds += 1
+        return self._draft
+
+    @property
+    def watched(self) -> Collection[int]:
+        """Every layer boundary, in the last round before the next choice."""
+        return self._method.boundaries if self._rounds == self._method.settings.update_interval else ()
+
+    def learn(self, feedback: Feedback) -> None:
+        if feedback.hidden_states:
+            self._states = self._at(feedback.hidden_states, feedback.acceptance.rows[-1])
+
+    def _at(self, hidden_states: Mapping[int, torch.Tensor], row: int) -> torch.Tensor:
+        """The states of one token at every layer boundary, ``[n + 1, hidden]``, without holding on to other tokens'."""
+        return torch.stack([hidden_states[index][row] for index in sorted(self._method.boundaries)])
+
+    def _optimise(self, states: torch.Tensor) -> LayerDraft:
+        """The draft of the coming rounds ("layer optimisation", section 3.4)."""
+        method, settings = self._method, self._method.settings
+        skipped = choose_skipped(self._probe.branches(rows=1), states, method.layers, method.skips)
+        kept = KeptSet.skipping(
+            (sublayer for layer in skipped for sublayer in (2 * layer, 2 * layer + 1)), method.target.sublayer_count
+        )
+        threshold = settings.draft_exit_threshold
+        return LayerDraft(kept, settings.draft_length, ConfidenceThreshold(threshold) if threshold > 0 else None)

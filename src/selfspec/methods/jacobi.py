@@ -1,0 +1,79 @@
+"""Jacobi decoding: a block of guesses, replaced by what the target says to them, until they stand."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from selfspec.decoding.draft import Draft, TokenDraft
+from selfspec.decoding.tree import TokenTree
+from selfspec.methods.base import Drafter, Feedback, Method, Prefill
+from selfspec.methods.registry import register
+from selfspec.methods.settings import MethodSettings, setting
+from selfspec.target.stack import Target
+
+Guess = Callable[[], int]
+"""Gives a first guess for a place that nothing is known of."""
+
+
+@dataclass(frozen=True)
+class JacobiSettings(MethodSettings):
+    """Settings of ``jacobi``."""
+
+    block_size: int = setting(5, "guessed tokens of a round", minimum=1, maximum=256)
+    initial: str = setting(
+        "pad",
+        "first guesses: the PAD token (the paper; EOS where a model has none, else prompt), or random tokens of the "
+        "prompt",
+        choices=("pad", "prompt"),
+    )
+
+
+def random_guesses(token_ids: tuple[int, ...]) -> Guess:
+    """First guesses drawn from some tokens, the same in every run."""
+    generator = random.Random(0)
+    return lambda: generator.choice(token_ids)
+
+
+@register
+class Jacobi(Method):
+    """Parallel decoding with a sliding block (Santilli et al. 2023, Algorithms 1 and 2).
+
+    A round is one Jacobi iteration: the target runs over the whole block, the guesses that it confirms are committed
+    and its choices behind the others are the next guesses, y_i ← arg max p(y | y_1 … y_(i-1)). The paper finishes a
+    block before it begins the next (PGJ); here the block slides on over what is committed, so that it is always full.
+    """
+
+    name = "jacobi"
+    summary = "Jacobi iteration on a block of guessed tokens"
+    source = "parallel decoding (Santilli et al. 2023)"
+    Settings = JacobiSettings
+    settings: JacobiSettings
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        """Starts on a request."""
+        pad = _pad_tokens(self.target) if self.settings.initial == "pad" else ()
+        return _Jacobi(self.settings.block_size, random_guesses(pad[:1] or prefill.prompt_ids))
+
+
+def _pad_tokens(target: Target) -> tuple[int, ...]:
+    """The PAD token and the EOS tokens that the model has an embedding for."""
+    eos = getattr(target.config, "eos_token_id", None)
+    tokens = (getattr(target.config, "pad_token_id", None), *(eos if isinstance(eos, list) else [eos]))
+    return tuple(token for token in tokens if token is not None and 0 <= token < target.vocab_size)
+
+
+class _Jacobi(Drafter):
+    def __init__(self, block_size: int, guess: Guess) -> None:
+        self._block_size = block_size
+        self._guess = guess
+        self._guesses: list[int] = []
+
+    def plan(self) -> Draft:
+        missing = self._block_size - len(self._guesses)
+        self._guesses += [self._guess() for _ in range(missing)]
+        return TokenDraft(tuple(self._guesses), TokenTree.chain(self._block_size))
+
+    def learn(self, feedback: Feedback) -> None:
+        # The row behind the last accepted one chose the pending token; those after it say what may follow that.
+        rejected = feedback.target_scores[feedback.accepted + 1 :]
+        self._guesses = rejected.argmax(-1).tolist()

@@ -1,0 +1,225 @@
+"""Searching for a set of skipped sublayers: random search, and Bayesian optimisation over {0, 1}^(2(L - 2)).
+
+A *point* is a bool array ``[free]`` over the sublayers of all layers but the first and the last, true where one is
+skipped: coordinate ``j`` is sublayer ``j + 2``. SWIFT searches points of a fixed number of skipped sublayers while it
+generates, Draft & Verify searches all points before.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from selfspec.errors import InvalidSettingError, StateError
+from selfspec.methods.uniform import evenly_skipped
+
+Point = npt.NDArray[np.bool_]
+"""Bool ``[free]``."""
+
+KAPPA = 2.5
+"""Weight of the deviation in the upper confidence bound (SWIFT's and Draft & Verify's code)."""
+
+MOST_OBSERVATIONS = 256
+"""How many of the last observations the Gaussian process sees: fitting it takes the third power of their number."""
+
+_NOISE = 1e-2  # alpha of both papers' code, in units of the scores' variance
+_LENGTH_SCALES = (0.25, 0.5, 1.0, 2.0)
+_POOL, _ROUNDS = 256, 4
+_FIRST = 2  # sublayers of the first layer, which no point skips
+
+
+def starting_set(layer_count: int, skip_ratio: float) -> tuple[int, ...]:
+    """The sublayers that a search skips before it has found any better: evenly spread ones.
+
+    Raises:
+        InvalidSettingError: they are none.
+    """
+    skipped, free = evenly_skipped(layer_count, skip_ratio), free_sublayers(layer_count)
+    if not skipped:
+        raise InvalidSettingError(
+            f"skip_ratio {skip_ratio} skips none of the {free} sublayers between the first and the last layer; "
+            + ("raise it" if free else "this model has too few layers for it, choose layerskip")
+        )
+    return skipped
+
+
+def free_sublayers(layer_count: int) -> int:
+    """Coordinates of a point: the sublayers of all layers but the first and the last."""
+    return 2 * max(0, layer_count - 2)
+
+
+def point_of(skipped: Iterable[int], free: int) -> Point:
+    """The point of skipped sublayer indices."""
+    point = np.zeros(free, dtype=np.bool_)
+    point[[index - _FIRST for index in skipped]] = True
+    return point
+
+
+def skipped_by(point: Point) -> tuple[int, ...]:
+    """The sublayer indices that a point skips, ascending."""
+    return tuple(int(index) + _FIRST for index in np.flatnonzero(point))
+
+
+def check_skipped(skipped: object, free: int) -> None:
+    """Checks sublayer indices that come from a state file.
+
+    Raises:
+        StateError: they are not ascending indices of sublayers that a point can skip, at least one.
+    """
+    indices = skipped if isinstance(skipped, list) else []
+    whole = all(type(index) is int and _FIRST <= index < _FIRST + free for index in indices)
+    if not indices or not whole or indices != sorted(set(indices)):
+        raise StateError(f"the state skips {skipped}, which does not fit this model's {free} sublayers; learn it anew")
+
+
+def generator_of(seed: int, step: int) -> np.random.Generator:
+    """The randomness of one step of a search: its own, so that a search that is saved and loaded goes on the same."""
+    return np.random.default_rng((seed, step))
+
+
+def random_point(free: int, count: int, generator: np.random.Generator) -> Point:
+    """Random search: any point that skips ``count`` sublayers, each equally likely."""
+    point: Point = discretise(generator.random((1, free)), count)[0]
+    return point
+
+
+def discretise(values: npt.NDArray[np.float64], count: int | None) -> npt.NDArray[np.bool_]:
+    """The points that continuous ones stand for.
+
+    Args:
+        values: ``[points, free]``.
+        count: how many coordinates to skip, those of highest value (SWIFT's code); ``None`` skips those above 0.5
+            (Draft & Verify's code).
+
+    Returns:
+        bool ``[points, free]``.
+    """
+    if count is None:
+        return values > 0.5
+    ranks = (-values).argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
+    return ranks < count
+
+
+class Observations:
+    """The last scored points, oldest first.
+
+    Args:
+        free: coordinates of a point.
+    """
+
+    def __init__(self, free: int) -> None:
+        # Loads scikit-learn, which takes a second that no request should wait for.
+        import sklearn.gaussian_process  # noqa: F401
+
+        self.free = free
+        self._scored: deque[tuple[Point, float]] = deque(maxlen=MOST_OBSERVATIONS)
+
+    def __len__(self) -> int:
+        return len(self._scored)
+
+    def add(self, point: Point, score: float) -> None:
+        """Adds one; the oldest goes where there are too many."""
+        self._scored.append((point, score))
+
+    def table(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+        """Points ``[n, free]`` and scores ``[n]``."""
+        points = np.array([point for point, _ in self._scored], dtype=np.bool_).reshape(-1, self.free)
+        return points, np.array([score for _, score in self._scored], dtype=np.float64)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """For a state file: ``points`` uint8 ``[n, free]`` and ``scores`` float64 ``[n]``."""
+        points, scores = self.table()
+        return {
+            "points": torch.tensor(points, dtype=torch.uint8),
+            "scores": torch.tensor(scores.tolist(), dtype=torch.float64),
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, torch.Tensor], free: int) -> "Observations":
+        """What ``tensors`` wrote.
+
+        Raises:
+            StateError: shapes, types or values are not those of observations of ``free`` coordinates.
+        """
+        points, scores = tensors.get("points"), tensors.get("scores")
+        if points is None or scores is None or points.dtype != torch.uint8 or scores.dtype != torch.float64:
+            raise StateError("the state has no observations of a search; learn it anew")
+        fits = points.dim() == 2 and points.shape[1] == free and scores.shape == points.shape[:1]
+        if not fits or int(points.amax() if points.numel() else 0) > 1 or not bool(scores.isfinite().all()):
+            raise StateError(f"the state's observations are not of {free} sublayers; learn it anew")
+        observations = cls(free)
+        for point, score in zip(points.bool().numpy(), scores.tolist(), strict=True):
+            observations.add(point, score)
+        return observations
+
+
+def suggest_point(
+    points: npt.NDArray[np.bool_],
+    scores: npt.NDArray[np.float64],
+    count: int | None,
+    generator: np.random.Generator,
+    kappa: float = KAPPA,
+) -> Point:
+    """Bayesian optimisation: the point whose upper confidence bound is highest under a Gaussian process.
+
+    The bound ``mean + kappa · deviation`` is maximised over continuous points of which each stands for a set
+    (``discretise``): first over [0, 1]^free, then around the best set scored so far, then around the leader. It is
+    taken at the set itself, since that is what will be scored.
+
+    Args:
+        points: ``[n, free]``, those scored so far, at least one.
+        scores: ``[n]``.
+        count: how many coordinates to skip; ``None`` for any number.
+        generator: source of randomness.
+        kappa: how much a point's uncertainty counts.
+
+    Returns:
+        A point that was not scored yet, unless there is hardly any other.
+    """
+    process = _fit(points, scores)
+    values = generator.random((_POOL, points.shape[1]))
+    leader: Point = discretise(values[:1], count)[0]
+    highest = -np.inf
+    centre = points[scores.argmax()]
+    for _ in range(_ROUNDS):
+        pool = discretise(values, count)
+        mean, deviation = process.predict(_scaled(pool), return_std=True)
+        bound = np.where(_known(pool, points), -np.inf, mean + kappa * deviation)
+        if bound.max() > highest:
+            leader, highest = pool[bound.argmax()], bound.max()
+        spread = generator.uniform(0.2, 0.8, (_POOL, 1))
+        values = centre + spread * generator.standard_normal((_POOL, points.shape[1]))
+        centre = leader
+    return leader
+
+
+def _fit(points: npt.NDArray[np.bool_], scores: npt.NDArray[np.float64]) -> Any:
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import Matern
+
+    process = GaussianProcessRegressor(
+        Matern(nu=2.5), alpha=_NOISE, normalize_y=True, optimizer=_most_likely_length_scale
+    )
+    return process.fit(_scaled(points), scores)
+
+
+def _most_likely_length_scale(negative_log_likelihood: Any, *_: Any, **__: Any) -> tuple[Any, float]:
+    """The kernel's one parameter from a short list: a few factorisations, where a gradient method takes dozens."""
+    thetas = [np.log([length]) for length in _LENGTH_SCALES]
+    losses = [float(negative_log_likelihood(theta, eval_gradient=False)) for theta in thetas]
+    best = int(np.argmin(losses))
+    return thetas[best], losses[best]
+
+
+def _scaled(points: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Points with distances from 0 to 1, so that the length scales fit any number of layers."""
+    scaled: npt.NDArray[np.float64] = points / np.sqrt(points.shape[1])
+    return scaled
+
+
+def _known(pool: npt.NDArray[np.bool_], points: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Which of the pool ``[pool, free]`` are among the points: bool ``[pool]``."""
+    return cast("npt.NDArray[np.bool_]", (pool[:, None] == points[None]).all(axis=2).any(axis=1))

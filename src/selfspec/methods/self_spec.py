@@ -1,0 +1,154 @@
+"""Draft & Verify: a set of skipped sublayers that was searched beforehand, and a threshold that adapts."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from selfspec.decoding.draft import Draft, LayerDraft
+from selfspec.decoding.stopping import DraftVerifyThreshold
+from selfspec.errors import StateError
+from selfspec.methods.base import Drafter, Feedback, Method, Prefill
+from selfspec.methods.layer_search import check_skipped, free_sublayers, starting_set
+from selfspec.methods.registry import register
+from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.state import LearnedState
+from selfspec.target.kept import KeptSet
+from selfspec.target.stack import Target
+
+
+@dataclass(frozen=True)
+class SelfSpecSettings(MethodSettings):
+    """Settings of ``self-spec``."""
+
+    skip_ratio: float = setting(
+        0.45,
+        "share of the sublayers between first and last layer that drafts skip, evenly, until a profile of "
+        "`selfspec tune self-spec` is loaded",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    max_draft_length: int = setting(12, "longest draft", minimum=1, maximum=64)
+    threshold: float = setting(
+        0.6, "confidence threshold at the start of a stream of requests", minimum=0.0, maximum=1.0
+    )
+    target_acceptance: float = setting(0.9, "acceptance rate that the threshold steers to", minimum=0.0, maximum=1.0)
+    step: float = setting(0.01, "how far the threshold moves after a round", minimum=0.0, maximum=1.0)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A set of skipped sublayers, and where it comes from.
+
+    Attributes:
+        skipped: sublayer indices, ascending.
+        tokens_per_second: decoding speed measured with it; ``None`` for uniform skipping, which nobody measured.
+        iterations: sets that were tried to find it.
+        versions: of the libraries it was measured with.
+    """
+
+    skipped: tuple[int, ...]
+    tokens_per_second: float | None = None
+    iterations: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@register
+class SelfSpec(Method):
+    """Self-speculative decoding as in Draft & Verify (Zhang et al. 2024).
+
+    The skipped sublayers come from an offline search (``selfspec.tuning``), whose profile is a state file of this
+    method. The draft ends under a confidence threshold that steers the acceptance rate; as in the authors' evaluation a
+    request starts with the threshold at which the last one ended. Each request moves its own copy.
+    """
+
+    name = "self-spec"
+    summary = "skips the sublayers that `selfspec tune self-spec` found fastest, spread evenly without such a profile"
+    source = "Draft & Verify (Zhang et al. 2024)"
+    learns = True
+    Settings = SelfSpecSettings
+    settings: SelfSpecSettings
+
+    def __init__(self, target: Target, settings: SelfSpecSettings) -> None:
+        super().__init__(target, settings)
+        self.free = free_sublayers(target.layer_count)
+        skipped = starting_set(target.layer_count, settings.skip_ratio)
+        self._lock = threading.Lock()
+        self.adopt(Profile(skipped))
+
+    @property
+    def profile(self) -> Profile:
+        """What drafts at present."""
+        return self._profile
+
+    def adopt(self, profile: Profile) -> None:
+        """Takes other sublayers to skip, and starts over with the threshold.
+
+        Raises:
+            InvalidSettingError: a skipped sublayer does not exist.
+        """
+        kept = KeptSet.skipping(profile.skipped, self.target.sublayer_count)
+        with self._lock:
+            self._profile, self._kept, self._threshold = profile, kept, self.settings.threshold
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        """Starts on a request."""
+        settings = self.settings
+        with self._lock:
+            kept, start = self._kept, self._threshold
+        threshold = DraftVerifyThreshold(start, target_acceptance=settings.target_acceptance, step=settings.step)
+        return _SelfSpecDrafter(self, LayerDraft(kept, settings.max_draft_length, stop=threshold), threshold)
+
+    def note_threshold(self, threshold: float) -> None:
+        """Keeps a request's threshold for the requests to come."""
+        with self._lock:
+            self._threshold = threshold
+
+    def state(self) -> LearnedState:
+        """Profile and threshold."""
+        with self._lock:
+            values = {**asdict(self._profile), "threshold": self._threshold}
+        return LearnedState({**values, "skipped": list(values["skipped"])})
+
+    def restore(self, state: LearnedState) -> None:
+        """Takes up profile and threshold.
+
+        Raises:
+            StateError: it is no profile for this many layers.
+        """
+        values = dict(state.values)
+        threshold = values.pop("threshold", None)
+        if type(threshold) is not float or not 0 <= threshold <= 1:
+            raise StateError("the profile has no threshold; tune it anew")
+        profile = _check_profile(values, self.free)
+        self.adopt(profile)
+        self.note_threshold(threshold)
+
+
+class _SelfSpecDrafter(Drafter):
+    def __init__(self, method: SelfSpec, draft: LayerDraft, threshold: DraftVerifyThreshold) -> None:
+        self._method = method
+        self._draft = draft
+        self._threshold = threshold
+
+    def plan(self) -> Draft:
+        return self._draft
+
+    def learn(self, feedback: Feedback) -> None:
+        reached_limit = feedback.drafted == self._draft.limit
+        self._threshold.update(feedback.drafted, feedback.accepted, reached_limit=reached_limit)
+        self._method.note_threshold(self._threshold.threshold)
+
+
+def _check_profile(values: Mapping[str, Any], free: int) -> Profile:
+    if values.keys() != {field.name for field in fields(Profile)}:
+        raise StateError("the profile is not of this version of self-spec; tune it anew")
+    speed, iterations, versions = values["tokens_per_second"], values["iterations"], values["versions"]
+    if speed is not None and not (type(speed) is float and 0 <= speed < float("inf")):
+        raise StateError(f"the profile's speed is {speed}; tune it anew")
+    if type(iterations) is not int or iterations < 0 or not isinstance(versions, dict):
+        raise StateError("the profile does not say where it comes from; tune it anew")
+    # A profile may skip nothing, if that was fastest.
+    if values["skipped"] != []:
+        check_skipped(values["skipped"], free)
+    return Profile(tuple(values["skipped"]), speed, iterations, versions)

@@ -1,0 +1,56 @@
+"""Suffix drafts: the longest suffix of the text that has occurred before is continued as it went on then."""
+
+from dataclasses import dataclass
+
+from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.methods.base import Drafter, Feedback, Method, Prefill
+from selfspec.methods.copying import chain_draft, continuation
+from selfspec.methods.registry import register
+from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.suffix_automaton import SuffixAutomaton
+
+
+@dataclass(frozen=True)
+class SuffixSettings(MethodSettings):
+    """Settings of ``suffix``."""
+
+    max_spec_factor: float = setting(
+        1.0, "draft tokens for each token of the match (SuffixDecoding's alpha)", minimum=0.0, maximum=64.0
+    )
+    max_draft_length: int = setting(32, "longest draft", minimum=1, maximum=256)
+    min_match_length: int = setting(1, "shortest match to draft from, in tokens", minimum=1)
+
+
+@register
+class Suffix(Method):
+    """Drafts from a suffix automaton over prompt and output; the longer the match, the longer the draft.
+
+    The match is SAM decoding's (its dynamic automaton; there is no corpus for its static one), the draft length
+    SuffixDecoding's: ``max_spec_factor`` times the match length, at least 1. The draft is a chain.
+    """
+
+    name = "suffix"
+    summary = "copies what followed the longest repeated suffix, longer drafts for longer matches"
+    source = "SAM decoding (Hu et al. 2024), draft length of SuffixDecoding (Oliaro et al. 2024)"
+    Settings = SuffixSettings
+    settings: SuffixSettings
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        """Starts on a request."""
+        return _Suffix(SuffixAutomaton((*prefill.prompt_ids, prefill.first_token)), self.settings)
+
+
+class _Suffix(Drafter):
+    def __init__(self, automaton: SuffixAutomaton, settings: SuffixSettings) -> None:
+        self._automaton = automaton
+        self._settings = settings
+
+    def plan(self) -> Draft:
+        match, settings = self._automaton.match_length, self._settings
+        if match < settings.min_match_length:
+            return NoDraft()
+        length = min(settings.max_draft_length, max(1, int(settings.max_spec_factor * match)))
+        return chain_draft(continuation(self._automaton.tokens, self._automaton.match_end, length))
+
+    def learn(self, feedback: Feedback) -> None:
+        self._automaton.extend(feedback.acceptance.token_ids)

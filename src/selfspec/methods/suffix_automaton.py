@@ -1,0 +1,84 @@
+"""A suffix automaton that grows with the text and knows the longest repeated suffix at any time."""
+
+from collections.abc import Iterable
+
+_ROOT = 0
+_FRESHENED = 64
+"""Suffixes whose latest occurrence is noted at each token; text that repeats itself over and over has more of them."""
+
+
+class SuffixAutomaton:
+    """All substrings of a growing text (Blumer et al. 1985), built online in amortised constant time for each token.
+
+    A state stands for the substrings that end at the same positions; its link leads to the longest suffix of them that
+    ends elsewhere too. So the state of the whole text links to its longest suffix that has occurred before, which is
+    the match that SAM decoding (Hu et al. 2024, section 3) follows.
+
+    Args:
+        tokens: the text so far.
+
+    Attributes:
+        tokens: the text.
+        match_length: length of the longest suffix of the text that has occurred before, 0 if none has.
+        match_end: the position behind its latest earlier occurrence. Of suffixes that are nested in more than 64 other
+            repeated ones it is some earlier occurrence.
+    """
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self.tokens: list[int] = []
+        self.match_length = 0
+        self.match_end = 0
+        self._whole = _ROOT
+        # By state: where each token leads, the link, the length of its longest substring, the end of its latest one.
+        self._next: list[dict[int, int]] = [{}]
+        self._link = [-1]
+        self._length = [0]
+        self._end = [0]
+        self.extend(tokens)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Appends tokens to the text."""
+        for token in tokens:
+            self._append(token)
+
+    def _append(self, token: int) -> None:
+        self.tokens.append(token)
+        length = len(self.tokens)
+        whole = self._add_state({}, _ROOT, length, length)
+        state = self._whole
+        while state >= 0 and token not in self._next[state]:
+            self._next[state][token] = whole
+            state = self._link[state]
+        if state >= 0:
+            self._link[whole] = self._suffix_state(state, token)
+        self._whole = whole
+        self._note_match()
+
+    def _suffix_state(self, state: int, token: int) -> int:
+        """The state whose longest substring is that of ``state`` and ``token`` behind it, split off if need be."""
+        target, length = self._next[state][token], self._length[state] + 1
+        if self._length[target] == length:
+            return target
+        split = self._add_state(dict(self._next[target]), self._link[target], length, self._end[target])
+        self._link[target] = split
+        while state >= 0 and self._next[state].get(token) == target:
+            self._next[state][token] = split
+            state = self._link[state]
+        return split
+
+    def _add_state(self, following: dict[int, int], link: int, length: int, end: int) -> int:
+        self._next.append(following)
+        self._link.append(link)
+        self._length.append(length)
+        self._end.append(end)
+        return len(self._next) - 1
+
+    def _note_match(self) -> None:
+        """Reads the match off, then notes that all suffixes of the text have just occurred again."""
+        state = self._link[self._whole]
+        self.match_length, self.match_end = self._length[state], self._end[state]
+        for _ in range(_FRESHENED):
+            if state == _ROOT:
+                break
+            self._end[state] = len(self.tokens)
+            state = self._link[state]

@@ -1,0 +1,143 @@
+"""SWIFT: searches the set of skipped sublayers while it generates, and drafts token trees with the best so far."""
+
+import math
+from dataclasses import dataclass
+
+from selfspec.decoding.draft import Draft, LayerDraft
+from selfspec.decoding.probe import Probe
+from selfspec.decoding.stopping import ConfidenceThreshold
+from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
+from selfspec.methods.layer_search import skipped_by
+from selfspec.methods.registry import register
+from selfspec.methods.settings import setting
+from selfspec.methods.state import LearnedState
+from selfspec.methods.swift_search import SwiftSearch, SwiftSearchSettings
+from selfspec.target.kept import KeptSet
+from selfspec.target.stack import Target
+
+MOST_CANDIDATES = 10
+
+
+@dataclass(frozen=True)
+class SwiftSettings(SwiftSearchSettings):
+    """Settings of ``swift``: those of its search, then those of its drafts."""
+
+    context_window: int = setting(
+        32, "output tokens that a candidate has to predict (γ), and that have to be there before", minimum=1
+    )
+    max_draft_length: int = setting(25, "longest draft (N_D)", minimum=1, maximum=64)
+    confidence_threshold: float = setting(
+        0.8, "stop drafting behind a token less confident than this (ε); 0 never stops", minimum=0.0, maximum=1.0
+    )
+    dynamic_verification: bool = setting(
+        True, "verify up to 10, 5, 3, 1 candidates where the confidence is up to 0.5, 0.8, 0.95, 1"
+    )
+    max_siblings: int = setting(
+        32, "most candidates of a draft beside its path; each takes a cache slot (the paper has no bound)", minimum=0
+    )
+
+
+def candidate_count(confidence: float) -> int:
+    """How many candidates to verify at a draft position (section 4.2, dynamic verification).
+
+    Args:
+        confidence: the draft's largest probability there, 0 to 1.
+    """
+    if confidence > 0.95:
+        return 1
+    if confidence > 0.8:
+        return 3
+    return 5 if confidence > 0.5 else MOST_CANDIDATES
+
+
+def matchness(probe: Probe, kept: KeptSet, window: int) -> float:
+    """The share of the last output tokens that a kept set predicts, in one forward (equations 3 and 4).
+
+    Args:
+        probe: of the request.
+        kept: the candidate.
+        window: how many tokens, the pending one included (γ).
+    """
+    predicted = probe.score(kept, window).argmax(-1)
+    return int((predicted == probe.token_ids[-window:]).sum()) / window
+
+
+@register
+class Swift(Method):
+    """SWIFT (Xia et al. 2025), sections 4.1 and 4.2.
+
+    Until a request has written γ tokens the best set so far drafts it (context accumulation). From then on every round
+    begins with an optimisation step: a candidate set, random or proposed by a Gaussian process, predicts the last γ
+    tokens, and the best one seen drafts. The search goes on over all requests until it ends (``SwiftSearch``).
+
+    Ours: at most ``max_siblings`` candidates beside the path, the first ones. Their number depends on the confidences
+    alone, never on a drafted token, so that sampling stays exact.
+    """
+
+    name = "swift"
+    summary = "searches the skipped sublayers while generating, drafts token trees as far as the draft is confident"
+    source = "SWIFT (Xia et al. 2025)"
+    learns = True
+    Settings = SwiftSettings
+    settings: SwiftSettings
+
+    def __init__(self, target: Target, settings: SwiftSettings) -> None:
+        super().__init__(target, settings)
+        self.search = SwiftSearch(target.layer_count, settings)
+
+    @property
+    def needs(self) -> Needs:
+        """Slots for the candidates of a tree and, never at the same time, for the tokens that a set predicts."""
+        settings = self.settings
+        # All positions but the last are more confident than the threshold, or just as confident, which is too rare.
+        before_last = candidate_count(math.nextafter(settings.confidence_threshold, 1.0)) - 1
+        siblings = (settings.max_draft_length - 1) * before_last + MOST_CANDIDATES - 1
+        return Needs(
+            sibling_rows=min(settings.max_siblings, siblings) if settings.dynamic_verification else 0,
+            probe_rows=settings.context_window if settings.max_optimization_steps else 0,
+        )
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        """Starts on a request."""
+        return _SwiftDrafter(self, prefill)
+
+    def draft(self) -> LayerDraft:
+        """Drafts with the best set so far."""
+        settings = self.settings
+        threshold = settings.confidence_threshold
+        return LayerDraft(
+            self.search.kept,
+            limit=settings.max_draft_length,
+            stop=ConfidenceThreshold(threshold) if threshold > 0 else None,
+            widths=candidate_count if settings.dynamic_verification else None,
+        )
+
+    def state(self) -> LearnedState:
+        """The search so far."""
+        return self.search.state()
+
+    def restore(self, state: LearnedState) -> None:
+        """Takes up a search.
+
+        Raises:
+            StateError: it is no search of this skip ratio over this many layers.
+        """
+        self.search.restore(state)
+
+
+class _SwiftDrafter(Drafter):
+    def __init__(self, method: Swift, prefill: Prefill) -> None:
+        self._method = method
+        self._probe = prefill.probe
+        self._prompt_length = len(prefill.prompt_ids)
+
+    def plan(self) -> Draft:
+        window, search = self._method.settings.context_window, self._method.search
+        written = self._probe.committed + 1 - self._prompt_length
+        if written >= window and (candidate := search.next_candidate()) is not None:
+            kept = KeptSet.skipping(skipped_by(candidate), self._method.target.sublayer_count)
+            search.observe(candidate, matchness(self._probe, kept, window))
+        return self._method.draft()
+
+    def learn(self, feedback: Feedback) -> None:
+        self._method.search.note_round(feedback.drafted, feedback.accepted)

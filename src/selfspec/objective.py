@@ -1,0 +1,93 @@
+"""What a choice of draft is worth: the papers' objectives, as pure functions of numbers or of whole grids.
+
+Every argument is a number or a tensor; tensors broadcast, so that one call scores a grid of choices. The result is a
+tensor of the broadcast shape, without dimensions where all arguments are numbers.
+"""
+
+import torch
+
+Number = float | torch.Tensor
+
+
+def expected_tokens(alpha: Number, draft_length: Number) -> torch.Tensor:
+    """Tokens that a round commits, its own one included, if every draft token is accepted with one probability.
+
+    ``1 + α + … + α^γ = (1 - α^(γ+1)) / (1 - α)``, and ``γ + 1`` at ``α = 1`` (Leviathan et al. 2023, equation 1).
+
+    Args:
+        alpha: ``α``, the probability that a draft token is accepted, 0 to 1.
+        draft_length: ``γ``, draft tokens of the round, 0 or more.
+
+    Returns:
+        Tokens a round, 1 to ``γ + 1``.
+    """
+    alpha, most = _tensor(alpha), _tensor(draft_length) + 1
+    # The plain quotient cancels near 1, where expm1 and log do not.
+    tokens = -torch.expm1(most * torch.log(alpha)) / (1 - alpha)
+    return torch.where(alpha == 1, most.to(tokens.dtype), tokens)
+
+
+def tokens_per_layer(alpha: Number, exit_layer: Number, draft_length: Number, layer_count: Number) -> torch.Tensor:
+    """DEL's objective TPL: tokens of a round ÷ layers that it loads (Entezari Zarch et al. 2025, equation 1).
+
+    ``(1 - α^(d+1)) / ((1 - α)(d ℓ + L))``: each of the ``d`` draft tokens loads ``ℓ`` layers, the verification ``L``.
+
+    Args:
+        alpha: ``α``, the probability that a draft token is accepted, 0 to 1.
+        exit_layer: ``ℓ``, layers of the draft.
+        draft_length: ``d``, draft tokens of the round; 0 is plain decoding, ``1 / L``.
+        layer_count: ``L``, layers of the model.
+
+    Returns:
+        Tokens a layer.
+    """
+    draft_length = _tensor(draft_length)
+    return expected_tokens(alpha, draft_length) / (draft_length * exit_layer + layer_count)
+
+
+def tokens_per_time(
+    alpha: Number, draft_length: Number, draft_time: Number, target_time: Number, head_time: Number = 0.0
+) -> torch.Tensor:
+    """KnapSpec's objective TPT: tokens of a round ÷ time of the round (equation 4).
+
+    ``(1 - α^(γ+1)) / (1 - α) · 1 / (γ t_draft + t_target)``. The paper counts attention and MLP branches only
+    (``tpt=paper``). With ``head_time`` every draft step and the verification also pay for what is outside of them
+    (``tpt=with_head``, ours).
+
+    Args:
+        alpha: ``α``, the probability that a draft token is accepted, 0 to 1.
+        draft_length: ``γ``, draft tokens of the round.
+        draft_time: time of the kept sublayers for one token, in any unit.
+        target_time: time of all sublayers for one token, in the same unit.
+        head_time: time of embedding, final norm and LM head for one token, in the same unit; 0 leaves it out.
+
+    Returns:
+        Tokens a unit of time.
+    """
+    draft_length = _tensor(draft_length)
+    time = draft_length * (_tensor(draft_time) + head_time) + (_tensor(target_time) + head_time)
+    return expected_tokens(alpha, draft_length) / time
+
+
+def ideal_speedup(mean_generated_length: Number, alpha: Number, cost: Number) -> torch.Tensor:
+    """Speedup over plain decoding that acceptance and cost allow, everything else being free (SWIFT, equation 6).
+
+    ``M α / ((M - 1) c + α)``. It takes a round to have drafted ``(M - 1) / α`` tokens. Where no token was accepted, at
+    ``M = 1``, that says nothing, and the result is 1 as for rounds that draft nothing.
+
+    Args:
+        mean_generated_length: ``M``, committed tokens ÷ target forwards, at least 1.
+        alpha: ``α``, accepted ÷ drafted tokens, 0 to 1.
+        cost: ``c``, time of a draft step ÷ time of a target step.
+
+    Returns:
+        Speedup, 1 being plain decoding.
+    """
+    length, alpha = _tensor(mean_generated_length), _tensor(alpha)
+    speedup = length * alpha / ((length - 1) * cost + alpha)
+    return torch.where(length == 1, torch.ones_like(speedup), speedup)
+
+
+def _tensor(number: Number) -> torch.Tensor:
+    """A tensor as it is, a number in double precision, which leaves the dtype of tensors that it meets alone."""
+    return number if isinstance(number, torch.Tensor) else torch.tensor(number, dtype=torch.float64)
