@@ -1,0 +1,165 @@
+"""Every method on ten prompts of every domain of both bundled checkpoints: ``python benchmarks/methods_table.py``.
+
+Checks that each output is token for token the plain one, in float32 and greedily, and writes what each method did as
+``benchmarks/results/methods.json`` and ``methods.md``. Times are those of the machine at hand; nothing here compares
+speeds (``selfspec bench`` does).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from selfspec.bench.memory import ResidentPeak
+from selfspec.bench.stamp import make_stamp
+from selfspec.engine import Engine
+from selfspec.loading import BUNDLED, load_model
+from selfspec.methods import METHODS
+from selfspec.prompts import PROMPTS
+from selfspec.types import Generation
+
+PLAIN = "autoregressive"
+EXIT_LAYER = 6
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What an engine wrote for some prompts, and the highest resident memory of the process meanwhile, in bytes."""
+
+    results: Sequence[Generation]
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one method did on the prompts of one domain.
+
+    Attributes:
+        checkpoint: name of the bundled checkpoint.
+        method: name of the method.
+        domain: name of the domain.
+        identical: outputs with exactly the plain tokens.
+        drafting: outputs in which something was drafted.
+        accepting: outputs in which something was accepted.
+        outputs: how many there are.
+        acceptance_rate: accepted ÷ drafted tokens.
+        mean_generated_length: tokens per round.
+        attention_share: mean kept share of attention over the rounds in which layers drafted; ``None`` without any.
+        mlp_share: the same of MLPs.
+        select_share: share of the decoding time that choosing what drafts took.
+        memory_above_plain: highest resident memory of the process in these outputs ÷ that in the plain ones, less 1.
+    """
+
+    checkpoint: str
+    method: str
+    domain: str
+    identical: int
+    drafting: int
+    accepting: int
+    outputs: int
+    acceptance_rate: float
+    mean_generated_length: float
+    attention_share: float | None
+    mlp_share: float | None
+    select_share: float
+    memory_above_plain: float
+
+
+def settings_of(method: str) -> dict[str, int]:
+    """Give what a method cannot know by itself: where these checkpoints exit best."""
+    return {"exit_layer": EXIT_LAYER} if method.startswith("layerskip") else {}
+
+
+def measure(checkpoint: str, prompts: int, max_new_tokens: int) -> list[Row]:
+    """Run all methods on one checkpoint; learning methods go through all domains as one stream."""
+    model, tokenizer = load_model(checkpoint, dtype="float32", device="cpu")
+    plain = Engine(model, tokenizer)
+    texts = {domain: texts[:prompts] for domain, texts in PROMPTS.items()}
+    generate(plain, texts["code"][:1], max_new_tokens)  # warms up
+    wanted = {domain: generate(plain, chosen, max_new_tokens) for domain, chosen in texts.items()}
+    rows = []
+    for method in tqdm([name for name in METHODS if name != PLAIN], checkpoint):
+        engine = Engine(model, tokenizer, method, settings=settings_of(method))
+        for domain, chosen in texts.items():
+            rows.append(summarize(checkpoint, domain, generate(engine, chosen, max_new_tokens), wanted[domain]))
+    return rows
+
+
+def generate(engine: Engine, prompts: Sequence[str], max_new_tokens: int) -> Outputs:
+    """Write the outputs, and watch the memory meanwhile."""
+    gc.collect()
+    peak = ResidentPeak(engine.target.device)
+    results = [engine.generate(prompt, max_new_tokens=max_new_tokens) for prompt in prompts]
+    return Outputs(results, peak.peak_bytes())
+
+
+def summarize(checkpoint: str, domain: str, outputs: Outputs, plain: Outputs) -> Row:
+    """Count what came of one method's outputs."""
+    results = outputs.results
+    records = [record for result in results for record in result.records]
+    layered = [record for record in records if record.kept is not None]
+    seconds = {phase: sum(getattr(record.seconds, phase) for record in records) for phase in asdict(records[0].seconds)}
+    drafted = sum(result.drafted for result in results)
+    return Row(
+        checkpoint=checkpoint,
+        method=results[0].method,
+        domain=domain,
+        identical=sum(a.token_ids == b.token_ids for a, b in zip(results, plain.results, strict=True)),
+        drafting=sum(result.drafted > 0 for result in results),
+        accepting=sum(result.accepted > 0 for result in results),
+        outputs=len(results),
+        acceptance_rate=sum(result.accepted for result in results) / drafted if drafted else 0.0,
+        mean_generated_length=sum(len(record.token_ids) for record in records) / len(records),
+        attention_share=sum(record.attention_share or 0 for record in layered) / len(layered) if layered else None,
+        mlp_share=sum(record.mlp_share or 0 for record in layered) / len(layered) if layered else None,
+        select_share=seconds["select"] / sum(seconds.values()),
+        memory_above_plain=outputs.peak_bytes / plain.peak_bytes - 1,
+    )
+
+
+def render(rows: Sequence[Row]) -> str:
+    """Lay the figures out as Markdown."""
+    lines = [
+        "| checkpoint | method | domain | identical | drafted in | acceptance | M | kept attention | kept MLP | select "
+        "| memory above plain |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        kept = ["-" if share is None else f"{share:.2f}" for share in (row.attention_share, row.mlp_share)]
+        lines.append(
+            f"| {row.checkpoint} | {row.method} | {row.domain} | {row.identical}/{row.outputs} | "
+            f"{row.drafting}/{row.outputs} | {row.acceptance_rate:.3f} | {row.mean_generated_length:.2f} | {kept[0]} | "
+            f"{kept[1]} | {row.select_share:.1%} | {row.memory_above_plain:+.1%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Run everything; the exit code says whether every output was the plain one and every method drafted."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts", type=int, default=10, help="prompts a domain")
+    parser.add_argument("--max-new-tokens", type=int, default=96, help="longest output")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = [row for checkpoint in BUNDLED for row in measure(checkpoint, options.prompts, options.max_new_tokens)]
+    found = {"stamp": make_stamp(torch.device("cpu")), "rows": [asdict(row) for row in rows]}
+    (options.out / "methods.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    table = render(rows)
+    (options.out / "methods.md").write_text(table, encoding="utf-8")
+    print(table)
+    return 0 if all(row.identical == row.drafting == row.outputs for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
