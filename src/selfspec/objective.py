@@ -91,3 +91,21 @@ def ideal_speedup(mean_generated_length: Number, alpha: Number, cost: Number) ->
 def _tensor(number: Number) -> torch.Tensor:
     """A tensor as it is, a number in double precision, which leaves the dtype of tensors that it meets alone."""
     return number if isinstance(number, torch.Tensor) else torch.tensor(number, dtype=torch.float64)
+
+
+def sufficient_cosine(state: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """The cosine similarity from which on a state of equal norm has the same greedy token (KnapSpec, lemma 4.1).
+
+    ``1 - ξ² / (2 ‖x‖² max ‖w* - w_j‖²)``, where ``ξ`` is the margin of the greedy token ``w*`` over the second best.
+
+    Args:
+        state: ``x``, what goes into the LM head, floating point ``[hidden]``.
+        head: ``w``, its weights, ``[vocab, hidden]``.
+
+    Returns:
+        The bound, at most 1.
+    """
+    scores = head @ state
+    best, second = scores.topk(2).values
+    distance = (head - head[scores.argmax()]).square().sum(-1).amax()
+    return 1 - (best - second) ** 2 / (2 * state.square().sum() * distance)
