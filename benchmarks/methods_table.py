@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -32,14 +34,6 @@ RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """What an engine wrote for some prompts, and the highest resident memory of the process meanwhile, in bytes."""
-
-    results: Sequence[Generation]
-    peak_bytes: int
-
-
-@dataclass(frozen=True)
 class Row:
     """What one method did on the prompts of one domain.
 
@@ -56,7 +50,6 @@ class Row:
         attention_share: mean kept share of attention over the rounds in which layers drafted; ``None`` without any.
         mlp_share: the same of MLPs.
         select_share: share of the decoding time that choosing what drafts took.
-        memory_above_plain: highest resident memory of the process in these outputs ÷ that in the plain ones, less 1.
     """
 
     checkpoint: str
@@ -71,7 +64,6 @@ class Row:
     attention_share: float | None
     mlp_share: float | None
     select_share: float
-    memory_above_plain: float
 
 
 def settings_of(method: str) -> dict[str, int]:
@@ -94,17 +86,36 @@ def measure(checkpoint: str, prompts: int, max_new_tokens: int) -> list[Row]:
     return rows
 
 
-def generate(engine: Engine, prompts: Sequence[str], max_new_tokens: int) -> Outputs:
-    """Write the outputs, and watch the memory meanwhile."""
-    gc.collect()
-    peak = ResidentPeak(engine.target.device)
-    results = [engine.generate(prompt, max_new_tokens=max_new_tokens) for prompt in prompts]
-    return Outputs(results, peak.peak_bytes())
+def generate(engine: Engine, prompts: Sequence[str], max_new_tokens: int) -> list[Generation]:
+    """Write the outputs."""
+    return [engine.generate(prompt, max_new_tokens=max_new_tokens) for prompt in prompts]
 
 
-def summarize(checkpoint: str, domain: str, outputs: Outputs, plain: Outputs) -> Row:
+def peak_memory(checkpoint: str, method: str, max_new_tokens: int) -> tuple[int, int]:
+    """Highest resident bytes of this process in plain outputs, and then in those of a method; one prompt a domain."""
+    model, tokenizer = load_model(checkpoint, dtype="float32", device="cpu")
+    prompts = [texts[0] for texts in PROMPTS.values()]
+    plain = Engine(model, tokenizer)
+    generate(plain, prompts, max_new_tokens)  # warms up
+    peaks = []
+    for engine in (plain, Engine(model, tokenizer, method, settings=settings_of(method))):
+        gc.collect()
+        peak = ResidentPeak(engine.target.device)
+        generate(engine, prompts, max_new_tokens)
+        peaks.append(peak.peak_bytes())
+    return peaks[0], peaks[1]
+
+
+def memory_above_plain(checkpoint: str, method: str, max_new_tokens: int) -> float:
+    """``peak_memory`` in a process of its own, since what one method imports or fragments stays: the ratio less 1."""
+    command = [sys.executable, __file__, "--memory-of", checkpoint, method, "--max-new-tokens", str(max_new_tokens)]
+    printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    plain, peak = (int(number) for number in printed.split())
+    return peak / plain - 1
+
+
+def summarize(checkpoint: str, domain: str, results: Sequence[Generation], plain: Sequence[Generation]) -> Row:
     """Count what came of one method's outputs."""
-    results = outputs.results
     records = [record for result in results for record in result.records]
     layered = [record for record in records if record.kept is not None]
     seconds = {phase: sum(getattr(record.seconds, phase) for record in records) for phase in asdict(records[0].seconds)}
@@ -113,7 +124,7 @@ def summarize(checkpoint: str, domain: str, outputs: Outputs, plain: Outputs) ->
         checkpoint=checkpoint,
         method=results[0].method,
         domain=domain,
-        identical=sum(a.token_ids == b.token_ids for a, b in zip(results, plain.results, strict=True)),
+        identical=sum(a.token_ids == b.token_ids for a, b in zip(results, plain, strict=True)),
         drafting=sum(result.drafted > 0 for result in results),
         accepting=sum(result.accepted > 0 for result in results),
         outputs=len(results),
@@ -122,11 +133,10 @@ def summarize(checkpoint: str, domain: str, outputs: Outputs, plain: Outputs) ->
         attention_share=sum(record.attention_share or 0 for record in layered) / len(layered) if layered else None,
         mlp_share=sum(record.mlp_share or 0 for record in layered) / len(layered) if layered else None,
         select_share=seconds["select"] / sum(seconds.values()),
-        memory_above_plain=outputs.peak_bytes / plain.peak_bytes - 1,
     )
 
 
-def render(rows: Sequence[Row]) -> str:
+def render(rows: Sequence[Row], memory: dict[str, dict[str, float]]) -> str:
     """Lay the figures out as Markdown."""
     lines = [
         "| checkpoint | method | domain | identical | drafted in | acceptance | M | kept attention | kept MLP | select "
@@ -138,7 +148,7 @@ def render(rows: Sequence[Row]) -> str:
         lines.append(
             f"| {row.checkpoint} | {row.method} | {row.domain} | {row.identical}/{row.outputs} | "
             f"{row.drafting}/{row.outputs} | {row.acceptance_rate:.3f} | {row.mean_generated_length:.2f} | {kept[0]} | "
-            f"{kept[1]} | {row.select_share:.1%} | {row.memory_above_plain:+.1%} |"
+            f"{kept[1]} | {row.select_share:.1%} | {memory[row.checkpoint][row.method]:+.1%} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -149,13 +159,29 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=10, help="prompts a domain")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="longest output")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--memory-of", nargs=2, metavar=("CHECKPOINT", "METHOD"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    if options.memory_of:
+        print(*peak_memory(*options.memory_of, options.max_new_tokens))
+        return 0
     options.out.mkdir(parents=True, exist_ok=True)
     rows = [row for checkpoint in BUNDLED for row in measure(checkpoint, options.prompts, options.max_new_tokens)]
-    found = {"stamp": make_stamp(torch.device("cpu")), "rows": [asdict(row) for row in rows]}
+    methods = [name for name in METHODS if name != PLAIN]
+    memory = {
+        checkpoint: {
+            method: memory_above_plain(checkpoint, method, options.max_new_tokens)
+            for method in tqdm(methods, f"{checkpoint}, memory")
+        }
+        for checkpoint in BUNDLED
+    }
+    found = {
+        "stamp": make_stamp(torch.device("cpu")),
+        "rows": [asdict(row) for row in rows],
+        "memory_above_plain": memory,
+    }
     (options.out / "methods.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    table = render(rows)
+    table = render(rows, memory)
     (options.out / "methods.md").write_text(table, encoding="utf-8")
     print(table)
     return 0 if all(row.identical == row.drafting == row.outputs for row in rows) else 1

@@ -108,4 +108,5 @@ def sufficient_cosine(state: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     scores = head @ state
     best, second = scores.topk(2).values
     distance = (head - head[scores.argmax()]).square().sum(-1).amax()
-    return 1 - (best - second) ** 2 / (2 * state.square().sum() * distance)
+    turned: torch.Tensor = (best - second).square() / (2 * state.square().sum() * distance)
+    return 1 - turned

@@ -73,7 +73,7 @@ def _is_ordinary(parameter: Any) -> bool:
     return type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor and parameter.is_contiguous()
 
 
-def _join(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+def _join(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     with _joining, torch.inference_mode(mode=False), torch.no_grad():
         first = parameters[0].data
         if len(parameters) == 1:
@@ -81,7 +81,8 @@ def _join(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
         if all(_follows(left, right) for left, right in pairwise(parameters)):  # an earlier engine laid them together
             return first.as_strided((sum(map(len, parameters)), *first.shape[1:]), first.stride())
         joined = torch.cat([parameter.data for parameter in parameters])
-        for parameter, part in zip(parameters, joined.split([len(parameter) for parameter in parameters]), strict=True):
+        parts = torch.split(joined, [len(parameter) for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
             parameter.data = part
         return joined
 
