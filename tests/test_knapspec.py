@@ -581,5 +581,5 @@ def test_what_it_asks_of_a_request() -> None:
     assert needs.probe_rows == 18 * 4  # (5 + 1) · 6 layers / 2 branches of four rows
     assert needs.prompt_rows == 4
     assert needs.prompt_states == frozenset(range(2, SUBLAYERS + 1))
-    assert make_method("knapspec", Target(build("llama"))).needs.probe_rows == 256
+    assert make_method("knapspec", Target(build("llama"))).needs.probe_rows == 96
     assert make_method("knapspec", Target(build("llama"))).interval == 64
