@@ -278,8 +278,8 @@ def _default_interval(target: Target) -> int:
 def _selection_rows(target: Target, recent_tokens: int) -> int:
     """Most rows of one forward: all branches where their cache slots take 1 % of the weights' memory at most.
 
-    Never less than 96, which take under 1 % in a model of 0.6 billion parameters and less in larger ones, and never more
-    than 1024, from where on a forward is bound by arithmetic on any device and a larger one saves nothing.
+    Never less than 96, which take under 1 % in a model of 0.6 billion parameters and less in larger ones, and never
+    more than 1024, from where on a forward is bound by arithmetic on any device and a larger one saves nothing.
     """
     most_branches = max(1, min(target.layer_count * (MAX_WEIGHT + 1) // 2, (target.layer_count - 2) * (MAX_WEIGHT + 1)))
     slot = target.new_sequence(1, 1, 1).cache.size_in_bytes
