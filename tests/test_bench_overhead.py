@@ -24,7 +24,8 @@ from selfspec.bench.contest import Sample, hold_contest
 from selfspec.bench.cost import StepBytes, decoding_bytes
 from selfspec.bench.forced import ForcedAcceptance, ForcedEngine
 from selfspec.bench.memory import ResidentPeak, copy_bytes_per_second
-from selfspec.bench.overhead import OverheadOptions, default_settings, measure_overhead
+from selfspec.bench.options import default_settings
+from selfspec.bench.overhead import OverheadOptions, measure_overhead
 from selfspec.bench.overhead_figures import METHOD_FIGURES, method_figures, plain_figures
 from selfspec.bench.overhead_table import print_overhead
 from selfspec.bench.stamp import git_state, make_stamp

@@ -9,7 +9,7 @@ from transformers import LogitsProcessor, MaxLengthCriteria
 
 from checkpoints import CHAT_TEMPLATE, make_tokenizer
 from drafts import FINDERS
-from models import build
+from models import build, prompt
 from selfspec import METHODS, Engine, SamplingParams
 from selfspec.errors import InvalidParameterError, InvalidPromptError
 from selfspec.types import Generation
@@ -172,3 +172,25 @@ def test_to_dict_holds_what_the_command_line_prints() -> None:
     assert printed["rounds"] == result.rounds
     assert printed["settings"] == {"exit_layer": 3, "draft_length": 4}
     assert set(printed) >= {"text", "seconds", "tokens_per_second", "peak_memory_bytes", "finish_reason"}
+
+
+def test_warm_up_prepares_the_method_and_teaches_it_nothing() -> None:
+    told: list[str] = []
+    engine = Engine(build("llama"), method="knapspec")
+    assert engine.method.state().values["latency_profile"] is None
+    engine.warmup(told.append)
+    assert engine.method.state().values["latency_profile"] is not None
+    assert told == ["forwards of 1 to 64 rows", "latencies of attention and MLP"]
+    wanted = Engine(build("llama")).generate(prompt(9), max_new_tokens=20)
+    result = engine.generate(prompt(9), max_new_tokens=20)
+    assert result.token_ids == wanted.token_ids
+    swift = Engine(build("llama"), method="swift")
+    before = swift.method.state()
+    swift.warmup()
+    assert swift.method.state().values == before.values
+
+
+def test_warm_up_fits_a_short_context() -> None:
+    model = build("llama")
+    model.config.max_position_embeddings = 20
+    Engine(model).warmup()

@@ -226,6 +226,54 @@ def test_a_score_of_the_ratio_before_does_not_become_the_best() -> None:
     assert len(state.kept.skipped) == 9
 
 
+def ended(**changes: Any) -> tuple[SwiftSearch, list[tuple[int, ...]]]:
+    """A search that has just ended, with the second set of two, and what it tried."""
+    state = SwiftSearch(LAYERS, settings(**{"max_matchness": 0.9, "patience": 3, **changes}))
+    tried = run(state, [0.5, 0.95])
+    assert state.finished
+    return state, tried
+
+
+def test_a_search_that_has_ended_never_looks_at_its_set_again() -> None:
+    state, _ = ended()
+    assert not any(state.check_is_due() for _ in range(50))
+
+
+def test_a_set_that_is_no_good_any_more_opens_the_search_again() -> None:
+    state, tried = ended(recheck_interval=3, reopen_below=0.6)
+    assert [state.check_is_due() for _ in range(6)] == [False, False, True, False, False, True]
+    state.note_check(0.6)
+    assert state.finished
+    assert state.next_candidate() is None
+    state.note_check(0.59)
+    assert not state.finished
+    assert not state.check_is_due()
+    assert state.kept.skipped == tried[-1]
+    again = run(state, [0.2, 0.3, 0.1, 0.1, 0.1, 0.9])
+    assert again[0] == tried[-1], "the set in use is the first to beat"
+    assert state.kept.skipped == again[1], "scores of the text before count no more"
+    assert len(again) == 5, "patience begins anew"
+    assert again[1:3] != run(SwiftSearch(LAYERS, settings()), [0.5] * 3)[1:], "not the same sets once more"
+    assert len(state.state().tensors["scores"]) == 5
+    later = SwiftSearch(LAYERS, settings(max_matchness=0.9, patience=3, recheck_interval=3))
+    later.restore(state.state())
+    assert later.finished
+    assert same(later.state(), state.state())
+
+
+def test_a_reopened_search_has_all_its_steps_again() -> None:
+    state, _ = ended(max_optimization_steps=4, recheck_interval=1)
+    assert state.check_is_due()
+    state.note_check(0.1)
+    assert len(run(state, [0.1, 0.2, 0.3, 0.4, 0.5])) == 4
+    assert state.steps == 6
+
+
+def test_without_a_search_there_is_nothing_to_check() -> None:
+    state = SwiftSearch(LAYERS, settings(max_optimization_steps=0, recheck_interval=1))
+    assert not state.check_is_due()
+
+
 @pytest.mark.parametrize(
     ("layers", "ratio", "message"), [(6, 0.05, "raise it"), (2, 0.9, "too few layers"), (1, 0.9, "too few layers")]
 )
@@ -292,6 +340,24 @@ def test_the_search_waits_for_its_context(scored: list[tuple[list[int], KeptSet,
     start = KeptSet.skipping(evenly_skipped(LAYERS, 0.45), SUBLAYERS)
     assert {record.kept for record in result.records[:waited]} == {start}
     assert scored[0][1] == start
+
+
+def test_a_search_opens_again_while_it_generates(scored: list[tuple[list[int], KeptSet, int, float]]) -> None:
+    checks = {**QUICK, "max_optimization_steps": 3, "recheck_interval": 2, "reopen_below": 1.0}
+    engine = Engine(build("llama"), method="swift", settings=checks)
+    result = engine.generate(prompt(17), max_new_tokens=40)
+    assert result.token_ids == plain("llama")
+    kept = [step[1] for step in scored]
+    assert kept[3] == engine_set_after(scored[:3]), "the check is of the set in use"
+    assert scored[3][3] < 1.0
+    assert kept[4] == kept[3], "which is then the first to beat"
+    assert isinstance(engine.method, Swift)
+    assert engine.method.search.steps > 3
+
+
+def engine_set_after(steps: list[tuple[list[int], KeptSet, int, float]]) -> KeptSet:
+    """The best of some steps, the first of equals."""
+    return max(steps, key=lambda step: step[3])[1]
 
 
 # Drafts

@@ -1,7 +1,7 @@
 """The public door: an engine generates with a model and a method that drafts with the model's own layers."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from numbers import Integral
 from pathlib import Path
@@ -29,6 +29,8 @@ from selfspec.target.fingerprint import fingerprint
 from selfspec.target.stack import Target
 from selfspec.types import Generation, Round, SamplingParams, TextPiece
 
+_WARM_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
+
 Prompt = str | Sequence[int] | torch.Tensor | Sequence[Mapping[str, str]]
 """Text, token ids (a sequence, or a tensor ``[length]`` or ``[1, length]``), or chat messages."""
 
@@ -46,6 +48,11 @@ class Engine:
         settings: values of the method's settings by name.
         prefill_chunk: longest part of a prompt to run at once, in tokens.
         runtime: how the model's sublayers run, one of ``selfspec.target.stack.RUNTIMES``.
+
+    Attributes:
+        target: the model, taken apart.
+        method: what drafts.
+        eos_ids: tokens that end an output.
 
     Raises:
         UnsupportedModelError: the model's family or a feature of it is not supported.
@@ -80,7 +87,7 @@ class Engine:
             self.method = make_method(method, self.target, settings)
         self.tokenizer = tokenizer
         self._prefill_chunk = prefill_chunk
-        self._eos_ids = _eos_ids(model, tokenizer)
+        self.eos_ids = _eos_ids(model, tokenizer)
         if tokenizer is not None:
             _check_vocabulary(tokenizer, self.target)
 
@@ -100,6 +107,20 @@ class Engine:
         parse_settings(find_method(method).Settings, method, settings or {})  # what is wrong there needs no weights
         model, tokenizer = load_model(name, dtype=dtype, device=device, widen=widen)
         return cls(model, tokenizer, method, settings=settings, runtime=runtime)
+
+    def warmup(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Does ahead of the first request what would otherwise slow it down; the method learns nothing from it.
+
+        Runs forwards of every width that rounds have, so that memory is allocated and whatever the runtime prepares is
+        prepared, and lets the method prepare itself (KnapSpec measures its latencies). Needed before timing, welcome
+        before serving, superfluous otherwise.
+
+        Args:
+            progress: is told what goes on, before each part that may take long.
+        """
+        progress(f"forwards of {_WARM_UP_ROWS[0]} to {_WARM_UP_ROWS[-1]} rows")
+        self.target.warm_up(_WARM_UP_ROWS)
+        self.method.prepare(progress)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **changes: Any) -> Generation:
         """Writes the whole output.
@@ -234,7 +255,7 @@ class Engine:
         return Output(
             prompt_ids,
             max_new_tokens=params.max_new_tokens,
-            eos_ids=frozenset() if params.ignore_eos else self._eos_ids,
+            eos_ids=frozenset() if params.ignore_eos else self.eos_ids,
             stop_ids=frozenset(params.stop_token_ids),
             text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
             criteria=params.stopping_criteria,

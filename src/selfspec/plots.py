@@ -45,6 +45,15 @@ def check_picture(path: Path) -> None:
         raise InvalidParameterError(f"there is no folder '{path.parent}' for the picture; make it first")
     if path.is_dir():
         raise InvalidParameterError(f"'{path}' is a folder; name a file for the picture")
+    check_drawing()
+
+
+def check_drawing() -> None:
+    """Refuses to draw where there is nothing to draw with.
+
+    Raises:
+        SelfSpecError: matplotlib is not installed.
+    """
     try:
         import matplotlib.figure  # noqa: F401 - only to know whether it is there
     except ImportError as error:

@@ -1,7 +1,7 @@
 """The other baseline: transformers' own ``generate`` with the same weights."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,52 +26,78 @@ class TimedOutput:
 
     Attributes:
         token_ids: its tokens.
+        prefill_seconds: until the first step was there.
         seconds: from the first token to the last, without the prefill.
     """
 
     token_ids: tuple[int, ...]
+    prefill_seconds: float
     seconds: float
 
 
 def generate_timed(
-    model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int, options: Mapping[str, Any]
+    model: PreTrainedModel,
+    prompt_ids: Sequence[int],
+    max_new_tokens: int,
+    options: Mapping[str, Any],
+    *,
+    eos_ids: Collection[int] = (),
+    temperature: float = 0.0,
 ) -> TimedOutput:
-    """Writes a greedy output of exactly the given length, whatever ends a text for the model.
+    """Writes an output.
+
+    Where drafting gives several tokens in the first step already, ``seconds`` is that of the later steps' tokens,
+    stretched to all tokens but the first: the speed is right, and the first step's drafts count for nothing.
 
     Args:
         model: the model.
         prompt_ids: the prompt.
-        max_new_tokens: length of the output.
-        options: more of the generation config, one of ``VARIANTS``.
+        max_new_tokens: longest output.
+        options: more of the generation config, as one of ``VARIANTS``.
+        eos_ids: tokens that end the output; without any it has exactly ``max_new_tokens``.
+        temperature: 0 is greedy; otherwise tokens are drawn from torch's own random numbers.
     """
     inputs = torch.tensor([list(prompt_ids)], device=model.device)
-    first_token = _FirstTokenClock()
+    first_step = _FirstStepClock(len(prompt_ids))
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
     generate: Any = model.generate
     config: Any = GenerationConfig
+    started = time.perf_counter()
     output = generate(
         inputs,
         attention_mask=torch.ones_like(inputs),
         # An id that no token has: without one ``generate`` falls back on the model's own.
         generation_config=config(
-            max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=_NO_TOKEN, pad_token_id=0, **options
+            max_new_tokens=max_new_tokens,
+            eos_token_id=sorted(eos_ids) or _NO_TOKEN,
+            pad_token_id=0,
+            **sampling,
+            **options,
         ),
-        stopping_criteria=StoppingCriteriaList([first_token]),
+        stopping_criteria=StoppingCriteriaList([first_step]),
     )
     wait_for(model.device)
-    return TimedOutput(tuple(output[0, len(prompt_ids) :].tolist()), time.perf_counter() - first_token.seen)
+    seconds = time.perf_counter() - first_step.seen
+    token_ids = tuple(output[0, len(prompt_ids) :].tolist())
+    later = len(token_ids) - first_step.tokens
+    stretched = seconds * (len(token_ids) - 1) / later if later > 0 else seconds
+    return TimedOutput(token_ids, first_step.seen - started, stretched)
 
 
-class _FirstTokenClock(StoppingCriteria):
-    """Notes when the first token was there, and never stops."""
+class _FirstStepClock(StoppingCriteria):
+    """Notes when the first step was done and how many tokens it gave, and never stops."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompt_length: int) -> None:
         self.seen = 0.0
+        self.tokens = 0
+        self._prompt_length = prompt_length
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
-        """Called by ``generate`` after every token."""
+        """Called by ``generate`` after every step."""
         if not self.seen:
             wait_for(input_ids.device)
             self.seen = time.perf_counter()
+            self.tokens = input_ids.shape[1] - self._prompt_length
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 

@@ -1,7 +1,7 @@
 """``selfspec bench overhead``: what plain decoding, drafting and selecting cost, and what they could cost at best."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,96 +9,43 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.bench import overhead_figures as figures
 from selfspec.bench.baseline import VARIANTS, generate_timed
-from selfspec.bench.contest import Contender, Outcome, Sample, explain, hold_contest
+from selfspec.bench.contest import Contender, Outcome, Sample, hold_contest
 from selfspec.bench.cost import StepBytes
 from selfspec.bench.forced import ForcedEngine, check_probability
 from selfspec.bench.memory import ResidentPeak, copy_bytes_per_second
+from selfspec.bench.options import PLAIN, BenchOptions, make_engines
 from selfspec.bench.stamp import make_stamp
 from selfspec.bench.timing import Measured
 from selfspec.bench.verify_rows import ROW_COUNTS, verify_rows_seconds
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError
 from selfspec.limits import check_context
-from selfspec.loading import load_model, parse_device, parse_dtype
-from selfspec.methods import METHODS, find_method, make_method
-from selfspec.methods.base import Method
-from selfspec.methods.settings import parse_settings
+from selfspec.loading import load_model
+from selfspec.methods import make_method
 from selfspec.prompts import PROMPTS
-from selfspec.target.stack import RUNTIMES, Target
+from selfspec.target.stack import Target
 from selfspec.types import SamplingParams
-from selfspec.widening import check_factor
-
-PLAIN = "autoregressive"
-EXIT_SHARE = 6 / 16
-"""Where methods with a fixed exit layer leave the model, unless they are told: at layer 6 of the bundled 16."""
 
 _TRANSFORMERS = "transformers: "
 
 
 @dataclass(frozen=True)
-class OverheadOptions:
-    """What to measure; checked when made, before any model is loaded.
+class OverheadOptions(BenchOptions):
+    """What to measure. Outputs have exactly ``max_new_tokens`` tokens; ends of texts are ignored.
 
     Attributes:
-        model: a name that ``load_model`` takes.
-        widen: factor to widen it by.
-        dtype: of the weights, as ``load_model`` takes it.
-        device: where to run.
-        runtime: how the sublayers run, one of ``RUNTIMES``.
-        methods: names of methods, or ``("all",)``.
-        settings: by method the values of its settings, over those of ``default_settings``.
-        repeats: how often everything is measured.
-        max_new_tokens: length of every output; ends of texts are ignored.
         force_acceptance: probability with which drafted tokens stand, whatever the model says; ``None`` is honest.
         compile: measure ``generate`` with a compiled step too, which takes a while to compile.
-
-    Raises:
-        SelfSpecError: one of them is not possible.
     """
 
-    model: str = "tiny"
-    widen: int = 1
-    dtype: str = "auto"
-    device: str = "auto"
-    runtime: str = "auto"
-    methods: tuple[str, ...] = ("all",)
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     repeats: int = 5
-    max_new_tokens: int = 64
     force_acceptance: float | None = None
     compile: bool = True
 
     def __post_init__(self) -> None:
-        check_factor(self.widen)
-        parse_dtype(self.dtype)
-        parse_device(self.device)
-        if self.runtime not in RUNTIMES:
-            raise InvalidParameterError(f"there is no runtime '{self.runtime}'; choose one of {', '.join(RUNTIMES)}")
-        if self.repeats < 1:
-            raise InvalidParameterError(f"repeats must be at least 1, not {self.repeats}")
-        if self.max_new_tokens < 2:
-            raise InvalidParameterError(
-                f"max_new_tokens must be at least 2, not {self.max_new_tokens}: the first token is not timed"
-            )
+        super().__post_init__()
         if self.force_acceptance is not None:
             check_probability(self.force_acceptance)
-        for name, values in self.settings.items():
-            parse_settings(find_method(name).Settings, name, values)
-            if name not in self.method_names:
-                raise InvalidParameterError(f"there are settings for {name}, which is not among the methods to measure")
-        self.method_names  # noqa: B018 - raises where a method is unknown
-
-    @property
-    def method_names(self) -> list[str]:
-        """The methods to measure, each once; plain decoding is always measured and is none of them."""
-        names = METHODS if "all" in self.methods else {find_method(name).name: None for name in self.methods}
-        return [name for name in names if name != PLAIN]
-
-
-def default_settings(method: type[Method], layer_count: int) -> dict[str, Any]:
-    """What the benchmark sets: the exit layer of methods that have a fixed one, at ``EXIT_SHARE`` of the layers."""
-    names = {field.name for field in fields(method.Settings)}
-    return {"exit_layer": max(1, int(layer_count * EXIT_SHARE))} if "exit_layer" in names else {}
 
 
 def run_overhead(options: OverheadOptions, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -128,7 +75,7 @@ def measure_overhead(
     prompts = [plain.encode(texts[0]) for texts in PROMPTS.values()]
     for prompt in prompts:
         check_context(len(prompt), options.max_new_tokens, target.context_limit)
-    engines, failures = _make_engines(model, tokenizer, target, options)
+    engines, failures = _make_engines(plain, options)
     contenders = {PLAIN: _engine_contender(plain, options)}
     contenders |= {
         _TRANSFORMERS + name: _transformers_contender(model, make(), options)
@@ -164,23 +111,11 @@ class _Machine:
         return Measured.of(seconds[rows] / seconds[1] if rows in seconds else None for seconds in self.rows)
 
 
-def _make_engines(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: Target, options: OverheadOptions
-) -> tuple[dict[str, Engine], dict[str, str]]:
-    """An engine for every method, all with one target, and why there is none for the others."""
-    engines: dict[str, Engine] = {}
-    failures: dict[str, str] = {}
-    for name in options.method_names:
-        settings = {**default_settings(METHODS[name], target.layer_count), **options.settings.get(name, {})}
-        try:
-            method = make_method(name, target, settings)
-            if options.force_acceptance is None:
-                engines[name] = Engine(model, tokenizer, method)
-            else:
-                engines[name] = ForcedEngine(model, tokenizer, method, probability=options.force_acceptance)
-        except Exception as error:  # settings that do not fit this model, or whatever a method raises
-            failures[name] = explain(error)
-    return engines, failures
+def _make_engines(plain: Engine, options: OverheadOptions) -> tuple[dict[str, Engine], dict[str, str]]:
+    if options.force_acceptance is None:
+        return make_engines(plain, options.method_names, options.settings)
+    forced = {"engine": ForcedEngine, "probability": options.force_acceptance}
+    return make_engines(plain, options.method_names, options.settings, **forced)
 
 
 def _engine_contender(engine: Engine, options: OverheadOptions) -> Contender:

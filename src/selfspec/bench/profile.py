@@ -16,6 +16,7 @@ from selfspec.bench.verify_rows import ROW_COUNTS
 from selfspec.engine import Engine
 from selfspec.methods import make_method
 from selfspec.target.latency import PartSeconds, latency_profile, measure_parts
+from selfspec.target.latency_store import keep_profile, read_profile
 from selfspec.target.stack import Target
 
 _REPEATS = 3
@@ -56,6 +57,20 @@ def measure_profile(target: Target, progress: Callable[[str], None] = lambda _: 
         **Measured.of(copies).fields("copy_bytes_per_second"),
         "plain": _plain(target, costs, copies),
     }
+
+
+def kept_profile(target: Target, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """The profile that is kept for this model, or else a new one, which is then kept.
+
+    Args:
+        target: the model.
+        progress: is told what goes on.
+    """
+    profile = read_profile(target)
+    if profile is None:
+        profile = measure_profile(target, progress)
+        keep_profile(target, profile)
+    return profile
 
 
 def part_bytes(target: Target, costs: StepBytes) -> dict[str, int]:

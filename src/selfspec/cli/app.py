@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from selfspec import __version__
 from selfspec.cli.bench import bench
 from selfspec.cli.demo import demo
+from selfspec.cli.experiments import experiments
 from selfspec.cli.generate import generate
 from selfspec.cli.info import info
 from selfspec.cli.inspect import inspect
@@ -71,6 +72,7 @@ app.command()(tune)
 app.command()(profile)
 app.add_typer(models, name="models")
 app.add_typer(bench, name="bench")
+app.add_typer(experiments, name="experiments")
 
 
 @app.callback()

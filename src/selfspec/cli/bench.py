@@ -1,26 +1,23 @@
 """``selfspec bench``: benchmarks."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from selfspec.cli.generate import MODEL_HELP, parse_assignments
+from selfspec.cli.bench_run import SETTINGS_HELP, leaderboard, parse_method_settings, report, run
+from selfspec.cli.generate import MODEL_HELP
 from selfspec.cli.models import WIDEN_HELP
 from selfspec.cli.terminal import silence_libraries
-from selfspec.errors import InvalidSettingError
 
 bench = typer.Typer(no_args_is_help=True, help="Benchmarks.")
+bench.command("run")(run)
+bench.command("report")(report)
+bench.command("leaderboard")(leaderboard)
 
 WIDTH = 100
 """Columns where there is no terminal that has a width."""
-
-
-@bench.callback()
-def _bench() -> None:
-    """Keeps ``overhead`` a command of its own although it is the only one."""
 
 
 @bench.command()
@@ -38,7 +35,7 @@ def overhead(
         typer.Option(
             "--set",
             metavar="METHOD.KEY=VALUE",
-            help="A setting of a method; repeatable. Fixed exit layers are 6 of 16 layers unless set.",
+            help=SETTINGS_HELP,
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="How often everything is measured.")] = 5,
@@ -92,24 +89,3 @@ def overhead(
     if failed:
         typer.echo(f"failed: {', '.join(failed)}", err=True)
         raise typer.Exit(1)
-
-
-def parse_method_settings(assignments: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Settings of several methods as ``--set`` gives them.
-
-    Args:
-        assignments: each ``method.key=value``.
-
-    Returns:
-        By method the values by key, still text.
-
-    Raises:
-        InvalidSettingError: one has no ``=`` or no ``.`` before it, or a key comes twice.
-    """
-    settings: dict[str, dict[str, str]] = {}
-    for name, value in parse_assignments(assignments).items():
-        method, dot, key = name.partition(".")
-        if not method or not dot or not key:
-            raise InvalidSettingError(f"--set takes METHOD.KEY=VALUE here, not '{name}={value}'")
-        settings.setdefault(method, {})[key] = value
-    return settings

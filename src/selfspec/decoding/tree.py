@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 
 ROOT = -1
@@ -75,10 +76,10 @@ class TokenTree:
         rows = len(self.parents) + 1
         if self.is_chain:
             return torch.ones(rows, rows, dtype=torch.bool, device=device).tril_()
-        visible = torch.eye(rows, dtype=torch.bool)
+        visible = np.eye(rows, dtype=bool)  # row by row numpy is many times faster than torch
         for node, parent in enumerate(self.parents):
             visible[node + 1] |= visible[parent + 1]
-        return visible.to(device)
+        return torch.from_numpy(visible).to(device)
 
 
 def as_chain_length(parents: Sequence[int]) -> int:

@@ -1,7 +1,7 @@
 """The interface of a method, and what passes between it and the round."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -139,6 +139,13 @@ class Method(ABC):
     @abstractmethod
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
+
+    def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:  # noqa: B027 - most have nothing to do
+        """Does ahead of the first request what would otherwise be done in it.
+
+        Args:
+            progress: is told what goes on where it takes long.
+        """
 
     def state(self) -> LearnedState:
         """What it has learned so far.

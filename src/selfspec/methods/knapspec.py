@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,11 @@ class KnapSpec(Method):
             if self._profile is None:
                 self._profile = read_latencies(self.target) or measure_latencies(self.target)
             return self._profile
+
+    def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Measures the latencies unless they are kept."""
+        progress("latencies of attention and MLP")
+        _ = self.profile
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""

@@ -68,7 +68,8 @@ class Swift(Method):
 
     Until a request has written γ tokens the best set so far drafts it (context accumulation). From then on every round
     begins with an optimisation step: a candidate set, random or proposed by a Gaussian process, predicts the last γ
-    tokens, and the best one seen drafts. The search goes on over all requests until it ends (``SwiftSearch``).
+    tokens, and the best one seen drafts. The search goes on over all requests until it ends (``SwiftSearch``), and with
+    ``recheck_interval`` begins anew where its set is no good any more.
 
     Ours: at most ``max_siblings`` candidates beside the path, the first ones. Their number depends on the confidences
     alone, never on a drafted token, so that sampling stays exact.
@@ -137,6 +138,8 @@ class _SwiftDrafter(Drafter):
         if written >= window and (candidate := search.next_candidate()) is not None:
             kept = KeptSet.skipping(skipped_by(candidate), self._method.target.sublayer_count)
             search.observe(candidate, matchness(self._probe, kept, window))
+        elif written >= window and search.check_is_due():
+            search.note_check(matchness(self._probe, search.kept, window))
         return self._method.draft()
 
     def learn(self, feedback: Feedback) -> None:

@@ -49,6 +49,12 @@ class SwiftSearchSettings(MethodSettings):
     adjustment_interval: int = setting(
         100, "rounds of the search after which acceptance is looked at (the paper leaves it open)", minimum=1
     )
+    recheck_interval: int = setting(
+        0, "rounds between checks of the set once the search has ended; 0 never checks it, as in the paper", minimum=0
+    )
+    reopen_below: float = setting(
+        0.8, "matchness in such a check under which the search begins anew", minimum=0.0, maximum=1.0
+    )
     seed: int = setting(0, "fixes the sets that the search tries", minimum=0)
 
 
@@ -61,8 +67,9 @@ class _Progress:
         skipped: the best set so far, as sublayer indices.
         matchness: its score; ``None`` while it has none.
         steps: candidates handed out.
+        begun: how many of them were handed out before the search began anew.
         without_gain: scores since the last better one.
-        rounds: rounds of the search since acceptance was last looked at.
+        rounds: rounds of the search since acceptance was last looked at; after its end, since the set was last checked.
         drafted: their draft tokens.
         accepted: how many of those were accepted.
     """
@@ -71,6 +78,7 @@ class _Progress:
     skipped: list[int]
     matchness: float | None = None
     steps: int = 0
+    begun: int = 0
     without_gain: int = 0
     rounds: int = 0
     drafted: int = 0
@@ -87,6 +95,10 @@ class SwiftSearch:
     The skip ratio steps down by 0.05 where less than ``acceptance_tolerance`` of the draft tokens of
     ``adjustment_interval`` rounds was accepted while searching (footnote in C.2; step and interval are ours). The
     search then goes on from an evenly spread part of its best set, which is scored anew.
+
+    Neither paper nor code says how a search that has ended notices that the text is of another kind now, as in figure
+    7. With ``recheck_interval`` (ours) its set is scored again every so many rounds, on the text of then, and where it
+    is no good the search begins anew, with this set as the first to beat.
 
     Args:
         layer_count: layers of the model.
@@ -130,7 +142,7 @@ class SwiftSearch:
         """Whether the search has ended, by any of its three rules."""
         progress, settings = self._progress, self._settings
         good_enough = progress.matchness is not None and progress.matchness > settings.max_matchness
-        out_of_steps = progress.steps >= settings.max_optimization_steps
+        out_of_steps = progress.steps - progress.begun >= settings.max_optimization_steps
         return good_enough or out_of_steps or progress.without_gain >= settings.patience
 
     def next_candidate(self) -> Point | None:
@@ -164,6 +176,29 @@ class SwiftSearch:
                 self._skip(skipped)
             else:
                 progress.without_gain += 1
+
+    def check_is_due(self) -> bool:
+        """Whether the search has ended and, counting this round, its set is to be scored once more."""
+        with self._lock:
+            progress, settings = self._progress, self._settings
+            if not settings.recheck_interval or not settings.max_optimization_steps or not self.finished:
+                return False
+            progress.rounds += 1
+            due = progress.rounds >= settings.recheck_interval
+            if due:
+                progress.rounds = 0
+            return due
+
+    def note_check(self, matchness: float) -> None:
+        """Takes the score of the set in use; begins anew where it is too low."""
+        with self._lock:
+            if not self.finished or matchness >= self._settings.reopen_below:
+                return
+            # Scores of other text count no more. Steps count on, so that other sets are tried than before.
+            progress = self._progress
+            progress.begun, progress.matchness, progress.without_gain = progress.steps, None, 0
+            progress.rounds = progress.drafted = progress.accepted = 0
+            self._observations = Observations(self._free)
 
     def note_round(self, drafted: int, accepted: int) -> None:
         """Counts a round's draft tokens and how many of them were accepted."""
@@ -233,7 +268,7 @@ def _check_progress(values: Mapping[str, Any], free: int) -> _Progress:
     """
     if values.keys() != {field.name for field in fields(_Progress)}:
         raise StateError("the state is not of this version of SWIFT's search; learn it anew")
-    counts = [values[name] for name in ("steps", "without_gain", "rounds", "drafted", "accepted")]
+    counts = [values[name] for name in ("steps", "begun", "without_gain", "rounds", "drafted", "accepted")]
     if not all(type(count) is int and count >= 0 for count in counts):
         raise StateError("the state's counts are no whole numbers; learn it anew")
     shares = [values["skip_ratio"], 0.0 if values["matchness"] is None else values["matchness"]]

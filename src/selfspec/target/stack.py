@@ -229,6 +229,21 @@ class Target:
             logits = torch.tanh(logits / self._logits_softcap) * self._logits_softcap
         return logits
 
+    @torch.inference_mode()
+    def warm_up(self, row_counts: Iterable[int]) -> None:
+        """Runs the whole model once over each number of rows, on a scratch sequence.
+
+        Args:
+            row_counts: numbers of rows; those beyond the context limit are left out.
+        """
+        fitting = [rows for rows in row_counts if rows <= self.context_limit]
+        longest = max(fitting, default=1)
+        sequence = self.new_sequence(longest, longest, longest)
+        for rows in fitting:
+            step = self.begin(sequence, rows, start=0)
+            tokens = torch.zeros(rows, dtype=torch.long, device=self.device)
+            self.logits(self.run(self.embed(tokens), range(self.sublayer_count), step).hidden_states)
+
     @property
     def _like(self) -> torch.Tensor:
         """A tensor with the model's dtype and device."""

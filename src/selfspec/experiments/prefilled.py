@@ -1,0 +1,36 @@
+"""A text in a model's cache, with what a method learns of it before the first round, and no output to write."""
+
+from collections.abc import Sequence
+
+from transformers import LogitsProcessorList
+
+from selfspec.decoding.loop import prefill
+from selfspec.decoding.processors import ScoreProcessor
+from selfspec.decoding.request import Request
+from selfspec.decoding.sampling import Greedy
+from selfspec.methods.base import Needs, Prefill
+from selfspec.target.stack import Target
+
+_CHUNK = 1024
+
+
+def prefill_text(target: Target, token_ids: Sequence[int], needs: Needs) -> Prefill:
+    """Runs a text through the target, as a request with this prompt begins.
+
+    Args:
+        target: the model.
+        token_ids: the text, at least one token.
+        needs: which states to keep, and how many rows the probe has room for.
+
+    Returns:
+        What a method would be given to begin with.
+    """
+    request = Request(
+        target,
+        token_ids,
+        max_new_tokens=2,
+        rule=Greedy(),
+        processor=ScoreProcessor(LogitsProcessorList()),
+        probe_rows=needs.probe_rows,
+    )
+    return prefill(target, request, _CHUNK, needs)

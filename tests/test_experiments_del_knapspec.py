@@ -1,0 +1,529 @@
+"""Claims 6, 7 and 9: what they are measured with against slow forms of it, verdicts both ways, and small runs."""
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import pearsonr
+
+from checkpoints import save_checkpoint
+from models import LAYERS, SUBLAYERS, build, plain_text, prompt
+from selfspec import load_model
+from selfspec.engine import Engine
+from selfspec.errors import InvalidParameterError
+from selfspec.experiments import (
+    EXPERIMENTS,
+    del_static,
+    del_untrained,
+    find_experiment,
+    knapspec_context,
+    knapspec_interval,
+    knapspec_prediction,
+    knapspec_sets,
+    knapspec_shares,
+    knapspec_threshold,
+)
+from selfspec.experiments.base import Data, Experiment
+from selfspec.experiments.del_replay import (
+    generated_tokens_per_layer,
+    replay_rounds,
+    replayed_tokens_per_layer,
+    shadow_matches,
+    tokens_per_loaded_layer,
+)
+from selfspec.experiments.del_static import pick_elsewhere, split_static_name, static_name
+from selfspec.experiments.knapspec_scene import knapspec_with, last_tokens, measure_profile, read, read_sources, select
+from selfspec.experiments.lab import Lab
+from selfspec.methods.knapsack import integer_weights
+from selfspec.methods.registry import METHODS
+from selfspec.prompts import PROMPTS
+from selfspec.target.kept import KeptSet
+from selfspec.target.latency import LatencyProfile
+from selfspec.target.stack import Target
+
+DOMAINS = list(PROMPTS)
+
+
+def profile(per_token: float = 0.0, base: float = 1e-3, mlp: float = 1e-3) -> LatencyProfile:
+    return LatencyProfile("cpu", "float32", LAYERS, per_token, base, mlp, 0.0, 0.0)
+
+
+def holding(experiment: Experiment, data: Data) -> list[bool]:
+    checks = experiment.judge(data)
+    assert all(check.figure and not check.statement.endswith(".") for check in checks)
+    return [check.holds for check in checks]
+
+
+def drawn(experiment: Experiment, data: Data) -> list[Any]:
+    figure = experiment.draw(data)
+    figure.draw_without_rendering()
+    return [axes for axes in figure.axes if axes.axison]
+
+
+def as_read_again(data: Data) -> Data:
+    again: Data = json.loads(json.dumps(data, allow_nan=False))
+    assert again == data, "keys are not text"
+    return again
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+def test_they_are_known() -> None:
+    assert {name: EXPERIMENTS[name].number for name in ("del-static", "knapspec-context", "del-untrained")} == {
+        "del-static": 6,
+        "knapspec-context": 7,
+        "del-untrained": 9,
+    }
+
+
+# Claim 6
+
+
+@pytest.mark.parametrize(("exit_layer", "draft_length"), [(1, 3), (3, 1), (4, 6), (5, 18)])
+def test_a_replay_has_the_rounds_of_layerskip(exit_layer: int, draft_length: int) -> None:
+    settings = {"exit_layer": exit_layer, "draft_length": draft_length}
+    engine = Engine(build("llama"), method="layerskip", settings=settings)
+    result = engine.generate(prompt(17), max_new_tokens=40)
+    assert result.accepted > 0
+    matches = shadow_matches(engine.target, prompt(17), result.token_ids)
+    assert len(matches) == LAYERS - 1
+    rounds = replay_rounds(matches[exit_layer - 1], draft_length)
+    assert rounds == [(record.drafted, record.accepted) for record in result.records]
+    assert replayed_tokens_per_layer(matches, exit_layer, draft_length, LAYERS) == pytest.approx(
+        generated_tokens_per_layer(result, LAYERS)
+    )
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 20))
+def test_replayed_rounds_write_the_whole_text(matches: list[bool], draft_length: int) -> None:
+    rounds = replay_rounds(matches, draft_length)
+    assert sum(accepted + 1 for _, accepted in rounds) == len(matches)
+    assert all(0 <= accepted <= drafted <= draft_length for drafted, accepted in rounds)
+    if all(matches):
+        assert len(rounds) == -(-len(matches) // (draft_length + 1))
+    if not any(matches):
+        assert len(rounds) == len(matches)
+
+
+def test_tokens_per_layer_by_hand() -> None:
+    assert tokens_per_loaded_layer([(0, 0, 1)] * 5, 16) == 1 / 16
+    assert tokens_per_loaded_layer([(4, 3, 4), (4, 3, 1)], 16) == 5 / (2 * (12 + 16))
+    plain = Engine(build("llama")).generate(prompt(17), max_new_tokens=6)
+    assert generated_tokens_per_layer(plain, LAYERS) == pytest.approx(1 / LAYERS)
+
+
+def test_a_static_choice_is_picked_on_the_other_half() -> None:
+    """By the even prompts one is best, by the odd ones the other; each is judged where it is worse."""
+    static = {
+        "one": {"a": [9.0, 1.0, 9.0], "b": [2.0, 1.0, 2.0]},
+        "other": {"a": [3.0, 5.0, 3.0], "b": [1.0, 1.0, 1.0]},
+    }
+    assert pick_elsewhere(static, ["a", "b"]) == {"a": [3.0, 1.0, 3.0], "b": [1.0, 1.0, 1.0]}
+    assert pick_elsewhere(static, ["b"]) == {"b": [2.0, 1.0, 2.0]}
+    assert split_static_name(static_name(12, 6)) == (12, 6)
+
+
+def claim_6(own: float = 0.12, best: float = 0.1, picked: float = 0.09, each: float = 0.095) -> Data:
+    """Ten prompts a domain, all alike but for a trace of noise."""
+
+    def noisy(value: float) -> dict[str, list[float]]:
+        return {domain: [value + 1e-4 * (index % 3) for index in range(10)] for domain in DOMAINS}
+
+    return {
+        "layers": 16,
+        "static": {
+            "E3-γ4": dict.fromkeys(DOMAINS, best),
+            "E5-γ6": dict.fromkeys(DOMAINS, best - 0.01),
+            "E5-γ3": dict.fromkeys(DOMAINS, best - 0.02),
+        },
+        "best_static": {"E3-γ4": noisy(best)},
+        "picked": {"for all": noisy(picked), "for each": noisy(each)},
+        "del": {omega: noisy(value) for omega, value in (("0.5", own - 0.003), ("0.95", own), ("1.0", own))},
+        "speed": {
+            "plain": [40.0, 42.0],
+            "DEL ω=0.5": [60.0, 61.0],
+            "DEL ω=0.95": [61.0, 62.0],
+            "DEL ω=1.0": [60.0, 62.0],
+            "E3-γ4": [55.0, 56.0],
+            "E5-γ6": [50.0, 52.0],
+        },
+    }
+
+
+def slow_static(data: Data) -> None:
+    data["speed"]["E5-γ6"] = [50.0, 63.0]
+
+
+def slow_omega(data: Data) -> None:
+    data["speed"]["DEL ω=0.5"] = [56.5, 57.0]
+
+
+def one_bad_domain(data: Data) -> None:
+    for by_domain in data["del"].values():
+        by_domain["math"] = [0.0895] * 10
+
+
+def one_noisy_domain(data: Data) -> None:
+    for by_domain in data["del"].values():
+        by_domain["math"] = [0.06, 0.13] * 5
+
+
+def other_omega(data: Data) -> None:
+    data["del"]["0.5"]["code"] = [0.09] * 10
+
+
+@pytest.mark.parametrize(
+    ("data", "change", "failing"),
+    [
+        (claim_6(), None, set()),
+        (claim_6(own=0.095), None, {1}),
+        (claim_6(own=0.08), None, {0, 1, 2}),
+        (claim_6(), one_bad_domain, {2}),
+        (claim_6(), one_noisy_domain, {2}),
+        (claim_6(each=0.09), None, {3}),
+        (claim_6(), slow_static, {4}),
+        (claim_6(), other_omega, {5}),
+        (claim_6(), slow_omega, {6}),
+    ],
+)
+def test_claim_6_is_judged(data: Data, change: Callable[[Data], None] | None, failing: set[int]) -> None:
+    if change is not None:
+        change(data)
+    held = holding(find_experiment("del-static")(), data)
+    assert len(held) == 7
+    assert {index for index, holds in enumerate(held) if not holds} == failing
+
+
+def test_claim_6_is_drawn() -> None:
+    assert len(drawn(find_experiment("del-static")(), claim_6())) == 3
+
+
+def test_claim_6_is_measured(folder: Path) -> None:
+    amounts = del_static.Amounts(2, 20, (0.5, 0.95), (0.5, 0.95), (1, 4), 1, 8, 1, widen=1)
+    experiment = del_static.DelStatic(amounts)
+    data = as_read_again(experiment.measure(Lab(str(folder))))
+    assert len(data["static"]) == (LAYERS - 1) * 2
+    assert all(set(by_domain) == set(DOMAINS) for by_domain in data["static"].values())
+    assert len(set(map(tuple, data["del"]["0.95"].values()))) == 3
+    assert data["del"]["0.95"]["math"] != [pytest.approx(1 / LAYERS)] * 2, "nothing was drafted"
+    assert set(data["speed"]) > {"plain", "DEL ω=0.5", "DEL ω=0.95"}
+    assert len(data["speed"]) == 3 + 3, "three static choices are timed"
+    assert all(speed > 0 for samples in data["speed"].values() for speed in samples)
+    assert len(holding(experiment, data)) == 7
+    assert drawn(experiment, data)
+
+
+# Claim 9
+
+
+def claim_9(slow: float = 0.8, fast: float = 1.4, few: int = 2, many: int = 8) -> Data:
+    def drafts(accepted: int) -> dict[str, list[list[int]]]:
+        return {domain: [[10, accepted, 20], [10, accepted + 1, 20], [0, 0, 20]] for domain in DOMAINS}
+
+    return {
+        "speed": {
+            domain: {
+                "untrained plain": [40.0, 44.0],
+                "untrained DEL": [40.0 * slow, 43.0 * slow],
+                "trained plain": [40.0, 41.0],
+                "trained DEL": [40.0 * fast, 41.0 * fast],
+            }
+            for domain in DOMAINS
+        },
+        "drafts": {"untrained": drafts(few), "trained": drafts(many)},
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (claim_9(), [True, True, True]),
+        (claim_9(slow=1.01), [False, True, True]),
+        (claim_9(fast=0.99), [True, False, True]),
+        (claim_9(few=8), [True, True, False]),
+    ],
+)
+def test_claim_9_is_judged(data: Data, expected: list[bool]) -> None:
+    experiment = find_experiment("del-untrained")()
+    assert holding(experiment, data) == expected
+    assert len(drawn(experiment, data)) == 2
+
+
+def test_one_repeat_over_plain_is_enough_to_fail_claim_9() -> None:
+    data = claim_9()
+    data["speed"]["math"]["untrained DEL"][1] = 45.0
+    assert holding(find_experiment("del-untrained")(), data) == [False, True, True]
+
+
+def test_claim_9_without_any_draft() -> None:
+    data = claim_9()
+    data["drafts"]["untrained"] = {domain: [[0, 0, 20]] for domain in DOMAINS}
+    experiment = find_experiment("del-untrained")()
+    assert holding(experiment, data) == [True, True, True]
+    assert drawn(experiment, data)
+
+
+def test_claim_9_is_measured(folder: Path) -> None:
+    """With a model of the lab's own, the trained checkpoint stays what it is."""
+    experiment = del_untrained.DelUntrained(del_untrained.Amounts(1, 12, 1, 6, 1, widen=1))
+    data = as_read_again(experiment.measure(Lab(str(folder))))
+    assert set(data["speed"]) == set(DOMAINS)
+    speeds = data["speed"]["code"]
+    assert set(speeds) == {f"{kind} {name}" for kind in ("untrained", "trained") for name in ("plain", "DEL")}
+    for kind in ("untrained", "trained"):
+        counts = [counts for by_prompt in data["drafts"][kind].values() for counts in by_prompt]
+        assert sum(drafted for drafted, _, _ in counts) > 0
+        assert {written for _, _, written in counts} == {11}
+    assert data["drafts"]["untrained"] != data["drafts"]["trained"]
+    assert len(holding(experiment, data)) == 3
+
+
+# Claim 7
+
+
+@pytest.mark.trained
+def test_sources_are_long_enough_and_windows_share_their_end() -> None:
+    _, tokenizer = load_model("tiny")
+    sources = read_sources(tokenizer, 8, 1900)
+    assert [len(source) for source in sources] == [1900] * 8
+    assert len({tuple(source) for source in sources}) == 8
+    window = last_tokens(sources[0], 128)
+    assert len(window) == 128
+    assert window[0] == tokenizer.bos_token_id
+    assert window[1:] == sources[0][-127:]
+    assert last_tokens(sources[0], 1900) == sources[0]
+
+
+def test_what_is_selected_is_what_a_request_begins_with() -> None:
+    target = Target(build("llama"))
+    method = knapspec_with(target, profile(), interval=64)
+    result = Engine(target.model, method=method).generate(prompt(40), max_new_tokens=4)
+    selection = select(method, read(method, prompt(40)))
+    assert selection.kept.skipped
+    assert result.records[0].kept == selection.kept
+
+
+@pytest.mark.parametrize(("latencies", "weights"), [(profile(), (1, 1)), (profile(base=3e-3), (3, 1))])
+def test_states_are_counted(latencies: LatencyProfile, weights: tuple[int, int]) -> None:
+    """Without pruning there is a state for every skipped weight that the sublayers so far can make."""
+    target = Target(build("llama"))
+    counts = []
+    for threshold in (-1.0, 0.99, 1.0):
+        method = knapspec_with(target, latencies, similarity_threshold=threshold)
+        prefilled = read(method, prompt(40))
+        assert integer_weights(latencies.attention(prefilled.probe.committed), latencies.mlp) == weights
+        counts.append(knapspec_threshold.count_states(method, prefilled))
+    reachable, expected = {0}, 0
+    for sublayer in range(2, SUBLAYERS):
+        weight = weights[sublayer % 2] if sublayer < SUBLAYERS - 2 else 0
+        reachable |= {used + weight for used in reachable if used + weight <= LAYERS * sum(weights) // 2}
+        expected += len(reachable)
+    assert counts[0] == expected
+    assert expected > counts[1] > counts[2]
+
+
+def test_estimated_acceptance() -> None:
+    target, text = Target(build("llama")), [*prompt(17), *plain_text("llama", prompt(17), 40)]
+    sets = [KeptSet.full(SUBLAYERS), KeptSet.skipping([5], SUBLAYERS), KeptSet.early_exit(1, SUBLAYERS)]
+    windows = knapspec_sets.estimate_acceptance(target, text, 17, sets)
+    assert len(windows) == 2, "the output has two whole windows"
+    full, most, few = zip(*windows, strict=True)
+    assert full == (1.0, 1.0)
+    assert 0 < sum(few) < sum(most) <= 2
+    # The first window by a forward over the whole text, which for a full prefix is the same.
+    kept = sets[2].sublayers
+    sequence = target.new_sequence(len(text), len(text), len(text))
+    with torch.inference_mode():
+        ids = torch.tensor(text)
+        states = target.run(target.embed(ids), kept, target.begin(sequence, len(text))).hidden_states
+        chosen = target.logits(states).argmax(-1)[:-1] == ids[1:]
+    assert few[0] == pytest.approx(float(chosen[16:32].float().mean()))
+
+
+def test_sets_of_every_kind() -> None:
+    target = Target(build("llama"))
+    method = knapspec_with(target, profile())
+    kinds = [
+        knapspec_sets.random_sets(SUBLAYERS, 5, random.Random(0)),
+        knapspec_sets.uniform_sets(SUBLAYERS, 3),
+        knapspec_sets.knapspec_sets(method, prompt(40), 3),
+        knapspec_sets.early_exits(SUBLAYERS, 3),
+    ]
+    assert [len(set(kind)) for kind in kinds] == [5, 3, 3, 3]
+    assert all(kept.skipped for kind in kinds for kept in kind)
+    assert [kept.sublayers[-1] for kept in kinds[3]] == [1, 5, 9]
+    by_weight = [len(kept.skipped) for kept in kinds[2]]
+    assert by_weight == sorted(by_weight)
+
+
+def test_a_fixed_set_drafts_with_it() -> None:
+    target = Target(build("llama"))
+    kept = KeptSet.skipping([4, 7], SUBLAYERS)
+    method = knapspec_sets.FixedSet(target, knapspec_sets.FixedSetSettings(kept, 3))
+    result = Engine(target.model, method=method).generate(prompt(17), max_new_tokens=40)
+    assert result.token_ids == plain_text("llama", prompt(17), 40)
+    assert {(record.kept, record.drafted) for record in result.records[:-2]} == {(kept, 3)}
+    assert method.name not in METHODS
+
+
+def claim_7() -> Data:
+    sets = [
+        {
+            "kind": ("random", "uniform", "knapspec", "early exit")[index % 4],
+            "attention_share": 0.5,
+            "mlp_share": 0.5,
+            "acceptance": 0.5 + 0.04 * (index * 5 % 12),
+            "tpt": 20.0 + index,
+            "tpt_with_head": 19.0 + index,
+            "measured_acceptance": 0.6,
+            "tokens_per_second": [22.0 + index, 23.0 + index],
+        }
+        for index in range(12)
+    ]
+    intervals = {
+        name: {"tokens_per_second": [speed, speed + 1], "selection_share": [share, share]}
+        for name, speed, share in (("8", 30.0, 0.5), ("32", 50.0, 0.2), ("128", 45.0, 0.1))
+    }
+    thresholds = {
+        name: {"tpt": [tpt, tpt * 1.1], "acceptance": [0.9, 0.9], "states": [states, states + 1]}
+        for name, tpt, states in (("-1.0", 100.0, 80), ("0.5", 100.0, 60), ("0.75", 90.0, 40), ("0.9", 80.0, 20))
+    }
+    return {
+        "shares": {
+            "attention_over_mlp": {"128": 0.9, "1900": 2.2, "8192": 6.0},
+            "weights": {"128": [1, 1], "1900": [2, 1], "8192": [5, 1]},
+            "pretended": {"8192": [[0.9, 0.2], [0.9, 0.2], [0.9, 0.2]]},
+            "skipped": {"128": [[0.2, 0.5], [0.3, 0.5], [0.3, 0.4]], "1900": [[0.6, 0.3], [0.7, 0.4], [0.6, 0.4]]},
+        },
+        "prediction": {"sets": sets, "draft_length": 4},
+        "interval": {"plain_tokens_per_second": [40.0, 41.0], "intervals": intervals},
+        "threshold": {"thresholds": thresholds},
+    }
+
+
+def test_correlation_is_scipys() -> None:
+    data = claim_7()["prediction"]
+    speeds = [each["tokens_per_second"][0] + 0.5 for each in data["sets"]]
+    for name in ("tpt", "acceptance"):
+        expected = pearsonr([each[name] for each in data["sets"]], speeds).statistic
+        assert knapspec_prediction.correlation(data, name) == pytest.approx(expected)
+    assert knapspec_prediction.correlation(data, "measured_acceptance") == 0.0, "it never changes"
+
+
+def no_growth(data: Data) -> None:
+    data["shares"]["skipped"]["128"] = [[0.9, 0.5], [0.6, 0.5], [0.3, 0.5]]
+
+
+def mlp_ahead(data: Data) -> None:
+    data["shares"]["skipped"]["1900"] = [[0.6, 0.8], [0.7, 0.8], [0.6, 0.8]]
+
+
+def acceptance_as_good(data: Data) -> None:
+    for each in data["prediction"]["sets"]:
+        each["acceptance"] = each["tpt"] / 100
+
+
+def useless_objective(data: Data) -> None:
+    for each in data["prediction"]["sets"]:
+        each["tpt"] = 20.0
+
+
+def fastest_last(data: Data) -> None:
+    data["interval"]["intervals"]["128"]["tokens_per_second"] = [60.0, 61.0]
+
+
+def fastest_by_noise(data: Data) -> None:
+    data["interval"]["intervals"]["128"]["tokens_per_second"] = [30.0, 55.0]
+
+
+def selection_goes_on(data: Data) -> None:
+    data["interval"]["intervals"]["128"]["selection_share"] = [0.2, 0.3]
+
+
+def threshold_loses(data: Data) -> None:
+    data["threshold"]["thresholds"]["0.5"]["tpt"] = [98.0, 108.0]
+
+
+def threshold_prunes_nothing(data: Data) -> None:
+    data["threshold"]["thresholds"]["0.5"]["states"] = [80, 80]
+
+
+def higher_loses_nothing(data: Data) -> None:
+    data["threshold"]["thresholds"]["0.75"]["tpt"] = [100.0, 110.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "failing"),
+    [
+        (None, set()),
+        (no_growth, {0}),
+        (mlp_ahead, {1}),
+        (acceptance_as_good, {2}),
+        (useless_objective, {2}),
+        (fastest_last, {3}),
+        (fastest_by_noise, {3}),
+        (selection_goes_on, {4}),
+        (threshold_loses, {5}),
+        (threshold_prunes_nothing, {6}),
+        (higher_loses_nothing, {7}),
+    ],
+)
+def test_claim_7_is_judged(change: Callable[[Data], None] | None, failing: set[int]) -> None:
+    data = claim_7()
+    if change is not None:
+        change(data)
+    held = holding(find_experiment("knapspec-context")(), data)
+    assert len(held) == 8
+    assert {index for index, holds in enumerate(held) if not holds} == failing
+
+
+def test_claim_7_is_drawn() -> None:
+    before = claim_7()
+    data = copy.deepcopy(before)
+    assert len(drawn(find_experiment("knapspec-context")(), data)) == 5 + 1, "one has a second axis"
+    assert data == before
+
+
+def test_claim_7_is_measured(folder: Path) -> None:
+    amounts = knapspec_context.Amounts(
+        knapspec_shares.Amounts(contexts=(40, 200), documents=2, pretended=(4000,)),
+        knapspec_prediction.Amounts(random=2, others=1, domains=1, max_new_tokens=16, repeats=1, widen=1),
+        knapspec_interval.Amounts(intervals=(2, 8, 16), domains=1, max_new_tokens=24, widen=1),
+        knapspec_threshold.Amounts(thresholds=(-1.0, 0.5, 1.0), prompts=1, documents=1, context=60),
+    )
+    experiment = knapspec_context.KnapspecContext(amounts)
+    data = as_read_again(experiment.measure(Lab(str(folder))))
+    assert [len(shares) for shares in data["shares"]["skipped"].values()] == [2, 2]
+    assert any(share for pairs in data["shares"]["skipped"].values() for pair in pairs for share in pair)
+    assert len(data["shares"]["pretended"]["4000"]) == 2
+    sets = data["prediction"]["sets"]
+    assert {each["kind"] for each in sets} == {"random", "uniform", "knapspec", "early exit"}
+    assert all(each["tpt"] >= each["tpt_with_head"] > 0 for each in sets)
+    assert all(0 <= each["acceptance"] <= 1 and each["tokens_per_second"][0] > 0 for each in sets)
+    assert any(each["measured_acceptance"] for each in sets)
+    spent = [each["selection_share"][0] for each in data["interval"]["intervals"].values()]
+    assert all(0 < share < 1 for share in spent)
+    assert len({each["rounds"][0] for each in data["interval"]["intervals"].values()} | {23}) > 1, "nothing accepted"
+    states = {name: sum(each["states"]) for name, each in data["threshold"]["thresholds"].items()}
+    assert states["-1.0"] >= states["0.5"] > states["1.0"]
+    assert len(holding(experiment, data)) == 8
+    assert drawn(experiment, data)
+
+
+def test_models_that_leave_nothing_to_measure_are_refused(folder: Path) -> None:
+    with pytest.raises(InvalidParameterError, match="this model ends at 1024"):
+        knapspec_shares.measure(Lab(str(folder)), knapspec_shares.Amounts(contexts=(512, 1024), documents=1))
+    small = copy.copy(Target(build("llama")))
+    small.sublayers = small.sublayers[:4]
+    with pytest.raises(InvalidParameterError, match="2 layers leaves it nothing to select"):
+        measure_profile(small)
