@@ -20,7 +20,7 @@ from selfspec.target import kernels, masks
 from selfspec.target.blocks import FusedAttention, FusedMLP
 from selfspec.target.compiled import CompiledAttention, CompiledMLP, CompiledProduct
 from selfspec.target.fusing import Product
-from selfspec.target.kernels import MAX_ROWS
+from selfspec.target.kernels import most_rows
 from selfspec.target.stack import RUNTIMES, SequenceState, Target
 
 CLOSE: dict[str, Any] = {"rtol": 2e-5, "atol": 2e-5}
@@ -118,30 +118,107 @@ def test_what_looks_like_llama_is_compiled(name: str) -> None:
     assert mlps == (FUSED_MLPS.get(name, SUBLAYERS // 2) if llama_like else 0)
 
 
+ROW_COUNTS = (*range(1, 18), 40, 64, 96, 97, 200)
+"""Numbers of rows that fill tiles of the kernels and that do not, in one pass over the weights and in several."""
+
+
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("inputs", "outputs_count"), [(64, 48), (37, 21), (200, 5), (8, 1)])
+@pytest.mark.parametrize(("inputs", "outputs_count"), [(64, 48), (37, 21), (200, 5), (8, 1), (1024, 50), (2100, 50)])
 def test_a_compiled_product_is_torchs(dtype: torch.dtype, inputs: int, outputs_count: int) -> None:
-    """Sizes that fill no vector too, for every number of rows; and a row's result does not depend on the others."""
+    """Sizes that fill no vector or strip too; and a row's result does not depend on how many others there are."""
     torch.manual_seed(3)
     linear = nn.Linear(inputs, outputs_count, dtype=dtype)
     product = CompiledProduct(Product([linear]))
-    rows = torch.randn(MAX_ROWS + 1, inputs, dtype=dtype)
+    rows = torch.randn(max(ROW_COUNTS), inputs, dtype=dtype)
     with torch.inference_mode():
         exact = linear.double()(rows.double())
-        for count in range(1, MAX_ROWS + 2):
+        alone = torch.cat([product(row[None]) for row in rows])
+        for count in ROW_COUNTS:
             ours = product(rows[:count])
             assert ours.dtype == dtype
             torch.testing.assert_close(ours.double(), exact[:count], rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
-        assert torch.equal(product(rows[:MAX_ROWS])[5], product(rows[5:6])[0])
+            if count <= most_rows(dtype):
+                assert torch.equal(ours, alone[:count])
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_compiled_mlp_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
+    target = Target(copy.deepcopy(build("llama")).to(dtype), "compiled")
+    rows = torch.randn(100, target.hidden_size, generator=torch.Generator().manual_seed(6)).to(dtype)
+    mlp, step = target.sublayers[1], target.begin(target.new_sequence(1, 1, 1), 1)
+    with torch.inference_mode():
+        alone = torch.cat([mlp(row[None], step) for row in rows])
+        for count in (2, 7, 16, 90, 100):
+            if count <= most_rows(dtype):
+                assert torch.equal(mlp(rows[:count], step), alone[:count])
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "key_heads", "head_dim"), [(4, 2, 64), (4, 1, 128), (2, 2, 192)])
+def test_compiled_attention_is_torchs(dtype: torch.dtype, heads: int, key_heads: int, head_dim: int) -> None:
+    """For queries that fill tiles and that do not, behind a prefix and as a tree; and rows do not depend on others."""
+    shape = {"num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": head_dim}
+    target = Target(fresh(**shape).to(dtype), "compiled")
+    attention: Any = target.sublayers[0]
+    attention._most_attending = 64  # whatever this processor is good at
+    close: dict[str, Any] = CLOSE if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.02}
+    draw = torch.Generator().manual_seed(8)
+    state = target.new_sequence(70, capacity=70, last_length=70)
+    with torch.inference_mode():
+        state.cache.keys[0].normal_(generator=draw)
+        state.cache.values[0].normal_(generator=draw)
+        rows = torch.randn(12, heads + 2 * key_heads, head_dim, generator=draw).to(dtype)
+        queries = rows.narrow(1, 0, heads)
+        for start in (0, 1, 41):
+            state.cache.length = start
+            alone = [
+                attention._attend(queries[row : row + 1], target.begin(state, 1, start=start + row))
+                for row in range(12)
+            ]
+            for count in (1, 2, 3, 5, 12):
+                step = target.begin(state, count)
+                ours = attention._attend(queries[:count], step)
+                wanted = FusedAttention._attend(attention, queries[:count], step)
+                torch.testing.assert_close(ours, wanted, **close)
+                assert torch.equal(ours, torch.cat(alone[:count]))
+        tree = random_tree(9, 5)
+        step = target.begin(state, 10, depths=list(tree.depths), visible=tree.visibility())
+        ours, wanted = attention._attend(queries[:10], step), FusedAttention._attend(attention, queries[:10], step)
+        torch.testing.assert_close(ours, wanted, **close)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_verified_row_is_a_single_step_bit_for_bit(dtype: torch.dtype) -> None:
+    """Of a chain and of a path in a tree, whose rows stand among those of its siblings."""
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    target = Target(fresh(**sizes).to(dtype), "compiled")
+    draw = random.Random(5)
+    prompt_ids = [draw.randrange(32) for _ in range(21)]
+    trees = [TokenTree.chain(12), random_tree(12, 1), random_tree(36, 2), random_tree(60, 3)]
+    for tree in (tree for tree in trees if len(tree) < most_rows(dtype)):
+        token_ids = [draw.randrange(32) for _ in range(len(tree) + 1)]
+        state = target.new_sequence(100, capacity=100, last_length=100)
+        run(target, state, prompt_ids)
+        state.cache.commit(range(len(prompt_ids)))
+        verified = run(target, state, token_ids, depths=list(tree.depths), visible=tree.visibility())
+        for row in (0, len(tree) // 2, len(tree)):
+            state.cache.length = len(prompt_ids)
+            for place in tree.path(row):
+                alone = run(target, state, [token_ids[place]])
+                state.cache.commit(range(1))
+            assert torch.equal(verified[row], alone[0]), f"row {row} of {len(tree)}"
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_threads_do_not_change_a_product(dtype: torch.dtype) -> None:
-    """A weight large enough to be shared out, with a last panel that is not full."""
+    """A weight large enough to be shared out, with a last panel that is not full, and rows in several groups."""
     torch.manual_seed(4)
-    linear, rows = nn.Linear(1024, 1030, dtype=dtype), torch.randn(7, 1024, dtype=dtype)
+    linear, rows = nn.Linear(1024, 1030, dtype=dtype), torch.randn(16, 1024, dtype=dtype)
     product = CompiledProduct(Product([linear]))
     alone = product(rows)
     torch.set_num_threads(3)
@@ -213,9 +290,8 @@ def test_in_bfloat16_they_differ_by_rounding_only(name: str, runtime: str) -> No
 def fresh(**options: Any) -> PreTrainedModel:
     """A model of our own, that may be changed."""
     sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128}
-    config = LlamaConfig(
-        **sizes, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, eos_token_id=None, **options
-    )
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(num_hidden_layers=2, eos_token_id=None, **{**sizes, **heads, **options})
     torch.manual_seed(1)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 

@@ -1,4 +1,4 @@
-"""bfloat16: text may differ from plain decoding only where the target itself cannot tell its two best tokens apart."""
+"""bfloat16: text differs from plain only where the target cannot tell its two best tokens apart; in kernels nowhere."""
 
 import copy
 import functools
@@ -9,8 +9,16 @@ from transformers import PreTrainedModel
 
 from models import FAMILY_NAMES, SUBLAYERS, build, prompt
 from selfspec.engine import Engine
+from selfspec.loading import load_model
+from selfspec.methods import METHODS as METHODS_BY_NAME
+from selfspec.methods import make_method
+from selfspec.prompts import PROMPTS as PROMPTS_BY_DOMAIN
+from selfspec.target.compiled import CompiledAttention
+from selfspec.target.kernels import most_attending
 from selfspec.target.stack import Target
 
+MOST_VERIFIED = 100
+"""No method verifies more rows at its defaults."""
 NEW_TOKENS = 32
 PROMPTS = ((5, 1), (30, 2), (80, 3))
 METHODS = {
@@ -68,6 +76,25 @@ def test_bfloat16_text_differs_only_within_rounding_noise(name: str) -> None:
             logits = one_row[length + where - 1]
             gap = float(logits[plain[where]] - logits[result.token_ids[where]])
             assert gap <= noise, f"{method}, prompt of {length}, token {where}: gap {gap:.3g}, noise {noise:.3g}"
+
+
+@pytest.mark.trained
+@pytest.mark.parametrize("checkpoint", ["tiny", "tiny-early-exit"])
+def test_bfloat16_text_is_exactly_plain_where_kernels_verify(checkpoint: str) -> None:
+    """A row's result does not depend on the others then, so that a verification is as exact as single steps."""
+    model, tokenizer = load_model(checkpoint, dtype="bfloat16", device="cpu")
+    target = Target(model)
+    if not isinstance(target.sublayers[0], CompiledAttention) or most_attending(torch.bfloat16) < MOST_VERIFIED:
+        pytest.skip("there are no kernels for this many rows on this machine")
+    prompts = [texts[0] for texts in PROMPTS_BY_DOMAIN.values()]
+    plain = Engine(model, tokenizer, make_method("autoregressive", target))
+    wanted = [plain.generate(text, max_new_tokens=NEW_TOKENS).token_ids for text in prompts]
+    for name in METHODS_BY_NAME:
+        settings = {"exit_layer": 6} if name.startswith("layerskip") else {}
+        engine = Engine(model, tokenizer, make_method(name, target, settings))
+        results = [engine.generate(text, max_new_tokens=NEW_TOKENS) for text in prompts]
+        assert [result.token_ids for result in results] == wanted, name
+        assert name == "autoregressive" or sum(result.drafted for result in results) > 0
 
 
 @pytest.mark.parametrize("name", ["llama", "olmo2", "gemma3"])

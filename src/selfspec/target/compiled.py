@@ -1,4 +1,4 @@
-"""Fused blocks whose few-row forwards run in the compiled kernels of the CPU."""
+"""Fused blocks that run in the compiled kernels of the CPU, up to as many rows as these are good at."""
 
 import ctypes
 from collections.abc import Callable
@@ -9,8 +9,11 @@ from torch import nn
 
 from selfspec.target.blocks import FusedAttention, FusedMLP
 from selfspec.target.fusing import Product, can_join
-from selfspec.target.kernels import DTYPES, MAX_ROWS, Mlp, Projection, load
+from selfspec.target.kernels import DTYPES, Mlp, Projection, load, most_attending, most_rows
 from selfspec.target.sublayers import Step, Sublayer
+
+_LARGEST_HEAD = 512
+"""Largest head that the kernel of attention has room for; ``MOST_DIM`` in ``kernels.cpp``."""
 
 
 def compile_block(sublayer: Sublayer) -> Sublayer:
@@ -20,7 +23,7 @@ def compile_block(sublayer: Sublayer) -> Sublayer:
         sublayer: any sublayer.
 
     Returns:
-        A block with kernels for up to ``MAX_ROWS`` rows, or the sublayer itself where there are none for it: it is not
+        A block with kernels for up to ``most_rows`` rows, or the sublayer itself where there are none for it: it is not
         fused, has norms in other places than Llama, or is not float32 or bfloat16 on the CPU.
 
     Raises:
@@ -57,6 +60,7 @@ class CompiledMLP(FusedMLP):
         vars(self).update(vars(fused))
         norm: Any = self.norm_before
         self._call = getattr(load(), f"mlp_{DTYPES[norm.weight.dtype]}")
+        self._most_rows = most_rows(norm.weight.dtype)
         self._weights = Mlp(
             norm=norm.weight.data_ptr(),
             gate_up=self._gate_up.weight.data_ptr(),
@@ -71,7 +75,7 @@ class CompiledMLP(FusedMLP):
 
     def _branch(self, hidden_states: torch.Tensor, step: Step) -> torch.Tensor:
         rows = hidden_states.shape[0]
-        if rows > MAX_ROWS or not hidden_states.is_contiguous():
+        if rows > self._most_rows or not hidden_states.is_contiguous():
             return super()._branch(hidden_states, step)
         branch = torch.empty_like(hidden_states)
         self._weights.threads = torch.get_num_threads()
@@ -80,12 +84,13 @@ class CompiledMLP(FusedMLP):
 
 
 class CompiledAttention(FusedAttention):
-    """A fused attention branch that runs all of a few rows but the attention itself in two calls."""
+    """A fused attention branch that runs a few rows in three calls."""
 
     def __init__(self, fused: FusedAttention) -> None:
         vars(self).update(vars(fused))
         norm: Any = self.norm_before
         self._call = getattr(load(), f"project_{DTYPES[norm.weight.dtype]}")
+        self._most_rows = most_rows(norm.weight.dtype)
         self._weights = Projection(
             norm=norm.weight.data_ptr(),
             weights=self._qkv.weight.data_ptr(),
@@ -98,10 +103,13 @@ class CompiledAttention(FusedAttention):
         )
         self._reference = ctypes.byref(self._weights)
         self._output = CompiledProduct(self._output)
+        self._attend_call = getattr(load(), f"attend_{DTYPES[norm.weight.dtype]}")
+        has_kernel = self._softcap is None and self._head_dim % 64 == 0 and self._head_dim <= _LARGEST_HEAD
+        self._most_attending = most_attending(norm.weight.dtype) if has_kernel else 0
 
     def _project(self, hidden_states: torch.Tensor, step: Step) -> torch.Tensor:
         rows, cosine, sine, turned = hidden_states.shape[0], None, None, 0
-        if rows > MAX_ROWS or not hidden_states.is_contiguous():
+        if rows > self._most_rows or not hidden_states.is_contiguous():
             return super()._project(hidden_states, step)
         if self._turns:
             cosine, sine = step.turn(self.rope)
@@ -125,6 +133,31 @@ class CompiledAttention(FusedAttention):
         )
         return heads
 
+    def _attend(self, queries: torch.Tensor, step: Step) -> torch.Tensor:
+        rows, layout = queries.shape[0], step.layout
+        if rows > self._most_attending:
+            return super()._attend(queries, step)
+        first = layout.first_slot(self.window)
+        pair = step.sequence.cache.slots_for(self._layer, layout.start, rows)
+        mask = layout.mask(self.window, queries.dtype, additive=False, causal_kernel=False)
+        attended = queries.new_empty(rows, self._heads * self._head_dim)
+        assert mask is None or mask.is_contiguous()
+        assert queries.stride(0) == (self._heads + 2 * self._kv_heads) * self._head_dim
+        self._weights.threads = torch.get_num_threads()
+        self._attend_call(
+            self._reference,
+            queries.data_ptr(),
+            pair.data_ptr(),
+            pair.shape[2],
+            first,
+            layout.end - first,
+            _address(mask),
+            self._scale,
+            attended.data_ptr(),
+            rows,
+        )
+        return attended
+
 
 class CompiledProduct(Product):
     """A product that runs a few rows in one call.
@@ -136,12 +169,13 @@ class CompiledProduct(Product):
     def __init__(self, product: Product) -> None:
         self.weight, self.bias = product.weight, product.bias
         self._call = getattr(load(), f"product_{DTYPES[self.weight.dtype]}")
+        self._most_rows = most_rows(self.weight.dtype)
         self._addresses = self.weight.data_ptr(), _address(self.bias)
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs]``."""
         rows, (outputs, inputs) = hidden_states.shape[0], self.weight.shape
-        if rows > MAX_ROWS or not hidden_states.is_contiguous():
+        if rows > self._most_rows or not hidden_states.is_contiguous():
             return super().__call__(hidden_states)
         out = hidden_states.new_empty(rows, outputs)
         self._call(

@@ -2,7 +2,8 @@
 
 torch multiplies a few rows with bfloat16 weights at half the memory's speed, because its kernels lay the weights out
 anew in every call; weights laid out ahead would be a second copy of the model. A kernel that reads the rows of the
-weights as they are needs neither.
+weights as they are needs neither. On processors without instructions for bfloat16 torch multiplies element by element,
+and the kernels, which widen weights on the way, take prompts of any length.
 """
 
 import ctypes
@@ -19,14 +20,14 @@ from typing import Any
 
 import torch
 
-MAX_ROWS = 16
-"""Most rows of a forward that the kernels take; torch's products are better at more."""
-
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """The dtypes there are kernels for, and how their functions' names end."""
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = (
+    *("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+)
 
 
 class KernelBuildError(Exception):
@@ -70,13 +71,34 @@ def load() -> ctypes.CDLL:
     for suffix in DTYPES.values():
         signatures: dict[str, list[Any]] = {
             "project": [POINTER(Projection), *[c_void_p] * 3, c_long, *[c_void_p] * 2, *[c_long] * 3],
+            "attend": [POINTER(Projection), *[c_void_p] * 2, *[c_long] * 3, c_void_p, c_float, c_void_p, c_long],
             "mlp": [POINTER(Mlp), c_void_p, c_void_p, c_long],
             "product": [*[c_void_p] * 4, *[c_long] * 3, c_int],
         }
         for name, arguments in signatures.items():
             function = getattr(library, f"{name}_{suffix}")
             function.argtypes, function.restype = arguments, None
+        for name in ("most_rows", "most_attending"):
+            function = getattr(library, f"{name}_{suffix}")
+            function.argtypes, function.restype = [], c_long
     return library
+
+
+def most_rows(dtype: torch.dtype) -> int:
+    """Most rows of a forward that the kernels take; at more, torch's products are better on this processor.
+
+    Args:
+        dtype: one of ``DTYPES``.
+
+    Raises:
+        KernelBuildError: the kernels cannot be built.
+    """
+    return int(getattr(load(), f"most_rows_{DTYPES[dtype]}")())
+
+
+def most_attending(dtype: torch.dtype) -> int:
+    """Most rows whose attention the kernels take; see ``most_rows``."""
+    return int(getattr(load(), f"most_attending_{DTYPES[dtype]}")())
 
 
 def _build() -> Path:
