@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Collection, Iterator
-from itertools import pairwise
 
 import torch
 
@@ -59,12 +58,12 @@ def prefill(target: Target, request: Request, chunk: int, needs: Needs | None = 
     first_kept = max(0, request.length - needs.prompt_rows)
     kept_states: dict[int, list[torch.Tensor]] = {index: [] for index in needs.prompt_states}
     everything = range(target.sublayer_count)
-    # Rows whose states are kept have chunks of their own, so that no other rows' states are held with them.
-    starts = [*range(0, first_kept, chunk), *range(first_kept, request.length, chunk), request.length]
-    for start, end in pairwise(starts):
+    for start in range(0, request.length, chunk):  # whatever is kept, so that all methods compute the same
+        end = min(start + chunk, request.length)
+        rows = end - max(start, first_kept)
         step = target.begin(request.state, end - start)
-        capture = kept_states if start >= first_kept else ()
-        result = target.run(target.embed(request.token_ids[start:end]), everything, step, capture)
+        capture = kept_states if rows > 0 else ()
+        result = target.run(target.embed(request.token_ids[start:end]), everything, step, capture, rows)
         for index, states in result.captured.items():
             kept_states[index].append(states)
         request.state.cache.commit(range(end - start))

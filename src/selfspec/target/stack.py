@@ -37,7 +37,7 @@ class StackOutput:
 
     Attributes:
         hidden_states: ``[rows, hidden]``, the residual stream behind the last sublayer that ran.
-        captured: by sublayer ``i`` the residual stream before it, ``h[i]``, ``[rows, hidden]``.
+        captured: by sublayer ``i`` the residual stream before it, ``h[i]``, ``[rows, hidden]`` of the rows to keep.
     """
 
     hidden_states: torch.Tensor
@@ -196,7 +196,12 @@ class Target:
         return hidden_states if self._embedding_scale is None else hidden_states * self._embedding_scale
 
     def run(
-        self, hidden_states: torch.Tensor, sublayers: Iterable[int], step: Step, capture: Collection[int] = ()
+        self,
+        hidden_states: torch.Tensor,
+        sublayers: Iterable[int],
+        step: Step,
+        capture: Collection[int] = (),
+        captured_rows: int | None = None,
     ) -> StackOutput:
         """Runs sublayers over the rows of a step and writes their keys and values into the cache.
 
@@ -206,6 +211,7 @@ class Target:
             step: the layout of the rows.
             capture: sublayers ``i`` (0 to ``2L``) before which to keep the residual stream ``h[i]``; a skipped sublayer
                 leaves the stream as it is.
+            captured_rows: keep only so many of the last rows, without holding the others; all if not given.
 
         Returns:
             The residual stream behind the last one, and the captured ones.
@@ -213,11 +219,16 @@ class Target:
         captured: dict[int, torch.Tensor] = {}
         wanted = sorted(capture, reverse=True)
         stream = hidden_states
+
+        def kept() -> torch.Tensor:
+            whole = captured_rows is None or captured_rows >= len(stream)
+            return stream if whole else stream[len(stream) - (captured_rows or 0) :].clone()
+
         for index in sublayers:
             while wanted and wanted[-1] <= index:
-                captured[wanted.pop()] = stream
+                captured[wanted.pop()] = kept()
             stream = self.sublayers[index](stream, step)
-        captured.update((index, stream) for index in wanted)
+        captured.update((index, kept()) for index in wanted)
         return StackOutput(stream, captured)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -65,7 +65,8 @@ def _section(folder: Path, summary: Summary, page: Path) -> str:
     name = options["model"] + (f", widened {options['widen']} times" if options["widen"] > 1 else "")
     suite = options["suite"].split("/")[-1] if ":" not in options["suite"] else _short(options["suite"])
     decoding = "greedy" if options["temperature"] == 0 else f"temperature {options['temperature']:g}"
-    device = hardware["processor"] if hardware["device"] == "cpu" else hardware["device"]
+    on_cpu = hardware["device"] == "cpu"
+    device = f"{hardware['processor']} ({hardware['cpu_capability']})" if on_cpu else hardware["device"]
     report = Path(os.path.relpath(folder / "report.md", page.parent)).as_posix()
     about = (
         f"{summary['parameters'] / 1e6:,.0f} million parameters, {decoding}, {summary['prompts']} prompts, up to "
