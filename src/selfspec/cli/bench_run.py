@@ -98,8 +98,7 @@ def run(
             typer.echo(f"what was measured is in {out}; go on by --resume", err=True)
         raise
     write_report(out)
-    typer.echo((out / "report.md").read_text(encoding="utf-8"))
-    typer.echo(f"pictures in {out / 'report.html'}", err=True)
+    _print_overview(out)
     failed = progress.failed
     if failed:
         typer.echo(f"failed: {', '.join(sorted(failed))}", err=True)
@@ -118,7 +117,7 @@ def report(
         return
     check_drawing()
     write_report(folders[0])
-    typer.echo((folders[0] / "report.md").read_text(encoding="utf-8"))
+    _print_overview(folders[0])
 
 
 def leaderboard(
@@ -133,6 +132,13 @@ def leaderboard(
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidParameterError(f"the page cannot be written to '{out}': {error.strerror or error}") from error
+
+
+def _print_overview(folder: Path) -> None:
+    """The report as far as its first table."""
+    about, table, *_ = (folder / "report.md").read_text(encoding="utf-8").split("\n## ")
+    typer.echo(f"{about}\n## {table.rstrip()}")
+    typer.echo(f"all of it in {folder / 'report.md'}, with pictures in {folder / 'report.html'}", err=True)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -47,7 +47,8 @@ def render_leaderboard(summaries: Mapping[Path, Summary], page: Path) -> str:
         "speed over plain decoding in the same runtime (`autoregressive`), the median over prompts, with its 95 % "
         "bootstrap interval; *ideal* what acceptance and the bytes read would allow; *÷ transformers* the speed over "
         "its `generate`; *identical* how many outputs had exactly the tokens of plain decoding (in bfloat16 near-ties "
-        "may fall the other way); *memory* the peak above plain decoding.",
+        "may fall the other way); *memory* the peak above plain decoding. Settings are the defaults and those listed "
+        "below a table; none was tuned on the prompts shown.",
         *(_section(folder, summary, page) for folder, summary in summaries.items()),
     ]
     return "\n\n".join(parts) + "\n"
@@ -67,10 +68,11 @@ def _section(folder: Path, summary: Summary, page: Path) -> str:
     decoding = "greedy" if options["temperature"] == 0 else f"temperature {options['temperature']:g}"
     on_cpu = hardware["device"] == "cpu"
     device = f"{hardware['processor']} ({hardware['cpu_capability']})" if on_cpu else hardware["device"]
+    repeats = "1 repeat" if options["repeats"] == 1 else f"{options['repeats']} repeats"
     report = Path(os.path.relpath(folder / "report.md", page.parent)).as_posix()
     about = (
         f"{summary['parameters'] / 1e6:,.0f} million parameters, {decoding}, {summary['prompts']} prompts, up to "
-        f"{options['max_new_tokens']} new tokens, {options['repeats']} repeats; {device}, {stamp['threads']} threads, "
+        f"{options['max_new_tokens']} new tokens, {repeats}; {device}, {stamp['threads']} threads, "
         f"torch {stamp['versions']['torch']}, commit {(stamp['commit'] or 'none')[:12]}, {stamp['date'][:10]}; "
         f"[full report]({report})."
     )
