@@ -1,5 +1,6 @@
 """The engine: prompts, streams, seeds, threads."""
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -191,6 +192,6 @@ def test_warm_up_prepares_the_method_and_teaches_it_nothing() -> None:
 
 
 def test_warm_up_fits_a_short_context() -> None:
-    model = build("llama")
+    model = copy.deepcopy(build("llama"))
     model.config.max_position_embeddings = 20
     Engine(model).warmup()
