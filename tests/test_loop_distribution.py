@@ -55,7 +55,12 @@ class TableTarget:
         return torch.nn.functional.one_hot(token_ids, VOCAB).float()
 
     def run(
-        self, hidden_states: torch.Tensor, sublayers: Iterable[int], step: None, capture: Collection[int] = ()
+        self,
+        hidden_states: torch.Tensor,
+        sublayers: Iterable[int],
+        step: None,
+        capture: Collection[int] = (),
+        captured_rows: int | None = None,
     ) -> StackOutput:
         return StackOutput(hidden_states if len(list(sublayers)) == SUBLAYERS else -hidden_states)
 
