@@ -135,6 +135,7 @@ constexpr long ROWS = 96;       // most rows that are multiplied before the weig
 constexpr long COLUMNS = 48;    // most weight rows that a thread takes at a time: a panel
 constexpr long MOST_DIM = 512;  // of a head
 constexpr long STRIP = 1024;    // inputs of a panel and of a group that stay in the caches while others pass
+constexpr long RESIDENT = 4;    // most rows that need no strips: whole weight rows are read faster than parts of them
 
 constexpr long VERIFIED = 128;  // most rows of a verification
 
@@ -251,7 +252,7 @@ template <class T> struct Product {
     }
     void panel(long from, long to) const {
         float sums[ROWS * COLUMNS] = {};
-        const long step = count > GROUP ? strip : blocks;  // a single group has no other to share a strip with
+        const long step = count > RESIDENT ? strip : blocks;
         for (long first = 0; first < blocks; first += step)
             for (long group = 0; group < count; group += GROUP) {
                 const long last = std::min(blocks, first + step);
