@@ -29,7 +29,7 @@ from selfspec.bench.overhead import OverheadOptions, measure_overhead
 from selfspec.bench.overhead_figures import METHOD_FIGURES, method_figures, plain_figures
 from selfspec.bench.overhead_table import print_overhead
 from selfspec.bench.stamp import git_state, make_stamp
-from selfspec.bench.timing import Measured, in_turn, interleaved_seconds
+from selfspec.bench.timing import Measured, interleaved_seconds
 from selfspec.bench.verify_rows import verify_rows_seconds
 from selfspec.cli.app import app
 from selfspec.cli.bench import parse_method_settings
@@ -38,6 +38,7 @@ from selfspec.errors import InvalidParameterError, InvalidSettingError, SelfSpec
 from selfspec.objective import ideal_speedup
 from selfspec.target.kept import KeptSet
 from selfspec.target.stack import Target
+from selfspec.timing import in_turn
 from selfspec.types import Generation, PhaseSeconds, Round
 
 CPU = torch.device("cpu")

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from selfspec.bench.timing import in_turn
 from selfspec.engine import Engine
 from selfspec.experiments.base import Check, Data, Experiment, register
 from selfspec.experiments.clasp_interval_checks import lies_inside, trades_time_for_length
 from selfspec.experiments.clasp_interval_picture import draw_shares, draw_speedups
 from selfspec.experiments.lab import TIMED_WIDENING, Lab
 from selfspec.experiments.reading import TEMPERATURE
+from selfspec.timing import in_turn
 from selfspec.types import Generation, SamplingParams
 
 if TYPE_CHECKING:

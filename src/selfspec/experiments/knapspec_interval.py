@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from selfspec.bench.timing import in_turn
 from selfspec.engine import Engine
 from selfspec.experiments.base import Check, Data
 from selfspec.experiments.knapspec_scene import MODEL, knapspec_with, measure_profile
@@ -15,6 +14,7 @@ from selfspec.inspection import add_seconds, shares
 from selfspec.methods import make_method
 from selfspec.prompts import PROMPTS
 from selfspec.target.stack import Target
+from selfspec.timing import in_turn
 from selfspec.types import Generation, SamplingParams
 
 if TYPE_CHECKING:
