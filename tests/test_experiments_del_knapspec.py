@@ -1,11 +1,9 @@
 """Claims 6, 7 and 9: what they are measured with against slow forms of it, verdicts both ways, and small runs."""
 
 import copy
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +28,7 @@ from selfspec.experiments import (
     knapspec_shares,
     knapspec_threshold,
 )
-from selfspec.experiments.base import Data, Experiment
+from selfspec.experiments.base import Data
 from selfspec.experiments.del_replay import (
     generated_tokens_per_layer,
     replay_rounds,
@@ -47,30 +45,13 @@ from selfspec.prompts import PROMPTS
 from selfspec.target.kept import KeptSet
 from selfspec.target.latency import LatencyProfile
 from selfspec.target.stack import Target
+from verdicts import as_read, drawn, holding
 
 DOMAINS = list(PROMPTS)
 
 
 def profile(per_token: float = 0.0, base: float = 1e-3, mlp: float = 1e-3) -> LatencyProfile:
     return LatencyProfile("cpu", "float32", LAYERS, per_token, base, mlp, 0.0, 0.0)
-
-
-def holding(experiment: Experiment, data: Data) -> list[bool]:
-    checks = experiment.judge(data)
-    assert all(check.figure and not check.statement.endswith(".") for check in checks)
-    return [check.holds for check in checks]
-
-
-def drawn(experiment: Experiment, data: Data) -> list[Any]:
-    figure = experiment.draw(data)
-    figure.draw_without_rendering()
-    return [axes for axes in figure.axes if axes.axison]
-
-
-def as_read_again(data: Data) -> Data:
-    again: Data = json.loads(json.dumps(data, allow_nan=False))
-    assert again == data, "keys are not text"
-    return again
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +192,7 @@ def test_claim_6_is_drawn() -> None:
 def test_claim_6_is_measured(folder: Path) -> None:
     amounts = del_static.Amounts(2, 20, (0.5, 0.95), (0.5, 0.95), (1, 4), 1, 8, 1, widen=1)
     experiment = del_static.DelStatic(amounts)
-    data = as_read_again(experiment.measure(Lab(str(folder))))
+    data = as_read(experiment.measure(Lab(str(folder))))
     assert len(data["static"]) == (LAYERS - 1) * 2
     assert all(set(by_domain) == set(DOMAINS) for by_domain in data["static"].values())
     assert len(set(map(tuple, data["del"]["0.95"].values()))) == 3
@@ -276,7 +257,7 @@ def test_claim_9_without_any_draft() -> None:
 def test_claim_9_is_measured(folder: Path) -> None:
     """With a model of the lab's own, the trained checkpoint stays what it is."""
     experiment = del_untrained.DelUntrained(del_untrained.Amounts(1, 12, 1, 6, 1, widen=1))
-    data = as_read_again(experiment.measure(Lab(str(folder))))
+    data = as_read(experiment.measure(Lab(str(folder))))
     assert set(data["speed"]) == set(DOMAINS)
     speeds = data["speed"]["code"]
     assert set(speeds) == {f"{kind} {name}" for kind in ("untrained", "trained") for name in ("plain", "DEL")}
@@ -502,7 +483,7 @@ def test_claim_7_is_measured(folder: Path) -> None:
         knapspec_threshold.Amounts(thresholds=(-1.0, 0.5, 1.0), prompts=1, documents=1, context=60),
     )
     experiment = knapspec_context.KnapspecContext(amounts)
-    data = as_read_again(experiment.measure(Lab(str(folder))))
+    data = as_read(experiment.measure(Lab(str(folder))))
     assert [len(shares) for shares in data["shares"]["skipped"].values()] == [2, 2]
     assert any(share for pairs in data["shares"]["skipped"].values() for pair in pairs for share in pair)
     assert len(data["shares"]["pretended"]["4000"]) == 2

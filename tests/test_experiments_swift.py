@@ -1,9 +1,7 @@
 """Claims 1, 2 and 3: sets scored and held to, verdicts both ways, pictures, and small runs."""
 
 import copy
-import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from models import LAYERS, SUBLAYERS, build, plain_text, prompt
 from selfspec.engine import Engine
 from selfspec.experiments import adaptation, find_experiment, sets, swift_ablation, swift_matchness
 from selfspec.experiments.adaptation import Adaptation
-from selfspec.experiments.base import Data, Experiment, verdict
+from selfspec.experiments.base import Data, verdict
 from selfspec.experiments.lab import Lab
 from selfspec.experiments.sets import Text, Windows, hold_to, vary_prompts, write_texts
 from selfspec.experiments.swift_ablation import CONTENDERS, SwiftAblation
@@ -25,26 +23,10 @@ from selfspec.prompts import PROMPTS
 from selfspec.target.kept import KeptSet
 from selfspec.target.stack import Target
 from test_swift import matchness_from_scratch
+from verdicts import as_read, drawn, holding
 
 DOMAINS = list(PROMPTS)
 FREE = range(2, SUBLAYERS - 2)
-
-
-def holding(experiment: Experiment, data: Data) -> list[bool]:
-    checks = experiment.judge(data)
-    assert all(check.figure and not check.statement.endswith(".") for check in checks)
-    return [check.holds for check in checks]
-
-
-def drawn(experiment: Experiment, data: Data) -> list[Any]:
-    figure = experiment.draw(data)
-    figure.draw_without_rendering()
-    assert all(axes.get_xlabel() or axes.get_ylabel() for axes in figure.axes)
-    return list(figure.axes)
-
-
-def as_read(data: Data) -> Data:
-    return dict(json.loads(json.dumps(data, allow_nan=False)))
 
 
 @pytest.fixture(scope="module")
