@@ -32,7 +32,7 @@ from selfspec.bench.stamp import git_state, make_stamp
 from selfspec.bench.timing import Measured, interleaved_seconds
 from selfspec.bench.verify_rows import verify_rows_seconds
 from selfspec.cli.app import app
-from selfspec.cli.bench import parse_method_settings
+from selfspec.cli.bench_options import parse_method_settings
 from selfspec.decoding.tree import TokenTree
 from selfspec.errors import InvalidParameterError, InvalidSettingError, SelfSpecError
 from selfspec.objective import ideal_speedup

@@ -21,7 +21,7 @@ from selfspec.decoding.processors import ScoreProcessor
 from selfspec.decoding.request import Request
 from selfspec.decoding.sampling import Greedy
 from selfspec.errors import UnsupportedModelError
-from selfspec.experiments import find_experiment, reading
+from selfspec.experiments import reading
 from selfspec.experiments.base import Data, Experiment
 from selfspec.experiments.clasp_interval import Amounts as IntervalAmounts
 from selfspec.experiments.clasp_interval import ClaspInterval
@@ -365,8 +365,3 @@ def test_the_model_reads_texts_of_every_domain(tmp_path: Path) -> None:
     assert told[1] == "a look on code text 2 of 2"
     assert torch.equal(read[1][1].states, second.states)
     assert read[1][2] == positions
-
-
-def test_the_experiments_are_known() -> None:
-    found = {find_experiment(name).number for name in ("clasp-program", "clasp-interval", "cosine-bound")}
-    assert found == {4, 5, 8}

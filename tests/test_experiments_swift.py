@@ -9,7 +9,7 @@ import pytest
 from checkpoints import make_tokenizer, save_checkpoint
 from models import LAYERS, SUBLAYERS, build, plain_text, prompt
 from selfspec.engine import Engine
-from selfspec.experiments import adaptation, find_experiment, sets, swift_ablation, swift_matchness
+from selfspec.experiments import adaptation, sets, swift_ablation, swift_matchness
 from selfspec.experiments.adaptation import Adaptation
 from selfspec.experiments.base import Data, verdict
 from selfspec.experiments.lab import Lab
@@ -83,6 +83,8 @@ def test_swift_held_to_a_set_drafts_with_it() -> None:
     result = Engine(target.model, None, hold_to(method, skipped)).generate(prompt(17), max_new_tokens=40)
     assert {record.kept for record in result.records} == {KeptSet.skipping(skipped, SUBLAYERS)}
     assert result.token_ids == plain_text("llama", prompt(17), 40)
+    assert result.drafted > 0
+    assert result.accepted > 0
 
 
 # Claim 1
@@ -349,19 +351,12 @@ def test_contenders_differ_by_one_part_only() -> None:
     target = Target(build("llama"))
     found = (2, 6, 7)
     engines = swift_ablation._engines(target, found)
-    prompts = {name: engine.generate(prompt(17), max_new_tokens=40) for name, engine in engines.items()}
-    assert {result.token_ids for result in prompts.values()} == {plain_text("llama", prompt(17), 40)}
-    kept = {name: {record.kept.skipped for record in result.records if record.kept} for name, result in prompts.items()}
+    results = {name: engine.generate(prompt(17), max_new_tokens=40) for name, engine in engines.items()}
+    assert {result.token_ids for result in results.values()} == {plain_text("llama", prompt(17), 40)}
+    assert all(result.drafted > 0 and result.accepted > 0 for result in results.values())
+    kept = {name: {record.kept.skipped for record in result.records if record.kept} for name, result in results.items()}
     assert kept == {**{name: {found} for name in CONTENDERS}, "no search": {evenly_skipped(LAYERS, 0.45)}}
-    trees = {name: any(r.candidates > r.drafted for r in result.records) for name, result in prompts.items()}
+    trees = {name: any(r.candidates > r.drafted for r in result.records) for name, result in results.items()}
     assert trees == {**dict.fromkeys(CONTENDERS, True), "no dynamic verification": False}
-    assert max(record.drafted for record in prompts["no early stop"].records) == 25
-    assert {record.threshold for record in prompts["no early stop"].records} == {None}
-
-
-@pytest.mark.parametrize("name", ["swift-matchness", "adaptation", "swift-ablation"])
-def test_claims_are_known_by_name(name: str) -> None:
-    experiment = find_experiment(name)
-    assert experiment.number == ["swift-matchness", "adaptation", "swift-ablation"].index(name) + 1
-    assert experiment.claim.endswith(".")
-    assert experiment.method.endswith(".")
+    assert max(record.drafted for record in results["no early stop"].records) == 25
+    assert {record.threshold for record in results["no early stop"].records} == {None}
