@@ -15,7 +15,7 @@ _CHUNK = 1024
 
 
 def reading_request(target: Target, token_ids: Sequence[int], probe_rows: int) -> Request:
-    """A request whose prompt is to be read, and that has no room to write more than the token behind it.
+    """A request that is there for its prompt to be read, with room for the token behind it and one more.
 
     Args:
         target: the model.
