@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from checkpoints import make_tokenizer, save_checkpoint
 from models import LAYERS, SUBLAYERS, WINDOW, build, prompt
-from selfspec import METHODS, Engine
+from selfspec import METHODS, Engine, timing
 from selfspec.bench import overhead
 from selfspec.bench.baseline import VARIANTS, generate_timed
 from selfspec.bench.contest import Sample, hold_contest
@@ -29,15 +30,16 @@ from selfspec.bench.overhead import OverheadOptions, measure_overhead
 from selfspec.bench.overhead_figures import METHOD_FIGURES, method_figures, plain_figures
 from selfspec.bench.overhead_table import print_overhead
 from selfspec.bench.stamp import git_state, make_stamp
-from selfspec.bench.timing import Measured, in_turn, interleaved_seconds
+from selfspec.bench.timing import Measured, interleaved_seconds
 from selfspec.bench.verify_rows import verify_rows_seconds
 from selfspec.cli.app import app
-from selfspec.cli.bench import parse_method_settings
+from selfspec.cli.bench_options import parse_method_settings
 from selfspec.decoding.tree import TokenTree
 from selfspec.errors import InvalidParameterError, InvalidSettingError, SelfSpecError
 from selfspec.objective import ideal_speedup
 from selfspec.target.kept import KeptSet
 from selfspec.target.stack import Target
+from selfspec.timing import in_turn, interleaved_samples
 from selfspec.types import Generation, PhaseSeconds, Round
 
 CPU = torch.device("cpu")
@@ -157,7 +159,7 @@ def test_measured_figures() -> None:
     assert Measured.of([None]).fields("x") == {"x": None, "x_spread": None}
 
 
-def test_everybody_begins_once() -> None:
+def test_everybody_begins_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [in_turn("abc", turn) for turn in range(4)] == [
         ["a", "b", "c"],
         ["b", "c", "a"],
@@ -165,11 +167,13 @@ def test_everybody_begins_once() -> None:
         list("abc"),
     ]
     calls: list[str] = []
-    seconds = interleaved_seconds(
-        {name: lambda name=name: calls.append(name) for name in "ab"}, CPU, repeats=2, warm_up=1
-    )
+    # The first call takes a second, the second one two, and so on.
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: sum(range(len(calls) + 1))))
+    tasks = {name: lambda name=name: calls.append(name) for name in "ab"}
+    assert interleaved_samples(tasks, CPU, repeats=2, warm_up=1) == {"a": [4, 5], "b": [3, 6]}
     assert calls == ["a", "b", "b", "a", "a", "b"]
-    assert seconds.keys() == {"a", "b"}
+    calls.clear()
+    assert interleaved_seconds(tasks, CPU, repeats=3, warm_up=0) == {"a": 4, "b": 3}
 
 
 # The contest

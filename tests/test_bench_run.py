@@ -12,15 +12,13 @@ from typer.testing import CliRunner
 from checkpoints import CHAT_TEMPLATE, make_tokenizer, save_checkpoint
 from models import LAYERS, SUBLAYERS, build, prompt
 from selfspec import METHODS, Engine
-from selfspec.bench import baseline
 from selfspec.bench.report import write_report
 from selfspec.bench.report.leaderboard import read_summaries
 from selfspec.bench.run import folder as run_folder
-from selfspec.bench.run import peers
 from selfspec.bench.run.folder import RunFolder
 from selfspec.bench.run.measurement import Measurement
 from selfspec.bench.run.options import RunOptions
-from selfspec.bench.run.peers import PEERS, find_peers, run_peer
+from selfspec.bench.run.peers import PEERS
 from selfspec.bench.run.prompts import answer_suite
 from selfspec.bench.run.runner import Run
 from selfspec.bench.suites.types import Question, Suite
@@ -230,6 +228,10 @@ def test_sampling_with_one_seed_gives_every_method_the_plain_text(tmp_path: Path
     ours = [each for each in measured if each.contender not in PEERS]
     assert all(each.identical is True for each in ours)
     assert any(each.token_ids != greedy[each.prompt] for each in ours)
+    for name in METHODS_TRIED:
+        rounds = [record for each in ours if each.contender == name for record in each.rounds or ()]
+        assert sum(record.drafted for record in rounds) > 0
+        assert sum(record.accepted for record in rounds) > 0
     theirs = [each for each in measured if each.contender in PEERS]
     assert all(each.identical is None and each.error is None for each in theirs)
 
@@ -386,55 +388,6 @@ def test_a_full_disk_is_noticed_before_anything_runs(tmp_path: Path, monkeypatch
     monkeypatch.setattr(run_folder, "LEAST_FREE_BYTES", 2**70)
     with pytest.raises(InvalidParameterError, match="MiB free for --out"):
         RunFolder(tmp_path / "out")
-
-
-# Peers
-
-
-def test_peers_by_name() -> None:
-    assert find_peers(["all"]) == list(PEERS)
-    assert find_peers(["none"]) == []
-    assert find_peers(["transformers", "transformers"]) == ["transformers"]
-    with pytest.raises(InvalidParameterError, match="did you mean 'transformers-early-exit'"):
-        find_peers(["transformers-early-exits"])
-
-
-def test_early_exit_leaves_the_model_whole_where_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build("llama")
-
-    def broken(*_: Any, **__: Any) -> Any:
-        model.config.num_hidden_layers = 2
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(peers, "generate_timed", broken)
-    with pytest.raises(RuntimeError, match="broken"):
-        run_peer("transformers-early-exit", model, prompt(9), 4, eos_ids=(), temperature=0.0)
-    assert model.config.num_hidden_layers == LAYERS
-
-
-def test_peers_end_where_plain_decoding_ends() -> None:
-    model = build("llama")
-    written = Engine(model).generate(prompt(9), max_new_tokens=12).token_ids
-    end = written[4]
-    expected = written[: written.index(end) + 1]
-    for name in PEERS:
-        output = run_peer(name, model, prompt(9), 12, eos_ids={end}, temperature=0.0)
-        assert output.token_ids == expected
-
-
-def test_drafts_of_the_first_step_do_not_count_as_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ticks = build("llama"), iter([0.0, 10.0, 16.0])
-    monkeypatch.setattr(baseline.time, "perf_counter", lambda: next(ticks))
-
-    def generate(inputs: Any, *, stopping_criteria: Any, **_: Any) -> Any:
-        first = inputs.new_ones(1, inputs.shape[1] + 4)  # a first step of four tokens, and then two more
-        stopping_criteria(first, None)
-        return inputs.new_ones(1, inputs.shape[1] + 6)
-
-    monkeypatch.setattr(model, "generate", generate)
-    output = baseline.generate_timed(model, prompt(9), 6, {})
-    assert output.prefill_seconds == 10.0
-    assert output.seconds == 6.0 / 2 * 5
 
 
 # The command and its progress

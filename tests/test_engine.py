@@ -194,4 +194,8 @@ def test_warm_up_prepares_the_method_and_teaches_it_nothing() -> None:
 def test_warm_up_fits_a_short_context() -> None:
     model = copy.deepcopy(build("llama"))
     model.config.max_position_embeddings = 20
-    Engine(model).warmup()
+    engine = Engine(model)
+    widths: list[int] = []
+    model.get_input_embeddings().register_forward_pre_hook(lambda _, arguments: widths.append(len(arguments[0])))
+    engine.warmup()
+    assert widths == [1, 2, 4, 8, 16]

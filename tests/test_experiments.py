@@ -141,12 +141,23 @@ def test_mistakes_are_found_before_anything_is_measured(
 
 
 def test_there_is_one_experiment_for_each_of_the_nine_claims() -> None:
-    assert [experiment.number for experiment in EXPERIMENTS.values()] == list(range(1, 10))
+    assert {experiment.number: name for name, experiment in EXPERIMENTS.items()} == {
+        1: "swift-matchness",
+        2: "adaptation",
+        3: "swift-ablation",
+        4: "clasp-program",
+        5: "clasp-interval",
+        6: "del-static",
+        7: "knapspec-context",
+        8: "cosine-bound",
+        9: "del-untrained",
+    }
+    assert [experiment.number for experiment in EXPERIMENTS.values()] == list(range(1, 10)), "in this order"
     for name, experiment in EXPERIMENTS.items():
         assert find_experiment(name) is experiment
-        assert experiment.claim
+        assert experiment.claim.endswith(".")
         assert experiment.source
-        assert experiment.method
+        assert experiment.method.endswith(".")
     listed: Any = CliRunner().invoke(app, ["experiments", "list"])
     assert all(name in listed.output for name in EXPERIMENTS)
 

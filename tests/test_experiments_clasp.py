@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import json
 import math
 from pathlib import Path
 from statistics import fmean
@@ -22,10 +21,10 @@ from selfspec.decoding.processors import ScoreProcessor
 from selfspec.decoding.request import Request
 from selfspec.decoding.sampling import Greedy
 from selfspec.errors import UnsupportedModelError
-from selfspec.experiments import find_experiment, reading
+from selfspec.experiments import reading
 from selfspec.experiments.base import Data, Experiment
 from selfspec.experiments.clasp_interval import Amounts as IntervalAmounts
-from selfspec.experiments.clasp_interval import ClaspInterval, write_in_turn
+from selfspec.experiments.clasp_interval import ClaspInterval
 from selfspec.experiments.clasp_interval_checks import find_peak
 from selfspec.experiments.clasp_program import Amounts as ProgramAmounts
 from selfspec.experiments.clasp_program import ClaspProgram, final_states, jaccard, middle
@@ -35,24 +34,14 @@ from selfspec.experiments.cosine_bound import CosineBound
 from selfspec.experiments.cosine_pairs import EDGES, Aims, Pairs, bins, histogram, norm_range, set_figures
 from selfspec.experiments.lab import Lab
 from selfspec.experiments.ranks import rank_correlation
-from selfspec.experiments.reading import Reading, read_own_text
+from selfspec.experiments.reading import Reading, read_own_text, read_own_texts
+from selfspec.experiments.sampled import TEMPERATURE, write_in_turn
+from selfspec.prompts import PROMPTS
 from selfspec.target.kept import KeptSet
 from selfspec.target.stack import Target
+from verdicts import as_read, drawn, holding
 
 LENGTH = 24
-
-
-def holding(experiment: Experiment, data: Data) -> list[bool]:
-    checks = experiment.judge(data)
-    assert all(check.figure and not check.statement.endswith(".") for check in checks)
-    return [check.holds for check in checks]
-
-
-def drawn(experiment: Experiment, data: Data) -> list[Any]:
-    figure = experiment.draw(data)
-    figure.draw_without_rendering()
-    assert all(axes.get_xlabel() or axes.get_ylabel() for axes in figure.axes)
-    return list(figure.axes)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.floats(-10, 10)), min_size=2, max_size=12))
@@ -288,7 +277,7 @@ def lab() -> Lab:
 
 def measured(experiment: Experiment, lab: Lab) -> Data:
     """What an experiment measures, as it will be read again, judged and drawn once."""
-    data: Data = json.loads(json.dumps(experiment.measure(lab), allow_nan=False))
+    data = as_read(experiment.measure(lab))
     holding(experiment, data)
     drawn(experiment, data)
     return data
@@ -343,11 +332,14 @@ def test_a_small_run_of_claim_5(tmp_path: Path) -> None:
 def test_contenders_write_the_same_texts(tmp_path: Path) -> None:
     lab = Lab(str(save_checkpoint(tmp_path)), quick=True)
     engines = lab.engines("tiny", {"plain": ("autoregressive", {}), "clasp": ("clasp", {"skipped_layers": 2})})
-    written = write_in_turn(lab, engines, ["One", "Two"], 20)
+    written = write_in_turn(lab, engines, ["One", "Two", "Two"], 20, seeds=[5, 6, 6])
     texts = {name: [each.token_ids for each in outputs] for name, outputs in written.items()}
     assert texts["plain"] == texts["clasp"]
-    assert [len(each) for each in texts["plain"]] == [20, 20]
-    assert texts["plain"][0] != texts["plain"][1]
+    assert [len(each) for each in texts["plain"]] == [20, 20, 20]
+    assert texts["plain"][0] != texts["plain"][1] == texts["plain"][2]
+    assert sum(each.accepted for each in written["clasp"]) > 0
+    other = write_in_turn(lab, engines, ["Two"], 20, seeds=[7])
+    assert other["plain"][0].token_ids != texts["plain"][1]
 
 
 def test_the_model_reads_what_it_wrote(tmp_path: Path) -> None:
@@ -356,11 +348,20 @@ def test_the_model_reads_what_it_wrote(tmp_path: Path) -> None:
         text, positions = read_own_text(engine, "Once", 10, seed=3)
     assert positions == range(len(engine.encode("Once")) - 1, text.states.shape[1] - 1)
     assert len(positions) == 10
-    written = engine.generate("Once", max_new_tokens=10, temperature=reading.TEMPERATURE, seed=3, ignore_eos=True)
+    written = engine.generate("Once", max_new_tokens=10, temperature=TEMPERATURE, seed=3, ignore_eos=True)
     embedded = engine.target.embed(torch.tensor(written.token_ids))
     assert torch.equal(text.states[0, -10:], embedded)
 
 
-def test_the_experiments_are_known() -> None:
-    found = {find_experiment(name).number for name in ("clasp-program", "clasp-interval", "cosine-bound")}
-    assert found == {4, 5, 8}
+def test_the_model_reads_texts_of_every_domain(tmp_path: Path) -> None:
+    told: list[str] = []
+    lab = Lab(str(save_checkpoint(tmp_path)), seed=3, progress=told.append)
+    engine = lab.engine("tiny")
+    told.clear()
+    with torch.inference_mode():
+        read = list(read_own_texts(lab, engine, 2, 6, "a look"))
+        second, positions = read_own_text(engine, lab.prompts("code")[1], 6, seed=4)
+    assert [domain for domain, *_ in read] == [domain for domain in PROMPTS for _ in range(2)]
+    assert told[1] == "a look on code text 2 of 2"
+    assert torch.equal(read[1][1].states, second.states)
+    assert read[1][2] == positions

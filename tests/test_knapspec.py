@@ -450,7 +450,7 @@ def test_the_window_is_bounded(recent_tokens: int, monkeypatch: pytest.MonkeyPat
         return original(target, branches, references, **options)
 
     monkeypatch.setattr(knapspec, "find_candidates", spied)
-    write(observed(interval=4, recent_tokens=recent_tokens), "llama")
+    assert write(observed(interval=4, recent_tokens=recent_tokens), "llama").accepted > 0
     assert len(seen) > 3
     assert set(seen) == {recent_tokens}
 
@@ -462,13 +462,16 @@ def test_confidence_or_the_selected_length_ends_drafts() -> None:
     assert isinstance(draft, LayerDraft)
     assert draft.stop is None
     assert draft.limit == by_length.drafters[0].selection.draft_length
-    assert max(record.drafted for record in result.records) <= 4
+    assert 0 < max(record.drafted for record in result.records) <= 4
+    assert result.accepted > 0
     by_confidence = observed(interval=5, max_draft_length=7)
     result = write(by_confidence, "llama")
     draft = by_confidence.drafters[0].plan()
     assert isinstance(draft, LayerDraft)
     assert (draft.limit, draft.stop.threshold) == (7, 0.7)
     assert {record.threshold for record in result.records} == {0.7}
+    assert result.drafted > 0
+    assert result.accepted > 0
 
 
 def test_nothing_is_drafted_where_nothing_can_be_gained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,7 +513,7 @@ def test_models_of_few_layers(layers: int) -> None:
         prompt(5), max_new_tokens=16, ignore_eos=True
     )
     assert result.token_ids == plain.token_ids
-    assert (result.drafted > 0) == (layers > 2)
+    assert (result.drafted > 0) == (result.accepted > 0) == (layers > 2)
 
 
 def test_a_profile_is_saved_and_taken_up(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,17 +564,21 @@ def test_threads_share_one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(knapspec, "measure_latencies", measure)
     engine = Engine(build("llama"), method="knapspec")
-    texts: list[Any] = [None] * 3
+    results: list[Any] = [None] * 3
 
     def work(index: int) -> None:
-        texts[index] = engine.generate(prompt(17 + index), max_new_tokens=12).token_ids
+        results[index] = engine.generate(prompt(17 + index), max_new_tokens=12)
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert texts == [plain_text("llama", prompt(17 + index), 12) for index in range(3)]
+    assert [result.token_ids for result in results] == [
+        plain_text("llama", prompt(17 + index), 12) for index in range(3)
+    ]
+    assert all(result.drafted > 0 for result in results)
+    assert sum(result.accepted for result in results) > 0
     assert len(measured) == 1
 
 

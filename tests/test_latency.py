@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from models import LAYERS, SUBLAYERS, build
+from selfspec import timing
 from selfspec.target import latency
 from selfspec.target.kept import KeptSet
-from selfspec.target.latency import LatencyProfile, measure_latencies
+from selfspec.target.latency import LatencyProfile, PartSeconds, measure_latencies
 from selfspec.target.stack import Target
 
 PROFILE = LatencyProfile(
@@ -85,8 +86,16 @@ def test_an_intercept_stays_above_nothing() -> None:
     assert 0 < base < 1e-6
 
 
+def test_a_disturbed_short_context_does_not_flatten_the_line() -> None:
+    undisturbed = PartSeconds((10, 20, 30), (2.0, 3.0, 4.0), mlp=1.0, head=1.0, embedding=1.0)
+    assert undisturbed.attention_line == pytest.approx((0.1, 1.0))
+    disturbed = PartSeconds((10, 20, 30), (9.0, 3.0, 4.0), mlp=1.0, head=1.0, embedding=1.0)
+    assert disturbed.attention_line == pytest.approx(np.polyfit([10, 20, 30], [3.0, 3.0, 4.0], 1))
+    assert disturbed.attention == (9.0, 3.0, 4.0)  # what was measured stays what it was
+
+
 class SlowTarget(Target):
-    """A target on a clock of its own, on which every part takes a known time, and each part's first run far longer."""
+    """A target on a clock of its own: every part takes a known time once, and longer whenever else it runs."""
 
     def __init__(self) -> None:
         super().__init__(build("llama"))
@@ -95,7 +104,8 @@ class SlowTarget(Target):
 
     def spend(self, part: str, seconds: float) -> None:
         self.seen[part] = self.seen.get(part, 0) + 1
-        self.now += {1: 1000.0, 3: 50.0}.get(self.seen[part], seconds)  # unused before, then disturbed once
+        # Unused before at first, and then disturbed by something else all the time but once.
+        self.now += seconds if self.seen[part] == 4 else seconds + 1000.0 / self.seen[part]
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         self.spend("embed", 0.25)
@@ -115,7 +125,7 @@ class SlowTarget(Target):
 
 def test_measuring_finds_each_part(monkeypatch: pytest.MonkeyPatch) -> None:
     target = SlowTarget()
-    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: target.now))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: target.now))
     profile = measure_latencies(target, contexts=(8, 64, 400))
     mean_layer = sum(range(1, LAYERS + 1)) / LAYERS
     assert (profile.device, profile.dtype, profile.layers) == ("cpu", "float32", LAYERS)

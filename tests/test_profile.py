@@ -12,11 +12,12 @@ from typer.testing import CliRunner, Result
 
 from checkpoints import save_checkpoint
 from models import LAYERS, build
+from selfspec import timing
 from selfspec.bench import profile as bench_profile
 from selfspec.bench.cost import StepBytes
 from selfspec.bench.profile import measure_profile, part_bytes
 from selfspec.cli.app import app
-from selfspec.target import latency, latency_store
+from selfspec.target import latency_store
 from selfspec.target.latency import PartSeconds, measure_latencies, measure_parts
 from selfspec.target.stack import Target
 
@@ -59,7 +60,7 @@ class Counting(Target):
 
 def test_parts_are_measured_for_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Counting()
-    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: target.now))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: target.now))
     parts = measure_parts(target, contexts=(8, 64), rows=5)
     assert parts == PartSeconds((8, 64), (5 * 10.0, 5 * 66.0), 15.0, 5.0, 5.0)
     assert parts.attention_line == pytest.approx((5.0, 10.0))

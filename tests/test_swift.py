@@ -347,6 +347,8 @@ def test_a_search_opens_again_while_it_generates(scored: list[tuple[list[int], K
     engine = Engine(build("llama"), method="swift", settings=checks)
     result = engine.generate(prompt(17), max_new_tokens=40)
     assert result.token_ids == plain("llama")
+    assert result.drafted > 0
+    assert result.accepted > 0
     kept = [step[1] for step in scored]
     assert kept[3] == engine_set_after(scored[:3]), "the check is of the set in use"
     assert scored[3][3] < 1.0
@@ -431,7 +433,10 @@ def test_speculative_sampling_of_a_real_model_accepts_trees() -> None:
 
 
 def stream(engine: Engine, seeds: range) -> list[tuple[int, ...]]:
-    return [engine.generate(prompt(17, seed), max_new_tokens=24).token_ids for seed in seeds]
+    results = [engine.generate(prompt(17, seed), max_new_tokens=24) for seed in seeds]
+    assert all(result.drafted > 0 for result in results)
+    assert sum(result.accepted for result in results) > 0
+    return [result.token_ids for result in results]
 
 
 def same(left: LearnedState, right: LearnedState) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from selfspec.bench.timing import wait_for
+from selfspec.timing import wait_for
 
 VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
     "dynamic": dict,

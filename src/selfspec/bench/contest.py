@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from selfspec.bench.timing import in_turn
+from selfspec.timing import in_turn
 from selfspec.types import Generation
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from selfspec.bench.timing import timed
 from selfspec.memory import PeakMemory
+from selfspec.timing import timed
 
 _COPY_BYTES = {"cuda": 2**30}
 _CPU_COPY_BYTES = 2**28

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from selfspec.cli.generate import MODEL_HELP
+from selfspec.cli import options
 from selfspec.cli.terminal import silence_libraries
 
 experiments = typer.Typer(no_args_is_help=True, help="Tries the claims of the papers, and says which hold.")
@@ -24,10 +24,10 @@ def list_experiments() -> None:
 def run(
     name: Annotated[str, typer.Argument(help="Name of an experiment, several with commas between, or all.")],
     model: Annotated[
-        str | None, typer.Option(help=f"Instead of the checkpoint that an experiment runs on. {MODEL_HELP}")
+        str | None, typer.Option(help=f"Instead of the checkpoint that an experiment runs on. {options.MODEL_HELP}")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Measure little, with wide spreads.")] = False,
-    device: Annotated[str, typer.Option(help="As torch names it, or auto: an accelerator if there is one.")] = "auto",
+    device: options.Device = "auto",
     seed: Annotated[int, typer.Option(help="Fixes what is drawn at random.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for a JSON file and a picture of each.")] = None,
 ) -> None:

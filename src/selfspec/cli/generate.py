@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from selfspec.cli.models import WIDEN_HELP
+from selfspec.cli import options
 from selfspec.cli.prompt import read_prompt
 from selfspec.cli.state import check_state, kept_state
 from selfspec.cli.terminal import TextWriter, own_warnings, silence_libraries
@@ -18,21 +18,15 @@ if TYPE_CHECKING:
     from selfspec.engine import Stream
     from selfspec.types import Generation
 
-MODEL_HELP = "A bundled checkpoint (tiny, tiny-early-exit), a local folder, or a name on the hub."
-RUNTIME_HELP = "How the model runs: auto (the fastest), compiled, fused, or eager (transformers' modules)."
 _CHOOSING, _OUTPUT = "How tokens are chosen", "Output"
 
 
 def generate(
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; from standard input if there is neither this nor a file.")
-    ] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file with the prompt, taken as it is.")] = None,
-    model: Annotated[str, typer.Option(help=MODEL_HELP)] = "tiny",
-    method: Annotated[str, typer.Option(help="What drafts; `selfspec methods` lists them.")] = "autoregressive",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; repeatable.")
-    ] = None,
+    prompt: options.Prompt = None,
+    prompt_file: options.PromptFile = None,
+    model: options.Model = "tiny",
+    method: options.Method = "autoregressive",
+    settings: options.Settings = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -41,12 +35,10 @@ def generate(
         ),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user message of a chat.")] = False,
-    dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint was saved.")
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="As torch names it, or auto: an accelerator if there is one.")] = "auto",
-    widen: Annotated[int, typer.Option(help=WIDEN_HELP)] = 1,
-    runtime: Annotated[str, typer.Option(help=RUNTIME_HELP)] = "auto",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    widen: options.Widen = 1,
+    runtime: options.Runtime = "auto",
     max_new_tokens: Annotated[int, typer.Option(help="Longest output.", rich_help_panel=_CHOOSING)] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_CHOOSING)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Keep this probability mass.", rich_help_panel=_CHOOSING)] = 1.0,
@@ -69,9 +61,7 @@ def generate(
     stats: Annotated[
         bool, typer.Option("--stats", help="Print speed and acceptance on standard error.", rich_help_panel=_OUTPUT)
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=_OUTPUT)
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help=options.JSON_HELP, rich_help_panel=_OUTPUT)] = False,
     show_drafts: Annotated[
         bool,
         typer.Option("--show-drafts", help="Colour the text that drafts got right.", rich_help_panel=_OUTPUT),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from selfspec.cli.generate import MODEL_HELP
+from selfspec.cli import options
 from selfspec.cli.terminal import silence_libraries
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def info(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)],
+    as_json: options.Json = False,
 ) -> None:
     """Shows a model's family, sublayers, bytes, and what is supported."""
     from selfspec.loading import load_model

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from selfspec.cli import options
 from selfspec.cli.demo import WIDTH
-from selfspec.cli.generate import MODEL_HELP, parse_assignments, summary
-from selfspec.cli.models import WIDEN_HELP
+from selfspec.cli.generate import parse_assignments, summary
 from selfspec.cli.prompt import read_prompt
 from selfspec.cli.state import check_state
 from selfspec.cli.terminal import own_warnings, silence_libraries, takes_colour
@@ -22,21 +22,15 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    method: Annotated[str, typer.Option(help="What drafts; `selfspec methods` lists them.")],
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; from standard input if there is neither this nor a file.")
-    ] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file with the prompt, taken as it is.")] = None,
-    model: Annotated[str, typer.Option(help=MODEL_HELP)] = "tiny",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; repeatable.")
-    ] = None,
+    method: options.Method,
+    prompt: options.Prompt = None,
+    prompt_file: options.PromptFile = None,
+    model: options.Model = "tiny",
+    settings: options.Settings = None,
     max_new_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
-    dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint was saved.")
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="As torch names it, or auto: an accelerator if there is one.")] = "auto",
-    widen: Annotated[int, typer.Option(help=WIDEN_HELP)] = 1,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    widen: options.Widen = 1,
     state: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Start from what the method has learned there; the file is only read."),
@@ -44,7 +38,7 @@ def inspect(
     out: Annotated[
         Path | None, typer.Option(metavar="PICTURE", help="Save a picture too, as .png, .pdf or .svg.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Generates greedily and shows what drafted in every round, what came of it, and where the time went."""
     text, method_settings = read_prompt(prompt, prompt_file), parse_assignments(settings or ())

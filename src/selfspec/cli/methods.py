@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from selfspec.cli import options
+
 
 def methods(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Lists the methods with their settings, defaults and sources."""
     described = describe_methods()

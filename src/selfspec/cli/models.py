@@ -6,16 +6,15 @@ from typing import Annotated
 
 import typer
 
+from selfspec.cli import options
 from selfspec.cli.terminal import silence_libraries
 
 models = typer.Typer(no_args_is_help=True, help="Lists the bundled checkpoints and makes wider ones of them.")
 
-WIDEN_HELP = "Repeat the widths of a Llama model this often, its text unchanged; for timing."
-
 
 @models.command("list")
 def list_models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Lists the bundled checkpoints: layers, hidden size, dtype, parameters."""
     from transformers import AutoConfig
@@ -47,10 +46,8 @@ def list_models(
 def widen(
     model: Annotated[str, typer.Argument(help="A bundled checkpoint, a local folder, or a name on the hub: a Llama.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write to, new or empty.")],
-    factor: Annotated[int, typer.Option(help=WIDEN_HELP)],
-    dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint was saved.")
-    ] = "auto",
+    factor: options.Widen,
+    dtype: options.Dtype = "auto",
 ) -> None:
     """Writes a model that is FACTOR times as wide and writes the same text up to rounding."""
     from selfspec.loading import load_model

@@ -6,21 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from selfspec.cli.generate import MODEL_HELP
-from selfspec.cli.models import WIDEN_HELP
+from selfspec.cli import options
 from selfspec.cli.terminal import silence_libraries
 
 
 def profile(
-    model: Annotated[str, typer.Option(help=MODEL_HELP)] = "tiny",
-    widen: Annotated[int, typer.Option(help=WIDEN_HELP)] = 1,
-    dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint was saved.")
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="As torch names it, or auto: an accelerator if there is one.")] = "auto",
-    runtime: Annotated[str, typer.Option(help="How sublayers run: auto, eager (transformers' own), fused.")] = "auto",
+    model: options.Model = "tiny",
+    widen: options.Widen = 1,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    runtime: options.SublayerRuntime = "auto",
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure anew although there is a kept profile.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Measures bytes and seconds of each part of a model, once, and keeps them in the user's cache folder."""
     from selfspec.bench.profile import measure_profile

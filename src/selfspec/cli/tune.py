@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from selfspec.cli.generate import MODEL_HELP
+from selfspec.cli import options
 from selfspec.cli.terminal import silence_libraries
 
 if TYPE_CHECKING:
@@ -22,11 +22,9 @@ def tune(
     ],
     out: Annotated[Path, typer.Option(help="Where to write the profile, a state file of the method.")],
     iterations: Annotated[int, typer.Option(help="Sets of sublayers to measure.")] = 100,
-    model: Annotated[str, typer.Option(help=MODEL_HELP)] = "tiny",
-    dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint was saved.")
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="As torch names it, or auto: an accelerator if there is one.")] = "auto",
+    model: options.Model = "tiny",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to write for each prompt.")] = 32,
     seed: Annotated[int, typer.Option(help="Fixes the random numbers of the search.", min=0)] = 0,
 ) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 from selfspec.engine import Engine
 from selfspec.experiments.base import Check, Data, Experiment, register
 from selfspec.experiments.lab import Lab, bootstrap_interval
-from selfspec.experiments.sets import DOMAIN_STYLES, WINDOW, Windows, hold_to, vary_prompts, write_texts
+from selfspec.experiments.panels import make_panels
+from selfspec.experiments.sets import DOMAIN_STYLES, WINDOW, Windows, halves, hold_to, vary_prompts, write_texts
 from selfspec.methods import make_method
 from selfspec.methods.layer_search import (
     Observations,
@@ -99,7 +100,7 @@ class Adaptation(Experiment):
         sets = _tune_sets(lab, writer, amounts)
         scores = _try_sets(lab, writer, sets, amounts.held_out_texts)
         prompts = {
-            domain: vary_prompts(writer, _halves(lab, domain)[1], amounts.requests, seed=lab.seed + 2000)
+            domain: vary_prompts(writer, halves(lab.prompts(domain))[1], amounts.requests, seed=lab.seed + 2000)
             for domain in DOMAINS
         }
         streams = []
@@ -120,23 +121,12 @@ class Adaptation(Experiment):
 
     def draw(self, data: Data) -> "Figure":
         """Every set on every domain, and acceptance along the stream."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9.0, 4.2), layout="constrained")
-        left, right = figure.subplots(1, 2, width_ratios=[4, 5])
+        figure, (left, right) = make_panels(2, height=4.2, width_ratios=[4, 5])
         _draw_scores(left, data["scores"])
         _draw_streams(right, data["streams"])
-        for panel in (left, right):
-            panel.spines[["top", "right"]].set_visible(False)
         handles, labels = right.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize="small")
         return figure
-
-
-def _halves(lab: Lab, domain: str) -> tuple[Sequence[str], Sequence[str]]:
-    """Prompts to tune on, and prompts to try on."""
-    prompts = lab.prompts(domain)
-    return prompts[: len(prompts) // 2], prompts[len(prompts) // 2 :]
 
 
 def _tune_sets(lab: Lab, writer: Engine, amounts: Amounts) -> dict[str, tuple[int, ...]]:
@@ -144,7 +134,7 @@ def _tune_sets(lab: Lab, writer: Engine, amounts: Amounts) -> dict[str, tuple[in
     sets = {"uniform": starting_set(writer.target.layer_count, SKIP_RATIO)}
     for domain in DOMAINS:
         lab.progress(f"tuning a set on {domain}")
-        prompts = vary_prompts(writer, _halves(lab, domain)[0], amounts.tuning_texts, seed=lab.seed)
+        prompts = vary_prompts(writer, halves(lab.prompts(domain))[0], amounts.tuning_texts, seed=lab.seed)
         windows = Windows(writer.target, write_texts(writer, prompts, 2 * WINDOW))
         sets[domain] = _tune(writer.target, windows, amounts.tuning_steps, lab.seed)
     return sets
@@ -155,7 +145,7 @@ def _try_sets(lab: Lab, writer: Engine, sets: Mapping[str, Sequence[int]], texts
     scores: dict[str, dict[str, list[float]]] = {name: {} for name in sets}
     for domain in DOMAINS:
         lab.progress(f"trying all sets on {domain}")
-        prompts = vary_prompts(writer, _halves(lab, domain)[1], texts, seed=lab.seed + 1000)
+        prompts = vary_prompts(writer, halves(lab.prompts(domain))[1], texts, seed=lab.seed + 1000)
         windows = Windows(writer.target, write_texts(writer, prompts, 2 * WINDOW))
         for name, skipped in sets.items():
             scores[name][domain] = [round(score, 4) for score in windows.score(skipped)]

@@ -4,27 +4,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from selfspec.bench.timing import in_turn
-from selfspec.engine import Engine
 from selfspec.experiments.base import Check, Data, Experiment, register
 from selfspec.experiments.clasp_interval_checks import lies_inside, trades_time_for_length
 from selfspec.experiments.clasp_interval_picture import draw_shares, draw_speedups
 from selfspec.experiments.lab import TIMED_WIDENING, Lab
-from selfspec.experiments.reading import TEMPERATURE
-from selfspec.types import Generation, SamplingParams
+from selfspec.experiments.panels import make_panels
+from selfspec.experiments.sampled import TEMPERATURE, write_in_turn
+from selfspec.prompts import PROMPTS
+from selfspec.types import Generation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-DOMAINS = ("code", "math", "prose")
 
 INTERVAL = 16
 """Rounds from one choice to the next while the number of skipped layers varies: the method's default."""
 
 SKIPPED = 0.5
 """Share of the layers that is skipped while the interval varies: the method's default."""
-
-_WARM_UP = 8
 
 
 @dataclass(frozen=True)
@@ -87,8 +83,9 @@ class ClaspInterval(Experiment):
         # What is in both sweeps is measured once.
         names = {_name(settings): ("clasp", settings) for settings in (*intervals.values(), *skipped.values())}
         engines = lab.engines(self.model, {"plain": ("autoregressive", {}), **names}, widen=amounts.widening)
-        prompts = [prompt for domain in DOMAINS for prompt in lab.prompts(domain, amounts.prompts)]
-        written = write_in_turn(lab, engines, prompts, amounts.max_new_tokens)
+        prompts = [prompt for domain in PROMPTS for prompt in lab.prompts(domain, amounts.prompts)]
+        seeds = range(lab.seed, lab.seed + len(prompts))
+        written = write_in_turn(lab, engines, prompts, amounts.max_new_tokens, seeds=seeds)
         figures = {name: _figures(written[name], written["plain"]) for name in names}
         return {
             "layers": layers,
@@ -110,17 +107,13 @@ class ClaspInterval(Experiment):
 
     def draw(self, data: Data) -> "Figure":
         """Speedups as in figures 4b and 4a, and under them what makes them."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9.0, 5.0), layout="constrained")
-        panels = figure.subplots(2, 2, sharex="col", height_ratios=[3, 2])
+        figure, panels = make_panels(2, 2, height=5.0, sharex="col", height_ratios=[3, 2])
         labels = ("interval between choices (rounds)", f"skipped layers (of {data['layers']})")
         for column, (sweep, label) in enumerate(zip(("intervals", "skipped"), labels, strict=True)):
-            draw_speedups(panels[0, column], data[sweep])
-            draw_shares(panels[1, column], data[sweep])
-            panels[1, column].set_xlabel(label)
-        for panel in panels.flat:
-            panel.spines[["top", "right"]].set_visible(False)
+            upper, lower = panels[column::2]
+            draw_speedups(upper, data[sweep])
+            draw_shares(lower, data[sweep])
+            lower.set_xlabel(label)
         return figure
 
 
@@ -135,33 +128,6 @@ def _settings(interval: int, skipped: int) -> dict[str, Any]:
 
 def _name(settings: Mapping[str, Any]) -> str:
     return " ".join(str(value) for value in settings.values())
-
-
-def write_in_turn(
-    lab: Lab, engines: Mapping[str, Engine], prompts: Sequence[str], max_new_tokens: int
-) -> dict[str, list[Generation]]:
-    """Lets engines write the same texts to full length, each prompt by all of them before the next one.
-
-    Args:
-        lab: is told how far it is, and seeds the texts.
-        engines: by name.
-        prompts: beginnings of the texts.
-        max_new_tokens: length of every output.
-
-    Returns:
-        By name the outputs, one a prompt.
-    """
-    for engine in engines.values():
-        engine.generate(prompts[0], max_new_tokens=min(_WARM_UP, max_new_tokens), ignore_eos=True)
-    written: dict[str, list[Generation]] = {name: [] for name in engines}
-    for turn, prompt in enumerate(prompts):
-        lab.progress(f"{len(engines)} contenders on prompt {turn + 1} of {len(prompts)}")
-        params = SamplingParams(
-            max_new_tokens=max_new_tokens, temperature=TEMPERATURE, seed=lab.seed + turn, ignore_eos=True
-        )
-        for name in in_turn(list(engines), turn):
-            written[name].append(engines[name].generate(prompt, params))
-    return written
 
 
 def _figures(written: Sequence[Generation], plain: Sequence[Generation]) -> dict[str, Any]:

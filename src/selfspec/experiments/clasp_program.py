@@ -21,12 +21,12 @@ from selfspec.experiments.clasp_program_checks import (
 )
 from selfspec.experiments.clasp_program_picture import draw_cosines, draw_similarity
 from selfspec.experiments.lab import Lab
-from selfspec.experiments.reading import TEMPERATURE, Reading, read_own_text
+from selfspec.experiments.panels import make_panels
+from selfspec.experiments.reading import Reading, read_own_texts
+from selfspec.experiments.sampled import TEMPERATURE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-DOMAINS = ("code", "math", "prose")
 
 
 @dataclass(frozen=True)
@@ -82,19 +82,17 @@ class ClaspProgram(Experiment):
         free = middle(layers, amounts.free_layers)
         distances = _distances(min(amounts.longest_distance, amounts.written_tokens // 2))
         texts = []
-        for domain in DOMAINS:
-            for index, prompt in enumerate(lab.prompts(domain, amounts.texts)):
-                lab.progress(f"every set of layers on {domain} text {index + 1} of {amounts.texts}")
-                reading, positions = read_own_text(engine, prompt, amounts.written_tokens, lab.seed + index)
-                searched = [positions[at] for at in _spread(amounts.searched_tokens, len(positions))]
-                sets = [set(reading.choose_skipped(at, range(layers), layers // 2)) for at in positions]
-                texts.append(
-                    {
-                        "domain": domain,
-                        **_search(reading, searched, free, len(free) // 2),
-                        "similarity": [_similarity_at(sets, distance) for distance in distances],
-                    }
-                )
+        task = "every set of layers"
+        for domain, reading, positions in read_own_texts(lab, engine, amounts.texts, amounts.written_tokens, task):
+            searched = [positions[at] for at in _spread(amounts.searched_tokens, len(positions))]
+            sets = [set(reading.choose_skipped(at, range(layers), layers // 2)) for at in positions]
+            texts.append(
+                {
+                    "domain": domain,
+                    **_search(reading, searched, free, len(free) // 2),
+                    "similarity": [_similarity_at(sets, distance) for distance in distances],
+                }
+            )
         return {
             "layers": layers,
             "skipped_layers": layers // 2,
@@ -118,14 +116,9 @@ class ClaspProgram(Experiment):
 
     def draw(self, data: Data) -> "Figure":
         """Similarity over distance as in figure 3a, cosines text by text as in figure 3b."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9.0, 4.0), layout="constrained")
-        left, right = figure.subplots(1, 2)
+        figure, (left, right) = make_panels(2)
         draw_similarity(left, data)
         draw_cosines(right, data)
-        for panel in (left, right):
-            panel.spines[["top", "right"]].set_visible(False)
         return figure
 
 

@@ -11,14 +11,14 @@ from selfspec.experiments.cosine_bound_checks import lemma_holds, nearer_sets_ac
 from selfspec.experiments.cosine_bound_picture import draw_bins, draw_sets
 from selfspec.experiments.cosine_pairs import EDGES, Aims, Pairs, bins, histogram, norm_range, set_figures
 from selfspec.experiments.lab import Lab
-from selfspec.experiments.reading import TEMPERATURE, Reading, read_own_text
+from selfspec.experiments.panels import make_panels
+from selfspec.experiments.reading import Reading, read_own_texts
+from selfspec.experiments.sampled import TEMPERATURE
 from selfspec.methods.uniform import evenly_skipped
 from selfspec.target.kept import KeptSet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-DOMAINS = ("code", "math", "prose")
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,12 @@ class CosineBound(Experiment):
         engine = lab.engine(self.model)
         texts: list[dict[str, Pairs]] = []
         bounds: list[torch.Tensor] = []
-        for domain in DOMAINS:
-            for index, prompt in enumerate(lab.prompts(domain, amounts.texts)):
-                lab.progress(f"drafts by many sets on {domain} text {index + 1} of {amounts.texts}")
-                reading, positions = read_own_text(engine, prompt, amounts.written_tokens, lab.seed + index)
-                aims = Aims(reading, positions)
-                bounds.append(aims.bounds)
-                drafts = _drafts(reading, positions, amounts)
-                texts.append({name: aims.pairs(draft()) for name, draft in drafts.items()})
+        task = "drafts by many sets"
+        for _, reading, positions in read_own_texts(lab, engine, amounts.texts, amounts.written_tokens, task):
+            aims = Aims(reading, positions)
+            bounds.append(aims.bounds)
+            drafts = _drafts(reading, positions, amounts)
+            texts.append({name: aims.pairs(draft()) for name, draft in drafts.items()})
         return {
             "edges": list(EDGES),
             "tokens": sum(map(len, bounds)),
@@ -95,14 +93,9 @@ class CosineBound(Experiment):
 
     def draw(self, data: Data) -> "Figure":
         """Accepted share against cosine with the bound's distribution, and acceptance against cosine set by set."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9.0, 4.0), layout="constrained")
-        left, right = figure.subplots(1, 2)
+        figure, (left, right) = make_panels(2)
         draw_bins(left, data)
         draw_sets(right, data)
-        for panel in (left, right):
-            panel.spines[["top", "right"]].set_visible(False)
         return figure
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from selfspec.experiments.base import Data
 from selfspec.experiments.del_static import split_static_name
 from selfspec.experiments.del_static_checks import OMEGA, best_static, del_means, del_name, ratios, timed_del
+from selfspec.experiments.panels import make_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,15 +18,10 @@ _DEL, _STATIC, _OWN = "#0072b2", "#e69f00", "#009e73"
 
 def draw(data: Data) -> "Figure":
     """Static choices by exit layer, the domains, the decay factor; everything over plain decoding."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11.0, 4.0), layout="constrained")
-    grid, domains, decay = figure.subplots(1, 3)
+    figure, (grid, domains, decay) = make_panels(3, width=11.0)
     _draw_grid(grid, data)
     _draw_domains(domains, data)
     _draw_decay(decay, data)
-    for panel in (grid, domains, decay):
-        panel.spines[["top", "right"]].set_visible(False)
     return figure
 
 

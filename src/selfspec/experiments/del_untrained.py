@@ -11,6 +11,7 @@ from selfspec.errors import NoGainWarning
 from selfspec.experiments.base import Check, Data, Experiment, register
 from selfspec.experiments.figures import repeats_text, with_spread
 from selfspec.experiments.lab import TIMED_WIDENING, Lab, bootstrap_interval
+from selfspec.experiments.panels import make_panels
 from selfspec.prompts import PROMPTS
 
 if TYPE_CHECKING:
@@ -87,14 +88,11 @@ class DelUntrained(Experiment):
 
     def draw(self, data: Data) -> "Figure":
         """Speed and acceptance by domain."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9.0, 4.0), layout="constrained")
-        speed, acceptance = figure.subplots(1, 2)
+        figure, (speed, acceptance) = make_panels(2)
         styles = {"untrained": ("#d55e00", "////", -0.2), "trained": ("#0072b2", "", 0.2)}
         domains = list(data["speed"])
         for kind, (colour, hatch, shift) in styles.items():
-            style = {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "label": _LABELS[kind]}
+            style: dict[str, Any] = {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "label": _LABELS[kind]}
             places = [index + shift for index in range(len(domains))]
             ratios = [_ratios(data, domain, kind) for domain in domains]
             medians = [statistics.median(each) for each in ratios]
@@ -111,7 +109,6 @@ class DelUntrained(Experiment):
             panel.set_xticks(range(len(domains)), domains)
             panel.set_ylim(0, 1.35 * panel.get_ylim()[1])
             panel.legend(frameon=False, fontsize="small", loc="upper left")
-            panel.spines[["top", "right"]].set_visible(False)
         return figure
 
 

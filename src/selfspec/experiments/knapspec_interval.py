@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from selfspec.bench.timing import in_turn
 from selfspec.engine import Engine
 from selfspec.experiments.base import Check, Data
 from selfspec.experiments.knapspec_scene import MODEL, knapspec_with, measure_profile
 from selfspec.experiments.lab import Lab, bootstrap_interval
+from selfspec.experiments.sampled import TEMPERATURE, write_in_turn
 from selfspec.inspection import add_seconds, shares
 from selfspec.methods import make_method
 from selfspec.prompts import PROMPTS
 from selfspec.target.stack import Target
-from selfspec.types import Generation, SamplingParams
+from selfspec.types import Generation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,18 +24,12 @@ WIDENING = 2
 """Factor by which the checkpoint is widened. A step still takes the time of its bytes; a selection is bound by
 arithmetic on a processor, and with the fourfold width there would be no time for short intervals."""
 
-TEMPERATURE = 0.8
-"""Of the texts, which depend on the seed alone: greedy ones of the bundled checkpoints come to repeat themselves, and
-where nothing changes no selection ages."""
-
 METHOD = (
     f"Figure 6: speed and selection's share of the time against the interval, on the checkpoint widened {WIDENING} "
     f"times, one text a domain, sampled with a seed at temperature {TEMPERATURE}, so that it is the same for all "
     "intervals. A selection costs more steps on a processor, where its rows are bound by arithmetic, than on an "
     "accelerator. The paper has intervals of 4 to 256 on long outputs."
 )
-
-_WARM_UP = 8
 
 
 @dataclass(frozen=True)
@@ -67,16 +61,8 @@ def measure(lab: Lab, amounts: Amounts) -> Data:
         str(interval): Engine(model, tokenizer, knapspec_with(target, profile, interval=interval))
         for interval in amounts.intervals
     }
-    params = SamplingParams(
-        max_new_tokens=amounts.max_new_tokens, temperature=TEMPERATURE, seed=lab.seed, ignore_eos=True
-    )
-    for engine in engines.values():
-        engine.generate(lab.prompts("code", 1)[0], params, max_new_tokens=_WARM_UP)
-    written: dict[str, list[Generation]] = {name: [] for name in engines}
-    for turn, domain in enumerate(list(PROMPTS)[: amounts.domains]):
-        lab.progress(f"knapspec with {len(amounts.intervals)} intervals on {domain}")
-        for name in in_turn(list(engines), turn):
-            written[name].append(engines[name].generate(lab.prompts(domain, 1)[0], params))
+    prompts = [lab.prompts(domain, 1)[0] for domain in list(PROMPTS)[: amounts.domains]]
+    written = write_in_turn(lab, engines, prompts, amounts.max_new_tokens, seeds=[lab.seed] * len(prompts))
     plain = written.pop("plain")
     return {
         "plain_tokens_per_second": [each.tokens_per_second for each in plain],

@@ -14,7 +14,7 @@ from selfspec.methods.base import Prefill
 from selfspec.methods.knapsack import Selection
 from selfspec.methods.knapspec import KnapSpec, KnapSpecDrafter, KnapSpecSettings
 from selfspec.methods.state import LearnedState
-from selfspec.target.latency import LatencyProfile, PartSeconds, latency_profile, measure_parts
+from selfspec.target.latency import LatencyProfile, measure_latencies
 from selfspec.target.stack import Target
 
 MODEL = "tiny"
@@ -29,9 +29,6 @@ _MODULES = ("argparse", "difflib", "heapq", "shutil", "tarfile", "textwrap", "co
 def measure_profile(target: Target) -> LatencyProfile:
     """The latencies of this model on this machine, now, whatever profile may be kept of it.
 
-    Of each part the least of many times: what else runs on a machine makes a part slower, never faster, and can do so
-    to the same part again and again, which would move a median.
-
     Raises:
         InvalidParameterError: the model has no sublayers to select from.
     """
@@ -40,15 +37,7 @@ def measure_profile(target: Target) -> LatencyProfile:
             f"knapspec never skips the first and the last layer, so a model of {target.layer_count} layers leaves it "
             "nothing to select; take one of at least 3"
         )
-    found = [measure_parts(target, repeats=1) for _ in range(_PASSES)]
-    least = PartSeconds(
-        contexts=found[0].contexts,
-        attention=tuple(min(seconds) for seconds in zip(*(parts.attention for parts in found), strict=True)),
-        mlp=min(parts.mlp for parts in found),
-        head=min(parts.head for parts in found),
-        embedding=min(parts.embedding for parts in found),
-    )
-    return latency_profile(target, least)
+    return measure_latencies(target, repeats=_PASSES)
 
 
 def knapspec_with(target: Target, profile: LatencyProfile, **settings: Any) -> KnapSpec:

@@ -103,6 +103,7 @@ def count_states(method: KnapSpec, prefilled: Prefill) -> int:
     behind: dict[int, torch.Tensor] = {}
 
     def run(index: int, states: torch.Tensor) -> torch.Tensor:
+        """A sublayer behind the first layer's over all states: for the first table that has it, then from memory."""
         if index not in behind:
             behind[index] = torch.cat([branches.run(index + 2, part) for part in torch.split(states, at_once)])
         return behind[index]

@@ -10,7 +10,6 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.bench.bootstrap import bootstrap_interval
-from selfspec.bench.timing import in_turn
 from selfspec.engine import Engine
 from selfspec.experiments.base import Data
 from selfspec.loading import load_model
@@ -18,6 +17,7 @@ from selfspec.methods import make_method
 from selfspec.methods.base import Method
 from selfspec.prompts import PROMPTS
 from selfspec.target.stack import Target
+from selfspec.timing import in_turn
 from selfspec.types import Generation, SamplingParams
 
 __all__ = ["TIMED_WIDENING", "Lab", "Speed", "bootstrap_interval"]

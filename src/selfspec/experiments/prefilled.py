@@ -14,6 +14,24 @@ from selfspec.target.stack import Target
 _CHUNK = 1024
 
 
+def reading_request(target: Target, token_ids: Sequence[int], probe_rows: int) -> Request:
+    """A request that is there for its prompt to be read, with room for the token behind it and one more.
+
+    Args:
+        target: the model.
+        token_ids: the prompt, at least one token.
+        probe_rows: cache slots for rows behind the prompt.
+    """
+    return Request(
+        target,
+        token_ids,
+        max_new_tokens=2,
+        rule=Greedy(),
+        processor=ScoreProcessor(LogitsProcessorList()),
+        probe_rows=probe_rows,
+    )
+
+
 def prefill_text(target: Target, token_ids: Sequence[int], needs: Needs) -> Prefill:
     """Runs a text through the target, as a request with this prompt begins.
 
@@ -25,12 +43,4 @@ def prefill_text(target: Target, token_ids: Sequence[int], needs: Needs) -> Pref
     Returns:
         What a method would be given to begin with.
     """
-    request = Request(
-        target,
-        token_ids,
-        max_new_tokens=2,
-        rule=Greedy(),
-        processor=ScoreProcessor(LogitsProcessorList()),
-        probe_rows=needs.probe_rows,
-    )
-    return prefill(target, request, _CHUNK, needs)
+    return prefill(target, reading_request(target, token_ids, needs.probe_rows), _CHUNK, needs)

@@ -1,23 +1,20 @@
 """A text that the target has read: its states at every token, and what drafts would make of any of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
-from transformers import LogitsProcessorList
 
 from selfspec.decoding.loop import prefill
 from selfspec.decoding.probe import Branches
-from selfspec.decoding.processors import ScoreProcessor
-from selfspec.decoding.request import Request
-from selfspec.decoding.sampling import Greedy
 from selfspec.engine import Engine
+from selfspec.experiments.lab import Lab
+from selfspec.experiments.prefilled import reading_request
+from selfspec.experiments.sampled import TEMPERATURE
 from selfspec.methods.base import Needs
 from selfspec.methods.clasp import choose_skipped, program
+from selfspec.prompts import PROMPTS
 from selfspec.target.kept import KeptSet
 from selfspec.target.stack import Target
-
-TEMPERATURE = 0.8
-"""Of the texts: the bundled checkpoints' greedy ones come to repeat themselves, which makes every draft right."""
 
 _ROWS = 128
 """Rows of one forward. Each sees those slots of the others masked, so that more of them at once would cost more."""
@@ -39,14 +36,7 @@ class Reading:
 
     def __init__(self, target: Target, token_ids: Sequence[int]) -> None:
         self.target = target
-        self._request = Request(
-            target,
-            token_ids,
-            max_new_tokens=1,
-            rule=Greedy(),
-            processor=ScoreProcessor(LogitsProcessorList()),
-            probe_rows=_ROWS,
-        )
+        self._request = reading_request(target, token_ids, _ROWS)
         boundaries = range(0, target.sublayer_count + 1, 2)
         needs = Needs(prompt_rows=len(token_ids), prompt_states=frozenset(boundaries))
         read = prefill(target, self._request, len(token_ids), needs)
@@ -144,3 +134,24 @@ def read_own_text(engine: Engine, prompt: str, max_new_tokens: int, seed: int) -
     prompt_ids = engine.encode(prompt)
     token_ids = [*prompt_ids, *written.token_ids]
     return Reading(engine.target, token_ids), range(len(prompt_ids) - 1, len(token_ids) - 1)
+
+
+def read_own_texts(
+    lab: Lab, engine: Engine, count: int, max_new_tokens: int, task: str
+) -> Iterator[tuple[str, Reading, range]]:
+    """Lets a model write texts of every domain and read them, one after another.
+
+    Args:
+        lab: gives the prompts, seeds the texts, and is told how far it is.
+        engine: writes.
+        count: texts of each domain.
+        max_new_tokens: length of what is written for each.
+        task: what the texts are read for, as the lab is told.
+
+    Yields:
+        The domain, and what ``read_own_text`` gives.
+    """
+    for domain in PROMPTS:
+        for index, prompt in enumerate(lab.prompts(domain, count)):
+            lab.progress(f"{task} on {domain} text {index + 1} of {count}")
+            yield domain, *read_own_text(engine, prompt, max_new_tokens, lab.seed + index)

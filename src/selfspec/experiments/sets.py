@@ -36,6 +36,11 @@ class Text:
     prompt_length: int
 
 
+def halves(prompts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Prompts to choose sets on, and others to try them on."""
+    return prompts[: len(prompts) // 2], prompts[len(prompts) // 2 :]
+
+
 def vary_prompts(engine: Engine, prompts: Sequence[str], count: int, *, seed: int) -> list[list[int]]:
     """As many prompts as wanted: the given ones, then the same again, each gone on by a few sampled tokens.
 

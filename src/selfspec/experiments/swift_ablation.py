@@ -10,7 +10,8 @@ import numpy.typing as npt
 from selfspec.engine import Engine
 from selfspec.experiments.base import Check, Data, Experiment, register
 from selfspec.experiments.lab import TIMED_WIDENING, Lab, bootstrap_interval
-from selfspec.experiments.sets import DOMAIN_STYLES, hold_to, vary_prompts
+from selfspec.experiments.panels import make_panels
+from selfspec.experiments.sets import DOMAIN_STYLES, halves, hold_to, vary_prompts
 from selfspec.methods import make_method
 from selfspec.methods.layer_search import starting_set
 from selfspec.methods.swift import Swift
@@ -90,11 +91,10 @@ class SwiftAblation(Experiment):
         target = Target(lab.load(self.model, widen=TIMED_WIDENING)[0])
         data: Data = {}
         for domain in PROMPTS:
-            prompts = lab.prompts(domain)
-            half = len(prompts) // 2
+            searched, held_out = halves(lab.prompts(domain))
             lab.progress(f"searching a set on {domain}")
-            found = _search(writer, vary_prompts(writer, prompts[:half], amounts.searched, seed=lab.seed), lab.seed)
-            tried = vary_prompts(writer, prompts[half:], amounts.prompts, seed=lab.seed + 1000)
+            found = _search(writer, vary_prompts(writer, searched, amounts.searched, seed=lab.seed), lab.seed)
+            tried = vary_prompts(writer, held_out, amounts.prompts, seed=lab.seed + 1000)
             lab.progress(f"counting on {domain}")
             counts = {
                 name: [
@@ -126,10 +126,7 @@ class SwiftAblation(Experiment):
 
     def draw(self, data: Data) -> "Figure":
         """Table 8 as three panels, with a mark for each domain."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9.0, 4.2), layout="constrained")
-        panels = figure.subplots(1, 3, sharey=True)
+        figure, panels = make_panels(3, height=4.2, sharey=True)
         titles = ("acceptance rate", "mean generated length, tokens", "speedup over plain decoding")
         figures = (_acceptance, _length, _speedup)
         for panel, title, of_domain in zip(panels, titles, figures, strict=True):
@@ -269,4 +266,3 @@ def _draw_panel(panel: "Axes", data: Data, figure: Callable[[Data, str], float])
     panel.set_ylim(-0.5, len(CONTENDERS) - 0.5)
     panel.grid(axis="y", color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)

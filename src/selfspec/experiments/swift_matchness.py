@@ -10,7 +10,8 @@ import numpy.typing as npt
 from selfspec.engine import Engine
 from selfspec.experiments.base import Check, Data, Experiment, register
 from selfspec.experiments.lab import Lab
-from selfspec.experiments.sets import DOMAIN_STYLES, WINDOW, Windows, vary_prompts, write_texts
+from selfspec.experiments.panels import make_panels
+from selfspec.experiments.sets import DOMAIN_STYLES, WINDOW, Windows, halves, vary_prompts, write_texts
 from selfspec.methods import make_method
 from selfspec.methods.layer_search import skipped_by
 from selfspec.methods.swift import Swift
@@ -81,10 +82,9 @@ class SwiftMatchness(Experiment):
         writer = lab.engine(self.model, "suffix")
         searches = []
         for domain in PROMPTS:
-            prompts = lab.prompts(domain)
-            half = len(prompts) // 2
-            streams = vary_prompts(writer, prompts[:half], amounts.requests + amounts.searches - 1, seed=lab.seed)
-            held_out = vary_prompts(writer, prompts[half:], amounts.texts, seed=lab.seed + 1000)
+            searched, tried = halves(lab.prompts(domain))
+            streams = vary_prompts(writer, searched, amounts.requests + amounts.searches - 1, seed=lab.seed)
+            held_out = vary_prompts(writer, tried, amounts.texts, seed=lab.seed + 1000)
             windows = Windows(writer.target, write_texts(writer, held_out, 2 * WINDOW))
             for skip_ratio, end in RULES:
                 lab.progress(f"searching on {domain} at skip ratio {skip_ratio:g}")
@@ -106,16 +106,12 @@ class SwiftMatchness(Experiment):
 
     def draw(self, data: Data) -> "Figure":
         """Matchness over the steps of the search, a panel for each rule, means over its searches."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9.0, 4.2), layout="constrained")
-        panels = figure.subplots(1, len(RULES), sharey=True)
+        figure, panels = make_panels(len(RULES), height=4.2, sharey=True)
         for panel, (skip_ratio, end) in zip(panels, RULES, strict=True):
             _draw_rule(panel, _of(data, skip_ratio, end))
             rule = f"ends above {end:g}" if end == _END else "goes on"
             panel.set_title(f"skip ratio {skip_ratio:g}, {rule}", fontsize="medium")
             panel.set_xlabel("optimisation steps")
-            panel.spines[["top", "right"]].set_visible(False)
         panels[0].set_ylabel("matchness of the best set")
         figure.legend(handles=_legend(), loc="outside lower center", ncols=6, frameon=False, fontsize="small")
         return figure

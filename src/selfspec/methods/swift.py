@@ -133,6 +133,7 @@ class _SwiftDrafter(Drafter):
         self._prompt_length = len(prefill.prompt_ids)
 
     def plan(self) -> Draft:
+        """Takes a step of the search, once there is enough output to score candidates on, and drafts with the best."""
         window, search = self._method.settings.context_window, self._method.search
         written = self._probe.committed + 1 - self._prompt_length
         if written >= window and (candidate := search.next_candidate()) is not None:

@@ -2,9 +2,9 @@
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from selfspec.target.cache import KeyValueCache
 from selfspec.target.kept import KeptSet
 from selfspec.target.stack import SequenceState, Target
+from selfspec.timing import interleaved_samples
 
 LONGEST_CONTEXT = 4096
 """Longest context at which attention is measured, in tokens; the line through it reaches on beyond."""
@@ -136,8 +137,13 @@ class PartSeconds:
 
     @property
     def attention_line(self) -> tuple[float, float]:
-        """``a`` and ``b`` of ``a · n + b``, by least squares."""
-        return _fit_line(self.contexts, self.attention)
+        """``a`` and ``b`` of ``a · n + b``, by least squares.
+
+        Attention never gets cheaper with the context: what a context took beyond a longer one's time is noise, and left
+        out, so that a shorter one which was disturbed does not flatten the line.
+        """
+        never_falling = [*accumulate(reversed(self.attention), min)][::-1]
+        return _fit_line(self.contexts, never_falling)
 
 
 def measure_latencies(target: Target, contexts: Sequence[int] | None = None, repeats: int = _REPEATS) -> LatencyProfile:
@@ -174,7 +180,8 @@ def measure_parts(
 
     All layers' attention branches run one after another, and so do all MLPs: each weight is read once in a pass, as in
     decoding, and no branch finds its weights in a processor's cache because it has just run. Passes over the parts are
-    interleaved, warmed up, and the median counts.
+    interleaved and warmed up, and the shortest of each counts: what else runs on a machine makes a part slower, never
+    faster, and can do so to the same part again and again, which would move a median.
 
     Args:
         target: the model.
@@ -193,13 +200,14 @@ def measure_parts(
         target.begin(sequence, rows, start=0)
         target.embed(tokens)
 
-    parts: list[Callable[[], object]] = [
+    passes: list[Callable[[], object]] = [
         lay_out,
         lambda: target.logits(embedded),
         lambda: target.run(embedded, mlp, steps[0]),
         *(lambda step=step: target.run(embedded, attention, step) for step in steps),
     ]
-    embedding, head, mlps, *attentions = _median_seconds(parts, target.device, repeats)
+    samples = interleaved_samples(dict(enumerate(passes)), target.device, repeats=repeats)
+    embedding, head, mlps, *attentions = map(min, samples.values())
     layers = target.layer_count
     return PartSeconds(
         tuple(contexts), tuple(seconds / layers for seconds in attentions), mlps / layers, head, embedding
@@ -221,9 +229,7 @@ def _contexts(target: Target, rows: int) -> list[int]:
 
 
 def _scratch_sequence(target: Target, slots: int) -> SequenceState:
-    sequence = target.new_sequence(1, 1, 1)
-    target._rope.reserve(target._like, slots)  # as a new sequence of that many slots would
-    return SequenceState(_SharedCache(sequence.cache, slots))
+    return SequenceState(_SharedCache(target.new_sequence(1, 1, 1).cache, slots))
 
 
 class _SharedCache(KeyValueCache):
@@ -253,27 +259,6 @@ class _SharedCache(KeyValueCache):
     def seen(self, layer: int, first: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Reads from the buffer that a layer shares."""
         return super().seen(layer % _BUFFERS, first, slots)
-
-
-def _median_seconds(parts: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
-    """Median wall time of each part over interleaved passes, the device's work included."""
-    seconds: list[list[float]] = [[] for _ in parts]
-    for passage in range(repeats + 1):
-        for part, measured in zip(parts, seconds, strict=True):
-            _wait_for(device)
-            started = time.perf_counter()
-            part()
-            _wait_for(device)
-            if passage:  # the first one warms up
-                measured.append(time.perf_counter() - started)
-    return [statistics.median(measured) for measured in seconds]
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 def _fit_line(contexts: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

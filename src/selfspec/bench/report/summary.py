@@ -71,6 +71,7 @@ def _contender(run: Run, name: str, samples: Mapping[str, Samples]) -> dict[str,
     messages = [run.fields["failures"][name]] if name in run.fields["failures"] else []
 
     def figures(category: str | None) -> dict[str, Any]:
+        """Of the prompts of a category, or of all."""
         mine, plain, transformers = (
             _in_category(samples.get(each, {}), category) for each in (name, PLAIN, TRANSFORMERS)
         )
