@@ -16,6 +16,7 @@ from selfspec.decoding.loop import prefill
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.processors import ScoreProcessor
 from selfspec.decoding.request import Request
+from selfspec.decoding.riding import Passage, carry_out
 from selfspec.decoding.sampling import Greedy
 from selfspec.errors import InvalidSettingError
 from selfspec.methods import clasp, make_method
@@ -85,7 +86,7 @@ def compare_with_every_state(target: Target, prompt_ids: list[int], **settings: 
     aims = torch.stack([prefilled.hidden_states[index][-1] for index in sorted(method.boundaries)])
     alone = Alone(target, prompt_ids)
     wanted = every_state(alone.behind, method.layers, method.skips)
-    rows = list(program(prefilled.probe.branches(1), aims, method.layers, method.skips))
+    rows = carry_out(program(aims, method.layers, method.skips), prefilled.probe.branches(1).run)
     compared = 0
     for i, row in enumerate(rows, start=1):
         for j, state in enumerate(row.states, start=row.lowest):
@@ -93,7 +94,7 @@ def compare_with_every_state(target: Target, prompt_ids: list[int], **settings: 
             compared += 1
     assert compared > len(rows)
     assert max(len(row.runs) for row in rows) == method.needs.probe_rows
-    skipped = choose_skipped(prefilled.probe.branches(1), aims, method.layers, method.skips)
+    skipped = carry_out(choose_skipped(aims, method.layers, method.skips), prefilled.probe.branches(1).run)
     assert skipped == tuple(layer for layer in method.layers if layer not in wanted[len(rows), method.skips])
 
 
@@ -132,7 +133,7 @@ class Rotations:
 
     def choose(self, skips: int, layers: range | None = None) -> tuple[int, ...]:
         layers = layers or range(len(self.angles))
-        return choose_skipped(self, self.aims(layers), layers, skips)  # type: ignore[arg-type]
+        return carry_out(choose_skipped(self.aims(layers), layers, skips), self.run)
 
 
 def test_rotations_by_hand() -> None:
@@ -162,7 +163,7 @@ def test_every_state_is_the_nearer_of_its_two(degrees: list[int], data: st.DataO
     skips = data.draw(st.integers(1, len(layers)))
     aims = rotations.aims(layers)
     before = {0: aims[0]}
-    for i, row in enumerate(program(rotations, aims, layers, skips), start=1):  # type: ignore[arg-type]
+    for i, row in enumerate(carry_out(program(aims, layers, skips), rotations.run), start=1):
         states = dict(enumerate(row.states, start=row.lowest))
         assert set(states) == set(range(max(0, skips - len(layers) + i), min(i, skips) + 1))
         for j, state in states.items():
@@ -192,7 +193,7 @@ def rank(target: Target, prompt_ids: list[int], **settings: Any) -> tuple[float,
     assert isinstance(method, Clasp)
     _, prefilled = started(target, prompt_ids, method.needs)
     aims = torch.stack([prefilled.hidden_states[index][-1] for index in sorted(method.boundaries)])
-    chosen = choose_skipped(prefilled.probe.branches(1), aims, method.layers, method.skips)
+    chosen = carry_out(choose_skipped(aims, method.layers, method.skips), prefilled.probe.branches(1).run)
     alone = Alone(target, prompt_ids)
     start = alone.behind(tuple(range(method.layers.start)))[None]
     similarities = {
@@ -245,8 +246,8 @@ def test_it_chooses_once_every_interval(interval: int, monkeypatch: pytest.Monke
     watched: list[set[int]] = []
     learn = clasp._ClaspDrafter.learn
 
-    def choose(*arguments: Any) -> tuple[int, ...]:
-        chosen.append(choose_skipped(*arguments))
+    def choose(*arguments: Any) -> Passage[tuple[int, ...]]:
+        chosen.append((yield from choose_skipped(*arguments)))
         return chosen[-1]
 
     def noted(drafter: Any, feedback: Any) -> None:
@@ -277,9 +278,9 @@ def test_it_chooses_by_the_states_of_the_last_committed_token(name: str, monkeyp
         heads.append(probe.token_ids[: probe.committed].tolist())
         return branches(probe, rows)
 
-    def choose(branches: Any, states: torch.Tensor, *arguments: Any) -> tuple[int, ...]:
+    def choose(states: torch.Tensor, *arguments: Any) -> Passage[tuple[int, ...]]:
         seen.append((heads[-1], states.clone()))
-        return choose_skipped(branches, states, *arguments)
+        return choose_skipped(states, *arguments)
 
     monkeypatch.setattr(Probe, "branches", noted)
     monkeypatch.setattr(clasp, "choose_skipped", choose)

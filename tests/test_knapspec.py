@@ -21,12 +21,13 @@ from selfspec.decoding.loop import prefill
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.processors import ScoreProcessor
 from selfspec.decoding.request import Request
+from selfspec.decoding.riding import Passage, carry_out
 from selfspec.decoding.sampling import Greedy
 from selfspec.engine import Engine
 from selfspec.errors import StateError
 from selfspec.methods import knapspec, make_method
 from selfspec.methods.base import Drafter, Feedback, Needs, Prefill
-from selfspec.methods.knapsack import Candidates, backtrack, best_candidate, fill_table, integer_weights
+from selfspec.methods.knapsack import Candidates, Table, backtrack, best_candidate, fill_table, integer_weights
 from selfspec.methods.knapspec import KnapSpec, KnapSpecDrafter, KnapSpecSettings, find_candidates
 from selfspec.methods.state import LearnedState
 from selfspec.prompts import PROMPTS
@@ -67,6 +68,10 @@ class Scene:
         """Runs a sublayer of the program on all states together."""
         return self.probe.branches(self.rows).run(index + 2, states)
 
+    def table(self, weights: list[int | None], budget: int, threshold: float) -> Table:
+        """The program's table at these tokens."""
+        return carry_out(fill_table(self.references, weights, budget, threshold), self.run)
+
     def run_alone(self, sublayer: int, state: torch.Tensor) -> torch.Tensor:
         """Runs a sublayer on one state, as rows at the end of a sequence that stops before them."""
         length = self.request.state.cache.length
@@ -76,14 +81,8 @@ class Scene:
         return states
 
     def candidates(self, weights: tuple[int, int], threshold: float = 0.5, selection_rows: int = 1024) -> Candidates:
-        return find_candidates(
-            self.target,
-            self.probe.branches(self.rows),
-            self.references,
-            weights=weights,
-            similarity_threshold=threshold,
-            selection_rows=selection_rows,
-        )
+        passage = find_candidates(self.target, self.references, weights=weights, similarity_threshold=threshold)
+        return carry_out(passage, self.probe.branches(self.rows, selection_rows).run)
 
 
 def scene(name: str = "llama", rows: int = ROWS, length: int = LENGTH) -> Scene:
@@ -122,10 +121,10 @@ def slow_program(
 @torch.inference_mode()
 def test_the_parallel_program_equals_one_forward_for_each_entry(name: str, weights: tuple[int, int]) -> None:
     stage, budget = scene(name), LAYERS * sum(weights) // 2
-    falling = fill_table(stage.run, stage.references, items(weights), budget, -1.0).similarities[[2, 3]]
+    falling = stage.table(items(weights), budget, -1.0).similarities[[2, 3]]
     for threshold in (0.5, float(falling.mean())):
         expected = slow_program(stage, weights, budget, threshold)
-        table = fill_table(stage.run, stage.references, items(weights), budget, threshold)
+        table = stage.table(items(weights), budget, threshold)
         found = [used for used in range(budget + 1) if table.similarities[used] > -math.inf]
         assert found == sorted(expected)
         skipped = backtrack(table.skips, items(weights))
@@ -161,9 +160,9 @@ def test_backtracking_finds_the_set_that_made_the_state() -> None:
 @torch.inference_mode()
 def test_one_program_gives_for_every_budget_what_programs_of_their_own_give() -> None:
     stage, weights = scene(), (2, 1)
-    whole = fill_table(stage.run, stage.references, items(weights), 9, 0.5)
+    whole = stage.table(items(weights), 9, 0.5)
     for budget in range(9):
-        alone = fill_table(stage.run, stage.references, items(weights), budget, 0.5)
+        alone = stage.table(items(weights), budget, 0.5)
         torch.testing.assert_close(alone.similarities, whole.similarities[: budget + 1])
         assert torch.equal(
             backtrack(alone.skips, items(weights))[budget], backtrack(whole.skips, items(weights))[budget]
@@ -192,7 +191,7 @@ def test_the_table_without_a_model(weights: list[int | None], budget: int, seed:
     generator = torch.Generator().manual_seed(seed)
     added = torch.randn(len(weights), 2, 4, generator=generator)
     references = torch.cat([torch.randn(1, 2, 4, generator=generator), added]).cumsum(0)
-    table = fill_table(lambda index, states: states + added[index], references, weights, budget, -1.0)
+    table = carry_out(fill_table(references, weights, budget, -1.0), lambda index, states: states + added[index])
     skipped = backtrack(table.skips, weights)
     possible = {0}
     for weight in weights:
@@ -225,7 +224,7 @@ def compare_with_every_set(stage: Scene, weights: list[int | None], budget: int)
     used = choices.int() @ torch.tensor([weight or 0 for weight in weights], dtype=torch.int32)
     choices, used = choices[used <= budget], used[used <= budget]
     similarities = similarities_of(stage, choices)
-    table = fill_table(stage.run, stage.references, weights, budget, -1.0)
+    table = stage.table(weights, budget, -1.0)
     shares = []
     for total in range(budget + 1):
         same = similarities[used == total]
@@ -267,7 +266,7 @@ def test_against_every_set_of_trained_weights() -> None:
 def test_against_random_sets_of_trained_weights(domain: str, weights: tuple[int, int]) -> None:
     """All 28 sublayers between the first and the last layer are free; half of them are skipped."""
     stage, program = trained_scene(domain), items(weights, layers=16)
-    table = fill_table(stage.run, stage.references, program, 8 * sum(weights), -1.0)
+    table = stage.table(program, 8 * sum(weights), -1.0)
     generator = torch.Generator().manual_seed(0)
     total = 7 * sum(weights)
     choices = torch.stack([random_set(program, total, generator) for _ in range(60)])
@@ -445,9 +444,9 @@ def test_the_window_is_bounded(recent_tokens: int, monkeypatch: pytest.MonkeyPat
     seen = []
     original = knapspec.find_candidates
 
-    def spied(target: Target, branches: Any, references: torch.Tensor, **options: Any) -> Candidates:
+    def spied(target: Target, references: torch.Tensor, **options: Any) -> Passage[Candidates]:
         seen.append(references.shape[1])
-        return original(target, branches, references, **options)
+        return original(target, references, **options)
 
     monkeypatch.setattr(knapspec, "find_candidates", spied)
     assert write(observed(interval=4, recent_tokens=recent_tokens), "llama").accepted > 0

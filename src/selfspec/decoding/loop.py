@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from selfspec.decoding.drafting import empty_proposal, propose
 from selfspec.decoding.output import Output
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.request import Request
+from selfspec.decoding.riding import Rider
 from selfspec.decoding.tree import TokenTree
 from selfspec.decoding.verification import verify
 from selfspec.errors import NonFiniteLogitsError
@@ -88,15 +90,16 @@ def play_round(target: Target, drafter: Drafter, request: Request, output: Outpu
     """Plays one round and commits what came of it."""
     draft = drafter.plan()
     watched = drafter.watched
+    rider = drafter.rider
     threshold = draft.stop.threshold if isinstance(draft, LayerDraft) and draft.stop is not None else None
     clock.lap("select")
     proposal = propose(target, request, draft, watched)
     clock.lap("draft")
-    verification, logits = _verified_logits(target, request, proposal, watched)
+    verification, logits = _verified_logits(target, request, proposal, watched, rider)
     if not _all_finite(logits):
         # A drafted row that is not numbers spoils those before it too, through attention weights of 0 times NaN.
         proposal = empty_proposal(request)
-        verification, logits = _verified_logits(target, request, proposal, watched)
+        verification, logits = _verified_logits(target, request, proposal, watched, None)
         _check_finite(logits, request)
     clock.lap("verify")
 
@@ -124,9 +127,9 @@ def play_round(target: Target, drafter: Drafter, request: Request, output: Outpu
 
 
 def _verified_logits(
-    target: Target, request: Request, proposal: Proposal, watched: Collection[int]
+    target: Target, request: Request, proposal: Proposal, watched: Collection[int], rider: Rider[Any] | None
 ) -> tuple[StackOutput, torch.Tensor]:
-    verification = verify(target, request, proposal, watched)
+    verification = verify(target, request, proposal, watched, rider)
     return verification, target.logits(verification.hidden_states)
 
 

@@ -1,15 +1,23 @@
 """The target's one forward over a draft, starting where the draft's states stop being the target's own."""
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 
 from selfspec.decoding.draft import Proposal
 from selfspec.decoding.request import Request
+from selfspec.decoding.riding import Rider
 from selfspec.target.stack import StackOutput, Target
 
 
-def verify(target: Target, request: Request, proposal: Proposal, capture: Collection[int] = ()) -> StackOutput:
+def verify(
+    target: Target,
+    request: Request,
+    proposal: Proposal,
+    capture: Collection[int] = (),
+    rider: Rider[Any] | None = None,
+) -> StackOutput:
     """Runs the full model over the pending token and the draft.
 
     Row 0 is the pending token, row ``i + 1`` node ``i`` of the draft's tree. Rows whose states the draft has computed
@@ -20,18 +28,20 @@ def verify(target: Target, request: Request, proposal: Proposal, capture: Collec
         request: the request; the rows' keys and values go behind its committed slots.
         proposal: the draft.
         capture: sublayers whose hidden states to return.
+        rider: a selection whose rows go along.
 
     Returns:
         ``h[2L]`` of every row, ``[n + 1, hidden]``, and the captured states.
     """
     tree, state = proposal.tree, request.state
+    through = None if rider is None else rider.through
     token_ids = torch.cat([request.pending, proposal.token_ids])
     rows = len(token_ids)
     visible = None if tree.is_chain else tree.visibility(target.device)
     depths = None if tree.is_chain else tree.depths
     everything = target.begin(state, rows, depths=depths, visible=visible)
     if not proposal.shared_states:
-        return target.run(target.embed(token_ids), range(target.sublayer_count), everything, capture)
+        return target.run(target.embed(token_ids), range(target.sublayer_count), everything, capture, through=through)
 
     shared_prefix = proposal.shared_prefix
     known = len(proposal.shared_states[shared_prefix])
@@ -43,9 +53,11 @@ def verify(target: Target, request: Request, proposal: Proposal, capture: Collec
         depths=None if depths is None else depths[known:],
         visible=None if visible is None else visible[known:],
     )
-    caught_up = target.run(target.embed(token_ids[known:]), range(shared_prefix), late, proposal.shared_states.keys())
-    states = {index: torch.cat([shared, caught_up.captured[index]]) for index, shared in proposal.shared_states.items()}
+    late_ids, shared = token_ids[known:], proposal.shared_states
+    caught_up = target.run(target.embed(late_ids), range(shared_prefix), late, shared.keys(), through=through)
+    states = {index: torch.cat([drafted, caught_up.captured[index]]) for index, drafted in shared.items()}
     above = {index for index in capture if index > shared_prefix}
-    output = target.run(states[shared_prefix], range(shared_prefix, target.sublayer_count), everything, above)
+    rest = range(shared_prefix, target.sublayer_count)
+    output = target.run(states[shared_prefix], rest, everything, above, through=through)
     below = {index: states[index] for index in capture if index <= shared_prefix}
     return StackOutput(output.hidden_states, {**below, **output.captured})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from selfspec.decoding.draft import LayerDraft
+from selfspec.decoding.riding import carry_out
 from selfspec.experiments.knapspec_scene import read
 from selfspec.experiments.prefilled import prefill_text
 from selfspec.methods.base import Drafter, FixedDrafter, Method, Needs, Prefill
@@ -80,14 +81,14 @@ def knapspec_sets(method: KnapSpec, token_ids: Sequence[int], count: int) -> lis
     prefilled = read(method, token_ids)
     references = torch.stack([prefilled.hidden_states[index] for index in method.watched])
     profile, context = method.profile, prefilled.probe.committed
-    found = find_candidates(
+    passage = find_candidates(
         method.target,
-        prefilled.probe.branches(references.shape[1]),
         references,
         weights=integer_weights(profile.attention(context), profile.mlp),
         similarity_threshold=method.settings.similarity_threshold,
-        selection_rows=method.selection_rows,
-    ).kept[1:]  # the first is the whole model
+    )
+    branches = prefilled.probe.branches(references.shape[1], method.selection_rows)
+    found = carry_out(passage, branches.run).kept[1:]  # the first is the whole model
     return [found[(len(found) - 1) * (index + 1) // count] for index in range(count)] if found else []
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from selfspec.decoding.riding import carry_out
 from selfspec.experiments.base import Check, Data
 from selfspec.experiments.knapspec_scene import (
     MODEL,
@@ -94,23 +95,24 @@ def count_states(method: KnapSpec, prefilled: Prefill) -> int:
 
     The table behind each sublayer is that of a program which ends there; every sublayer runs once.
     """
-    layers, branches = method.target.layer_count, prefilled.probe.branches(_rows(method, prefilled))
+    layers = method.target.layer_count
+    branches = prefilled.probe.branches(_rows(method, prefilled), method.selection_rows)
     references = torch.stack([prefilled.hidden_states[index] for index in method.watched])
     weights = integer_weights(method.profile.attention(prefilled.probe.committed), method.profile.mlp)
     items: list[int | None] = [*weights * (layers - 2), None, None]
     budget = min(layers * sum(weights) // 2, (layers - 2) * sum(weights))
-    at_once = max(1, method.selection_rows // references.shape[1])
     behind: dict[int, torch.Tensor] = {}
 
     def run(index: int, states: torch.Tensor) -> torch.Tensor:
         """A sublayer behind the first layer's over all states: for the first table that has it, then from memory."""
         if index not in behind:
-            behind[index] = torch.cat([branches.run(index + 2, part) for part in torch.split(states, at_once)])
+            behind[index] = branches.run(index + 2, states)
         return behind[index]
 
     threshold = method.settings.similarity_threshold
     tables = (
-        fill_table(run, references[: last + 1], items[:last], budget, threshold) for last in range(1, len(items) + 1)
+        carry_out(fill_table(references[: last + 1], items[:last], budget, threshold), run)
+        for last in range(1, len(items) + 1)
     )
     return sum(int((table.similarities > -math.inf).sum()) for table in tables)
 

@@ -6,6 +6,7 @@ import torch
 
 from selfspec.decoding.loop import prefill
 from selfspec.decoding.probe import Branches
+from selfspec.decoding.riding import carry_out
 from selfspec.engine import Engine
 from selfspec.experiments.lab import Lab
 from selfspec.experiments.prefilled import reading_request
@@ -51,7 +52,7 @@ class Reading:
             skips: how many to skip.
         """
         states = self.states[layers.start : layers.stop + 1, position]
-        return choose_skipped(self._branches(position), states, layers, skips)
+        return carry_out(choose_skipped(states, layers, skips), self._branches(position).run)
 
     def program_state(self, position: int, skips: int) -> torch.Tensor:
         """The state behind the layers that CLaSp's dynamic program keeps for a token.
@@ -63,8 +64,8 @@ class Reading:
         Returns:
             ``[hidden]``, ``g(L, M)`` of Algorithm 1, what goes into the final norm.
         """
-        *_, last = program(self._branches(position), self.states[:, position], range(self.target.layer_count), skips)
-        return last.states[0]
+        passage = program(self.states[:, position], range(self.target.layer_count), skips)
+        return carry_out(passage, self._branches(position).run)[-1].states[0]
 
     def run_layer(self, layer: int, position: int, states: torch.Tensor) -> torch.Tensor:
         """Runs a layer over states that different kept sets have at one token.

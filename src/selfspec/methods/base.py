@@ -10,6 +10,7 @@ import torch
 from selfspec.decoding.accept import Acceptance
 from selfspec.decoding.draft import Draft, Proposal
 from selfspec.decoding.probe import Probe
+from selfspec.decoding.riding import Rider
 from selfspec.errors import StateError
 from selfspec.methods.state import LearnedState
 from selfspec.target.stack import Target
@@ -93,6 +94,14 @@ class Drafter(ABC):
         Asked for after ``plan`` in every round, so that states are kept only in rounds that are learned from.
         """
         return ()
+
+    @property
+    def rider(self) -> Rider[Any] | None:
+        """A selection whose rows are to go along with the verification of the coming round, done by ``learn``.
+
+        Asked for after ``plan`` in every round. Its rows and those of the draft need slots: ``Needs.probe_rows``.
+        """
+        return None
 
     def learn(self, feedback: Feedback) -> None:  # noqa: B027 - learning is optional
         """Learns from a finished round, whose rows are committed already. Most baselines do not."""

@@ -1,13 +1,13 @@
 """CLaSp: which layers to skip, chosen by dynamic programming over the hidden states of the last accepted token."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
-from selfspec.decoding.probe import Branches
+from selfspec.decoding.riding import Passage, Rider, carry_out
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
@@ -36,6 +36,9 @@ class ClaspSettings(MethodSettings):
     draft_length: int = setting(12, "draft tokens of a round, at most (K; the paper names none)", minimum=1, maximum=64)
     fixed_first_layers: int = setting(0, "layers at the start that are never skipped (10 in figure 3b)", minimum=0)
     fixed_last_layers: int = setting(0, "layers at the end that are never skipped (10 in figure 3b)", minimum=0)
+    riding: bool = setting(
+        False, "choices ride on the next verification, which reads the weights anyway, and count from the round after"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,8 +63,8 @@ class Row:
     runs: torch.Tensor
 
 
-def program(branches: Branches, target_states: torch.Tensor, layers: range, skips: int) -> Iterator[Row]:
-    """Algorithm 1 (equation 2), row by row; a row is one forward of its layer, whatever the number of its states.
+def program(target_states: torch.Tensor, layers: range, skips: int) -> Passage[list[Row]]:
+    """Algorithm 1 (equation 2), row by row; a row asks for its layer once, whatever the number of its states.
 
     ``g(i, j)`` is the nearer to ``h(i)``, in cosine, of ``g(i-1, j-1)`` (skip layer ``i-1``) and ``f(g(i-1, j))`` (run
     it). With no layer skipped it is ``h(i)`` itself, with all skipped ``h(0)``, and neither takes a forward. The paper
@@ -69,14 +72,14 @@ def program(branches: Branches, target_states: torch.Tensor, layers: range, skip
     out, which changes no choice.
 
     Args:
-        branches: independent continuations at the token, one row each.
         target_states: ``[n + 1, hidden]``, the target's residual stream before each of the layers and behind the last.
         layers: the ``n`` layers to choose from, without a gap.
         skips: ``M``, 1 to ``n``.
 
-    Yields:
+    Returns:
         Rows 1 to ``n``.
     """
+    rows: list[Row] = []
     lowest, states = 0, target_states[:1]
     for done, layer in enumerate(layers, start=1):
         least = skips - (len(layers) - done)  # fewer skipped by now can no longer become M
@@ -86,25 +89,27 @@ def program(branches: Branches, target_states: torch.Tensor, layers: range, skip
         skipped = states[first - 1 - lowest : min(done, skips) - lowest]
         runs, chosen = states.new_empty(0, dtype=torch.bool), skipped
         if choices:
-            ran = _run_layer(branches, layer, states[first - lowest : first - lowest + choices])
+            ran = yield from _run_layer(layer, states[first - lowest : first - lowest + choices])
             similarity = functional.cosine_similarity(torch.cat([ran, skipped[:choices]]).float(), aim.float(), dim=-1)
             runs = similarity[:choices] > similarity[choices:]
             chosen = torch.cat([torch.where(runs[:, None], ran, skipped[:choices]), skipped[choices:]])
         lowest = max(0, least)
         states = torch.cat([aim[None], chosen]) if lowest == 0 else chosen
-        yield Row(lowest, states, first, runs)
+        rows.append(Row(lowest, states, first, runs))
+    return rows
 
 
-def _run_layer(branches: Branches, layer: int, states: torch.Tensor) -> torch.Tensor:
+def _run_layer(layer: int, states: torch.Tensor) -> Passage[torch.Tensor]:
     """Attention and MLP of a layer: ``[count, hidden]`` in and out."""
-    return branches.run(2 * layer + 1, branches.run(2 * layer, states[:, None]))[:, 0]
+    behind_attention = yield 2 * layer, states[:, None]
+    behind = yield 2 * layer + 1, behind_attention
+    return behind[:, 0]
 
 
-def choose_skipped(branches: Branches, target_states: torch.Tensor, layers: range, skips: int) -> tuple[int, ...]:
+def choose_skipped(target_states: torch.Tensor, layers: range, skips: int) -> Passage[tuple[int, ...]]:
     """Runs Algorithm 1 and backtracks from ``(L, M)``.
 
     Args:
-        branches: as for ``program``.
         target_states: as for ``program``.
         layers: as for ``program``.
         skips: as for ``program``.
@@ -112,14 +117,14 @@ def choose_skipped(branches: Branches, target_states: torch.Tensor, layers: rang
     Returns:
         The ``M`` layers to skip, ascending.
     """
-    rows = [(row.first_choice, row.runs) for row in program(branches, target_states, layers, skips)]
-    runs: list[bool] = torch.cat([row_runs for _, row_runs in rows]).tolist()  # the only transfer to the host
+    rows = yield from program(target_states, layers, skips)
+    runs: list[bool] = torch.cat([row.runs for row in rows]).tolist()  # the only transfer to the host
     skipped: list[int] = []
     left, end = skips, len(runs)
-    for layer, (first_choice, row_runs) in zip(reversed(layers), reversed(rows), strict=True):
-        end -= len(row_runs)
-        choice = left - first_choice
-        ran = left == 0 or (choice < len(row_runs) and runs[end + choice])
+    for layer, row in zip(reversed(layers), reversed(rows), strict=True):
+        end -= len(row.runs)
+        choice = left - row.first_choice
+        ran = left == 0 or (choice < len(row.runs) and runs[end + choice])
         if not ran:
             skipped.append(layer)
             left -= 1
@@ -181,14 +186,20 @@ class _ClaspDrafter(Drafter):
         self._draft: Draft = NoDraft()
         self._rounds = 0
         self._states: torch.Tensor | None = self._at(prefill.hidden_states, row=-1)
+        self._rider: Rider[tuple[int, ...]] | None = None
 
     def plan(self) -> Draft:
         # The choice waits until it is needed: the first token and the end of the output do not pay for it.
         if self._states is not None:
-            self._draft = self._optimise(self._states)
+            self._optimise(self._states)
             self._states, self._rounds = None, 0
         self._rounds += 1
         return self._draft
+
+    @property
+    def rider(self) -> Rider[tuple[int, ...]] | None:
+        """The choice, where it rides."""
+        return self._rider
 
     @property
     def watched(self) -> Collection[int]:
@@ -196,6 +207,8 @@ class _ClaspDrafter(Drafter):
         return self._method.boundaries if self._rounds == self._method.settings.update_interval else ()
 
     def learn(self, feedback: Feedback) -> None:
+        if self._rider is not None:
+            self._draft, self._rider = self._without(self._rider.outcome), None
         if feedback.hidden_states:
             self._states = self._at(feedback.hidden_states, feedback.acceptance.rows[-1])
 
@@ -203,12 +216,21 @@ class _ClaspDrafter(Drafter):
         """The states of one token at every layer boundary, ``[n + 1, hidden]``, without holding on to other tokens'."""
         return torch.stack([hidden_states[index][row] for index in sorted(self._method.boundaries)])
 
-    def _optimise(self, states: torch.Tensor) -> LayerDraft:
-        """The draft of the coming rounds ("layer optimisation", section 3.4)."""
-        method, settings = self._method, self._method.settings
-        skipped = choose_skipped(self._probe.branches(rows=1), states, method.layers, method.skips)
+    def _optimise(self, states: torch.Tensor) -> None:
+        """Chooses the draft of the coming rounds ("layer optimisation", section 3.4), or has the choice ride."""
+        branches = self._probe.branches(rows=1)
+        passage = choose_skipped(states, self._method.layers, self._method.skips)
+        if self._method.settings.riding:
+            self._rider = Rider(passage, branches)
+        else:
+            self._draft = self._without(carry_out(passage, branches.run))
+
+    def _without(self, skipped: Collection[int]) -> LayerDraft:
+        """A draft without some layers."""
         kept = KeptSet.skipping(
-            (sublayer for layer in skipped for sublayer in (2 * layer, 2 * layer + 1)), method.target.sublayer_count
+            (sublayer for layer in skipped for sublayer in (2 * layer, 2 * layer + 1)),
+            self._method.target.sublayer_count,
         )
+        settings = self._method.settings
         threshold = settings.draft_exit_threshold
         return LayerDraft(kept, settings.draft_length, ConfidenceThreshold(threshold) if threshold > 0 else None)

@@ -1,17 +1,15 @@
 """Which sublayers to leave out, as a 0/1 knapsack: KnapSpec's two stages, without any model in them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from selfspec.decoding.riding import Passage
 from selfspec.objective import tokens_per_time
 from selfspec.target.kept import KeptSet
 from selfspec.target.latency import LatencyProfile
-
-RunSublayer = Callable[[int, torch.Tensor], torch.Tensor]
-"""Runs the sublayer of an index on independent states ``[count, rows, hidden]``; gives the states behind it."""
 
 MAX_WEIGHT = 5
 """Heaviest item: the lighter kind of sublayer weighs 1, the other at most this much (authors' code)."""
@@ -81,12 +79,12 @@ class Selection:
 
 
 def fill_table(
-    run: RunSublayer,
     references: torch.Tensor,
     weights: Sequence[int | None],
     budget: int,
     similarity_threshold: float,
-) -> Table:
+    first: int = 0,
+) -> Passage[Table]:
     """Algorithm 1 of KnapSpec: for every skipped weight the states closest to the target's own.
 
     ``g[i, j]`` is the better of running sublayer ``i`` on ``g[i - 1, j]`` and of skipping it, ``g[i - 1, j - w]``, by
@@ -94,11 +92,11 @@ def fill_table(
     pruned. All ``j`` of one ``i`` go through the sublayer together; ``j = 0`` is the target itself and need not.
 
     Args:
-        run: runs one of the ``n`` sublayers.
         references: ``X``, ``[n + 1, rows, hidden]``: the target's states before each sublayer and behind the last.
         weights: of each sublayer; ``None`` where it is never skipped.
         budget: largest skipped weight.
         similarity_threshold: ``τ``, smallest mean cosine of a state that is kept.
+        first: index of the first of the ``n`` sublayers.
 
     Returns:
         The filled table.
@@ -112,8 +110,8 @@ def fill_table(
     for index, weight in enumerate(weights):
         reference = references[index + 1]
         branches = _rounded_up(reachable, budget)
-        behind = [run(index, states[1 : 1 + branches])] if branches else []
-        ran = torch.cat([reference[None], *behind, states[1 + branches :]])
+        behind = (yield first + index, states[1 : 1 + branches]) if branches else states[:0]
+        ran = torch.cat([reference[None], behind, states[1 + branches :]])
         ran_similarities = _similarities(ran, reference, similarities)
         skipped, skipped_similarities = _skip(states, reference, similarities, weight)
         skip = skipped_similarities > ran_similarities

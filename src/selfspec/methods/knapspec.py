@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
-from selfspec.decoding.probe import Branches
+from selfspec.decoding.riding import Passage, Rider, carry_out
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import StateError
 from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
@@ -58,6 +58,10 @@ class KnapSpecSettings(MethodSettings):
     max_draft_length: int = setting(10, "longest draft, in the objective too", minimum=1, maximum=64)
     confidence_threshold: float = setting(
         0.7, "stop drafting behind a token less confident; 0 drafts the selected length", minimum=0.0, maximum=1.0
+    )
+    riding: bool = setting(
+        False,
+        "selections ride on the next verification, which reads the weights anyway, and count from the round after",
     )
     tpt: str = setting(
         "paper", "objective: paper counts attention and MLP, with_head all of a step", choices=("paper", "with_head")
@@ -158,6 +162,7 @@ class KnapSpecDrafter(Drafter):
         self._recent: deque[torch.Tensor] = deque(maxlen=self._settings.recent_rounds)
         self._rounds_left = min(self._settings.recent_rounds, method.interval)
         self._draft: Draft = NoDraft()
+        self._rider: Rider[Candidates] | None = None
         if method.has_choice:
             self._select(torch.stack([prefill.hidden_states[index] for index in method.watched]))
 
@@ -175,9 +180,17 @@ class KnapSpecDrafter(Drafter):
         """Every state from the first layer's end on, in the last rounds before a selection."""
         return self._method.watched if self._rounds_left <= self._settings.recent_rounds else ()
 
+    @property
+    def rider(self) -> Rider[Candidates] | None:
+        """The selection, where it rides."""
+        return self._rider
+
     def learn(self, feedback: Feedback) -> None:
         """Keeps the states of the tokens that were committed."""
         self._rounds_left -= 1
+        if self._rider is not None:
+            self._take(self._rider.outcome)
+            self._rider = None
         if feedback.hidden_states:
             rows = len(feedback.acceptance.rows)
             states = [feedback.hidden_states[index][:rows] for index in self._method.watched]
@@ -188,16 +201,27 @@ class KnapSpecDrafter(Drafter):
         method, settings = self._method, self._settings
         profile, context = method.profile, self._probe.committed
         references = references[:, -settings.recent_tokens :]
-        candidates = find_candidates(
+        branches = self._probe.branches(references.shape[1], method.selection_rows)
+        passage = find_candidates(
             method.target,
-            self._probe.branches(references.shape[1]),
             references,
             weights=integer_weights(profile.attention(context), profile.mlp),
             similarity_threshold=settings.similarity_threshold,
-            selection_rows=method.selection_rows,
         )
+        if settings.riding:
+            self._rider = Rider(passage, branches)
+        else:
+            self._take(carry_out(passage, branches.run))
+
+    def _take(self, candidates: Candidates) -> None:
+        """Drafts with the best of the candidates from now on."""
+        settings = self._settings
         self.selection = best_candidate(
-            candidates, profile, context, settings.max_draft_length, with_head=settings.tpt == "with_head"
+            candidates,
+            self._method.profile,
+            self._probe.committed,
+            settings.max_draft_length,
+            with_head=settings.tpt == "with_head",
         )
         self._draft = self._as_draft(self.selection)
 
@@ -214,38 +238,25 @@ class KnapSpecDrafter(Drafter):
 
 
 def find_candidates(
-    target: Target,
-    branches: Branches,
-    references: torch.Tensor,
-    *,
-    weights: tuple[int, int],
-    similarity_threshold: float,
-    selection_rows: int,
-) -> Candidates:
+    target: Target, references: torch.Tensor, *, weights: tuple[int, int], similarity_threshold: float
+) -> Passage[Candidates]:
     """The first stage of KnapSpec (section 3.4): one set for every skipped weight up to ``K / 2``.
 
     ``K`` is the weight of all ``2L`` sublayers. First and last layer always run (authors' code).
 
     Args:
         target: the model.
-        branches: runs states at the recent tokens.
         references: ``X``, ``[2L - 1, rows, hidden]``: the target's states ``h[2] … h[2L]`` at the recent tokens.
         weights: integer latencies of attention and MLP.
         similarity_threshold: ``τ``.
-        selection_rows: most rows of one forward.
 
     Returns:
         The sets that were not pruned, the whole model first.
     """
-    layers, rows = target.layer_count, references.shape[1]
+    layers = target.layer_count
     items: list[int | None] = [*weights * (layers - 2), None, None]
     budget = min(layers * sum(weights) // 2, (layers - 2) * sum(weights))
-    at_once = max(1, selection_rows // rows)
-
-    def run(index: int, states: torch.Tensor) -> torch.Tensor:
-        return torch.cat([branches.run(index + 2, part) for part in torch.split(states, at_once)])
-
-    table = fill_table(run, references, items, budget, similarity_threshold)
+    table = yield from fill_table(references, items, budget, similarity_threshold, first=2)
     # All that Python has to know of the table, in one transfer.
     decided = torch.cat([table.similarities[None], table.skips.float()]).cpu()
     found = (decided[0] > -math.inf).nonzero().flatten()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
+from torch.nn import functional
 
 
 def causal(rows: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -87,17 +88,38 @@ class Layout:
         """Which slots from ``first_slot(window)`` on each row sees: bool ``[rows, slots]`` (query, key)."""
         device = self.positions.device
         first = self.first_slot(window)
-        behind_prefix = self._behind_prefix() if self.visible is None else self.visible
-        seen = torch.cat([behind_prefix.new_ones(self.rows, self.prefix - first), behind_prefix], dim=1)
+        seen = self._seen_from(first)
         if window is not None:
             # Before ``start``, a slot's number is its position.
             key_positions = torch.cat([torch.arange(first, self.start, device=device), self.positions])
             seen &= key_positions[None, :] > self.positions[:, None] - window
         return seen
 
+    def joined(self, other: "Layout") -> "Layout":
+        """Two forwards as one, whose rows do not see each other's.
+
+        Args:
+            other: its slots follow on this one's.
+        """
+        assert other.start == self.end
+        prefix = min(self.prefix, other.prefix)
+        own = functional.pad(self._seen_from(prefix), (0, other.rows))
+        return Layout(
+            self.start,
+            self.rows + other.rows,
+            prefix,
+            torch.cat([self.positions, other.positions]),
+            min(self.lowest_position, other.lowest_position),
+            torch.cat([own, other._seen_from(prefix)]),
+        )
+
+    def _seen_from(self, first: int) -> torch.Tensor:
+        """``visibility`` without a window, from a slot of the prefix on."""
+        behind_prefix = self._behind_prefix() if self.visible is None else self.visible
+        return functional.pad(behind_prefix, (self.prefix - first, 0), value=True)
+
     def _behind_prefix(self) -> torch.Tensor:
-        own = causal(self.rows, self.positions.device)
-        return torch.cat([own.new_zeros(self.rows, self.start - self.prefix), own], dim=1)
+        return functional.pad(causal(self.rows, self.positions.device), (self.start - self.prefix, 0))
 
     def _needs_no_mask(self, window: int | None, causal_kernel: bool) -> bool:
         if self.prefix != self.start or self.visible is not None:

@@ -202,6 +202,7 @@ class Target:
         step: Step,
         capture: Collection[int] = (),
         captured_rows: int | None = None,
+        through: Callable[[int, torch.Tensor, Step], torch.Tensor] | None = None,
     ) -> StackOutput:
         """Runs sublayers over the rows of a step and writes their keys and values into the cache.
 
@@ -212,6 +213,8 @@ class Target:
             capture: sublayers ``i`` (0 to ``2L``) before which to keep the residual stream ``h[i]``; a skipped sublayer
                 leaves the stream as it is.
             captured_rows: keep only so many of the last rows, without holding the others; all if not given.
+            through: runs a sublayer in its own way, given its index, the stream before it and the step; gives the
+                stream behind it.
 
         Returns:
             The residual stream behind the last one, and the captured ones.
@@ -227,7 +230,7 @@ class Target:
         for index in sublayers:
             while wanted and wanted[-1] <= index:
                 captured[wanted.pop()] = kept()
-            stream = self.sublayers[index](stream, step)
+            stream = self.sublayers[index](stream, step) if through is None else through(index, stream, step)
         captured.update((index, kept()) for index in wanted)
         return StackOutput(stream, captured)
 

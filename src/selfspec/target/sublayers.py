@@ -56,6 +56,14 @@ class Step:
             )
         return self._turns[kind]
 
+    def joined(self, other: "Step") -> "Step":
+        """This forward and another of the same sequence as one, whose rows do not see each other's.
+
+        Args:
+            other: its slots follow on this one's.
+        """
+        return Step(self.sequence, self.layout.joined(other.layout), self.rope, self.like)
+
 
 class _CacheWriter:
     """What transformers' attention gets as ``past_key_values``: writes the rows of a step, returns what they see."""
