@@ -76,7 +76,9 @@ def prefill(target: Target, request: Request, chunk: int, needs: Needs | None = 
         TokenTree(()), request.pending[:0], None, (), scores, (request.length,)
     ).next_token
     request.commit((), (first_token,))
-    hidden_states = {index: torch.cat(states) for index, states in kept_states.items() if states}
+    hidden_states = {
+        index: torch.cat(states) if len(states) > 1 else states[0] for index, states in kept_states.items() if states
+    }
     return Prefill(prompt_ids, first_token, Probe(target, request), hidden_states)
 
 

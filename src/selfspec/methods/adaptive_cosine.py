@@ -52,9 +52,9 @@ def similarity_sums(hidden_states: Mapping[int, torch.Tensor], sublayers: Collec
     Returns:
         float32 ``[sublayers]``.
     """
-    before = torch.stack([hidden_states[index] for index in sublayers]).float()
-    behind = torch.stack([hidden_states[index + 1] for index in sublayers]).float()
-    return functional.cosine_similarity(before, behind, dim=-1).sum(dim=-1)
+    # One after the other: all of them in float32 at once would take more memory than anything else of a request.
+    pairs = ((hidden_states[index].float(), hidden_states[index + 1].float()) for index in sublayers)
+    return torch.stack([functional.cosine_similarity(*pair, dim=-1).sum() for pair in pairs])
 
 
 @register

@@ -33,7 +33,7 @@ from selfspec.target.stack import Target
 
 _PROFILE = "latency_profile"
 _LARGE_MODEL = 10_000_000_000
-_SCRATCH_SHARE = 100
+_SCRATCH_SHARE = 200
 """Cache slots for a selection, and its logits, may each take this part of the weights' memory."""
 _FEWEST_ROWS, _MOST_ROWS = 96, 1024
 
@@ -77,8 +77,8 @@ class KnapSpec(Method):
     after ``recent_rounds`` rounds, then one every ``interval`` rounds.
 
     A selection's branches go through a sublayer in one forward of up to ``_selection_rows`` rows, or in several where
-    that is too little for all of them. Memory above plain decoding: cache slots for that many rows (1 % of the weights,
-    or 96 rows where those are more), logits of 1 % of the weights, and three tables of
+    that is too little for all of them. Memory above plain decoding: cache slots for that many rows (0.5 % of the
+    weights, or 96 rows where those are more), logits of 0.5 % of the weights, and three tables of
     ``(K / 2 + 1) · recent_tokens · hidden`` numbers.
     """
 
@@ -292,9 +292,9 @@ def _default_interval(target: Target) -> int:
 
 
 def _selection_rows(target: Target, recent_tokens: int) -> int:
-    """Most rows of one forward: all branches where their cache slots take 1 % of the weights' memory at most.
+    """Most rows of one forward: all branches where their cache slots take 0.5 % of the weights' memory at most.
 
-    Never less than 96, which take under 1 % in a model of 0.6 billion parameters and less in larger ones, and never
+    Never less than 96, which take about as much in a model of 0.6 billion parameters and less in larger ones, and never
     more than 1024, from where on a forward is bound by arithmetic on any device and a larger one saves nothing.
     """
     most_branches = max(1, min(target.layer_count * (MAX_WEIGHT + 1) // 2, (target.layer_count - 2) * (MAX_WEIGHT + 1)))
