@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from selfspec.cli.bench_run import SETTINGS_HELP, leaderboard, parse_method_settings, report, run
-from selfspec.cli.generate import MODEL_HELP
+from selfspec.cli.generate import MODEL_HELP, RUNTIME_HELP
 from selfspec.cli.models import WIDEN_HELP
 from selfspec.cli.terminal import silence_libraries
 
@@ -28,7 +28,7 @@ def overhead(
         str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint was saved.")
     ] = "auto",
     device: Annotated[str, typer.Option(help="As torch names it, or auto: an accelerator if there is one.")] = "auto",
-    runtime: Annotated[str, typer.Option(help="How sublayers run: auto, eager (transformers' own), fused.")] = "auto",
+    runtime: Annotated[str, typer.Option(help=RUNTIME_HELP)] = "auto",
     methods: Annotated[str, typer.Option(help="Names with commas between, or all.")] = "all",
     settings: Annotated[
         list[str] | None,

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from selfspec.types import Generation
 
 MODEL_HELP = "A bundled checkpoint (tiny, tiny-early-exit), a local folder, or a name on the hub."
-RUNTIME_HELP = "How the model runs: auto (the fastest), compiled, fused, or eager (transformers' modules)."
+RUNTIME_HELP = (
+    "How the model runs: auto (the fastest measured), compiled (CPU), graphs (CUDA), fused, or eager (transformers' "
+    "modules)."
+)
 _CHOOSING, _OUTPUT = "How tokens are chosen", "Output"
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from selfspec.cli.generate import MODEL_HELP
+from selfspec.cli.generate import MODEL_HELP, RUNTIME_HELP
 from selfspec.cli.models import WIDEN_HELP
 from selfspec.cli.terminal import silence_libraries
 
@@ -18,7 +18,7 @@ def profile(
         str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint was saved.")
     ] = "auto",
     device: Annotated[str, typer.Option(help="As torch names it, or auto: an accelerator if there is one.")] = "auto",
-    runtime: Annotated[str, typer.Option(help="How sublayers run: auto, eager (transformers' own), fused.")] = "auto",
+    runtime: Annotated[str, typer.Option(help=RUNTIME_HELP)] = "auto",
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure anew although there is a kept profile.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
