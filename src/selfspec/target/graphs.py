@@ -5,7 +5,6 @@ them at once. Since every sublayer has its own, a kept set is a sequence of repl
 anew. What a replay does depends on nothing but tensors (``static_rows.StaticRows``).
 """
 
-import functools
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -93,14 +92,12 @@ class Graphs:
         make_slots: see ``Arena``.
 
     Attributes:
-        blocks: what to call in place of the sublayers, with a stream that ``load`` gave and its step.
         gave_up: whether something went wrong.
     """
 
     def __init__(
         self, sublayers: Sequence[Sublayer], device: torch.device, make_slots: Callable[[int], torch.Tensor]
     ) -> None:
-        self.blocks = [functools.partial(self._advance, index) for index in range(len(sublayers))]
         self.gave_up = False
         self._sublayers = sublayers
         self._device = device
@@ -152,15 +149,24 @@ class Graphs:
         return [1 << exponent for exponent in range(64) if SHORTEST_SPAN <= 1 << exponent <= slots]
 
     def load(self, hidden_states: torch.Tensor, step: Step) -> torch.Tensor:
-        """The residual stream that ``blocks`` change in place, ``[rows, hidden]``: the next ``load`` overwrites it."""
+        """The residual stream that ``advance`` changes in place, ``[rows, hidden]``, until the next ``load``."""
         count = power_of_two(step.layout.rows)
         if count not in self._rows:
             assert self._arena is not None
             self._rows[count] = StaticRows(self._arena, count, hidden_states)
         return self._rows[count].load_stream(hidden_states)
 
-    def _advance(self, index: int, stream: torch.Tensor, step: Step) -> torch.Tensor:
-        """Runs one sublayer on a loaded stream."""
+    def advance(self, index: int, stream: torch.Tensor, step: Step) -> torch.Tensor:
+        """Runs one sublayer.
+
+        Args:
+            index: which.
+            stream: what ``load`` gave.
+            step: the step for which it was loaded.
+
+        Returns:
+            The stream.
+        """
         sublayer = self._sublayers[index]
         if not isinstance(sublayer, (FusedAttention, FusedMLP)):
             return stream.copy_(sublayer(stream, step))
@@ -194,7 +200,7 @@ class Graphs:
             replay()
             problem = None if _agree(stream, expected) else "a replay does not compute what was recorded"
         except RuntimeError as error:
-            problem = f"recording failed: {error}"
+            problem = f"recording failed: {error.__context__ or error}"  # a capture ends with an error of its own
         if problem is None:
             self._replays[index, rows.count, span] = replay
             return

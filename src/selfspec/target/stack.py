@@ -1,7 +1,7 @@
 """The target model as 2L sublayers: the only place that runs the model."""
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +32,6 @@ RUNTIMES = {
     "graphs": "fused blocks, replayed as CUDA graphs where rows are few; CUDA only, and not measured yet",
 }
 """How the sublayers run. ``auto`` takes what has been measured to be fastest, so it does not take ``graphs`` yet."""
-
-Block = Callable[[torch.Tensor, Step], torch.Tensor]
 
 
 @dataclass
@@ -221,7 +219,6 @@ class Target:
         captured: dict[int, torch.Tensor] = {}
         wanted = sorted(capture, reverse=True)
         graphs = self._graphs if self._graphs is not None and self._graphs.takes(step) else None
-        blocks: Sequence[Block] = self.sublayers if graphs is None else graphs.blocks
         stream = hidden_states if graphs is None else graphs.load(hidden_states, step)
 
         def kept() -> torch.Tensor:
@@ -233,7 +230,7 @@ class Target:
         for index in sublayers:
             while wanted and wanted[-1] <= index:
                 captured[wanted.pop()] = kept()
-            stream = blocks[index](stream, step)
+            stream = self.sublayers[index](stream, step) if graphs is None else graphs.advance(index, stream, step)
         captured.update((index, kept()) for index in wanted)
         return StackOutput(stream if graphs is None else stream.clone(), captured)
 
