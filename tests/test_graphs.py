@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from selfspec.errors import NonFiniteLogitsError
 from selfspec.target import arena, graphs, masks
 from selfspec.target.arena import FEWEST_SLOTS, Arena, LeasedCache
 from selfspec.target.blocks import FusedAttention, FusedMLP
-from selfspec.target.graphs import MOST_ROWS, SHORTEST_SPAN, Graphs
+from selfspec.target.graphs import MOST_ROWS, SHORTEST_SPAN, CudaRecorder, Graphs
 from selfspec.target.masks import Layout
 from selfspec.target.stack import SequenceState, Target
 from selfspec.types import Generation, SamplingParams
@@ -505,6 +506,51 @@ def test_the_strict_recorder_is_strict() -> None:
     held.clear()
     with pytest.raises(AssertionError, match="given back"):
         replay()
+
+
+class FakeGraph:
+    """Stands in for ``torch.cuda.CUDAGraph``; its capture ends with an error of its own if something failed in it."""
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        self._log.append(f"begin in {pool}, {capture_error_mode}")
+
+    def capture_end(self) -> None:
+        self._log.append("end")
+        if "failed" in self._log:
+            raise RuntimeError("the capture was invalidated")
+
+    def replay(self) -> None:
+        self._log.append("replay")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_capture_is_warmed_up_and_always_ended(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a CPU can show of the recorder for CUDA; the rest is in ``test_gpu.py``."""
+    log: list[str] = []
+    stream: Any = mock.MagicMock()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: FakeGraph(log))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "the pool")
+    for name in ("Stream", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, stream)
+
+    def function() -> None:
+        log.append("failed" if fails and len(log) > 1 else "run")
+        if log[-1] == "failed":
+            raise RuntimeError("the reason")
+
+    recorder = CudaRecorder(torch.device("cuda"))
+    if fails:
+        with pytest.raises(RuntimeError, match="invalidated") as caught:
+            recorder.record(function)
+        assert str(caught.value.__context__) == "the reason"
+    else:
+        recorder.record(function)()
+    middle = ["failed", "end"] if fails else ["run", "end", "replay"]
+    assert log == ["run", "begin in the pool, thread_local", *middle]
+    assert not graphs._capturing.locked()
 
 
 @pytest.mark.parametrize("window", [None, 4, 50])
