@@ -1,6 +1,7 @@
 """The graphs runtime, with a recorder that does on the CPU what CUDA graphs do: the same operations, same addresses."""
 
 import copy
+import functools
 import gc
 import random
 import warnings
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from transformers import PreTrainedModel
 
 from models import FAMILY_NAMES, SUBLAYERS, VARIANTS, build, plain_text, prompt
 from selfspec.decoding.tree import TokenTree
@@ -103,6 +105,16 @@ def _recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 recording = pytest.mark.usefixtures("_recording")
 
 
+@functools.cache
+def own(name: str) -> PreTrainedModel:
+    """A model of ours without hooks: transformers leaves some on the shared one when it is asked for hidden states."""
+    model = copy.deepcopy(build(name))
+    for module in model.modules():
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+    return model
+
+
 def graphs_of(target: Target) -> Graphs:
     assert target._graphs is not None
     return target._graphs
@@ -153,7 +165,7 @@ def outputs(target: Target, prefix: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_replays_compute_what_the_modules_do(name: str) -> None:
     """In any layout, at several lengths, on two sequences one after the other."""
-    ours, generic = Target(build(name), "graphs"), Target(build(name), "eager")
+    ours, generic = Target(own(name), "graphs"), Target(own(name), "eager")
     for prefix in (50, 90, 230):
         wanted = outputs(generic, prefix)
         for index, (found, expected) in enumerate(zip(outputs(ours, prefix), wanted, strict=True)):
@@ -188,7 +200,7 @@ def assert_drafts_stand(result: Generation) -> None:
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_text_is_the_models_own(name: str, method: str) -> None:
     """Behind a prompt that the fused blocks prefill and one that replays do, on the same arena."""
-    engine = Engine(build(name), method=method, settings=METHODS[method], runtime="graphs")
+    engine = Engine(own(name), method=method, settings=METHODS[method], runtime="graphs")
     results = []
     assert 17 <= MOST_ROWS < 90
     for length in (90, 17):
@@ -201,7 +213,7 @@ def test_text_is_the_models_own(name: str, method: str) -> None:
 @recording
 @pytest.mark.parametrize("method", ["del", "knapspec", "clasp"])
 def test_text_of_methods_that_run_more_between_rounds(method: str) -> None:
-    engine = Engine(build("gemma3"), method=method, settings=METHODS[method], runtime="graphs")
+    engine = Engine(own("gemma3"), method=method, settings=METHODS[method], runtime="graphs")
     result = engine.generate(prompt(64), max_new_tokens=24)
     assert result.token_ids == plain_text("gemma3", prompt(64), 24)
     assert_drafts_stand(result)
@@ -212,8 +224,8 @@ def test_text_of_methods_that_run_more_between_rounds(method: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma2"])
 def test_coupled_text_depends_on_the_seed_alone(name: str, method: str) -> None:
     params = SamplingParams(temperature=1.0, seed=4, max_new_tokens=40)
-    plain = Engine(build(name), runtime="fused").generate(prompt(17), params)
-    result = Engine(build(name), method=method, settings=METHODS[method], runtime="graphs").generate(prompt(17), params)
+    plain = Engine(own(name), runtime="fused").generate(prompt(17), params)
+    result = Engine(own(name), method=method, settings=METHODS[method], runtime="graphs").generate(prompt(17), params)
     assert result.token_ids == plain.token_ids
     assert_drafts_stand(result)
 
@@ -221,7 +233,7 @@ def test_coupled_text_depends_on_the_seed_alone(name: str, method: str) -> None:
 @recording
 def test_text_grows_from_one_span_into_the_next() -> None:
     length = SHORTEST_SPAN - 8
-    engine = Engine(build("gemma3"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
+    engine = Engine(own("gemma3"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     result = engine.generate(prompt(length), max_new_tokens=24)
     assert result.token_ids == plain_text("gemma3", prompt(length), 24)
     assert_drafts_stand(result)
@@ -230,7 +242,7 @@ def test_text_grows_from_one_span_into_the_next() -> None:
 
 @recording
 def test_another_kept_set_records_nothing_anew() -> None:
-    target = Target(build("llama"), "graphs")
+    target = Target(own("llama"), "graphs")
     state = target.new_sequence(20, capacity=60, last_length=60)
     run(target, state, prompt(20))
     state.cache.commit(range(20))
@@ -245,7 +257,7 @@ def test_another_kept_set_records_nothing_anew() -> None:
 
 @recording
 def test_a_warm_target_records_nothing_in_a_request() -> None:
-    engine = Engine(build("gemma3"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
+    engine = Engine(own("gemma3"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     engine.warmup()
     warm = graphs_of(engine.target).recorded
     spans = [SHORTEST_SPAN << power for power in range(8) if SHORTEST_SPAN << power <= FEWEST_SLOTS]
@@ -258,7 +270,7 @@ def test_a_warm_target_records_nothing_in_a_request() -> None:
 
 @recording
 def test_what_a_run_returns_is_not_overwritten_by_the_next() -> None:
-    target = Target(build("llama"), "graphs")
+    target = Target(own("llama"), "graphs")
     state = target.new_sequence(8, capacity=20, last_length=20)
     with torch.inference_mode():
         rows = target.embed(torch.tensor([1, 2, 3]))
@@ -276,7 +288,7 @@ def test_what_a_run_returns_is_not_overwritten_by_the_next() -> None:
 @recording
 def test_two_steps_may_take_turns() -> None:
     """As the shared prefix has them: a step below, another above, then the first one again."""
-    ours, generic = Target(build("gemma3"), "graphs"), Target(build("gemma3"), "eager")
+    ours, generic = Target(own("gemma3"), "graphs"), Target(own("gemma3"), "eager")
     found = []
     for target in (ours, generic):
         state = target.new_sequence(20, capacity=60, last_length=60)
@@ -295,7 +307,7 @@ def test_two_steps_may_take_turns() -> None:
 
 @recording
 def test_what_comes_while_the_arena_is_lent_runs_on_a_cache_of_its_own() -> None:
-    engine = Engine(build("llama"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
+    engine = Engine(own("llama"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     first = engine.stream(prompt(17), max_new_tokens=24)
     next(first)
     recorded = graphs_of(engine.target).recorded
@@ -309,7 +321,7 @@ def test_what_comes_while_the_arena_is_lent_runs_on_a_cache_of_its_own() -> None
 
 @recording
 def test_an_arena_comes_back_whatever_became_of_its_sequence() -> None:
-    engine = Engine(build("llama"), runtime="graphs")
+    engine = Engine(own("llama"), runtime="graphs")
     abandoned = engine.stream(prompt(17), max_new_tokens=24)
     next(abandoned)
     del abandoned
@@ -321,7 +333,7 @@ def test_an_arena_comes_back_whatever_became_of_its_sequence() -> None:
 
 @recording
 def test_threads_do_not_disturb_each_other() -> None:
-    engine = Engine(build("llama"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
+    engine = Engine(own("llama"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     lengths = [17, 64, 90, 2] * 2
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda length: engine.generate(prompt(length), max_new_tokens=16), lengths))
@@ -332,7 +344,7 @@ def test_threads_do_not_disturb_each_other() -> None:
 @recording
 def test_a_longer_request_gets_a_larger_arena_after_the_smaller_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena, "FEWEST_SLOTS", SHORTEST_SPAN)
-    engine = Engine(build("llama"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
+    engine = Engine(own("llama"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     engine.generate(prompt(17), max_new_tokens=24)
     old = weakref.ref(graphs_of(engine.target)._arena.slots.untyped_storage())
     make, found = engine.target._new_slots, []
@@ -366,7 +378,7 @@ def test_an_arena_is_lent_empty() -> None:
 
 @recording
 def test_a_changed_model_is_recorded_anew() -> None:
-    model = copy.deepcopy(build("llama"))
+    model = copy.deepcopy(own("llama"))
     engine = Engine(model, method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     before = engine.generate(prompt(17), max_new_tokens=12).token_ids
     first = weakref.ref(graphs_of(engine.target))
@@ -380,7 +392,7 @@ def test_a_changed_model_is_recorded_anew() -> None:
 
 @recording
 def test_what_is_not_fused_runs_between_the_replays() -> None:
-    model = copy.deepcopy(build("llama"))
+    model = copy.deepcopy(own("llama"))
     model.model.layers[1].self_attn.register_forward_hook(lambda *_: None)
     model.model.layers[2].mlp.register_forward_hook(lambda *_: None)
     engine = Engine(model, method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
@@ -392,7 +404,7 @@ def test_what_is_not_fused_runs_between_the_replays() -> None:
 @recording
 def test_a_draft_that_is_no_number_spoils_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it leaves behind in hidden slots is read by recorded attention, with a weight of zero."""
-    target = Target(build("llama"), "graphs")
+    target = Target(own("llama"), "graphs")
     state = target.new_sequence(20, capacity=60, last_length=60)
     run(target, state, prompt(20))
     state.cache.commit(range(20))
@@ -406,7 +418,7 @@ def test_a_draft_that_is_no_number_spoils_nothing(monkeypatch: pytest.MonkeyPatc
 
 @recording
 def test_logits_that_are_no_numbers_are_refused_as_ever() -> None:
-    model = copy.deepcopy(build("llama"))
+    model = copy.deepcopy(own("llama"))
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight.fill_(torch.inf)
     engine = Engine(model, runtime="graphs")
@@ -458,7 +470,7 @@ def test_a_recorder_that_fails_is_given_up_with_one_warning(
     name: str, recorder: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs, "find_recorder", lambda device: recorder())
-    engine = Engine(build(name), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
+    engine = Engine(own(name), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -472,7 +484,7 @@ def test_a_recorder_that_fails_is_given_up_with_one_warning(
 
 
 def test_without_a_device_for_it_the_fused_blocks_run_with_one_warning() -> None:
-    model = copy.deepcopy(build("llama"))
+    model = copy.deepcopy(own("llama"))
     with pytest.warns(RuntimeWarning, match="falls back to fused blocks: there are no CUDA graphs on .* 'cpu'"):
         engine = Engine(model, method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     with warnings.catch_warnings():
@@ -487,7 +499,7 @@ def test_without_a_device_for_it_the_fused_blocks_run_with_one_warning() -> None
 
 @recording
 def test_auto_does_not_choose_graphs() -> None:
-    assert Target(build("llama"))._graphs is None
+    assert Target(own("llama"))._graphs is None
 
 
 def test_the_strict_recorder_is_strict() -> None:
