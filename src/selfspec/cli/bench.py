@@ -27,7 +27,7 @@ def overhead(
     widen: options.Widen = 1,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    runtime: options.SublayerRuntime = "auto",
+    runtime: options.Runtime = "auto",
     methods: options.Methods = "all",
     settings: options.MethodSettings = None,
     repeats: options.Repeats = 5,

@@ -10,7 +10,10 @@ METHOD_HELP = "What drafts; `selfspec methods` lists them."
 WIDEN_HELP = "Repeat the widths of a Llama model this often, its text unchanged; for timing."
 DTYPE_HELP = "float32, bfloat16, float16, or auto: as the checkpoint was saved."
 DEVICE_HELP = "As torch names it, or auto: an accelerator if there is one."
-RUNTIME_HELP = "How the model runs: auto (the fastest), compiled, fused, or eager (transformers' modules)."
+RUNTIME_HELP = (
+    "How the model runs: auto (the fastest measured), compiled (CPU), graphs (CUDA), fused, or eager (transformers' "
+    "modules)."
+)
 JSON_HELP = "Print one JSON object and nothing else."
 METHODS_HELP = "Names with commas between, or all."
 METHOD_SETTINGS_HELP = "A setting of a method; repeatable. Fixed exit layers are 6 of 16 layers unless set."
@@ -26,7 +29,6 @@ Widen = Annotated[int, typer.Option(help=WIDEN_HELP)]
 Dtype = Annotated[str, typer.Option(help=DTYPE_HELP)]
 Device = Annotated[str, typer.Option(help=DEVICE_HELP)]
 Runtime = Annotated[str, typer.Option(help=RUNTIME_HELP)]
-SublayerRuntime = Annotated[str, typer.Option(help="How sublayers run: auto, eager (transformers' own), fused.")]
 
 Method = Annotated[str, typer.Option(help=METHOD_HELP)]
 Settings = Annotated[

@@ -15,7 +15,7 @@ def profile(
     widen: options.Widen = 1,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    runtime: options.SublayerRuntime = "auto",
+    runtime: options.Runtime = "auto",
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure anew although there is a kept profile.")] = False,
     as_json: options.Json = False,
 ) -> None:

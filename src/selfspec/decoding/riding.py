@@ -74,7 +74,7 @@ class Rider(Generic[T]):
             ``[rows, hidden]``, the forward's residual stream behind it.
         """
         if self._wanted is None or self._wanted[0] != sublayer:
-            return self._branches.target.sublayers[sublayer](hidden_states, step)
+            return self._branches.target.run(hidden_states, (sublayer,), step).hidden_states
         hidden_states, behind = self._branches.run_beside(sublayer, self._wanted[1], hidden_states, step)
         self._advance(behind)
         return hidden_states

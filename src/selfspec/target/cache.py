@@ -30,10 +30,14 @@ class KeyValueCache:
     ) -> None:
         shape = (2, key_value_heads, capacity, head_dim)
         # Zeros, because attention multiplies the values of hidden slots by zero, and garbage may hold NaN.
-        self._pairs = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layer_count)]
-        self.keys = [pair[:1] for pair in self._pairs]
-        self.values = [pair[1:] for pair in self._pairs]
-        self.capacity = capacity
+        self._hold([torch.zeros(shape, dtype=dtype, device=device) for _ in range(layer_count)])
+
+    def _hold(self, pairs: Sequence[torch.Tensor]) -> None:
+        """Takes per layer keys and values, ``[2, key_value_heads, capacity, head_dim]``, with nothing committed."""
+        self._pairs = list(pairs)
+        self.keys = [pair[:1] for pair in pairs]
+        self.values = [pair[1:] for pair in pairs]
+        self.capacity = pairs[0].shape[2]
         self.length = 0
 
     @property

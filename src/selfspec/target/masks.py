@@ -95,6 +95,25 @@ class Layout:
             seen &= key_positions[None, :] > self.positions[:, None] - window
         return seen
 
+    def fill(self, window: int | None, mask: torch.Tensor) -> None:
+        """Writes what each row sees into a mask that may have more rows and more slots than this forward.
+
+        Args:
+            window: positions of the sliding window, if the layer has one.
+            mask: bool ``[rows or more, repeats, end or more]``, from slot 0 on. Rows too many see slot 0 only, since
+                attention of a row that sees nothing is not a number.
+        """
+        own, spare = mask[: self.rows], mask[self.rows :]
+        if window is None and self.visible is None and self.prefix == self.start:  # by far the most common, made short
+            slots = torch.arange(mask.shape[2], device=mask.device)
+            own.copy_((slots <= slots[self.start : self.end, None])[:, None])
+        else:
+            own.zero_()
+            own[:, :, self.first_slot(window) : self.end] = self.visibility(window)[:, None]
+        if len(spare):
+            spare.zero_()
+            spare[:, :, 0] = True
+
     def joined(self, other: "Layout") -> "Layout":
         """Two forwards as one, whose rows do not see each other's.
 

@@ -10,11 +10,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
+from selfspec.target.arena import FEWEST_SLOTS
 from selfspec.target.blocks import FusedAttention, FusedMLP, fast_norm, fuse
 from selfspec.target.cache import KeyValueCache
 from selfspec.target.compiled import compile_block, compile_head
 from selfspec.target.families import Windows, find_family
 from selfspec.target.fusing import signature
+from selfspec.target.graphs import Graphs
 from selfspec.target.kernels import KernelBuildError
 from selfspec.target.masks import Layout
 from selfspec.target.rope import Rope
@@ -27,8 +29,9 @@ RUNTIMES = {
     "eager": "transformers' own modules: slow, and the oracle of the others",
     "fused": "fused blocks; refused where no sublayer of the model can have one",
     "compiled": "fused blocks with kernels for few rows, built by the machine's C++ compiler; CPU only",
+    "graphs": "fused blocks, replayed as CUDA graphs where rows are few; CUDA only, and not measured yet",
 }
-"""How the sublayers run."""
+"""How the sublayers run. ``auto`` takes what has been measured to be fastest, so it does not take ``graphs`` yet."""
 
 
 @dataclass
@@ -79,6 +82,8 @@ class Target:
         self._logits_divisor = float(getattr(self.config, self.family.logits_divisor or "", 1.0))
         self._logits_softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.sublayers: list[Sublayer] = []
+        self._graphs: Graphs | None = None
+        self._captures = runtime == "graphs"
         self._split()
         if runtime == "fused" and self.fused_count == 0:
             raise UnsupportedModelError(
@@ -144,16 +149,11 @@ class Target:
             self._split()
         long_rope = self._rope.is_long(prompt_length, last_length)
         self._rope.reserve(self._like, capacity)
-        heads = self.config.num_attention_heads
-        head_dim = getattr(self.config, "head_dim", None) or self.hidden_size // heads
-        cache = KeyValueCache(
-            self.layer_count,
-            getattr(self.config, "num_key_value_heads", None) or heads,
-            capacity,
-            head_dim,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        leased = None if self._graphs is None else self._graphs.lease(capacity)
+        if leased is not None:
+            return SequenceState(leased, long_rope)
+        heads, head_dim = self._slot_shape
+        cache = KeyValueCache(self.layer_count, heads, capacity, head_dim, dtype=self.dtype, device=self.device)
         return SequenceState(cache, long_rope)
 
     def begin(
@@ -221,18 +221,25 @@ class Target:
         """
         captured: dict[int, torch.Tensor] = {}
         wanted = sorted(capture, reverse=True)
-        stream = hidden_states
+        graphs = self._graphs if through is None and self._graphs is not None and self._graphs.takes(step) else None
+        advance = through or (self._advance if graphs is None else graphs.advance)
+        stream = hidden_states if graphs is None else graphs.load(hidden_states, step)
 
         def kept() -> torch.Tensor:
             whole = captured_rows is None or captured_rows >= len(stream)
-            return stream if whole else stream[len(stream) - (captured_rows or 0) :].clone()
+            if whole and graphs is None:
+                return stream
+            return (stream if whole else stream[len(stream) - (captured_rows or 0) :]).clone()
 
         for index in sublayers:
             while wanted and wanted[-1] <= index:
                 captured[wanted.pop()] = kept()
-            stream = self.sublayers[index](stream, step) if through is None else through(index, stream, step)
+            stream = advance(index, stream, step)
         captured.update((index, kept()) for index in wanted)
-        return StackOutput(stream, captured)
+        return StackOutput(stream if graphs is None else stream.clone(), captured)
+
+    def _advance(self, index: int, stream: torch.Tensor, step: Step) -> torch.Tensor:
+        return self.sublayers[index](stream, step)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Final norm and LM head: ``[rows, hidden]`` to ``[rows, vocab]``, in the model's dtype."""
@@ -247,21 +254,37 @@ class Target:
     def warm_up(self, row_counts: Iterable[int]) -> None:
         """Runs the whole model once over each number of rows, on a scratch sequence.
 
+        Graphs are recorded for these numbers of rows, for all lengths that the smallest arena has room for.
+
         Args:
             row_counts: numbers of rows; those beyond the context limit are left out.
         """
         fitting = [rows for rows in row_counts if rows <= self.context_limit]
         longest = max(fitting, default=1)
-        sequence = self.new_sequence(longest, longest, longest)
+        capacity = max(longest, FEWEST_SLOTS) if self._captures else longest
+        sequence = self.new_sequence(longest, capacity, longest)
         for rows in fitting:
-            step = self.begin(sequence, rows, start=0)
             tokens = torch.zeros(rows, dtype=torch.long, device=self.device)
-            self.logits(self.run(self.embed(tokens), range(self.sublayer_count), step).hidden_states)
+            for end in [rows] if self._graphs is None else self._graphs.ends(rows, capacity):
+                step = self.begin(sequence, rows, start=end - rows, prefix=0)
+                self.logits(self.run(self.embed(tokens), range(self.sublayer_count), step).hidden_states)
 
     @property
     def _like(self) -> torch.Tensor:
         """A tensor with the model's dtype and device."""
         return self._final_norm.weight  # type: ignore[return-value]
+
+    @property
+    def _slot_shape(self) -> tuple[int, int]:
+        """Key and value heads, and the size of each, of one cache slot in one layer."""
+        heads = self.config.num_attention_heads
+        head_dim = getattr(self.config, "head_dim", None) or self.hidden_size // heads
+        return getattr(self.config, "num_key_value_heads", None) or heads, head_dim
+
+    def _new_slots(self, slots: int) -> torch.Tensor:
+        """Zeros, ``[layers, 2, key_value_heads, slots, head_dim]``."""
+        heads, head_dim = self._slot_shape
+        return torch.zeros((self.layer_count, 2, heads, slots, head_dim), dtype=self.dtype, device=self.device)
 
     def _split(self) -> None:
         """Takes the model apart, as it is now."""
@@ -274,6 +297,8 @@ class Target:
         if self.runtime in ("auto", "compiled"):
             sublayers = self._compile(sublayers)
         self.sublayers = sublayers
+        self._captures = self._captures and not (self._graphs is not None and self._graphs.gave_up)
+        self._graphs = Graphs(sublayers, self.device, self._new_slots) if self._captures else None
         self._ends = [self._final_norm, self._head]
         self._end_signature = signature(self._ends)
         self._rope = Rope(decoder.rotary_emb, self._rope_layer_types(), _rope_switch(self.config))

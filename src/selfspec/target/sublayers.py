@@ -50,11 +50,15 @@ class Step:
 
     def turn(self, kind: str | None) -> Turn:
         """Cosine and signed sine, ``[rows, 1, dim]`` each, as the fused attention takes them, for a layer type."""
+        return (self._turns or self.turns())[kind]
+
+    def turns(self) -> dict[str | None, Turn]:
+        """What ``turn`` gives, by layer type."""
         if not self._turns:
             self._turns = self.rope.turns(
                 self.like, self.layout.positions, self.first_position, long=self.sequence.long_rope
             )
-        return self._turns[kind]
+        return self._turns
 
     def joined(self, other: "Step") -> "Step":
         """This forward and another of the same sequence as one, whose rows do not see each other's.
