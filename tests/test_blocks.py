@@ -446,6 +446,18 @@ def test_a_sublayer_that_is_not_ordinary_stays_with_its_module(change: Any, late
     assert kinds == [False, True, True, True]
 
 
+def test_a_model_whose_states_were_asked_for_is_fused_as_before() -> None:
+    """transformers leaves its hooks in the model."""
+    model = fresh()
+    model(torch.tensor([[1, 2, 3]]), output_hidden_states=True, output_attentions=True)
+    assert any(module._forward_hooks for module in model.modules())
+    engine = Engine(model)
+    wanted = own_logits(model)
+    state = engine.target.new_sequence(9, capacity=9, last_length=9)
+    torch.testing.assert_close(run(engine.target, state, list(range(9))), wanted, rtol=1e-4, atol=1e-4)
+    assert engine.target.fused_count == 4
+
+
 def test_a_model_that_moves_to_another_dtype_is_fused_anew() -> None:
     model = fresh()
     engine = Engine(model)

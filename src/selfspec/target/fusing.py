@@ -12,13 +12,21 @@ from torch.nn import functional
 _ALIGNMENT = 64
 """Bytes to which torch aligns a tensor; products of a view that starts elsewhere could differ in the last bits."""
 
+_WATCHING = "transformers.utils.output_capturing"
+"""Where the hooks come from that keep what modules give."""
+
 _joining = threading.Lock()
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module does what its class says: nothing hooked into it, its ``forward`` not replaced."""
+    """Whether a module does what its class says: nothing hooked into it, its ``forward`` not replaced.
+
+    The hooks that transformers leaves behind in a model whose hidden states or attention weights were once asked for do
+    not count: they only look, and only while that is asked for.
+    """
     attributes = vars(module)
-    return not (attributes["_forward_hooks"] or attributes["_forward_pre_hooks"] or "forward" in attributes)
+    hooks = [hook for hook in attributes["_forward_hooks"].values() if getattr(hook, "__module__", None) != _WATCHING]
+    return not (hooks or attributes["_forward_pre_hooks"] or "forward" in attributes)
 
 
 def signature(modules: Sequence[nn.Module]) -> list[Any]:
