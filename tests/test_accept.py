@@ -19,14 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from selfspec.decoding import accept
-from selfspec.decoding.accept import Acceptance, accept_matching, accept_rejection
+from selfspec.decoding import rejection
+from selfspec.decoding.accept import Acceptance, Verdict, accept_matching
+from selfspec.decoding.rejection import accept_rejection
 from selfspec.decoding.tree import ROOT, TokenTree
 
 VOCAB = 4
 LENGTH = 3
 DRAWS = 100_000
 DRAWS_OF_A_WRONG_RULE = 25_000
+NOTHING = torch.empty(0, dtype=torch.long)
 CHAIN = TokenTree.chain(2)
 TREE = TokenTree((ROOT, 0, ROOT, ROOT, 0))
 """Three siblings below the root, two below the first of them; the extended path comes first."""
@@ -145,7 +147,7 @@ Rule = Callable[[Case, Sequence[float]], Acceptance]
 def the_rule(drafted: Case, uniforms: Sequence[float]) -> Acceptance:
     tokens, target, draft = drafted.tensors
     numbers = torch.tensor(uniforms, dtype=torch.float64)
-    return accept_rejection(drafted.tree, tokens, target, numbers, draft, drafted.draft_rows)
+    return accept_rejection(drafted.tree, tokens, target, numbers, draft, drafted.draft_rows).read()
 
 
 def wrong_rule(wrong: str) -> Rule:
@@ -228,13 +230,13 @@ def rounds(draw: st.DrawFn, chain: bool = False) -> tuple[TokenTree, list[int], 
     return tree, tokens, target, uniforms, draft
 
 
-def run(function: Callable[..., Acceptance], drafted: tuple, one_hot: bool) -> Acceptance:
+def run(function: Callable[..., Verdict], drafted: tuple, one_hot: bool) -> Acceptance:
     tree, tokens, target, uniforms, draft = drafted
     probs = None if one_hot else torch.tensor(draft, dtype=torch.float64)
     numbers = torch.tensor(uniforms, dtype=torch.float64)
     rows = [parent + 1 for parent in tree.parents]
     target_probs = torch.tensor(target, dtype=torch.float64)
-    return function(tree, torch.tensor(tokens, dtype=torch.long), target_probs, numbers, probs, rows)
+    return function(tree, torch.tensor(tokens, dtype=torch.long), target_probs, numbers, probs, rows).read()
 
 
 @given(rounds(), st.booleans())
@@ -247,7 +249,66 @@ def test_the_rule_is_the_oracle(drafted: tuple, one_hot: bool) -> None:
 
 @given(rounds(chain=True), st.booleans())
 def test_the_chain_path_is_the_walk(drafted: tuple, one_hot: bool) -> None:
-    assert run(accept._accept_chain, drafted, one_hot) == run(accept._accept_tree, drafted, one_hot)
+    assert run(rejection._decide_chain, drafted, one_hot) == run(rejection._walk_tree, drafted, one_hot)
+
+
+@given(rounds(), st.booleans())
+def test_a_tree_decided_at_once_is_the_walk(drafted: tuple, one_hot: bool) -> None:
+    """What a device does without a look at the outcome of any trial."""
+    assert run(rejection._decide_tree, drafted, one_hot) == run(rejection._walk_tree, drafted, one_hot)
+
+
+def step_by_step(
+    tokens: torch.Tensor,
+    target_probs: torch.Tensor,
+    uniforms: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    draft_rows: Sequence[int],
+) -> Acceptance:
+    """A chain with the host looking at every trial, and the draw over the support alone."""
+    left, committed = target_probs[0].double(), []
+    for node, token in enumerate(tokens.tolist()):
+        draft = None if draft_probs is None else draft_probs[draft_rows[node]].double()
+        if float(uniforms[node]) * (1.0 if draft is None else float(draft[token])) < float(left[token]):
+            committed.append(token)
+            left = target_probs[node + 1].double()
+            continue
+        residual = left.clone() if draft is None else (left - draft).clamp(min=0)
+        if draft is None:
+            residual[token] = 0
+            residual = residual / residual.sum()
+        left = residual / residual.sum() if residual.sum() > 0 else left
+        break
+    support = left.nonzero().squeeze(-1)
+    cumulative = left[support].cumsum(-1)
+    index = torch.searchsorted(cumulative, uniforms[-1:] * cumulative[-1], right=True).clamp(max=len(support) - 1)
+    return Acceptance(tuple(range(len(committed) + 1)), (*committed, int(support[index])))
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+@pytest.mark.parametrize("vocabulary", [50, 5003])
+def test_a_chain_decided_at_once_commits_the_very_same_tokens(vocabulary: int, one_hot: bool) -> None:
+    """Bit for bit the arithmetic of the form that looks: whatever the vocabulary, the filter and the random numbers."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    lengths: Counter[tuple[int, int]] = Counter()
+    for length in range(7):
+        for _ in range(40):
+            target_scores = 2 * torch.randn(length + 1, vocabulary, generator=generator)
+            draft_scores = target_scores[:length] + 0.7 * torch.randn(length, vocabulary, generator=generator)
+            for scores in (target_scores, draft_scores):
+                scores.masked_fill_(torch.rand(scores.shape, generator=generator) < 0.4, -torch.inf)
+            target_probs, draft_probs = target_scores.softmax(-1), draft_scores.softmax(-1)
+            source = target_probs[:length] if one_hot else draft_probs
+            drawn = torch.multinomial(source, 1, generator=generator)[:, 0] if length else NOTHING
+            uniforms = torch.rand(length + 1, dtype=torch.float64, generator=generator)
+            if one_hot:
+                uniforms[:length] *= target_probs[range(length), drawn] * 1.3
+            given_probs = None if one_hot else draft_probs
+            expected = step_by_step(drawn, target_probs, uniforms, given_probs, range(length))
+            chain = TokenTree.chain(length)
+            assert accept_rejection(chain, drawn, target_probs, uniforms, given_probs, range(length)).read() == expected
+            lengths[length, len(expected.rows) - 1] += 1
+    assert min(lengths[3, accepted] for accepted in range(4)) > 0, "some of every outcome"
 
 
 @given(rounds(), st.booleans(), st.sampled_from([0.0, 1 - 2**-53]))
@@ -274,7 +335,7 @@ def test_equal_distributions_accept_everything(tree: TokenTree) -> None:
     numbers = torch.full((len(tree) + 1,), 1 - 2**-53, dtype=torch.float64)
     tokens = torch.arange(len(tree)) % VOCAB
     rows = [tree.depths[parent + 1] for parent in tree.parents]
-    assert accept_rejection(tree, tokens, probs[: len(tree) + 1], numbers, probs, rows).rows == (0, 1, 2)
+    assert accept_rejection(tree, tokens, probs[: len(tree) + 1], numbers, probs, rows).read().rows == (0, 1, 2)
 
 
 def test_a_residual_without_mass_falls_back_to_the_target() -> None:
@@ -282,7 +343,7 @@ def test_a_residual_without_mass_falls_back_to_the_target() -> None:
     target = torch.tensor([[0.5, 0.5, 0.0]] * 2, dtype=torch.float64) * (1 - 1e-9)
     draft = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
     numbers = torch.tensor([1 - 2**-53, 1 - 2**-53], dtype=torch.float64)
-    assert accept_rejection(TokenTree.chain(1), torch.tensor([0]), target, numbers, draft, [0]).token_ids == (1,)
+    assert accept_rejection(TokenTree.chain(1), torch.tensor([0]), target, numbers, draft, [0]).read().token_ids == (1,)
 
 
 def test_a_token_the_draft_gives_no_probability() -> None:
@@ -292,7 +353,7 @@ def test_a_token_the_draft_gives_no_probability() -> None:
     for target, rows in (([0.3, 0.7], (0, 1)), ([0.0, 1.0], (0,))):
         result = accept_rejection(
             TokenTree.chain(1), torch.tensor([0]), torch.tensor([target] * 2), numbers, draft, [0]
-        )
+        ).read()
         assert result.rows == rows
 
 
@@ -301,4 +362,4 @@ def test_a_target_that_is_not_a_number_does_not_crash_the_rule(tree: TokenTree) 
     """The loop reports such rows; it needs an answer for the rows before them."""
     target = torch.full((len(tree) + 1, VOCAB), torch.nan)
     numbers = torch.full((len(tree) + 1,), 0.5, dtype=torch.float64)
-    assert accept_rejection(tree, torch.zeros(len(tree), dtype=torch.long), target, numbers).rows == (0,)
+    assert accept_rejection(tree, torch.zeros(len(tree), dtype=torch.long), target, numbers).read().rows == (0,)

@@ -208,7 +208,7 @@ def test_contenders_take_turns_and_one_that_fails_leaves_the_others_alone() -> N
 def accept(rule: ForcedAcceptance, tree: TokenTree) -> Any:
     drafted = torch.arange(100, 100 + len(tree))
     scores = torch.eye(len(tree) + 1, 200)  # row r of the target chooses token r
-    return rule.accept(tree, drafted, None, (), scores, ())
+    return rule.accept(tree, drafted, None, (), scores, ()).read()
 
 
 @pytest.mark.parametrize("probability", [0.3, 0.8])

@@ -14,7 +14,7 @@ from scipy import stats
 from transformers import LogitsProcessorList
 
 from scripted import Script, Scripted
-from selfspec.decoding.accept import Acceptance
+from selfspec.decoding.accept import Acceptance, Verdict
 from selfspec.decoding.draft import Draft, LayerDraft, TokenDraft
 from selfspec.decoding.loop import decode
 from selfspec.decoding.output import Output
@@ -127,27 +127,27 @@ def test_coupled_sampling_writes_the_targets_distribution() -> None:
 class BonusFromTheDraft(Speculative):
     """Wrong on purpose: what follows the last accepted token is drawn as if the first row had been rejected there."""
 
-    def accept(self, tree: TokenTree, *arguments: Any) -> Acceptance:
-        acceptance = super().accept(tree, *arguments)
+    def accept(self, tree: TokenTree, *arguments: Any) -> Verdict:
+        acceptance = super().accept(tree, *arguments).read()
         target_scores = arguments[3]
         drawn = int(target_scores[0].softmax(-1).multinomial(1, generator=self.generator))
-        return Acceptance(acceptance.rows, (*acceptance.token_ids[:-1], drawn))
+        return Verdict((), lambda: Acceptance(acceptance.rows, (*acceptance.token_ids[:-1], drawn)))
 
 
 class NoResidual(Speculative):
     """Wrong on purpose: after a rejection the next token is drawn from the whole target distribution."""
 
-    def accept(self, tree: TokenTree, *arguments: Any) -> Acceptance:
-        acceptance = super().accept(tree, *arguments)
+    def accept(self, tree: TokenTree, *arguments: Any) -> Verdict:
+        acceptance = super().accept(tree, *arguments).read()
         row = arguments[3][acceptance.rows[-1]]
         drawn = int(row.softmax(-1).multinomial(1, generator=self.generator))
-        return Acceptance(acceptance.rows, (*acceptance.token_ids[:-1], drawn))
+        return Verdict((), lambda: Acceptance(acceptance.rows, (*acceptance.token_ids[:-1], drawn)))
 
 
 class AcceptsTooMuch(Speculative):
     """Wrong on purpose: verifies against the draft's own scores."""
 
-    def accept(self, tree: TokenTree, *arguments: Any) -> Acceptance:
+    def accept(self, tree: TokenTree, *arguments: Any) -> Verdict:
         tokens, draft_scores, draft_rows, target_scores, positions = arguments
         if draft_scores is None:
             return super().accept(tree, *arguments)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from selfspec.decoding.accept import Acceptance
+from selfspec.decoding.accept import Acceptance, Verdict
 from selfspec.decoding.sampling import Greedy, Rule
 from selfspec.decoding.tree import TokenTree
 from selfspec.engine import Engine
@@ -48,9 +48,9 @@ class ForcedAcceptance:
         self._source = source
         self._greedy = Greedy()
 
-    def candidates(self, scores: torch.Tensor, position: int, count: int) -> torch.Tensor:
-        """The tokens of highest score; see ``Rule.candidates``."""
-        return self._greedy.candidates(scores, position, count)
+    def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
+        """The scores themselves; see ``Rule.preferences``."""
+        return self._greedy.preferences(scores, position)
 
     def accept(
         self,
@@ -60,14 +60,16 @@ class ForcedAcceptance:
         draft_rows: Sequence[int],
         target_scores: torch.Tensor,
         positions: Sequence[int],
-    ) -> Acceptance:
+    ) -> Verdict:
         """Accepts by the dice alone; see ``Rule.accept``."""
-        tokens: list[int] = torch.cat([draft_tokens, target_scores.argmax(-1)]).tolist()
-        rows = [0]
-        while tree.children[rows[-1]] and self._source.random() < self.probability:
-            rows.append(tree.children[rows[-1]][0] + 1)
-        drafted = [tokens[row - 1] for row in rows[1:]]
-        return Acceptance(tuple(rows), (*drafted, tokens[len(tree) + rows[-1]]))
+
+        def interpret(drafted: list[int], chosen: list[int]) -> Acceptance:
+            rows = [0]
+            while tree.children[rows[-1]] and self._source.random() < self.probability:
+                rows.append(tree.children[rows[-1]][0] + 1)
+            return Acceptance(tuple(rows), (*(drafted[row - 1] for row in rows[1:]), chosen[rows[-1]]))
+
+        return Verdict((draft_tokens, target_scores.argmax(-1)), interpret)
 
 
 class ForcedEngine(Engine):

@@ -1,11 +1,13 @@
 """The round: draft, verify, accept, commit. One loop for every method."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from selfspec.decoding import transfer
 from selfspec.decoding.accept import Acceptance
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.drafting import empty_proposal, propose
@@ -13,11 +15,10 @@ from selfspec.decoding.output import Output
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.request import Request
 from selfspec.decoding.riding import Rider
-from selfspec.decoding.tree import TokenTree
 from selfspec.decoding.verification import verify
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
-from selfspec.target.stack import StackOutput, Target
+from selfspec.target.stack import Target
 from selfspec.types import PhaseSeconds, Round
 
 
@@ -56,7 +57,7 @@ def decode(
 @torch.inference_mode()
 def prefill(target: Target, request: Request, chunk: int, needs: Needs | None = None) -> Prefill:
     """Runs the prompt through the model, in chunks, then chooses and commits the first token."""
-    prompt_ids, needs = tuple(request.token_ids.tolist()), needs or Needs()
+    prompt_ids, needs = tuple(*transfer.read(request.token_ids)), needs or Needs()
     first_kept = max(0, request.length - needs.prompt_rows)
     kept_states: dict[int, list[torch.Tensor]] = {index: [] for index in needs.prompt_states}
     everything = range(target.sublayer_count)
@@ -70,11 +71,10 @@ def prefill(target: Target, request: Request, chunk: int, needs: Needs | None = 
             kept_states[index].append(states)
         request.state.cache.commit(range(end - start))
     logits = target.logits(result.hidden_states[-1:])
-    _check_finite(logits, request)
-    scores = request.processor(logits, lambda _: request.path_context(0))
-    first_token = request.rule.accept(
-        TokenTree(()), request.pending[:0], None, (), scores, (request.length,)
-    ).next_token
+    judged = _judge(request, empty_proposal(request), logits, _all_finite(logits), Clock())
+    if judged is None:
+        raise _not_finite(request)
+    first_token = judged[0].next_token
     request.commit((), (first_token,))
     hidden_states = {
         index: torch.cat(states) if len(states) > 1 else states[0] for index, states in kept_states.items() if states
@@ -97,29 +97,24 @@ def play_round(target: Target, drafter: Drafter, request: Request, output: Outpu
     clock.lap("select")
     proposal = propose(target, request, draft, watched)
     clock.lap("draft")
-    verification, logits = _verified_logits(target, request, proposal, watched, rider)
-    if not _all_finite(logits):
+    verified = _verify(target, request, proposal, watched, rider, clock)
+    if verified is None:
         # A drafted row that is not numbers spoils those before it too, through attention weights of 0 times NaN.
         proposal = empty_proposal(request)
-        verification, logits = _verified_logits(target, request, proposal, watched, None)
-        _check_finite(logits, request)
-    clock.lap("verify")
-
-    scores = request.processor(logits, request.row_contexts(proposal))
-    tree = proposal.tree
-    positions = [request.length + depth for depth in tree.depths]
-    parent_rows = [parent + 1 for parent in tree.parents]
-    acceptance = request.rule.accept(tree, proposal.token_ids, proposal.scores, parent_rows, scores, positions)
+        verified = _verify(target, request, proposal, watched, None, clock)
+        if verified is None:
+            raise _not_finite(request)
+    acceptance = verified.acceptance
     committed = _append(output, acceptance)
     request.commit(acceptance.rows[: len(committed)], committed)
     clock.lap("other")
 
-    feedback = Feedback(draft, proposal, acceptance, scores, verification.captured)
+    feedback = Feedback(draft, proposal, acceptance, verified.scores, verified.captured)
     drafter.learn(feedback)
     clock.lap("select")
     return Round(
         drafted=feedback.drafted,
-        candidates=len(tree),
+        candidates=len(proposal.tree),
         accepted=min(feedback.accepted, len(committed)),
         token_ids=committed,
         kept=draft.kept if isinstance(draft, LayerDraft) else None,
@@ -128,11 +123,59 @@ def play_round(target: Target, drafter: Drafter, request: Request, output: Outpu
     )
 
 
-def _verified_logits(
-    target: Target, request: Request, proposal: Proposal, watched: Collection[int], rider: Rider[Any] | None
-) -> tuple[StackOutput, torch.Tensor]:
+@dataclass(frozen=True)
+class _Verified:
+    """A draft that was verified: the outcome, the target's processed scores, the states that the method watches."""
+
+    acceptance: Acceptance
+    scores: torch.Tensor
+    captured: Mapping[int, torch.Tensor]
+
+
+def _verify(
+    target: Target,
+    request: Request,
+    proposal: Proposal,
+    watched: Collection[int],
+    rider: Rider[Any] | None,
+    clock: "Clock",
+) -> _Verified | None:
+    """Verifies a draft and waits for the outcome, once; ``None`` where the target's logits are not all numbers."""
     verification = verify(target, request, proposal, watched, rider)
-    return verification, target.logits(verification.hidden_states)
+    logits = target.logits(verification.hidden_states)
+    finite = _all_finite(logits)
+    clock.lap("verify")
+    judged = _judge(request, proposal, logits, finite, clock)
+    return None if judged is None else _Verified(*judged, verification.captured)
+
+
+def _judge(
+    request: Request, proposal: Proposal, logits: torch.Tensor, finite: torch.Tensor, clock: "Clock"
+) -> tuple[Acceptance, torch.Tensor] | None:
+    """What stands of a draft, and the processed scores; ``None`` where the logits are not all numbers.
+
+    Whether they are is read together with the outcome, which is nothing but noise where they are not.
+    """
+    tree = proposal.tree
+    scores = _process(request, logits, finite, request.row_contexts(proposal))
+    positions = [request.length + depth for depth in tree.depths]
+    parent_rows = [parent + 1 for parent in tree.parents]
+    verdict = request.rule.accept(tree, proposal.token_ids, proposal.scores, parent_rows, scores, positions)
+    clock.lap("other")
+    acceptance = verdict.read_if(finite)
+    clock.lap("verify")  # the wait is for the device, which has been verifying
+    return None if acceptance is None else (acceptance, scores)
+
+
+def _process(
+    request: Request, logits: torch.Tensor, finite: torch.Tensor, context: Callable[[int], torch.Tensor]
+) -> torch.Tensor:
+    try:
+        return request.processor(logits, context)
+    except Exception:
+        if transfer.read(finite)[0]:
+            raise
+        return logits.float()  # a processor need not know what to do with NaN; these scores are not used
 
 
 def _append(output: Output, acceptance: Acceptance) -> tuple[int, ...]:
@@ -144,17 +187,16 @@ def _append(output: Output, acceptance: Acceptance) -> tuple[int, ...]:
     return acceptance.token_ids
 
 
-def _all_finite(logits: torch.Tensor) -> bool:
-    """Whether all logits are numbers: a sum is finite only if every term is."""
-    return bool(torch.isfinite(logits.sum(dtype=torch.float32)))
+def _all_finite(logits: torch.Tensor) -> torch.Tensor:
+    """Whether all logits are numbers, bool ``[]``: a sum is finite only if every term is."""
+    return torch.isfinite(logits.sum(dtype=torch.float32))
 
 
-def _check_finite(logits: torch.Tensor, request: Request) -> None:
-    if not _all_finite(logits):
-        raise NonFiniteLogitsError(
-            f"the model computed NaN or infinite logits for new token {request.length - request.prompt_length + 1} "
-            f"(position {request.length}); try another dtype (bfloat16 or float32) or check the weights"
-        )
+def _not_finite(request: Request) -> NonFiniteLogitsError:
+    return NonFiniteLogitsError(
+        f"the model computed NaN or infinite logits for new token {request.length - request.prompt_length + 1} "
+        f"(position {request.length}); try another dtype (bfloat16 or float32) or check the weights"
+    )
 
 
 class Clock:

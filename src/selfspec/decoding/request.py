@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from selfspec.decoding import transfer
 from selfspec.decoding.draft import Proposal
 from selfspec.decoding.processors import ScoreProcessor
 from selfspec.decoding.sampling import Rule
@@ -47,7 +48,7 @@ class Request:
         self.max_length = self.length + max_new_tokens
         self.sibling_room = sibling_rows
         self._ids = torch.empty(self.max_length, dtype=torch.long, device=target.device)
-        self._ids[: self.length] = torch.tensor(prompt_ids, dtype=torch.long, device=target.device)
+        self._ids[: self.length] = transfer.send(prompt_ids, target.device)
         self.state: SequenceState = target.new_sequence(
             self.prompt_length,
             capacity=self.max_length + max(sibling_rows, probe_rows),
@@ -89,8 +90,8 @@ class Request:
             return self.path_context
 
         def context(row: int) -> torch.Tensor:
-            nodes = torch.tensor([ancestor - 1 for ancestor in proposal.tree.path(row)[1:]], dtype=torch.long)
-            path = proposal.token_ids[nodes.to(proposal.token_ids.device)]
+            nodes = [ancestor - 1 for ancestor in proposal.tree.path(row)[1:]]
+            path = proposal.token_ids[transfer.send(nodes, proposal.token_ids.device)]
             return torch.cat([self.token_ids, path])[None]
 
         return context
@@ -103,5 +104,5 @@ class Request:
             token_ids: the accepted draft tokens and the target's own token behind them.
         """
         self.state.cache.commit(rows)
-        self._ids[self.length : self.length + len(token_ids)] = torch.tensor(token_ids, device=self._ids.device)
+        self._ids[self.length : self.length + len(token_ids)] = transfer.send(token_ids, self._ids.device)
         self.length += len(token_ids)

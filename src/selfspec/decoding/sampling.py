@@ -9,28 +9,31 @@ from typing import Protocol
 
 import torch
 
-from selfspec.decoding.accept import Acceptance, accept_matching, accept_rejection
+from selfspec.decoding import transfer
+from selfspec.decoding.accept import Acceptance, Verdict, accept_matching
 from selfspec.decoding.noise import gumbel_noise, seed_key
+from selfspec.decoding.rejection import accept_rejection
 from selfspec.decoding.tree import TokenTree
 
 
 class Rule(Protocol):
-    """How tokens are chosen. Every rule gives the target's own output (greedy) or distribution (the other two)."""
+    """How tokens are chosen. Every rule gives the target's own output (greedy) or distribution (the other two).
+
+    Nothing here waits for the device.
+    """
 
     needs_draft_probs: bool
-    """Whether ``accept`` needs the draft's scores when the draft was made with ``candidates``."""
+    """Whether ``accept`` needs the draft's scores when the draft was made by ``preferences``."""
 
-    def candidates(self, scores: torch.Tensor, position: int, count: int) -> torch.Tensor:
-        """The tokens to draft at one position.
+    def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
+        """How much the rule would like to draft each token at one position: ``best`` and ``next_best`` of it.
 
         Args:
             scores: float ``[vocab]``, the draft's processed scores.
             position: absolute position of the token to draft.
-            count: how many siblings are wanted, at least 1.
 
         Returns:
-            long ``[at most count]`` on the scores' device, best first, no token twice, none with score ``-inf``. A
-            count of 1 gives exactly one token and does not wait for the device.
+            float ``[vocab]`` on the scores' device; ``-inf`` where the score is.
         """
         ...
 
@@ -42,20 +45,20 @@ class Rule(Protocol):
         draft_rows: Sequence[int],
         target_scores: torch.Tensor,
         positions: Sequence[int],
-    ) -> Acceptance:
+    ) -> Verdict:
         """Which drafted tokens stand, and the token after them.
 
         Args:
             tree: the draft of ``n`` tokens.
             draft_tokens: long ``[n]``.
-            draft_scores: float ``[r, vocab]``, the scores that ``candidates`` was given; ``None`` where the rule does
+            draft_scores: float ``[r, vocab]``, the scores that ``preferences`` was given; ``None`` where the rule does
                 not need them, or where the draft is deterministic (prompt lookup).
             draft_rows: ``[n]``; node ``i`` was drafted from ``draft_scores[draft_rows[i]]``.
             target_scores: float ``[n + 1, vocab]``, the target's processed scores after each verification row.
             positions: ``[n + 1]``, the absolute position of the token that each row chooses.
 
         Returns:
-            The accepted path and the next token.
+            The accepted path and the next token, to be read.
         """
         ...
 
@@ -65,9 +68,9 @@ class Greedy:
 
     needs_draft_probs = False
 
-    def candidates(self, scores: torch.Tensor, position: int, count: int) -> torch.Tensor:
-        """The tokens of highest score; see ``Rule.candidates``."""
-        return _best(scores, count)
+    def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
+        """The scores themselves; see ``Rule.preferences``."""
+        return scores
 
     def accept(
         self,
@@ -77,7 +80,7 @@ class Greedy:
         draft_rows: Sequence[int],
         target_scores: torch.Tensor,
         positions: Sequence[int],
-    ) -> Acceptance:
+    ) -> Verdict:
         """Accepts the path of the target's argmaxes; see ``Rule.accept``."""
         return _accept_choices(tree, draft_tokens, target_scores.argmax(-1))
 
@@ -96,9 +99,9 @@ class Coupled:
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def candidates(self, scores: torch.Tensor, position: int, count: int) -> torch.Tensor:
-        """The tokens of highest perturbed score; see ``Rule.candidates``."""
-        return _best(self._perturbed(scores, torch.full((1,), position, device=scores.device))[0], count)
+    def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
+        """The perturbed scores; see ``Rule.preferences``."""
+        return self._perturbed(scores, torch.full((1,), position, device=scores.device))[0]
 
     def accept(
         self,
@@ -108,9 +111,9 @@ class Coupled:
         draft_rows: Sequence[int],
         target_scores: torch.Tensor,
         positions: Sequence[int],
-    ) -> Acceptance:
+    ) -> Verdict:
         """Accepts the path of the target's own draws; see ``Rule.accept``."""
-        where = torch.tensor(positions, dtype=torch.long, device=target_scores.device)
+        where = transfer.send(positions, target_scores.device)
         return _accept_choices(tree, draft_tokens, self._perturbed(target_scores, where).argmax(-1))
 
     def _perturbed(self, scores: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -129,10 +132,10 @@ class Speculative:
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
 
-    def candidates(self, scores: torch.Tensor, position: int, count: int) -> torch.Tensor:
-        """Draws from softmax(scores) one after another without replacement (Gumbel top-k); see ``Rule.candidates``."""
+    def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
+        """The order of drawing from softmax(scores) without replacement (Gumbel top-k); see ``Rule.preferences``."""
         exponential = torch.empty_like(scores, dtype=torch.float64).exponential_(generator=self.generator)
-        return _best(scores - exponential.log_(), count)
+        return scores - exponential.log_()
 
     def accept(
         self,
@@ -142,7 +145,7 @@ class Speculative:
         draft_rows: Sequence[int],
         target_scores: torch.Tensor,
         positions: Sequence[int],
-    ) -> Acceptance:
+    ) -> Verdict:
         """Accepts by rejection sampling; see ``Rule.accept``."""
         device = target_scores.device
         uniforms = torch.rand(len(tree) + 1, dtype=torch.float64, device=device, generator=self.generator)
@@ -163,17 +166,36 @@ def seeded_generator(seed: int, device: torch.device | str) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed_key(seed))
 
 
-def _accept_choices(tree: TokenTree, draft_tokens: torch.Tensor, choices: torch.Tensor) -> Acceptance:
-    """``accept_matching`` with one transfer to the host."""
-    tokens: list[int] = torch.cat([draft_tokens, choices]).tolist()
-    return accept_matching(tree, tokens[: len(tree)], tokens[len(tree) :])
+def _accept_choices(tree: TokenTree, draft_tokens: torch.Tensor, choices: torch.Tensor) -> Verdict:
+    """``accept_matching`` of tokens that are to be read."""
+
+    def interpret(drafted: list[int], chosen: list[int]) -> Acceptance:
+        return accept_matching(tree, drafted, chosen)
+
+    return Verdict((draft_tokens, choices), interpret)
 
 
-def _best(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """The tokens of the ``count`` highest finite keys ``[vocab]``; the first one is exactly the argmax."""
-    first = keys.argmax(-1, keepdim=True)
-    if count == 1:
-        return first
+def best(preferences: torch.Tensor) -> torch.Tensor:
+    """The token to draft, exactly the argmax: float ``[vocab]`` to long ``[1]``."""
+    return preferences.argmax(-1, keepdim=True)
+
+
+def next_best(preferences: torch.Tensor, first: torch.Tensor, count: int) -> torch.Tensor:
+    """The candidates beside the best token, best first.
+
+    Args:
+        preferences: float ``[vocab]``.
+        first: the best token, long ``[1]``.
+        count: how many, less than there are ``possible`` tokens.
+
+    Returns:
+        long ``[count]``, none of them ``first``, no token twice.
+    """
     # topk breaks ties in no order that it promises, so the first place is argmax's and topk fills the others.
-    others = keys.index_fill(0, first, -torch.inf).topk(min(count, keys.shape[-1]) - 1)
-    return torch.cat([first, others.indices[others.values > -torch.inf]])
+    return preferences.index_fill(0, first, -torch.inf).topk(count).indices
+
+
+def possible(preferences: torch.Tensor) -> torch.Tensor:
+    """How many tokens have a preference above ``-inf``: float ``[vocab]`` to float ``[]``."""
+    # A sum of floats, exact up to 2^24 of them; one of booleans takes a CPU several times as long.
+    return torch.gt(preferences, -torch.inf, out=torch.empty_like(preferences)).sum()

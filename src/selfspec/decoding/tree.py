@@ -7,6 +7,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from selfspec.decoding import transfer
+
 ROOT = -1
 """Parent of the nodes that follow the pending token directly."""
 
@@ -79,7 +81,7 @@ class TokenTree:
         visible = np.eye(rows, dtype=bool)  # row by row numpy is many times faster than torch
         for node, parent in enumerate(self.parents):
             visible[node + 1] |= visible[parent + 1]
-        return torch.from_numpy(visible).to(device)
+        return transfer.send(torch.from_numpy(visible), device)
 
 
 def as_chain_length(parents: Sequence[int]) -> int:
