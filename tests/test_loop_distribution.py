@@ -61,6 +61,7 @@ class TableTarget:
         step: None,
         capture: Collection[int] = (),
         captured_rows: int | None = None,
+        through: None = None,
     ) -> StackOutput:
         return StackOutput(hidden_states if len(list(sublayers)) == SUBLAYERS else -hidden_states)
 

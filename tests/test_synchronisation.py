@@ -17,16 +17,17 @@ from transformers import LogitsProcessor
 
 from models import SUBLAYERS, build, prompt
 from scripted import Script, Scripted
-from selfspec.decoding import layer_drafting, transfer
+from selfspec.decoding import layer_drafting
 from selfspec.decoding.draft import Draft, LayerDraft, TokenDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
-from selfspec.decoding.transfer import Arrival, pack, unpack
 from selfspec.decoding.tree import TokenTree
 from selfspec.engine import Engine
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.methods.base import Feedback, Needs
+from selfspec.target import transfer
 from selfspec.target.kept import KeptSet
 from selfspec.target.stack import Target
+from selfspec.target.transfer import Arrival, pack, unpack
 from selfspec.types import Generation
 
 RULES: dict[str, dict[str, Any]] = {

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from selfspec.decoding import transfer
 from selfspec.decoding.tree import TokenTree
+from selfspec.target import transfer
 
 
 @dataclass(frozen=True)

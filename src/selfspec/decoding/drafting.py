@@ -2,11 +2,11 @@
 
 from collections.abc import Collection
 
-from selfspec.decoding import transfer
 from selfspec.decoding.draft import Draft, LayerDraft, Proposal, TokenDraft
 from selfspec.decoding.layer_drafting import LayerDrafting
 from selfspec.decoding.request import Request
 from selfspec.decoding.tree import ROOT, TokenTree
+from selfspec.target import transfer
 from selfspec.target.stack import Target
 
 

@@ -8,9 +8,9 @@ import torch
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.request import Request
 from selfspec.decoding.sampling import best, next_best, possible
-from selfspec.decoding.transfer import Arrival
 from selfspec.decoding.tree import ROOT, TokenTree
 from selfspec.target.stack import Step, Target
+from selfspec.target.transfer import Arrival
 
 HEAD_START = 4
 """Sublayers of the next draft step that a device is given before the host looks at the last step's confidence.

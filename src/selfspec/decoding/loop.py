@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from selfspec.decoding import transfer
 from selfspec.decoding.accept import Acceptance
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.drafting import empty_proposal, propose
@@ -18,6 +17,7 @@ from selfspec.decoding.riding import Rider
 from selfspec.decoding.verification import verify
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
+from selfspec.target import transfer
 from selfspec.target.stack import Target
 from selfspec.types import PhaseSeconds, Round
 

@@ -5,9 +5,9 @@ from itertools import zip_longest
 
 import torch
 
-from selfspec.decoding import transfer
 from selfspec.decoding.accept import Acceptance, Verdict
 from selfspec.decoding.tree import TokenTree
+from selfspec.target import transfer
 
 
 def accept_rejection(

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from selfspec.decoding import transfer
 from selfspec.decoding.draft import Proposal
 from selfspec.decoding.processors import ScoreProcessor
 from selfspec.decoding.sampling import Rule
+from selfspec.target import transfer
 from selfspec.target.stack import SequenceState, Target
 
 

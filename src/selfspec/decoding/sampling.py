@@ -9,11 +9,11 @@ from typing import Protocol
 
 import torch
 
-from selfspec.decoding import transfer
 from selfspec.decoding.accept import Acceptance, Verdict, accept_matching
 from selfspec.decoding.noise import gumbel_noise, seed_key
 from selfspec.decoding.rejection import accept_rejection
 from selfspec.decoding.tree import TokenTree
+from selfspec.target import transfer
 
 
 class Rule(Protocol):

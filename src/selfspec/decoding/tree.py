@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from selfspec.decoding import transfer
+from selfspec.target import transfer
 
 ROOT = -1
 """Parent of the nodes that follow the pending token directly."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from selfspec.target.transfer import send
+
 
 class KeyValueCache:
     """Keys and values of one sequence, for every layer of the target.
@@ -107,5 +109,5 @@ def _is_prefix(rows: Sequence[int]) -> bool:
 def _gather(buffer: torch.Tensor, start: int, rows: Sequence[int]) -> None:
     """Moves the rows that are out of place; the rows before the first jump stay where they are."""
     first = next(index for index, row in enumerate(rows) if row != index)
-    source = torch.tensor([start + row for row in rows[first:]], device=buffer.device)
+    source = send([start + row for row in rows[first:]], buffer.device)
     buffer.narrow(2, start + first, len(rows) - first).copy_(buffer.index_select(2, source))

@@ -21,6 +21,7 @@ from selfspec.target.kernels import KernelBuildError
 from selfspec.target.masks import Layout
 from selfspec.target.rope import Rope
 from selfspec.target.sublayers import AttentionSublayer, SequenceState, Step, Sublayer
+from selfspec.target.transfer import send
 
 __all__ = ["RUNTIMES", "SequenceState", "StackOutput", "Step", "Sublayer", "Target"]
 
@@ -184,7 +185,7 @@ class Target:
             lowest = prefix
         else:
             counted = [prefix + depth for depth in depths]
-            positions = torch.tensor(counted, device=self.device)
+            positions = send(counted, self.device)
             lowest = min(counted)
         layout = Layout(start, rows, prefix, positions, lowest, visible)
         self._rope.reserve(self._like, layout.end)
