@@ -56,7 +56,7 @@ def test_random_kept_sets(name: str) -> None:
     assert sum(run_script(name, layer_script(name), length).accepted for length in (3, 40)) > 0
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_random_kept_sets_with_siblings(name: str) -> None:
     """Trees from a draft: several candidates at each position."""
     draw = random.Random(name)
@@ -122,7 +122,7 @@ class Prophet:
         return self._text[index] if right else self._draw.randrange(VOCABULARY)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_given_tokens(name: str) -> None:
     """The same token may stand at two siblings, wrong tokens before right ones, and trees reach past the end."""
     chain = run_script(name, Prophet(name, 14, 0.2).chain, 14)
