@@ -1,5 +1,6 @@
 """The overhead benchmark: what it counts, what it reports, what it refuses. Nothing here looks at a time."""
 
+import ctypes
 import io
 import json
 import math
@@ -280,6 +281,17 @@ def test_peak_memory_is_that_of_the_run() -> None:
     assert with_block >= 2**26
     if Path("/proc/self/clear_refs").exists():
         assert small.peak_bytes() < with_block
+
+
+def test_memory_that_was_freed_before_is_not_of_the_run() -> None:
+    before = ResidentPeak(CPU).peak_bytes()
+    blocks = [torch.ones(2**14, dtype=torch.uint8) for _ in range(2**12)]  # small enough to be kept when they are freed
+    held = ResidentPeak(CPU).peak_bytes()
+    del blocks
+    after = ResidentPeak(CPU).peak_bytes()
+    assert held > before + 2**25
+    if Path("/proc/self/clear_refs").exists() and hasattr(ctypes.CDLL(None), "malloc_trim"):
+        assert after < held - 2**25
 
 
 def test_rows_are_run_over_a_committed_context(monkeypatch: pytest.MonkeyPatch) -> None:

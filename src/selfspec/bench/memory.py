@@ -1,6 +1,8 @@
 """What the memory does: how fast it copies, and how much of it a run took at most."""
 
 import contextlib
+import ctypes
+import gc
 import statistics
 from pathlib import Path
 
@@ -41,14 +43,16 @@ def copy_bytes_per_second(device: torch.device, size: int | None = None, copies:
 class ResidentPeak:
     """The peak of memory since it was made, in bytes, also where the process had a higher one before.
 
-    On CUDA it is the allocator's. On Linux the kernel's high-water mark is set back first; where that is not possible
-    it is the highest of the whole process, which then tells runs in one process apart only while it rises.
+    On CUDA it is the allocator's. On Linux the kernel's high-water mark is set back first, and what earlier runs have
+    freed is given back to it, or it would count for this one too; where that is not possible it is the highest of the
+    whole process, which then tells runs in one process apart only while it rises.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._peak = PeakMemory(device)
         self._resettable = device.type != "cuda"
         if self._resettable:
+            _give_back_freed_memory()
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
@@ -56,6 +60,13 @@ class ResidentPeak:
         """The peak so far."""
         high_water = _high_water_bytes() if self._resettable else None
         return self._peak.peak_bytes() if high_water is None else high_water
+
+
+def _give_back_freed_memory() -> None:
+    """The C library keeps what was freed for later; glibc can be told to let it go."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _high_water_bytes() -> int | None:

@@ -28,6 +28,7 @@ METHOD_FIGURES = (
 ``speedup`` is over plain decoding in the same repeat; ``ideal_speedup`` and ``efficiency`` are those of
 ``DecodingBytes.ideal_speedup``; ``cost_coefficient`` is the measured time of a draft step ÷ that of a plain step. The
 shares are of the time after the first token; ``other_share`` is all that is neither selection, draft nor verification.
+A selection that rides on a verification (``decoding.riding``) is counted with it.
 On an accelerator a phase lasts until its work is queued, and the time until it is done falls into the phase that waits.
 """
 
