@@ -71,7 +71,7 @@ def test_demo_says_when_a_method_writes_something_else(console: Console, monkeyp
         return replace(result, token_ids=(*result.token_ids, 0)) if self.method.name == "uniform" else result
 
     monkeypatch.setattr(Engine, "generate", altered)
-    assert not demo.run_demo(console, max_new_tokens=6, device="cpu")
+    assert not demo.run_demo(console, max_new_tokens=2, device="cpu")
     assert all(line.split()[-1] == "no" for line in printed(console).splitlines() if "uniform  " in line)
 
 

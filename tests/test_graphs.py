@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 
-from models import FAMILY_NAMES, SUBLAYERS, VARIANTS, build, plain_text, prompt
+from models import FAMILY_NAMES, SUBLAYERS, build, plain_text, prompt
 from selfspec.decoding.tree import TokenTree
 from selfspec.engine import Engine
 from selfspec.errors import NonFiniteLogitsError
@@ -162,7 +162,7 @@ def outputs(target: Target, prefix: int) -> list[torch.Tensor]:
 
 
 @recording
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_replays_compute_what_the_modules_do(name: str) -> None:
     """In any layout, at several lengths, on two sequences one after the other."""
     ours, generic = Target(own(name), "graphs"), Target(own(name), "eager")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models import FAMILY_NAMES, SUBLAYERS, VARIANTS, VOCABULARY, build, plain_text, prompt
+from models import FAMILY_NAMES, SUBLAYERS, VOCABULARY, build, plain_text, prompt
 from scripted import Script, Scripted
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, TokenDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
@@ -51,7 +51,7 @@ def layer_script(name: str, width: Callable[[float], int] | None = None) -> Scri
     return script
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_random_kept_sets(name: str) -> None:
     assert sum(run_script(name, layer_script(name), length).accepted for length in (3, 40)) > 0
 

@@ -30,7 +30,7 @@ from selfspec.target.stack import SequenceState, StackOutput
 VOCAB = 5
 SUBLAYERS = 4
 DRAWS = 100_000
-FEWER_DRAWS = 20_000
+FEWER_DRAWS = 10_000
 """Many more than show a wrong rule."""
 DRAWS_OF_A_WRONG_RULE = 5_000
 KEPT = KeptSet((1, 2), SUBLAYERS)

@@ -151,7 +151,7 @@ def wide_model() -> PreTrainedModel:
 def peak_of_wide_model(method: str) -> int:
     """Weights and all that a request has alive at once, in bytes; the prefill's rows are as many as a selection's."""
     weights = sum(parameter.nbytes for parameter in wide_model().parameters())
-    return weights + count_engine(Engine(wide_model(), method=method), 256, new_tokens=32)[0]
+    return weights + count_engine(Engine(wide_model(), method=method), 256, new_tokens=20)[0]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LogitsProcessorList
 
-from models import FAMILY_NAMES, SUBLAYERS, VARIANTS, build, plain_text, prompt
+from models import FAMILY_NAMES, SUBLAYERS, build, plain_text, prompt
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.drafting import propose
 from selfspec.decoding.loop import prefill
@@ -61,7 +61,7 @@ def cache_rows(request: Request, rows: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", WIDTHS)
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_sharing_changes_nothing(name: str, shape: str) -> None:
     for where, kept in KEPT_SETS.items():
         target, request, proposal = drafted(name, kept, shape)
