@@ -4,7 +4,7 @@ The table gives the next token's distribution from the last token alone, one for
 so that the output is a Markov chain whose transitions are known exactly. Everything but the model is the real thing.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ DRAFT = torch.softmax(TARGET.clamp_min(1e-3).log() + 0.8 * torch.randn(VOCAB, VO
 class TableTarget:
     """Stands in for ``Target``: a full run looks up the target's table, a partial one the draft's."""
 
-    device = torch.device("cpu")
+    device, dtype, hidden_size = torch.device("cpu"), torch.float32, VOCAB
     sublayer_count = SUBLAYERS
 
     def new_sequence(self, prompt_length: int, capacity: int, last_length: int) -> SequenceState:
@@ -63,8 +63,8 @@ class TableTarget:
         sublayers: Iterable[int],
         step: None,
         capture: Collection[int] = (),
-        captured_rows: int | None = None,
         through: None = None,
+        copies: Mapping[int, torch.Tensor] | None = None,
     ) -> StackOutput:
         return StackOutput(hidden_states if len(list(sublayers)) == SUBLAYERS else -hidden_states)
 

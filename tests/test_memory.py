@@ -1,4 +1,4 @@
-"""Memory of drafting, counted tensor by tensor: at most 3 % over plain decoding, no copy of the cache in a round."""
+"""Memory of drafting, counted tensor by tensor: at most 2 % over plain decoding, no copy of the cache in a round."""
 
 import functools
 import gc
@@ -155,9 +155,9 @@ def peak_of_wide_model(method: str) -> int:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_takes_three_percent_more_than_plain_decoding_at_most(method: str) -> None:
+def test_every_method_takes_two_percent_more_than_plain_decoding_at_most(method: str) -> None:
     peak, plain = peak_of_wide_model(method), peak_of_wide_model("autoregressive")
-    assert peak <= 1.03 * plain, f"{method}: {peak:,} against {plain:,} bytes, {peak / plain - 1:.1%} more"
+    assert peak <= 1.02 * plain, f"{method}: {peak:,} against {plain:,} bytes, {peak / plain - 1:.1%} more"
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -59,16 +59,19 @@ def prefill(target: Target, request: Request, chunk: int, needs: Needs | None = 
     """Runs the prompt through the model, in chunks, then chooses and commits the first token."""
     prompt_ids, needs = tuple(*transfer.read(request.token_ids)), needs or Needs()
     first_kept = max(0, request.length - needs.prompt_rows)
-    kept_states: dict[int, list[torch.Tensor]] = {index: [] for index in needs.prompt_states}
+    kept = sorted(needs.prompt_states) if needs.prompt_rows else []
+    # Made before all that comes and goes: between that, it would leave holes which nothing fits into.
+    room = torch.empty(
+        (len(kept), request.length - first_kept, target.hidden_size), dtype=target.dtype, device=target.device
+    )
+    hidden_states = dict(zip(kept, room, strict=True))
     everything = range(target.sublayer_count)
     for start in range(0, request.length, chunk):  # whatever is kept, so that all methods compute the same
         end = min(start + chunk, request.length)
-        rows = end - max(start, first_kept)
         step = target.begin(request.state, end - start)
-        capture = kept_states if rows > 0 else ()
-        result = target.run(target.embed(request.token_ids[start:end]), everything, step, capture, rows)
-        for index, states in result.captured.items():
-            kept_states[index].append(states)
+        rows = slice(max(0, start - first_kept), max(0, end - first_kept))
+        copies = {index: states[rows] for index, states in hidden_states.items()}
+        result = target.run(target.embed(request.token_ids[start:end]), everything, step, copies=copies)
         request.state.cache.commit(range(end - start))
     logits = target.logits(result.hidden_states[-1:])
     judged = _judge(request, empty_proposal(request), logits, _all_finite(logits), Clock())
@@ -76,9 +79,6 @@ def prefill(target: Target, request: Request, chunk: int, needs: Needs | None = 
         raise _not_finite(request)
     first_token = judged[0].next_token
     request.commit((), (first_token,))
-    hidden_states = {
-        index: torch.cat(states) if len(states) > 1 else states[0] for index, states in kept_states.items() if states
-    }
     return Prefill(prompt_ids, first_token, Probe(target, request), hidden_states)
 
 

@@ -18,7 +18,7 @@ from selfspec.objective import tokens_per_layer
 from selfspec.target.kept import KeptSet
 from selfspec.target.stack import Target
 
-LOGITS_SHARE = 0.02
+LOGITS_SHARE = 0.005
 """Memory that the logits of one head call may take, as a share of the model's weights."""
 
 JUDGED_ROUNDS, LEAST_GAIN = 64, 1.15

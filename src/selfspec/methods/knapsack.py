@@ -13,6 +13,8 @@ from selfspec.target.latency import LatencyProfile
 
 MAX_WEIGHT = 5
 """Heaviest item: the lighter kind of sublayer weighs 1, the other at most this much (authors' code)."""
+_SMALLEST_LENGTH = 1e-8
+"""Shorter states count as this long, so that the cosine of one of length 0 is 0."""
 
 
 def integer_weights(attention_seconds: float, mlp_seconds: float) -> tuple[int, int]:
@@ -103,24 +105,29 @@ def fill_table(
     """
     width = budget + 1
     states = references[:1].repeat(width, 1, 1)
+    behind = torch.zeros_like(states)  # the next row, which takes turns with this one
     similarities = torch.full((width,), -math.inf, device=references.device)
     similarities[0] = 1.0
-    skips: list[torch.Tensor] = []
+    skips = torch.empty((len(weights), width), dtype=torch.bool, device=references.device)
     reachable = 0
     for index, weight in enumerate(weights):
-        reference = references[index + 1]
+        reference, skip = references[index + 1], skips[index]
+        behind[0] = reference
         branches = _rounded_up(reachable, budget)
-        behind = (yield first + index, states[1 : 1 + branches]) if branches else states[:0]
-        ran = torch.cat([reference[None], behind, states[1 + branches :]])
-        ran_similarities = _similarities(ran, reference, similarities)
-        skipped, skipped_similarities = _skip(states, reference, similarities, weight)
-        skip = skipped_similarities > ran_similarities
-        states = torch.where(skip[:, None, None], skipped, ran)
-        similarities = torch.where(skip, skipped_similarities, ran_similarities)
+        if branches:
+            behind[1 : 1 + branches] = yield first + index, states[1 : 1 + branches]
+        ran_similarities = _similarities(behind, reference, similarities)
+        shift = width if weight is None else min(weight, width)  # from skipped weight j to j + w, where there is room
+        skipped, movable = states[: width - shift], similarities[: width - shift]
+        skipped_similarities = torch.full_like(similarities, -math.inf)
+        skipped_similarities[shift:] = _similarities(skipped, reference, movable)
+        torch.gt(skipped_similarities, ran_similarities, out=skip)
+        torch.where(skip[shift:, None, None], skipped, behind[shift:], out=behind[shift:])
+        states, behind = behind, states
+        similarities = torch.maximum(ran_similarities, skipped_similarities)
         similarities = similarities.masked_fill(similarities < similarity_threshold, -math.inf)
-        skips.append(skip)
         reachable = min(budget, reachable + (weight or 0))
-    return Table(states, similarities, torch.stack(skips))
+    return Table(states, similarities, skips)
 
 
 def backtrack(skips: torch.Tensor, weights: Sequence[int | None]) -> torch.Tensor:
@@ -185,17 +192,9 @@ def _rounded_up(reachable: int, budget: int) -> int:
 
 def _similarities(states: torch.Tensor, reference: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     """Mean cosine to the reference, ``-inf`` where there was no state before or where it is not a number."""
-    cosines = torch.cosine_similarity(states.float(), reference.float()[None], dim=-1).mean(-1)
+    rows, reference = states.float(), reference.float()
+    products = torch.einsum("brh,rh->br", rows, reference)
+    lengths = torch.linalg.vector_norm(rows, dim=-1) * torch.linalg.vector_norm(reference, dim=-1)
+    cosines = (products / lengths.clamp_min(_SMALLEST_LENGTH)).mean(-1)
     exists = (before > -math.inf) & ~cosines.isnan()
     return torch.where(exists, cosines, torch.full_like(cosines, -math.inf))
-
-
-def _skip(
-    states: torch.Tensor, reference: torch.Tensor, similarities: torch.Tensor, weight: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The states that come by skipping a sublayer, moved to their new skipped weight, and their similarities."""
-    if weight is None:
-        return states, torch.full_like(similarities, -math.inf)
-    moved = _similarities(states, reference, similarities).roll(weight)
-    moved[:weight] = -math.inf
-    return states.roll(weight, dims=0), moved

@@ -79,7 +79,7 @@ class KnapSpec(Method):
     A selection's branches go through a sublayer in one forward of up to ``_selection_rows`` rows, or in several where
     that is too little for all of them. Memory above plain decoding: cache slots for that many rows (0.5 % of the
     weights, or 96 rows where those are more), logits of 0.5 % of the weights, and three tables of
-    ``(K / 2 + 1) · recent_tokens · hidden`` numbers.
+    ``(K / 2 + 1) · recent_tokens · hidden`` numbers, one of them float32.
     """
 
     name = "knapspec"

@@ -1,7 +1,7 @@
 """The target model as 2L sublayers: the only place that runs the model."""
 
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -202,8 +202,8 @@ class Target:
         sublayers: Iterable[int],
         step: Step,
         capture: Collection[int] = (),
-        captured_rows: int | None = None,
         through: Callable[[int, torch.Tensor, Step], torch.Tensor] | None = None,
+        copies: Mapping[int, torch.Tensor] | None = None,
     ) -> StackOutput:
         """Runs sublayers over the rows of a step and writes their keys and values into the cache.
 
@@ -213,30 +213,33 @@ class Target:
             step: the layout of the rows.
             capture: sublayers ``i`` (0 to ``2L``) before which to keep the residual stream ``h[i]``; a skipped sublayer
                 leaves the stream as it is.
-            captured_rows: keep only so many of the last rows, without holding the others; all if not given.
             through: runs a sublayer in its own way, given its index, the stream before it and the step; gives the
                 stream behind it.
+            copies: by sublayer ``i`` (0 to ``2L``) a tensor ``[k, hidden]`` that gets the last ``k`` rows of ``h[i]``,
+                without the others being held.
 
         Returns:
             The residual stream behind the last one, and the captured ones.
         """
         captured: dict[int, torch.Tensor] = {}
-        wanted = sorted(capture, reverse=True)
+        copies = copies or {}
+        wanted = sorted({*capture, *copies}, reverse=True)
         graphs = self._graphs if through is None and self._graphs is not None and self._graphs.takes(step) else None
         advance = through or (self._advance if graphs is None else graphs.advance)
         stream = hidden_states if graphs is None else graphs.load(hidden_states, step)
 
-        def kept() -> torch.Tensor:
-            whole = captured_rows is None or captured_rows >= len(stream)
-            if whole and graphs is None:
-                return stream
-            return (stream if whole else stream[len(stream) - (captured_rows or 0) :]).clone()
+        def keep(index: int) -> None:
+            if index in capture:
+                captured[index] = stream if graphs is None else stream.clone()
+            if index in copies:
+                copies[index].copy_(stream[len(stream) - len(copies[index]) :])
 
         for index in sublayers:
             while wanted and wanted[-1] <= index:
-                captured[wanted.pop()] = kept()
+                keep(wanted.pop())
             stream = advance(index, stream, step)
-        captured.update((index, kept()) for index in wanted)
+        for index in wanted:
+            keep(index)
         return StackOutput(stream if graphs is None else stream.clone(), captured)
 
     def _advance(self, index: int, stream: torch.Tensor, step: Step) -> torch.Tensor:
