@@ -1,6 +1,5 @@
 """Contenders that take turns on the same prompts; one that fails drops out and leaves the others alone."""
 
-import gc
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,7 +68,6 @@ def hold_contest(
         _attempt(outcome, name, contender, max(prompts, key=len), [])
     turn = 0
     for repeat in range(repeats):
-        gc.collect()  # takes a while, and happens to nobody in the middle of a turn if it happens here
         before_repeat()
         for samples in outcome.samples.values():
             samples.append([])

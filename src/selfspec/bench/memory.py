@@ -43,12 +43,13 @@ def copy_bytes_per_second(device: torch.device, size: int | None = None, copies:
 class ResidentPeak:
     """The peak of memory since it was made, in bytes, also where the process had a higher one before.
 
-    On CUDA it is the allocator's. On Linux the kernel's high-water mark is set back first, and what earlier runs have
-    freed is given back to it, or it would count for this one too; where that is not possible it is the highest of the
-    whole process, which then tells runs in one process apart only while it rises.
+    Garbage is collected first. On CUDA the peak is the allocator's. On Linux the kernel's high-water mark is set back,
+    and what earlier runs have freed is given back to it, or it would count for this one too; where that is not possible
+    it is the highest of the whole process, which then tells runs in one process apart only while it rises.
     """
 
     def __init__(self, device: torch.device) -> None:
+        gc.collect()  # takes a while, and happens to nobody in the middle of a run if it happens here
         self._peak = PeakMemory(device)
         self._resettable = device.type != "cuda"
         if self._resettable:
@@ -64,7 +65,6 @@ class ResidentPeak:
 
 def _give_back_freed_memory() -> None:
     """The C library keeps what was freed for later; glibc can be told to let it go."""
-    gc.collect()
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -249,6 +249,7 @@ class _DelDrafter(Drafter):
         self.choice = choose(with_prompt, method.settings.d_max)
 
     def plan(self) -> Draft:
+        """Drafts up to the chosen exit layer, as long as it is confident; nothing where drafts are not worth it."""
         choice = self.choice
         if not choice.draft_length:
             return NoDraft()
@@ -257,9 +258,11 @@ class _DelDrafter(Drafter):
 
     @property
     def watched(self) -> Collection[int]:
+        """The states behind every layer, of which the shadow tokens are read."""
         return self._method.boundaries
 
     def learn(self, feedback: Feedback) -> None:
+        """Counts the round's matches and chooses anew."""
         # The valid rows: all that stand on committed tokens, the first one that the draft got wrong included.
         counts = self._method.count(feedback.hidden_states, feedback.accepted + 1)
         self._statistics = self._statistics.then(counts, self._method.settings.omega)

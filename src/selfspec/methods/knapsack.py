@@ -192,7 +192,7 @@ def _rounded_up(reachable: int, budget: int) -> int:
 
 def _similarities(states: torch.Tensor, reference: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     """Mean cosine to the reference, ``-inf`` where there was no state before or where it is not a number."""
-    rows, reference = states.float(), reference.float()
+    rows, reference = states.float(), reference.float()  # a table; torch's cosine_similarity would make three more
     products = torch.einsum("brh,rh->br", rows, reference)
     lengths = torch.linalg.vector_norm(rows, dim=-1) * torch.linalg.vector_norm(reference, dim=-1)
     cosines = (products / lengths.clamp_min(_SMALLEST_LENGTH)).mean(-1)

@@ -1,6 +1,5 @@
 """``selfspec bench run``: every method and peer on every prompt of a suite, side by side in one process."""
 
-import gc
 import random
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -112,7 +111,6 @@ class Run:
     ) -> None:
         """All prompts once. Methods start new, and go through the prompts as one stream."""
         engines, _ = self._engines()
-        gc.collect()  # takes a while, and happens to nobody in the middle of a turn if it happens here
         for position, prompt in enumerate(prompts):
             order = list(contenders)
             random.Random(f"{self._options.seed}/{repeat}/{prompt.key}").shuffle(order)
