@@ -140,6 +140,16 @@ def test_text_is_the_models_own(name: str, method: str) -> None:
         assert_drafts_stand(result, method)
 
 
+@pytest.mark.parametrize("runtime", ["eager", "fused", "compiled"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_text_is_the_same_on_every_runtime(name: str, method: str, runtime: str) -> None:
+    """All that a CPU has; ``test_graphs`` has the one of CUDA, and all other tests have ``auto``."""
+    runs = RUNS.get(method, DEFAULT_RUNS)
+    results = [generate(name, method, run, runtime=runtime) for run in (runs if method in FINDERS else runs[-1:])]
+    assert_drafts_stand(max(results, key=lambda result: result.accepted), method)
+
+
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_text_after_long_prompts(name: str) -> None:
     """Every method once per family, on prompts far longer than the windows, prefilled in chunks."""
