@@ -175,15 +175,13 @@ what they say, its facts are made up. English only, 2048 positions. Use it to ex
 
 
 def _samples(figures: dict[str, Any]) -> str:
-    counts = {
-        name: f"{sum(sample['well_formed'] for sample in each)} of {len(each)}"
-        for name, each in figures["samples"].items()
-    }
+    counts = {name: f"{each['well_formed']} of {each['documents']}" for name, each in figures["held_out_form"].items()}
     parts = [
         "## Samples\n\n"
-        f"Greedy continuations of held-out text. {counts['math']} math answers end in `#### number`, {counts['code']} "
+        f"Greedy continuations. Of held-out text, {counts['math']} math answers end in `#### number`, {counts['code']} "
         f"pieces of code parse up to the statement they are cut short in, {counts['prose']} of prose end a sentence. "
-        "The first of each; the prompt ends at `>>>`."
+        "Shown are continuations of prompts written for this project, the first of `selfspec.prompts` in each domain; "
+        "the prompt ends at `>>>`."
     ]
     for name, (first, *_) in figures["samples"].items():
         parts.append(f"{name}:\n\n````text\n{first['prompt']}>>>{first['completion']}\n````")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +34,7 @@ def evaluate(
     books: Annotated[Path, typer.Option(help="Folder of novels, *.txt.")],
     agreement_tokens: Annotated[int, typer.Option(help="Held-out tokens a domain for the agreement tables.")] = 32768,
     calibration_tokens: Annotated[int, typer.Option(help="Training tokens that a skip set is chosen on.")] = 4096,
-    samples: Annotated[int, typer.Option(help="Continuations a domain; the card shows the first.")] = 6,
+    samples: Annotated[int, typer.Option(min=1, help="Continuations a domain, of prompts and of held-out text.")] = 6,
     dtype: Annotated[str, typer.Option(help="Arithmetic: float32 or bfloat16.")] = "float32",
     seed: Annotated[int, typer.Option(help="Seed of the calibration text.")] = 0,
 ) -> None:
@@ -47,6 +46,7 @@ def evaluate(
     texts = {
         name: encode_text(tokenizer, domain.held_out, WINDOWS[0], agreement_tokens) for name, domain in domains.items()
     }
+    writer = Writer(checkpoint)
     figures = {
         "dtype": dtype,
         "seed": seed,
@@ -54,7 +54,8 @@ def evaluate(
         "middle_sublayers": len(shape.middle),
         "agreement_tokens": {name: text.tokens for name, text in texts.items()},
         "calibration_tokens": calibration_tokens,
-        "samples": _samples(checkpoint, domains, samples),
+        "samples": writer.samples(samples),
+        "held_out_form": {name: writer.form(domain, samples) for name, domain in domains.items()},
         "held_out": {name: _loss(llama, tokenizer, domain) for name, domain in domains.items()},
         "exit_agreement": {name: _told(name, exit_agreement(llama, text)) for name, text in texts.items()},
         "skip_half": {
@@ -90,14 +91,6 @@ def _skip_half(llama: Llama, name: str, calibration: Text, texts: dict[str, Text
         "agreement": {other: skip_agreement(llama, text, set(order)) for other, text in texts.items()},
     }
     return _told(name, figures)
-
-
-def _samples(checkpoint: Path, domains: dict[str, Domain], count: int) -> dict[str, list[dict[str, Any]]]:
-    writer = Writer(checkpoint)
-    return {
-        name: [asdict(writer.sample(name, document)) for document in domain.held_out[:count]]
-        for name, domain in domains.items()
-    }
 
 
 def _told(name: str, figures: dict[Any, Any]) -> dict[Any, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data import Mixer
+from data import Domain, Mixer
 from export import read_checkpoint, write_checkpoint
 from measure import choose_skip_set, encode_text, exit_agreement, skip_agreement
 from model import Llama, Shape, causal_attention, initial_weights
@@ -26,6 +28,8 @@ from objectives import (
 )
 from optimizer import Rates, orthogonalize
 from phases import Phase, Recipe, Stage
+from sample import Writer, renew_samples
+from selfspec.prompts import PROMPTS
 from tokenizer import train_tokenizer
 from train import blend
 from training import Settings, initial_checkpoint, train_phase
@@ -163,3 +167,37 @@ def test_skip_sets_and_exits_are_measured_against_the_full_model(tokenizer: Toke
         assert skip_agreement(llama, text, {3, 4}) == 1.0
         assert set(exit_agreement(llama, text)) == {1, 2, 3}
     assert text.bytes == sum(len(document.encode()) for document in random.Random(0).sample(TEXTS, 20))
+
+
+CHECKPOINT = Path(__file__).parents[1] / "src" / "selfspec" / "models" / "tiny"
+
+
+def test_renewed_samples_start_from_own_prompts_and_keep_the_figures(tmp_path: Path) -> None:
+    """The card shows the new samples; neither its text before them nor any figure changes."""
+    folder = shutil.copytree(CHECKPOINT, tmp_path / "tiny")
+    before = json.loads((CHECKPOINT / "evaluation.json").read_text(encoding="utf-8"))
+    quoted = {"prompt": "A sentence of somebody else.", "completion": " It goes on.", "well_formed": True}
+    (folder / "evaluation.json").write_text(json.dumps({**before, "samples": {"math": [quoted]}}), encoding="utf-8")
+    renew_samples(folder, samples=1)
+    after = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    assert {**after, "samples": None} == {**before, "samples": None}
+    prompts = {name: [sample["prompt"] for sample in samples] for name, samples in after["samples"].items()}
+    assert prompts == {name: [own[0]] for name, own in PROMPTS.items()}
+    renewed, bundled = ((each / "README.md").read_text(encoding="utf-8") for each in (folder, CHECKPOINT))
+    assert renewed.split("## Samples")[0] == bundled.split("## Samples")[0]
+    assert "somebody else" not in renewed
+    assert all(
+        f"{samples[0]['prompt']}>>>{samples[0]['completion']}" in renewed for samples in after["samples"].values()
+    )
+
+
+def test_the_form_of_held_out_text_is_counted_without_the_text() -> None:
+    """Only the first documents are continued, and only counts come back."""
+    held_out = [
+        "Question: How many legs have two cows?\nAnswer: They have 2*4=<<2*4=8>>8 legs.\n#### 8",
+        "not asked for",
+    ]
+    form = Writer(CHECKPOINT).form(Domain("math", [], held_out), 1)
+    assert form["documents"] == 1
+    assert set(form) == {"documents", "well_formed"}
+    assert form["well_formed"] in (0, 1)

@@ -46,6 +46,22 @@ def test_the_card_tells_the_measured_figures(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BUNDLED)
+def test_the_samples_continue_prompts_of_ours(name: str) -> None:
+    folder = resources.files("selfspec") / "models" / BUNDLED[name]
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    figures = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    writer = engine(name)
+    assert set(figures["samples"]) == set(figures["held_out_form"]) == set(PROMPTS)
+    for domain, samples in figures["samples"].items():
+        assert [sample["prompt"] for sample in samples] == list(PROMPTS[domain][: len(samples)])
+        assert f"{samples[0]['prompt']}>>>{samples[0]['completion']}\n" in card
+        assert samples[0]["completion"].startswith(writer.generate(samples[0]["prompt"], max_new_tokens=8).text)
+    for form in figures["held_out_form"].values():
+        assert form["well_formed"] >= form["documents"] / 2
+        assert f"{form['well_formed']} of {form['documents']}" in card
+
+
+@pytest.mark.parametrize("name", BUNDLED)
 @pytest.mark.parametrize("domain", PROMPTS)
 def test_every_method_writes_the_plain_text(name: str, domain: str) -> None:
     model, tokenizer = load_model(name, dtype="float32", device="cpu")
