@@ -22,9 +22,11 @@ from models import LAYERS, SUBLAYERS, WINDOW, build, prompt
 from selfspec import METHODS, Engine, timing
 from selfspec.bench import overhead
 from selfspec.bench.baseline import VARIANTS, generate_timed
-from selfspec.bench.contest import Sample, hold_contest
+from selfspec.bench.contest import Outcome, Sample, hold_contest
 from selfspec.bench.cost import StepBytes, decoding_bytes
 from selfspec.bench.forced import ForcedAcceptance, ForcedEngine
+from selfspec.bench.llama_cpp import is_installed
+from selfspec.bench.llama_cpp.overhead import OverheadPeer
 from selfspec.bench.memory import ResidentPeak, copy_bytes_per_second
 from selfspec.bench.options import default_settings
 from selfspec.bench.overhead import OverheadOptions, measure_overhead
@@ -345,7 +347,7 @@ def options(**changes: Any) -> OverheadOptions:
     standard = OverheadOptions(
         model="x", device="cpu", methods=METHODS_TRIED, repeats=2, max_new_tokens=8, compile=False
     )
-    return replace(standard, **changes)
+    return replace(standard, **{"llama_cpp": False, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -353,7 +355,7 @@ def report() -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("selfspec.bench.memory._CPU_COPY_BYTES", 2**16)
         settings = {"layerskip": {"draft_length": "3"}, "uniform": {"confidence_threshold": 0.0}}
-        return measure_overhead(build("llama"), make_tokenizer(), options(settings=settings))
+        return measure_overhead(build("llama"), make_tokenizer(), options(settings=settings, llama_cpp=True))
 
 
 def numbers(tree: Any) -> Iterator[float]:
@@ -400,6 +402,58 @@ def test_report_is_consistent(report: dict[str, Any]) -> None:
     assert report["transformers"]["compiled"]["tokens_per_second"] is None
     assert report["transformers"]["compiled"]["error"] == "left out on request"
     assert report["options"]["lossless"] is True
+
+
+def test_llama_cpp_is_measured_where_it_is_installed(report: dict[str, Any]) -> None:
+    theirs = report["llama_cpp"]
+    assert list(theirs["verify_rows"]) == list(theirs["verify_rows_spread"]) == ["1", "2", "4", "8", "16"]
+    if not is_installed():
+        assert "is not installed; run: pip install 'selfspec[peers]'" in theirs["error"]
+        assert theirs["tokens_per_second"] is None
+        return
+    assert theirs["error"] is None
+    assert theirs["verify_rows"]["1"] == 1.0
+    assert all(value > 0 for value in theirs["verify_rows"].values())
+    assert theirs["plain_speedup_spread"][0] <= theirs["plain_speedup"] <= theirs["plain_speedup_spread"][1]
+    assert theirs["version"]
+    assert theirs["system_info"]
+
+
+def table_of(report: dict[str, Any]) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    print_overhead(console, report)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_table_says_what_is_known_of_llama_cpp(report: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "not installed; run: pip install 'selfspec[peers]'"
+    monkeypatch.setattr("selfspec.bench.llama_cpp.overhead.obstacle", lambda *_: reason)
+    without = OverheadPeer(build("llama"), 64, wanted=True).report(Outcome(), [])
+    text = table_of({**report, "llama_cpp": without})
+    assert "llama.cpp     none: not installed; run: pip install 'selfspec[peers]'" in text
+    assert "the same of llama.cpp" not in text
+    rows = {"1": 1.0, "2": 1.51, "4": 2.52, "8": 4.53, "16": None}
+    figures = {"tokens_per_second": 12.5, "tokens_per_second_spread": [12.0, 13.0], "plain_speedup": 2.25}
+    text = table_of({**report, "llama_cpp": {**without, **figures, "missing": ["AVX2", "FMA"], "verify_rows": rows}})
+    assert "12.5 tokens/s (12.0 to 13.0); plain is 2.25x as fast" in text
+    assert "built without AVX2, FMA, which this processor has" in text
+    line = next(line for line in text.splitlines() if "the same of llama.cpp" in line)
+    assert line.split()[-7:] == ["1.00", "1.51", "2.52", "4.53", "-", "-", "-"]
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_model_that_llama_cpp_cannot_run_leaves_the_rest() -> None:
+    with OverheadPeer(build("gemma2"), 64, wanted=True) as peer:
+        assert peer.error is not None
+        assert "not of gemma2" in peer.error or "not installed" in peer.error
+        peer.measure_rows(prompt(5), 20)
+    if is_installed():
+        with OverheadPeer(build("llama"), 64, wanted=True) as peer:
+            peer.measure_rows(prompt(5), 4000)
+            assert "ContextLengthError" in str(peer.report(Outcome(), [])["error"])
+    with OverheadPeer(build("llama"), 64, wanted=False) as peer:
+        assert peer.report(Outcome(), [])["error"] == "left out on request"
 
 
 def test_table_shows_every_method(report: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What plain decoding is compared with: transformers' own ways to write."""
+"""What plain decoding is compared with: transformers' own ways to write; for llama.cpp see ``test_llama_cpp.py``."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from models import LAYERS, build, prompt
 from selfspec import Engine
 from selfspec.bench import baseline
 from selfspec.bench.run import peers
-from selfspec.bench.run.peers import PEERS, find_peers, run_peer
+from selfspec.bench.run.peers import LLAMA_CPP_PEERS, PEERS, TRANSFORMERS_PEERS, find_peers, run_peer
 from selfspec.errors import InvalidParameterError
 
 
@@ -16,6 +16,11 @@ def test_peers_by_name() -> None:
     assert find_peers(["all"]) == list(PEERS)
     assert find_peers(["none"]) == []
     assert find_peers(["transformers", "transformers"]) == ["transformers"]
+    assert find_peers(["all"], "not installed") == list(TRANSFORMERS_PEERS)
+    assert find_peers(["transformers", "none"], "not installed") == ["transformers"]
+    for name in LLAMA_CPP_PEERS:
+        with pytest.raises(InvalidParameterError, match=f"the peer {name} cannot be measured: not installed"):
+            find_peers(["transformers", name], "not installed")
     with pytest.raises(InvalidParameterError, match="did you mean 'transformers-early-exit'"):
         find_peers(["transformers-early-exits"])
 
@@ -38,7 +43,7 @@ def test_peers_end_where_plain_decoding_ends() -> None:
     written = Engine(model).generate(prompt(9), max_new_tokens=12).token_ids
     end = written[4]
     expected = written[: written.index(end) + 1]
-    for name in PEERS:
+    for name in TRANSFORMERS_PEERS:
         output = run_peer(name, model, prompt(9), 12, eos_ids={end}, temperature=0.0)
         assert output.token_ids == expected
 

@@ -40,6 +40,20 @@ from written_runs import (
 # Markdown
 
 
+def test_the_report_says_whether_it_was_a_chat_and_how_llama_cpp_was_built(tmp_path: Path) -> None:
+    build = {"version": "1", "system_info": "AVX = 1", "missing": ["AVX2", "FMA"]}
+    told = summary_of(tmp_path / "new", three_prompts(), chat=True, llama_cpp=build)
+    for text in (to_markdown(told), to_html(told, [])):
+        assert "as chat messages" in text
+        assert "llama.cpp was not built for this processor: its build does without AVX2, FMA" in text
+        assert "a copy of the weights of its own" in text
+    fitting = summary_of(tmp_path / "fit", three_prompts(), chat=False, llama_cpp={**build, "missing": []})
+    assert "as texts to continue" in to_markdown(fitting)
+    assert "not built for this processor" not in to_markdown(fitting)
+    older = to_markdown(summary_of(tmp_path / "old", three_prompts()))  # of a run that does not say
+    assert not any(words in older for words in ("chat", "to continue", "llama.cpp"))
+
+
 def test_the_main_table_has_the_fastest_first(tmp_path: Path) -> None:
     markdown = to_markdown(summary_of(tmp_path, [*three_prompts(), failed("clasp")], failures={"swift": "x"}))
     rows = rows_of(markdown, "Overall")

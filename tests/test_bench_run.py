@@ -3,6 +3,7 @@
 import errno
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,26 @@ from typer.testing import CliRunner
 from checkpoints import CHAT_TEMPLATE, make_tokenizer, save_checkpoint
 from models import LAYERS, SUBLAYERS, build, prompt
 from selfspec import METHODS, Engine
+from selfspec.bench import llama_cpp
 from selfspec.bench.report import write_report
 from selfspec.bench.report.leaderboard import read_summaries
 from selfspec.bench.run import folder as run_folder
+from selfspec.bench.run.chat import decide_chat, marks_turns
 from selfspec.bench.run.folder import RunFolder
 from selfspec.bench.run.measurement import Measurement
 from selfspec.bench.run.options import RunOptions
-from selfspec.bench.run.peers import PEERS
+from selfspec.bench.run.peers import LLAMA_CPP_PEERS, TRANSFORMERS_PEERS
 from selfspec.bench.run.prompts import answer_suite
 from selfspec.bench.run.runner import Run
 from selfspec.bench.suites.types import Question, Suite
 from selfspec.cli.app import app
 from selfspec.cli.bench_progress import RunningSpeedups
-from selfspec.errors import InvalidParameterError
+from selfspec.errors import InvalidParameterError, UnsupportedModelError
+from selfspec.loading import BUNDLED, load_model
 from selfspec.target.latency import LatencyProfile
 from selfspec.types import SamplingParams
 
+PEERS = tuple(TRANSFORMERS_PEERS)
 METHODS_TRIED = ("uniform", "layerskip", "swift")
 SUITE = Suite(
     "two",
@@ -38,6 +43,7 @@ SUITE = Suite(
     ordered=False,
     chat=False,
 )
+SHORT = SamplingParams(max_new_tokens=4)
 PROMPTS = ("a-1", "b-1/1", "b-1/2")
 LATENCIES = LatencyProfile("cpu", "float32", LAYERS, 1e-9, 1e-6, 1e-6, 1e-6, 1e-7)
 
@@ -71,7 +77,7 @@ class Watcher:
 def options(**changes: Any) -> RunOptions:
     chosen: dict[str, Any] = {
         "methods": METHODS_TRIED,
-        "peers": ("all",),
+        "peers": PEERS,
         "dtype": "float32",
         "device": "cpu",
         "repeats": 2,
@@ -106,6 +112,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # What is measured
+
+
+@pytest.mark.skipif(not llama_cpp.is_installed(), reason="needs llama-cpp-python and gguf")
+def test_llama_cpp_writes_every_prompt_too(tmp_path: Path) -> None:
+    chosen = options(peers=("all",), methods=("uniform",), settings={}, repeats=1)
+    measured = measure(tmp_path / "out", chosen)
+    for name in LLAMA_CPP_PEERS:
+        mine = [each for each in measured if each.contender == name]
+        assert [each.error for each in mine] == [None] * len(PROMPTS)
+        assert all(each.identical is True and each.decode_seconds > 0 and each.prefill_seconds > 0 for each in mine)
+    described = json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))
+    assert described["options"]["peers"] == [*PEERS, *LLAMA_CPP_PEERS]
+    assert described["stamp"]["versions"]["llama-cpp-python"] == described["llama_cpp"]["version"]
+    assert described["llama_cpp"]["system_info"]
+    write_report(tmp_path / "out")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["contenders"]["llama-cpp"]["kind"] == "peer"
+    assert summary["plain_over"]["llama-cpp"]["speedup"] > 0
+    assert "a copy of the weights of its own" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    watcher = Watcher()
+    assert measure(tmp_path / "out", chosen, watcher, resume=True) == measured
+    assert watcher.seen == []
 
 
 def test_every_contender_writes_every_prompt_in_every_repeat(folder: Path) -> None:
@@ -160,6 +188,8 @@ def test_the_folder_says_what_was_measured(folder: Path) -> None:
     assert described["options"]["peers"] == list(PEERS)
     assert described["settings"]["layerskip"]["exit_layer"] == 4
     assert described["sublayers"] == SUBLAYERS
+    assert described["chat"] is False
+    assert described["llama_cpp"] is None
     assert [each["key"] for each in described["prompts"]] == list(PROMPTS)
     assert described["stamp"]["versions"]["torch"]
     assert LatencyProfile.from_dict(described["latencies"]) == LATENCIES
@@ -186,7 +216,7 @@ def test_every_repeat_starts_with_methods_that_have_learned_nothing(
 
 def test_later_turns_stand_behind_plain_answers() -> None:
     plain = Engine(build("llama"), make_tokenizer())
-    prompts, skipped = answer_suite(SUITE, plain, SamplingParams(max_new_tokens=12))
+    prompts, skipped = answer_suite(SUITE, plain, SamplingParams(max_new_tokens=12))  # as texts
     assert skipped == []
     first, second = prompts[1], prompts[2]
     answer = plain.generate("Once upon a time there was", max_new_tokens=12)
@@ -196,14 +226,66 @@ def test_later_turns_stand_behind_plain_answers() -> None:
     assert second.answer == plain.generate(expected, max_new_tokens=12).token_ids
 
 
-def test_chats_go_through_the_template_where_there_is_one() -> None:
+def test_chats_go_through_the_template() -> None:
     plain = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE))
-    chat = Suite("chat", SUITE.questions[1:], ordered=False, chat=True)
-    prompts, _ = answer_suite(chat, plain, SamplingParams(max_new_tokens=4))
+    prompts, _ = answer_suite(replace(SUITE, questions=SUITE.questions[1:]), plain, SHORT, chat=True)
     assert list(prompts[0].token_ids) == plain.encode("user: Once upon a time there was\nassistant:")
     text = plain.generate(list(prompts[0].token_ids), max_new_tokens=4).text
     messages = f"user: Once upon a time there was\nassistant: {text}\nuser: And then?\nassistant:"
     assert list(prompts[1].token_ids) == plain.encode(messages)
+
+
+def test_in_a_chat_a_question_says_what_it_wants_and_a_passage_stays_as_it_is() -> None:
+    plain = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE))
+    asked = Question("a-1", "a", ("def f(x):",), messages=("Go on: def f(x):",))
+    suite = Suite("two", (asked, Question("t-1", "t", token_ids=(5, 6, 7))), ordered=False, chat=False)
+    in_chat, _ = answer_suite(suite, plain, SHORT, chat=True)
+    assert list(in_chat[0].token_ids) == plain.encode("user: Go on: def f(x):\nassistant:")
+    assert in_chat[1].token_ids == (5, 6, 7)
+    as_text, _ = answer_suite(suite, plain, SHORT, chat=False)
+    assert list(as_text[0].token_ids) == plain.encode("def f(x):")
+    assert as_text[1].token_ids == (5, 6, 7)
+
+
+MARKED = "{% for message in messages %}<eos>{{ message['role'] }} {{ message['content'] }}{% endfor %}<eos>"
+
+
+def test_chat_is_the_default_of_chat_models_and_of_suites_of_chats() -> None:
+    chats = replace(SUITE, chat=True)
+    bare, plain_words, marked = (make_tokenizer(chat_template=each) for each in (None, CHAT_TEMPLATE, MARKED))
+    assert not marks_turns(plain_words)
+    assert marks_turns(marked)
+    assert [decide_chat(None, each, SUITE) for each in (bare, plain_words, marked)] == [False, False, True]
+    assert [decide_chat(None, each, chats) for each in (bare, plain_words, marked)] == [False, True, True]
+    assert decide_chat(True, plain_words, SUITE)
+    assert not decide_chat(False, marked, chats)
+    with pytest.raises(InvalidParameterError, match="--chat needs a model whose tokenizer has a chat template"):
+        decide_chat(True, bare, SUITE)
+
+
+def test_a_token_that_begins_every_text_marks_no_turn() -> None:
+    tokenizer = make_tokenizer(chat_template="{{ bos_token }}" + CHAT_TEMPLATE)
+    tokenizer.bos_token = "<eos>"
+    assert not marks_turns(tokenizer)
+
+
+@pytest.mark.trained
+def test_the_bundled_checkpoints_are_no_chat_models() -> None:
+    for name in BUNDLED:
+        _, tokenizer = load_model(name)
+        assert tokenizer.chat_template
+        assert not decide_chat(None, tokenizer, SUITE)
+
+
+def test_a_run_says_that_it_was_a_chat(tmp_path: Path) -> None:
+    plain = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE))
+    chosen = options(peers=("none",), methods=("uniform",), settings={}, repeats=1, chat=True)
+    Run(chosen, plain, SUITE, RunFolder(tmp_path / "out"), Watcher()).measure()
+    described = json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))
+    assert described["chat"] is described["options"]["chat"] is True
+    assert described["prompts"][0]["tokens"] == len(plain.encode("user: def f(x):\n    return x\nassistant:"))
+    write_report(tmp_path / "out")
+    assert "3 prompts in 2 categories, as chat messages" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
 
 
 def test_prompts_over_the_context_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -323,6 +405,36 @@ def test_no_space_ends_the_run_and_keeps_whole_lines(tmp_path: Path, monkeypatch
     assert len(measure(out, options(peers=("none",), repeats=1), resume=True)) == 12
 
 
+def test_a_peer_that_cannot_be_made_is_reported_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise UnsupportedModelError("no words for it")
+
+    monkeypatch.setattr("selfspec.bench.run.peers.WeightsFile", refuse)
+    monkeypatch.setattr("selfspec.bench.run.options.obstacle", lambda *_: None)
+    monkeypatch.setattr(RunOptions, "packages", ("torch",))
+    measured = measure(tmp_path / "out", options(peers=("transformers", "llama-cpp"), repeats=1))
+    assert {each.contender for each in measured} == {"autoregressive", *METHODS_TRIED, "transformers"}
+    described = json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))
+    assert described["failures"] == {"llama-cpp": "UnsupportedModelError: no words for it"}
+    assert described["llama_cpp"] is None
+    write_report(tmp_path / "out")
+    report = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "llama-cpp could not be made: UnsupportedModelError: no words for it" in report
+
+
+def test_all_peers_are_those_that_are_there_and_the_run_says_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfspec.bench.run.options.obstacle", lambda *_: "llama-cpp-python is not installed")
+    chosen = options(peers=("all",))
+    assert chosen.peer_names == list(TRANSFORMERS_PEERS)
+    assert chosen.left_out == "llama-cpp, llama-cpp-prompt-lookup left out: llama-cpp-python is not installed"
+    assert options(peers=("all",), temperature=1.0).peer_names == list(TRANSFORMERS_PEERS)
+    assert options(peers=("transformers",)).left_out is None
+    with pytest.raises(InvalidParameterError, match="llama-cpp cannot be measured: llama-cpp-python is not installed"):
+        options(peers=("llama-cpp",))
+
+
 # The folder
 
 
@@ -352,6 +464,7 @@ def test_overwrite_replaces_the_run_and_leaves_other_files(tmp_path: Path) -> No
         ({"max_new_tokens": 13}, "max_new_tokens was 12 and is 13"),
         ({"methods": ("uniform",), "settings": {}}, "methods was"),
         ({"temperature": 0.5}, "temperature was 0.0 and is 0.5"),
+        ({"chat": True}, "chat was None and is True"),
     ],
 )
 def test_another_run_is_not_resumed(folder: Path, changes: dict[str, Any], message: str) -> None:
@@ -418,6 +531,7 @@ def test_running_speedups_pair_prompts() -> None:
         (("--suite", "minni"), "did you mean 'mini'?"),
         (("--suite", "gsm8k:nowhere.jsonl"), "nowhere.jsonl"),
         (("--limit", "0"), "limit"),
+        (("--peers", "llama-cpp", "--temperature", "0.5"), "the peer llama-cpp cannot be measured: "),
         (("--temperature", "-1"), "temperature must be a finite number of at least 0"),
         (("--temperature", "nan"), "temperature must be"),
         (("--context", "0"), "context must be at least 1 token"),

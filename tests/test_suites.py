@@ -65,8 +65,19 @@ def test_mini() -> None:
     suite = load("mini")
     assert (suite.name, suite.ordered, suite.chat) == ("mini", False, False)
     assert by_category(suite) == {"code": 8, "math": 8, "prose": 8}
-    assert suite.questions[2 * 8 + 1] == Question("prose-2", "prose", (MINI["prose"][1],))
+    text = MINI["prose"][1]
+    assert suite.questions[2 * 8 + 1] == Question(
+        "prose-2", "prose", (text,), messages=(f"Continue this story:\n\n{text}",)
+    )
     assert all(text.startswith("Question: ") and text.endswith("?\nAnswer:") for text in MINI["math"])
+
+
+def test_in_a_chat_mini_asks_for_what_a_text_only_begins() -> None:
+    questions = {question.key: question for question in load("mini").questions}
+    assert questions["code-1"].messages[0].startswith('Continue this Python code:\n\n"""Read and write')
+    assert questions["math-1"].messages[0].startswith("A library has 240 books")
+    assert questions["math-1"].messages[0].endswith("are left in the library?")
+    assert all(len(question.messages) == len(question.turns) for question in questions.values())
 
 
 def test_mini_is_held_out_from_the_prompts_that_settings_are_tuned_on() -> None:
@@ -100,8 +111,8 @@ def test_gsm8k_has_the_form_of_the_bundled_checkpoints(tmp_path: Path) -> None:
     suite = load(f"gsm8k:{path}")
     assert not suite.chat
     assert suite.questions == (
-        Question("gsm8k-1", "gsm8k", ("Question: How many?\nAnswer:",)),
-        Question("gsm8k-2", "gsm8k", ("Question: Why?\nAnswer:",)),
+        Question("gsm8k-1", "gsm8k", ("Question: How many?\nAnswer:",), messages=("How many?",)),
+        Question("gsm8k-2", "gsm8k", ("Question: Why?\nAnswer:",), messages=("Why?",)),
     )
 
 
@@ -109,7 +120,8 @@ def test_humaneval_prompts_are_as_they_stand(tmp_path: Path) -> None:
     prompt = 'def f(x):\n    """ Double it. """\n'
     suite = load(f"humaneval:{write(tmp_path / 'h.jsonl', {'task_id': 'HumanEval/0', 'prompt': prompt})}")
     assert not suite.chat
-    assert suite.questions == (Question("HumanEval/0", "humaneval", (prompt,)),)
+    message = f"Complete this Python function:\n\n{prompt}"
+    assert suite.questions == (Question("HumanEval/0", "humaneval", (prompt,), messages=(message,)),)
 
 
 def test_own_prompts(tmp_path: Path) -> None:
@@ -240,8 +252,9 @@ def test_keys_of_what_comes_again_are_made_unique() -> None:
 def test_stream_of_chat_and_a_mixed_one(tmp_path: Path) -> None:
     chat = f"spec-bench:{write(tmp_path / 's.jsonl', spec_bench_entry(1))}"
     assert load(f"stream:{chat}+{chat}").chat
-    with pytest.raises(InvalidParameterError, match=r"cannot mix chat messages \(spec-bench:.*s\.jsonl\)"):
-        read_suite(f"stream:code+{chat}")
+    mixed = load(f"stream:code+{chat}", limit=1)
+    assert not mixed.chat
+    assert [question.category for question in mixed.questions] == ["code", "writing"]
 
 
 @pytest.mark.parametrize(
@@ -404,6 +417,11 @@ def test_hub_text(hub: Callable[[Any], list[Any]]) -> None:
         Question("functions-1", "functions", ("def f():",)),
         Question("functions-3", "functions", ("def g():",)),
     )
+
+
+def test_hub_texts_are_asked_for_in_a_chat(hub: Callable[[Any], list[Any]]) -> None:
+    hub(FakeDataset(text=["One day"]))
+    assert load("hub:stories").questions[0].messages == ("Continue this text:\n\nOne day",)
 
 
 def test_hub_chat_with_categories(hub: Callable[[Any], list[Any]]) -> None:

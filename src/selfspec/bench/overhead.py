@@ -12,6 +12,8 @@ from selfspec.bench.baseline import VARIANTS, generate_timed
 from selfspec.bench.contest import Contender, Outcome, Sample, hold_contest
 from selfspec.bench.cost import StepBytes
 from selfspec.bench.forced import ForcedEngine, check_probability
+from selfspec.bench.llama_cpp.overhead import NAME as LLAMA_CPP
+from selfspec.bench.llama_cpp.overhead import OverheadPeer
 from selfspec.bench.memory import ResidentPeak, copy_bytes_per_second
 from selfspec.bench.options import PLAIN, BenchOptions, make_engines
 from selfspec.bench.stamp import make_stamp
@@ -36,11 +38,13 @@ class OverheadOptions(BenchOptions):
     Attributes:
         force_acceptance: probability with which drafted tokens stand, whatever the model says; ``None`` is honest.
         compile: measure ``generate`` with a compiled step too, which takes a while to compile.
+        llama_cpp: measure llama.cpp too, where it is installed and can run the model.
     """
 
     repeats: int = 5
     force_acceptance: float | None = None
     compile: bool = True
+    llama_cpp: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,6 +61,9 @@ def run_overhead(options: OverheadOptions, progress: Callable[[str], None] = lam
 
     Returns:
         The report, ready for JSON.
+
+    Raises:
+        SelfSpecError: the model cannot be loaded.
     """
     progress(f"loading {options.model}" + (f", widened {options.widen} times" if options.widen > 1 else ""))
     model, tokenizer = load_model(options.model, dtype=options.dtype, device=options.device, widen=options.widen)
@@ -84,20 +91,29 @@ def measure_overhead(
     }
     contenders |= {name: _engine_contender(engine, options) for name, engine in engines.items()}
 
-    machine = _Machine(target, prompts, options.max_new_tokens)
-    outcome = hold_contest(contenders, prompts, options.repeats, before_repeat=machine.measure, progress=progress)
+    context = max(map(len, prompts)) + options.max_new_tokens
+    with OverheadPeer(model, context, wanted=options.llama_cpp) as llama_cpp:
+        if llama_cpp.error is None:
+            contenders[LLAMA_CPP] = llama_cpp.contender(options.max_new_tokens)
+        machine = _Machine(target, prompts, options.max_new_tokens, llama_cpp)
+        outcome = hold_contest(contenders, prompts, options.repeats, before_repeat=machine.measure, progress=progress)
     if PLAIN in outcome.failures:
         raise RuntimeError(f"plain decoding failed: {outcome.failures[PLAIN]}")
     outcome.failures |= failures
     settings = {name: {**engine.method.settings.__dict__} for name, engine in engines.items()}
-    return _report(target, options, outcome, machine, settings)
+    report = _report(target, options, outcome, machine, settings)
+    plain_speeds = [figures.tokens_per_second(samples) for samples in outcome.samples[PLAIN]]
+    return {**report, "llama_cpp": llama_cpp.report(outcome, plain_speeds)}
 
 
 class _Machine:
     """What is measured beside the contenders, once a repeat: copy bandwidth and the width of verifications."""
 
-    def __init__(self, target: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    def __init__(
+        self, target: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int, llama_cpp: OverheadPeer
+    ) -> None:
         self._target = target
+        self._llama_cpp = llama_cpp
         self._token_ids = prompts[0]
         self.context = sum(map(len, prompts)) // len(prompts) + max_new_tokens // 2
         self.copies: list[float] = []
@@ -106,6 +122,7 @@ class _Machine:
     def measure(self) -> None:
         self.copies.append(copy_bytes_per_second(self._target.device))
         self.rows.append(verify_rows_seconds(self._target, self._token_ids, self.context))
+        self._llama_cpp.measure_rows(self._token_ids, self.context)
 
     def over_one_row(self, rows: int) -> Measured:
         return Measured.of(seconds[rows] / seconds[1] if rows in seconds else None for seconds in self.rows)

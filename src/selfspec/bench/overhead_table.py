@@ -32,7 +32,7 @@ def render_overhead(report: Mapping[str, Any]) -> RenderableType:
     """A report as a summary and two tables of at most 100 columns."""
     methods = report["methods"]
     failed = [Text(f"{name}: {each['error']}", style="red") for name, each in methods.items() if each["error"]]
-    return Group(_summary(report), _methods_table(methods), *failed, _rows_table(report["verify_rows"]))
+    return Group(_summary(report), _methods_table(methods), *failed, _rows_table(report))
 
 
 def _summary(report: Mapping[str, Any]) -> RenderableType:
@@ -52,8 +52,12 @@ def _summary(report: Mapping[str, Any]) -> RenderableType:
     )
     others = report["transformers"]
     variants = {"transformers": others, **{f"  {name}": others[name] for name in ("static", "compiled")}}
+    variants["llama.cpp"] = report["llama_cpp"]
     for name, variant in variants.items():
-        table.add_row(name, _variant_text(variant))
+        table.add_row(name, Text(_variant_text(variant)))
+    if report["llama_cpp"]["missing"]:
+        missing = ", ".join(report["llama_cpp"]["missing"])
+        table.add_row("", Text(f"built without {missing}, which this processor has: slower than it could be", "red"))
     if options["force_acceptance"] is not None:
         table.add_row("acceptance", Text(f"FORCED, {options['force_acceptance']} a token: not lossless", "bold red"))
     return table
@@ -90,10 +94,17 @@ def _cell(figures: Mapping[str, Any], field: str, form: str) -> str:
     return form.format(value / 2**20 if field == "peak_memory_bytes" else value)
 
 
-def _rows_table(rows: Mapping[str, float | None]) -> Table:
+def _rows_table(report: Mapping[str, Any]) -> Table:
+    rows, theirs = report["verify_rows"], report["llama_cpp"]["verify_rows"]
     table = Table(box=box.SIMPLE_HEAD, padding=0)
     table.add_column("rows of a verification", no_wrap=True)
     for count in rows:
         table.add_column(count, justify="right", no_wrap=True)
-    table.add_row("time ÷ that of one row", *("-" if ratio is None else f"{ratio:.2f}" for ratio in rows.values()))
+    table.add_row("time ÷ that of one row", *map(_ratio, rows.values()))
+    if any(theirs.values()):
+        table.add_row("the same of llama.cpp", *(_ratio(theirs.get(count)) for count in rows))
     return table
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

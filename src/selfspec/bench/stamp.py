@@ -1,8 +1,10 @@
 """Where and with what a result came about, so that it can be judged and made again."""
 
+import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,12 @@ import selfspec
 _GIT_SECONDS = 20
 
 
-def make_stamp(device: torch.device) -> dict[str, Any]:
+def make_stamp(device: torch.device, packages: Sequence[str] = ()) -> dict[str, Any]:
     """What a result is stamped with.
 
     Args:
         device: where it was measured.
+        packages: installed packages that were used beside those that every result uses.
 
     Returns:
         ``date`` (UTC), ``commit`` and ``dirty`` (``None`` outside of a checkout), ``versions``, ``hardware``,
@@ -37,6 +40,7 @@ def make_stamp(device: torch.device) -> dict[str, Any]:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "cuda": torch.version.cuda,
+            **{package: package_version(package) for package in packages},
         },
         "hardware": {
             "system": f"{platform.system()} {platform.machine()}",
@@ -49,6 +53,14 @@ def make_stamp(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
+
+
+def package_version(name: str) -> str | None:
+    """The version of an installed package; ``None`` where it is not installed under this name."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def git_state(file: Path) -> tuple[str | None, bool | None]:

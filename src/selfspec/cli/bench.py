@@ -39,10 +39,13 @@ def overhead(
     compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Measure transformers with a compiled step too.")
     ] = True,
+    llama_cpp: Annotated[
+        bool, typer.Option("--llama-cpp/--no-llama-cpp", help="Measure llama.cpp too, where it is installed.")
+    ] = True,
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measures plain decoding against memory bandwidth and transformers, and every method against its ideal."""
+    """Measures plain decoding against bandwidth, transformers and llama.cpp, and every method against its ideal."""
     by_method = parse_method_settings(settings or ())
 
     from selfspec.bench.overhead import OverheadOptions, check_out, run_overhead
@@ -59,6 +62,7 @@ def overhead(
         max_new_tokens=max_new_tokens,
         force_acceptance=force_acceptance,
         compile=compiled,
+        llama_cpp=llama_cpp,
     )
     if out is not None:
         check_out(out)

@@ -22,7 +22,9 @@ Methods = Annotated[str, typer.Option(help=options.METHODS_HELP, rich_help_panel
 Peers = Annotated[
     str,
     typer.Option(
-        help="transformers' own: transformers, transformers-early-exit, transformers-prompt-lookup; all; none.",
+        help="transformers' own: transformers, transformers-early-exit, transformers-prompt-lookup; llama-cpp, "
+        "llama-cpp-prompt-lookup (greedy, on the processor; need the extra 'peers'); "
+        "all; none.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -35,6 +37,15 @@ Suite = Annotated[
     ),
 ]
 Limit = Annotated[int | None, typer.Option(help="At most so many questions of a category.", rich_help_panel=_WHAT)]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--no-chat",
+        help="Ask through the chat template, or let texts go on. Without either: chat for a model whose template "
+        "marks turns by special tokens (the bundled ones are no chat models), and for Spec-Bench.",
+        rich_help_panel=_WHAT,
+    ),
+]
 Context = Annotated[int, typer.Option(help="Tokens of a passage of text:FILE.", rich_help_panel=_WHAT)]
 Settings = Annotated[
     list[str] | None,

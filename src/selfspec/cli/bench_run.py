@@ -23,6 +23,7 @@ def run(
     suite: options.Suite = "mini",
     limit: options.Limit = None,
     context: options.Context = 1024,
+    chat: options.Chat = None,
     settings: options.Settings = None,
     max_new_tokens: options.MaxNewTokens = 64,
     temperature: options.Temperature = 0.0,
@@ -34,7 +35,7 @@ def run(
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Measures methods and transformers' own ways on the prompts of a suite, in turns, and writes a report.
+    """Measures methods, transformers' own ways and llama.cpp on the prompts of a suite, in turns, and writes a report.
 
     Ctrl-C keeps what was measured; --resume goes on from there.
     """
@@ -58,6 +59,7 @@ def run(
         temperature=temperature,
         seed=seed,
         context=context,
+        chat=chat,
     )
     failed = _measure(asked, out, resume=resume, overwrite=overwrite)
     _print_overview(out)
@@ -75,6 +77,8 @@ def _measure(asked: "RunOptions", out: Path, *, resume: bool, overwrite: bool) -
 
     check_drawing()
     silence_libraries()
+    if asked.left_out:
+        typer.echo(asked.left_out, err=True)
     try:
         with RunProgress() as progress:
             run_benchmark(asked, out, progress, resume=resume, overwrite=overwrite)

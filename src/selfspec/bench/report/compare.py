@@ -11,6 +11,9 @@ from selfspec.bench.report.words import commit_text, counted, device_text, notes
 
 Summary = Mapping[str, Any]
 
+_TOLD_OTHERWISE = ("settings", "chat")
+"""Options of which the comparison says what came of them."""
+
 
 def compare_summaries(names: Sequence[str], summaries: Sequence[Summary]) -> str:
     """What differs between the runs, then their speedups.
@@ -94,9 +97,10 @@ def _described(summary: Summary, contenders: Container[str]) -> dict[str, str]:
         "hardware": device_text(stamp),
         "commit": commit_text(stamp),
         **{f"version of {name}": str(version) for name, version in stamp["versions"].items()},
+        "questions": {None: NOTHING, True: "chat messages", False: "texts to continue"}[summary["chat"]],
         "prompts": f"{summary['prompts']} in {counted(len(summary['categories']), 'category', 'categories')}",
     }
-    options = {name: _text(value) for name, value in summary["options"].items() if name != "settings"}
+    options = {name: _text(value) for name, value in summary["options"].items() if name not in _TOLD_OTHERWISE}
     each_setting = {
         f"{method}, {key}": _text(value) for method, values in settings.items() for key, value in values.items()
     }

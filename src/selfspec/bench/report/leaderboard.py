@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from selfspec.errors import InvalidParameterError
+from selfspec.loading import BUNDLED
 
 _COLUMNS = ("speedup", "95 %", "ideal", "acceptance", "M", "identical", "÷ transformers", "memory")
 
@@ -14,7 +15,7 @@ Summary = Mapping[str, Any]
 
 
 def read_summaries(folder: Path) -> dict[Path, Summary]:
-    """The runs in the folders below one folder, by folder, those of one model and hardware next to each other.
+    """The runs in the folders below one folder, by folder: the bundled checkpoints last, one model and hardware after another.
 
     Raises:
         InvalidParameterError: there are none, or one is not the summary of a run.
@@ -54,10 +55,11 @@ def render_leaderboard(summaries: Mapping[Path, Summary], page: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _order(summary: Summary) -> tuple[str, str, int, str, str]:
+def _order(summary: Summary) -> tuple[bool, str, str, int, str, str]:
+    """Models that others have trained come first: they say more about a user's own."""
     options = summary["options"]
-    processor = summary["stamp"]["hardware"]["processor"]
-    return processor, options["model"], options["widen"], summary["dtype"], options["suite"]
+    processor, model = summary["stamp"]["hardware"]["processor"], options["model"]
+    return model in BUNDLED, processor, model, options["widen"], summary["dtype"], options["suite"]
 
 
 def _section(folder: Path, summary: Summary, page: Path) -> str:
@@ -68,10 +70,11 @@ def _section(folder: Path, summary: Summary, page: Path) -> str:
     decoding = "greedy" if options["temperature"] == 0 else f"temperature {options['temperature']:g}"
     on_cpu = hardware["device"] == "cpu"
     device = f"{hardware['processor']} ({hardware['cpu_capability']})" if on_cpu else hardware["device"]
+    chat = " as chat messages" if summary.get("chat") else ""
     repeats = "1 repeat" if options["repeats"] == 1 else f"{options['repeats']} repeats"
     report = Path(os.path.relpath(folder / "report.md", page.parent)).as_posix()
     about = (
-        f"{summary['parameters'] / 1e6:,.0f} million parameters, {decoding}, {summary['prompts']} prompts, up to "
+        f"{summary['parameters'] / 1e6:,.0f} million parameters, {decoding}, {summary['prompts']} prompts{chat}, up to "
         f"{options['max_new_tokens']} new tokens, {repeats}; {device}, {stamp['threads']} threads, "
         f"torch {stamp['versions']['torch']}, commit {(stamp['commit'] or 'none')[:12]}, {stamp['date'][:10]}; "
         f"[full report]({report})."

@@ -23,11 +23,11 @@ def summarise(run: Run) -> dict[str, Any]:
     Returns:
         What ``summary.json`` holds, ready for JSON: of ``run.json`` the ``stamp``, ``options``, ``parameters``,
         ``copy_bytes_per_second``, ``skipped`` prompts and ``failures`` of contenders that could not be made;
-        ``dtype`` and ``layers`` of the model; ``prompts`` and, by category, ``categories``: how many there are;
-        ``expected`` and ``measured`` outputs; ``plain_over``: by peer ``speedup`` and ``speedup_interval`` of plain
-        decoding over it; ``contenders``: by name, in the order of the options, the ``kind`` (``baseline``, ``method``
-        or ``peer``), ``settings``, ``errors``, and, as ``figures.FIGURES`` explains them, the figures
-        ``overall`` and by category (``categories``).
+        ``chat`` and ``llama_cpp`` (null in runs that do not say); ``dtype`` and ``layers`` of the model; ``prompts``
+        and, by category, ``categories``: how many there are; ``expected`` and ``measured`` outputs; ``plain_over``: by
+        peer ``speedup`` and ``speedup_interval`` of plain decoding over it; ``contenders``: by name, in the order of
+        the options, the ``kind`` (``baseline``, ``method`` or ``peer``), ``settings``, ``errors``, and, as
+        ``figures.FIGURES`` explains them, the figures ``overall`` and by category (``categories``).
     """
     names = _contenders(run)
     samples = {name: samples_of(run.measurements, name) for name in names}
@@ -42,6 +42,8 @@ def summarise(run: Run) -> dict[str, Any]:
         "layers": run.latencies.layers,
         "copy_bytes_per_second": fields["copy_bytes_per_second"],
         "ordered": fields["ordered"],
+        "chat": fields.get("chat"),
+        "llama_cpp": fields.get("llama_cpp"),
         "prompts": len(fields["prompts"]),
         "categories": run.categories,
         "skipped": fields["skipped"],

@@ -82,13 +82,14 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     prompts = counted(summary["prompts"], "prompt")
     categories = counted(len(summary["categories"]), "category", "categories")
     order = ", in a meaningful order" if summary["ordered"] else ""
+    form = {None: "", True: ", as chat messages", False: ", as texts to continue"}[summary["chat"]]
     return [
         ("model", f"{model_name(summary)}, {summary['parameters']:,} parameters, {summary['layers']} layers"),
         ("hardware", f"{device_text(stamp)}; copies {summary['copy_bytes_per_second'] / 1e9:.1f} GB/s"),
         ("software", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
         ("commit", commit_text(stamp)),
         ("date", str(stamp["date"])),
-        ("suite", f"{options['suite']}: {prompts} in {categories}{order}"),
+        ("suite", f"{options['suite']}: {prompts} in {categories}{order}{form}"),
         ("outputs", f"up to {options['max_new_tokens']} tokens, {sampling}, {counted(options['repeats'], 'repeat')}"),
         ("plain decoding", _plain_text(summary)),
     ]
@@ -113,6 +114,7 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
         *_skipped(summary["skipped"]),
         *_differing(summary["contenders"]),
         *_failed(summary),
+        *_llama_cpp(summary["llama_cpp"]),
     ]
 
 
@@ -152,6 +154,22 @@ def _failed(summary: Mapping[str, Any]) -> list[str]:
                 else "no prompt is left"
             )
             said.append(f"{name} failed {counted(figures['failures'], 'time')}; {rest}: {why}")
+    return said
+
+
+def _llama_cpp(build: Mapping[str, Any] | None) -> list[str]:
+    """What is to be known of llama.cpp, where it was measured."""
+    if build is None:
+        return []
+    said = [
+        "llama.cpp keeps a copy of the weights of its own in the same process, which counts into every peak of memory."
+    ]
+    if build["missing"]:
+        said.append(
+            f"llama.cpp was not built for this processor: its build does without {', '.join(build['missing'])}, so "
+            "that it is slower than it could be. Build it here: "
+            "CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python"
+        )
     return said
 
 

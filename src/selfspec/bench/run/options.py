@@ -4,9 +4,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from selfspec.bench.llama_cpp import obstacle
+from selfspec.bench.llama_cpp.library import PACKAGE
 from selfspec.bench.options import BenchOptions
-from selfspec.bench.run.peers import find_peers
+from selfspec.bench.run.peers import LLAMA_CPP_PEERS, find_peers
 from selfspec.errors import InvalidParameterError
+from selfspec.loading import parse_device
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class RunOptions(BenchOptions):
         temperature: 0 is greedy; otherwise all methods sample with the same seed, and so the same text.
         seed: of sampling, of the order of the contenders, and of what a suite draws.
         context: tokens of a passage of a ``text`` suite.
+        chat: whether questions are chat messages; ``None`` leaves it to model and suite, see ``decide_chat``.
     """
 
     peers: tuple[str, ...] = ("transformers",)
@@ -28,19 +32,35 @@ class RunOptions(BenchOptions):
     temperature: float = 0.0
     seed: int = 0
     context: int = 1024
+    chat: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.peer_names  # noqa: B018 - raises where one is unknown
         if not math.isfinite(self.temperature) or self.temperature < 0:
             raise InvalidParameterError(f"temperature must be a finite number of at least 0, not {self.temperature}")
         if self.context < 1:
             raise InvalidParameterError(f"context must be at least 1 token, not {self.context}")
+        self.peer_names  # noqa: B018 - raises where one is unknown or cannot be measured
 
     @property
     def peer_names(self) -> list[str]:
         """The peers to measure, each once."""
-        return find_peers(self.peers)
+        return find_peers(self.peers, self._without_llama_cpp)
+
+    @property
+    def left_out(self) -> str | None:
+        """Why some of all peers are not measured, where all were asked for."""
+        reason = self._without_llama_cpp if "all" in self.peers else None
+        return f"{', '.join(LLAMA_CPP_PEERS)} left out: {reason}" if reason else None
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages that only some runs use, and whose versions belong into the stamp of this one."""
+        return (PACKAGE,) if any(name in LLAMA_CPP_PEERS for name in self.peer_names) else ()
+
+    @property
+    def _without_llama_cpp(self) -> str | None:
+        return obstacle(parse_device(self.device), self.temperature)
 
     def to_dict(self) -> dict[str, Any]:
         """What identifies the run, ready for JSON: two runs with the same are repeats of each other."""
@@ -60,4 +80,5 @@ class RunOptions(BenchOptions):
             "repeats": self.repeats,
             "seed": self.seed,
             "context": self.context,
+            "chat": self.chat,
         }

@@ -43,7 +43,12 @@ class Skipped:
 
 
 def answer_suite(
-    suite: Suite, plain: Engine, params: SamplingParams, progress: Callable[[str], None] = lambda _: None
+    suite: Suite,
+    plain: Engine,
+    params: SamplingParams,
+    *,
+    chat: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[RunPrompt], list[Skipped]]:
     """Answers every turn of every question by plain decoding.
 
@@ -54,6 +59,7 @@ def answer_suite(
         suite: the questions.
         plain: plain decoding.
         params: how to decode.
+        chat: questions are chat messages, which go through the chat template; otherwise they are texts to continue.
         progress: is told what goes on.
     """
     prompts: list[RunPrompt] = []
@@ -61,10 +67,10 @@ def answer_suite(
     for number, question in enumerate(suite.questions, start=1):
         progress(f"plain answers: question {number} of {len(suite.questions)}")
         messages: list[dict[str, str]] = []
-        for key, turn in _turns(question):
+        for key, turn in _turns(question, chat=chat):
             messages.append({"role": "user", "content": turn if isinstance(turn, str) else ""})
             try:
-                token_ids = _encode(plain, turn, messages, chat=suite.chat)
+                token_ids = _encode(plain, turn, messages, chat=chat)
                 check_context(len(token_ids), params.max_new_tokens, plain.target.context_limit)
             except (ContextLengthError, InvalidPromptError) as error:
                 skipped.append(Skipped(key, question.category, str(error)))
@@ -75,21 +81,22 @@ def answer_suite(
     return prompts, skipped
 
 
-def _turns(question: Question) -> Sequence[tuple[str, str | tuple[int, ...]]]:
+def _turns(question: Question, *, chat: bool) -> Sequence[tuple[str, str | tuple[int, ...]]]:
     """The question's turns, each with the key of its prompt."""
     if question.token_ids is not None:
         return [(question.key, question.token_ids)]
-    if len(question.turns) == 1:
-        return [(question.key, question.turns[0])]
-    return [(f"{question.key}/{number}", turn) for number, turn in enumerate(question.turns, start=1)]
+    turns = (question.messages or question.turns) if chat else question.turns
+    if len(turns) == 1:
+        return [(question.key, turns[0])]
+    return [(f"{question.key}/{number}", turn) for number, turn in enumerate(turns, start=1)]
 
 
 def _encode(
     plain: Engine, turn: str | tuple[int, ...], messages: Sequence[Mapping[str, str]], *, chat: bool
 ) -> list[int]:
-    """The token ids of a turn with all that was said before it, through the chat template where there is one."""
+    """The token ids of a turn with all that was said before it; passages that were cut by tokens are as they are."""
     if not isinstance(turn, str):
         return plain.encode(turn)
-    if chat and getattr(plain.tokenizer, "chat_template", None):
+    if chat:
         return plain.encode(list(messages))
     return plain.encode("\n\n".join(message["content"] for message in messages))

@@ -13,10 +13,11 @@ from selfspec.bench.cost import StepBytes
 from selfspec.bench.memory import ResidentPeak, copy_bytes_per_second
 from selfspec.bench.options import PLAIN, make_engines
 from selfspec.bench.profile import kept_profile
+from selfspec.bench.run.chat import decide_chat
 from selfspec.bench.run.folder import RunFolder
 from selfspec.bench.run.measurement import Measurement, output_fields
 from selfspec.bench.run.options import RunOptions
-from selfspec.bench.run.peers import run_peer
+from selfspec.bench.run.peers import Peers
 from selfspec.bench.run.prompts import RunPrompt, Skipped, answer_suite
 from selfspec.bench.stamp import make_stamp
 from selfspec.bench.suites import Suite, read_suite
@@ -57,7 +58,7 @@ def run(options: RunOptions, out: Path, observer: Observer, *, resume: bool = Fa
     """
     source = read_suite(options.suite, limit=options.limit, seed=options.seed)
     folder = RunFolder(out, resume=resume, overwrite=overwrite)
-    folder.check_same(options.to_dict(), make_stamp(parse_device(options.device)))
+    folder.check_same(options.to_dict(), make_stamp(parse_device(options.device), options.packages))
     observer.stage(f"loading {options.model}" + (f", widened {options.widen} times" if options.widen > 1 else ""))
     model, tokenizer = load_model(options.model, dtype=options.dtype, device=options.device, widen=options.widen)
     plain = Engine(model, tokenizer, PLAIN, runtime=options.runtime)
@@ -82,6 +83,7 @@ class Run:
         self._suite = suite
         self._folder = folder
         self._observer = observer
+        self._chat = decide_chat(options.chat, plain.tokenizer, suite)
         self._costs = StepBytes(plain.target)
         # With a seed sampling is coupled: every method writes what plain decoding writes.
         seed = options.seed if options.temperature > 0 else None
@@ -93,18 +95,25 @@ class Run:
         Raises:
             InvalidParameterError: no prompt fits the model's context, or the folder cannot be written.
         """
-        prompts, skipped = answer_suite(self._suite, self._plain, self._params, self._observer.stage)
+        prompts, skipped = answer_suite(
+            self._suite, self._plain, self._params, chat=self._chat, progress=self._observer.stage
+        )
         if not prompts:
             raise InvalidParameterError(
                 f"no prompt of the suite fits the model: {skipped[0].reason if skipped else 'there is none'}"
             )
-        engines, failures = self._engines()
-        contenders = [PLAIN, *(name for name in engines if name != PLAIN), *self._options.peer_names]
-        measured = self._folder.start(self._describe(prompts, skipped, engines, failures))
-        self._warm_up(contenders, engines, max(prompts, key=lambda prompt: len(prompt.token_ids)))
-        self._observer.begin(len(contenders) * len(prompts) * self._options.repeats, len(measured))
-        for repeat in range(self._options.repeats):
-            self._measure_repeat(repeat, prompts, contenders, measured)
+        longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
+        context = len(longest.token_ids) + self._options.max_new_tokens
+        model = self._plain.target.model
+        with Peers(self._options.peer_names, model, context, self._observer.stage) as self._peers:
+            engines, failures = self._engines()
+            contenders = [PLAIN, *(name for name in engines if name != PLAIN), *self._peers.names]
+            description = self._describe(prompts, skipped, engines, failures | self._peers.failures)
+            measured = self._folder.start(description)
+            self._warm_up(contenders, engines, longest)
+            self._observer.begin(len(contenders) * len(prompts) * self._options.repeats, len(measured))
+            for repeat in range(self._options.repeats):
+                self._measure_repeat(repeat, prompts, contenders, measured)
 
     def _measure_repeat(
         self, repeat: int, prompts: Sequence[RunPrompt], contenders: Sequence[str], measured: set[tuple[str, str, int]]
@@ -158,9 +167,8 @@ class Run:
 
     def _run_peer(self, name: str, prompt: RunPrompt, max_new_tokens: int, peak: ResidentPeak) -> dict[str, Any]:
         torch.manual_seed(self._options.seed)
-        output = run_peer(
+        output = self._peers.write(
             name,
-            self._plain.target.model,
             prompt.token_ids,
             max_new_tokens,
             eos_ids=self._plain.eos_ids,
@@ -187,13 +195,15 @@ class Run:
         self._observer.stage("copy bandwidth and latencies")
         return {
             "benchmark": "run",
-            "stamp": make_stamp(target.device),
+            "stamp": make_stamp(target.device, self._options.packages),
             "options": self._options.to_dict(),
             "dtype": str(target.dtype).removeprefix("torch."),
             "parameters": sum(weight.numel() for weight in target.model.parameters()),
             "sublayers": target.sublayer_count,
             "settings": {name: {**engine.method.settings.__dict__} for name, engine in engines.items()},
+            "llama_cpp": self._peers.build,
             "suite": self._suite.name,
+            "chat": self._chat,
             "ordered": self._suite.ordered,
             "prompts": [
                 {"key": each.key, "category": each.category, "tokens": len(each.token_ids)} for each in prompts

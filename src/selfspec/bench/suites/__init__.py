@@ -6,7 +6,7 @@ from pathlib import Path
 
 from selfspec.bench.suites.files import gsm8k_part, humaneval_part, prompts_part, spec_bench_part
 from selfspec.bench.suites.hub import FORM, hub_part, parse_address
-from selfspec.bench.suites.mini import MINI
+from selfspec.bench.suites.mini import MINI, mini_message
 from selfspec.bench.suites.selection import Selection
 from selfspec.bench.suites.text import text_part
 from selfspec.bench.suites.types import Encode, Part, Question, ReadyPart, Suite
@@ -43,7 +43,7 @@ class SuiteSource:
         name: the spec without folders.
         parts: runs of questions, one after another.
         ordered: whether it is a stream.
-        chat: whether turns are chat messages.
+        chat: whether all turns were written as chat messages.
     """
 
     name: str
@@ -91,13 +91,8 @@ def _read_stream(spec: str, selection: Selection) -> SuiteSource:
         raise InvalidParameterError(f"'{spec}' has an empty part; expected is {SUITES['stream'][0]}")
     known = [*MINI, *(name for name in SUITES if name != "stream")]
     parts = [_read_part(each, selection, known) for each in specs]
-    chats = [each for each, part in zip(specs, parts, strict=True) if part.chat]
-    if chats and len(chats) < len(parts):
-        raise InvalidParameterError(
-            f"a stream cannot mix chat messages ({', '.join(chats)}) with texts to continue; make one stream of each"
-        )
     name = "+".join(_without_folders(each) for each in specs)
-    return SuiteSource(f"stream:{name}", tuple(parts), ordered=True, chat=bool(chats))
+    return SuiteSource(f"stream:{name}", tuple(parts), ordered=True, chat=all(part.chat for part in parts))
 
 
 def _read_part(spec: str, selection: Selection, known: Sequence[str]) -> Part:
@@ -130,7 +125,7 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 def _mini_part(categories: Iterable[str]) -> ReadyPart:
     return ReadyPart(
         tuple(
-            Question(f"{category}-{number}", category, (prompt,))
+            Question(f"{category}-{number}", category, (prompt,), messages=(mini_message(category, prompt),))
             for category in categories
             for number, prompt in enumerate(MINI[category], 1)
         )

@@ -152,11 +152,13 @@ def _turns(turns: Iterable[object], where: str) -> Iterator[str]:
 
 def _gsm8k_question(entry: Entry, number: int, where: str) -> Question:
     problem = _text(entry, "question", where).strip()
-    return Question(f"gsm8k-{number}", "gsm8k", (f"Question: {problem}\nAnswer:",))
+    return Question(f"gsm8k-{number}", "gsm8k", (f"Question: {problem}\nAnswer:",), messages=(problem,))
 
 
 def _humaneval_question(entry: Entry, number: int, where: str) -> Question:
-    return Question(_identifier(entry, "task_id", where), "humaneval", (_text(entry, "prompt", where),))
+    prompt = _text(entry, "prompt", where)
+    request = f"Complete this Python function:\n\n{prompt}"
+    return Question(_identifier(entry, "task_id", where), "humaneval", (prompt,), messages=(request,))
 
 
 def _field(entry: Entry, name: str, where: str) -> object:

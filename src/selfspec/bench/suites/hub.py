@@ -13,7 +13,8 @@ from selfspec.errors import InvalidParameterError, SelfSpecError
 FORM = "hub:NAME[:CONFIG[:SPLIT[:COLUMN]]]"
 
 _CHAT_COLUMNS = ("turns", "question", "instruction")
-_COLUMNS = (*_CHAT_COLUMNS, "prompt", "text")
+_TEXT_COLUMN = "text"
+_COLUMNS = (*_CHAT_COLUMNS, "prompt", _TEXT_COLUMN)
 """Columns that hold questions in most data sets, the likeliest first."""
 
 
@@ -106,7 +107,8 @@ def _questions(stem: str, column: str, values: Sequence[object], categories: Seq
             continue
         checked = tuple(check_turn(turn, f"'{column}' in row {number} of '{stem}'") for turn in turns)
         named = isinstance(category, str) and category.strip()
-        yield Question(f"{stem}-{number}", str(category) if named else stem, checked)
+        messages = tuple(f"Continue this text:\n\n{turn}" for turn in checked) if column == _TEXT_COLUMN else ()
+        yield Question(f"{stem}-{number}", str(category) if named else stem, checked, messages=messages)
 
 
 def _describe(address: Address) -> str:

@@ -179,3 +179,17 @@ _PROSE = (
 
 MINI: dict[str, tuple[str, ...]] = {"code": _CODE, "math": _MATH, "prose": _PROSE}
 """By category: beginnings of Python code, word problems in the form of GSM8K, beginnings of 19th-century prose."""
+
+_REQUESTS = {"code": "Continue this Python code:\n\n", "prose": "Continue this story:\n\n"}
+
+
+def mini_message(category: str, prompt: str) -> str:
+    """What a user says in a chat to get the same from a chat model.
+
+    Args:
+        category: of ``MINI``.
+        prompt: one of its prompts.
+    """
+    if category == "math":
+        return prompt.removeprefix("Question: ").removesuffix("\nAnswer:")
+    return _REQUESTS[category] + prompt

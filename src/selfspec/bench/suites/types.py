@@ -17,12 +17,14 @@ class Question:
         category: what results are grouped by: ``math``, a category of Spec-Bench, the stem of a text's file name.
         turns: what the user says, in order; most questions have one turn.
         token_ids: the prompt, where it was cut by tokens; ``turns`` is empty then.
+        messages: what the user says in a chat instead, as many; where it is empty, the ``turns``.
     """
 
     key: str
     category: str
     turns: tuple[str, ...] = ()
     token_ids: tuple[int, ...] | None = None
+    messages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class Suite:
         name: the spec it was read from, without folders: ``spec-bench:spec_bench.jsonl``.
         questions: in the order of the file or the stream.
         ordered: whether it is a stream, whose order means something.
-        chat: whether turns are chat messages, for a chat template where the tokenizer has one. Otherwise they are
-            beginnings of a text that the model goes on with.
+        chat: whether all questions were written as chat messages. Otherwise some are beginnings of a text that the
+            model goes on with; in a chat, the user asks for that.
     """
 
     name: str
@@ -48,7 +50,7 @@ class Part(Protocol):
 
     @property
     def chat(self) -> bool:
-        """Whether turns are chat messages."""
+        """Whether turns were written as chat messages."""
 
     def questions(self, encode: Encode, context: int) -> tuple[Question, ...]:
         """The questions.
@@ -65,7 +67,7 @@ class ReadyPart:
 
     Attributes:
         ready: the questions.
-        chat: whether their turns are chat messages.
+        chat: whether their turns were written as chat messages.
     """
 
     ready: tuple[Question, ...]

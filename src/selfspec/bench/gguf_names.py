@@ -1,0 +1,110 @@
+"""What GGUF says of a model: the families and dtypes that it has words for, and the names of tensors."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from selfspec.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How llama.cpp calls a family.
+
+    Attributes:
+        name: in the file.
+        permuted: the two halves that rope turns against each other lie interleaved in the rows of ``q`` and ``k``;
+            elsewhere one lies after the other, as in transformers.
+    """
+
+    name: str
+    permuted: bool
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", permuted=True),
+    "mistral": Architecture("llama", permuted=True),
+    "qwen2": Architecture("qwen2", permuted=False),
+    "qwen3": Architecture("qwen3", permuted=False),
+}
+"""By ``config.model_type``."""
+
+_OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_IN_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""By the name of a module in transformers what GGUF calls it."""
+
+TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""What GGUF calls each dtype."""
+
+
+def check_writable(model: PreTrainedModel, context: int) -> None:
+    """Refuses a model that cannot be said in GGUF, or that llama.cpp would compute otherwise.
+
+    Args:
+        model: the model.
+        context: positions that are to be used, prompt and output together.
+
+    Raises:
+        UnsupportedModelError: the family or a feature of the model; the message names it.
+    """
+    config: Any = model.config
+    if config.model_type not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"a GGUF file is written of the families {', '.join(ARCHITECTURES)}, not of {config.model_type}"
+        )
+    if model.dtype not in TYPES:
+        raise UnsupportedModelError(f"a GGUF file is written in float32, bfloat16 or float16, not in {model.dtype}")
+    rope = config.rope_parameters
+    obstacles = {
+        f"hidden_act {config.hidden_act}": config.hidden_act != "silu",
+        f"rope of type {rope['rope_type']}": rope["rope_type"] not in ("default", "linear", "llama3"),
+        "a rope of a part of the head": rope.get("partial_rotary_factor", 1.0) != 1.0,
+        "biases in a Qwen3 attention": config.model_type == "qwen3" and config.attention_bias,
+        f"attention through a window of {_window(config)} positions, for a context of {context}": (
+            context > (_window(config) or context)
+        ),
+    }
+    found = [name for name, is_there in obstacles.items() if is_there]
+    if found:
+        raise UnsupportedModelError(f"this model cannot be written as a GGUF file: it has {', '.join(found)}")
+
+
+def head_dim(config: Any) -> int:
+    """Size of a head of the attention."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def gguf_name(name: str) -> str:
+    """What GGUF calls a tensor of transformers.
+
+    Raises:
+        UnsupportedModelError: it has no word for it.
+    """
+    module, _, kind = name.rpartition(".")
+    if module in _OUTSIDE:
+        return f"{_OUTSIDE[module]}.{kind}"
+    layer, _, inner = module.removeprefix("model.layers.").partition(".")
+    if inner not in _IN_LAYER or not layer.isdigit():
+        raise UnsupportedModelError(f"this model cannot be written as a GGUF file: it has a tensor {name}")
+    return f"blk.{layer}.{_IN_LAYER[inner]}.{kind}"
+
+
+def _window(config: Any) -> int | None:
+    """The positions that some layer attends to at most; ``None`` where all attend to everything."""
+    window = getattr(config, "sliding_window", None)
+    by_layer = getattr(config, "layer_types", None)
+    return None if by_layer is not None and "sliding_attention" not in by_layer else window
