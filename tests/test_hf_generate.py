@@ -1,16 +1,30 @@
 """The door through transformers' generate: same arguments, same tokens."""
 
+import copy
+import gc
+import pickle
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from transformers import MaxTimeCriteria, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
+from transformers import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 from transformers.generation import LogitsProcessor
 
 from checkpoints import make_tokenizer
-from models import build
+from models import build, prompt
 from selfspec import custom_generate
 from selfspec.errors import InvalidParameterError, InvalidPromptError, InvalidSettingError, UnknownMethodError
+from selfspec.hf_generate import CustomGenerate
+from selfspec.methods.registry import DEFAULT_METHOD
 
 PROMPT = torch.tensor([[5, 17, 3, 99, 42, 8]])
 BATCH = torch.tensor([[5, 17, 3, 99, 42, 8], [1, 2, 3, 4, 5, 6]])
@@ -46,6 +60,8 @@ class EndsAtTwenty(StoppingCriteria):
         {"logits_processor": [AvoidsTheLastToken()]},
         {"stopping_criteria": StoppingCriteriaList([EndsAtTwenty()])},
         {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(600.0)])},
+        {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(17)])},
+        {"stopping_criteria": StoppingCriteriaList([EosTokenCriteria(PLAIN[9])])},
         {"use_cache": False},
         {"attention_mask": torch.ones_like(PROMPT)},
     ],
@@ -128,13 +144,95 @@ def test_stop_strings_without_a_tokenizer_are_refused_not_ignored() -> None:
         ({"num_beams": 2}, InvalidParameterError, "num_beams"),
         ({"output_scores": True, "return_dict_in_generate": True}, InvalidParameterError, "output_scores"),
         ({"assistant_model": MODEL}, InvalidParameterError, "assistant_model"),
-        ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}, InvalidPromptError, "padded"),
+        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0]])}, InvalidPromptError, "padded"),
         ({"guidance_scale": 1.5}, InvalidParameterError, "UnbatchedClassifierFreeGuidance"),
     ],
 )
 def test_what_cannot_be_done_is_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         MODEL.generate(PROMPT, max_new_tokens=5, do_sample=False, custom_generate=drafting(), **arguments)
+
+
+# The function itself, without a call
+
+
+def greedy(model: Any, token_ids: list[int], **options: Any) -> list[int]:
+    ids = torch.tensor([token_ids])
+    common = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
+    return model.generate(ids, **common, **options)[0].tolist()
+
+
+def kept_loops(model: Any) -> list[CustomGenerate]:
+    return [value for value in vars(model).values() if isinstance(value, CustomGenerate)]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_the_function_itself_drafts_with_the_default_method(name: str) -> None:
+    model, text = build(name), prompt(6) * 3
+    expected = greedy(model, text)
+    assert greedy(model, text, custom_generate=custom_generate) == expected
+    (loop,) = kept_loops(model)
+    engine = loop._engine
+    assert engine is not None
+    assert engine.method.name == DEFAULT_METHOD == "suffix"
+    assert greedy(model, text, custom_generate=custom_generate) == expected
+    assert kept_loops(model) == [loop]
+    assert loop._engine is engine  # it is built once
+    assert engine.generate(text, max_new_tokens=30).drafted > 0
+
+
+def test_the_function_itself_streams_and_takes_keywords() -> None:
+    theirs, ours = Collecting(), Collecting()
+    greedy(MODEL, PROMPT[0].tolist(), streamer=theirs)
+    greedy(MODEL, PROMPT[0].tolist(), streamer=ours, custom_generate=custom_generate)
+    assert ours.received == theirs.received
+    config = copy.deepcopy(MODEL.generation_config)
+    config.update(max_length=20, do_sample=False)
+    written = custom_generate(
+        model=MODEL, input_ids=PROMPT, logits_processor=[], stopping_criteria=[], generation_config=config
+    )
+    assert written[0, 6:].tolist() == PLAIN[:14]
+
+
+def test_a_call_without_a_method_takes_the_default_too() -> None:
+    loop = custom_generate(seed=3)
+    assert isinstance(loop, CustomGenerate)
+    assert greedy(MODEL, PROMPT[0].tolist(), custom_generate=loop)[6:] == PLAIN[:30]
+    assert loop._engine is not None
+    assert loop._engine.method.name == DEFAULT_METHOD
+
+
+def test_threads_share_what_is_built() -> None:
+    model = copy.deepcopy(build("llama"))
+    prompts = [[seed, *prompt(6), 2 * seed] for seed in range(8)]
+    alone = [greedy(model, one) for one in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda one: greedy(model, one, custom_generate=custom_generate), prompts))
+    assert together == alone
+    assert len(kept_loops(model)) == 1
+
+
+def test_a_model_is_freed_after_use() -> None:
+    model = copy.deepcopy(build("llama"))
+    expected = greedy(model, prompt(6))
+    assert greedy(model, prompt(6), custom_generate=custom_generate) == expected
+    watched = [weakref.ref(model), weakref.ref(model.model), weakref.ref(kept_loops(model)[0]._engine)]
+    del model
+    gc.collect()
+    assert [reference() for reference in watched] == [None, None, None]
+
+
+def test_a_model_can_be_copied_and_pickled_after_use() -> None:
+    model = copy.deepcopy(build("llama"))
+    expected = greedy(model, prompt(6), custom_generate=custom_generate)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert kept_loops(other)[0]._engine is None
+        with torch.no_grad():
+            other.lm_head.weight.copy_(other.lm_head.weight.flip(0))
+        changed = greedy(other, prompt(6))
+        assert changed != expected
+        assert greedy(other, prompt(6), custom_generate=custom_generate) == changed
+    assert greedy(model, prompt(6), custom_generate=custom_generate) == expected
 
 
 def test_a_filled_cache_is_refused() -> None:

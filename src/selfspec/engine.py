@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, overload
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from selfspec.batch import Batch
 from selfspec.decoding.loop import decode
 from selfspec.decoding.output import Output
 from selfspec.decoding.processors import ScoreProcessor, build_processors
@@ -25,14 +25,12 @@ from selfspec.methods.base import Method
 from selfspec.methods.registry import find_method
 from selfspec.methods.settings import parse_settings, suggest
 from selfspec.methods.state import read_state, write_state
+from selfspec.prompt_forms import Prompt, Prompts, as_batch, as_ids, is_chat
 from selfspec.target.fingerprint import fingerprint
 from selfspec.target.stack import Target
 from selfspec.types import Generation, Round, SamplingParams, TextPiece
 
 _WARM_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
-
-Prompt = str | Sequence[int] | torch.Tensor | Sequence[Mapping[str, str]]
-"""Text, token ids (a sequence, or a tensor ``[length]`` or ``[1, length]``), or chat messages."""
 
 
 class Engine:
@@ -122,24 +120,38 @@ class Engine:
         self.target.warm_up(_WARM_UP_ROWS)
         self.method.prepare(progress)
 
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **changes: Any) -> Generation:
-        """Writes the whole output.
+    @overload
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **changes: Any) -> Generation: ...
+
+    @overload
+    def generate(self, prompt: Prompts, params: SamplingParams | None = None, **changes: Any) -> list[Generation]: ...
+
+    def generate(
+        self, prompt: Prompt | Prompts, params: SamplingParams | None = None, **changes: Any
+    ) -> Generation | list[Generation]:
+        """Writes the whole output, or one for each prompt of a list.
+
+        A list of numbers is one prompt of token ids, and a list of messages one chat. A list or tuple of texts, of
+        token-id sequences (or tensors), or of chats is several prompts. All of them are checked before the first is
+        run, and each gives what it gives alone with the same parameters; a seed is the same for all.
 
         Args:
-            prompt: text, token ids, or chat messages.
+            prompt: text, token ids, or chat messages; or a list of prompts of one form.
             params: how to choose tokens and when to stop.
             **changes: single parameters to change, by name, as in ``generate(prompt, temperature=0.7)``.
 
         Returns:
-            The output, its counts and its rounds.
+            The output, its counts and its rounds; for a list of prompts a list of these in the same order.
 
         Raises:
-            SelfSpecError: prompt or parameters do not fit, or the model failed; nothing is left behind.
+            SelfSpecError: prompt or parameters do not fit, or the model failed; nothing is left behind. Among several
+                prompts the message names the index of the one at fault.
         """
-        stream = self.stream(prompt, params, **changes)
-        for _ in stream:
-            pass
-        return stream.result
+        prompts = as_batch(prompt)
+        if prompts is None:
+            return self.stream(prompt, params, **changes).result  # type: ignore[arg-type]
+        chosen = _change(params or SamplingParams(), changes)
+        return Batch(self, [(one, chosen) for one in prompts]).results()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **changes: Any) -> "Stream":
         """Writes the output piece by piece.
@@ -147,7 +159,7 @@ class Engine:
         Prompt and parameters are checked at once; the model runs when the stream is read.
 
         Args:
-            prompt: text, token ids, or chat messages.
+            prompt: text, token ids, or chat messages; one prompt, not a list of them.
             params: how to choose tokens and when to stop.
             **changes: single parameters to change, by name.
 
@@ -197,10 +209,10 @@ class Engine:
         """
         if isinstance(prompt, str):
             token_ids = self._encode_text(prompt)
-        elif _is_chat(prompt):
+        elif is_chat(prompt):
             token_ids = self._encode_chat(prompt)
         else:
-            token_ids = _as_ids(prompt)
+            token_ids = as_ids(prompt)
         return self._check_ids(token_ids)
 
     def _encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -277,10 +289,16 @@ class Stream(Iterator[TextPiece]):
         self._rule = engine._make_rule(params)
         self._params = params
         self._result: Generation | None = None
+        self._records: list[Round] = []
         self._pieces = self._run()
 
     def __next__(self) -> TextPiece:
         return next(self._pieces)
+
+    @property
+    def records(self) -> tuple[Round, ...]:
+        """The rounds so far, also of a stream that was abandoned."""
+        return tuple(self._records)
 
     @property
     def result(self) -> Generation:
@@ -294,16 +312,15 @@ class Stream(Iterator[TextPiece]):
     def _run(self) -> Iterator[TextPiece]:
         started = time.perf_counter()
         memory = PeakMemory(self._engine.target.device)
-        records: list[Round] = []
         prefill_seconds = 0.0
         with explain_out_of_memory(len(self._prompt_ids), self._params.max_new_tokens):
             for record in self._rounds():
                 if record is None:
                     prefill_seconds = time.perf_counter() - started
                 else:
-                    records.append(record)
+                    self._records.append(record)
                 yield from self._output.take_pieces()
-        self._result = self._finish(records, time.perf_counter() - started, prefill_seconds, memory.peak_bytes())
+        self._result = self._finish(time.perf_counter() - started, prefill_seconds, memory.peak_bytes())
 
     def _rounds(self) -> Iterator[Round | None]:
         engine = self._engine
@@ -318,7 +335,7 @@ class Stream(Iterator[TextPiece]):
         )
         yield from decode(engine.target, engine.method, request, self._output, engine._prefill_chunk)
 
-    def _finish(self, records: list[Round], seconds: float, prefill_seconds: float, peak: int) -> Generation:
+    def _finish(self, seconds: float, prefill_seconds: float, peak: int) -> Generation:
         output, engine = self._output, self._engine
         assert output.finish_reason is not None
         tokenizer = engine.tokenizer
@@ -332,7 +349,7 @@ class Stream(Iterator[TextPiece]):
             finish_reason=output.finish_reason,
             seconds=seconds,
             prefill_seconds=prefill_seconds,
-            records=tuple(records),
+            records=self.records,
             peak_memory_bytes=peak,
         )
 
@@ -346,27 +363,6 @@ def _change(params: SamplingParams, changes: Mapping[str, Any]) -> SamplingParam
             if name not in known:
                 raise InvalidParameterError(f"there is no sampling parameter '{name}'{suggest(name, known)}") from None
         raise
-
-
-def _is_chat(prompt: object) -> TypeGuard[Sequence[Mapping[str, str]]]:
-    return isinstance(prompt, (list, tuple)) and bool(prompt) and isinstance(prompt[0], Mapping)
-
-
-def _as_ids(prompt: object) -> list[int]:
-    if isinstance(prompt, torch.Tensor):
-        if prompt.dim() not in (1, 2) or (prompt.dim() == 2 and prompt.shape[0] != 1) or prompt.is_floating_point():
-            raise InvalidPromptError(
-                f"a prompt is one sequence of token ids, not a {prompt.dtype} tensor of shape {list(prompt.shape)}"
-            )
-        prompt = prompt.flatten().tolist()
-    if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
-        raise InvalidPromptError(
-            f"a prompt is text, a sequence of token ids, or a list of chat messages, not {type(prompt).__name__}"
-        )
-    for token_id in prompt:
-        if isinstance(token_id, bool) or not isinstance(token_id, Integral):
-            raise InvalidPromptError(f"a prompt is a sequence of token ids, but {token_id!r} is none")
-    return [int(token_id) for token_id in prompt]
 
 
 def _starts_with_bos(tokenizer: Any, text: str) -> bool:

@@ -11,6 +11,9 @@ from selfspec.target.stack import Target
 METHODS: dict[str, type[Method]] = {}
 """Every known method, by its name."""
 
+DEFAULT_METHOD = "suffix"
+"""The method where none is named. It works on any supported model and needs no settings."""
+
 MethodClass = TypeVar("MethodClass", bound=type[Method])
 
 
