@@ -5,12 +5,13 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+MODEL := $(VENV)/.smollm2
 
 .PHONY: help install demo test lint format clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    generate with every bundled checkpoint and method, and compare with plain decoding"
+	@echo "make demo    chat with a real model by several methods, and compare with plain decoding and transformers"
 	@echo "make test    run the tests"
 	@echo "make lint    check style and types"
 	@echo "make format  put the code into the project's format"
@@ -24,10 +25,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-demo: $(INSTALLED)
+# The real model that the demo and some tests run on. Without it they go on with the bundled checkpoints.
+$(MODEL): $(INSTALLED)
+	@$(BIN)/selfspec models install smollm2 && touch $@ || \
+		echo "smollm2 could not be installed (see above); going on with the bundled checkpoint tiny"
+
+demo: $(INSTALLED) $(MODEL)
 	$(BIN)/selfspec demo
 
-test: $(INSTALLED)
+test: $(INSTALLED) $(MODEL)
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --durations=10
 
 lint: $(INSTALLED)

@@ -230,7 +230,7 @@ def test_who_gets_colour(
         (("x", "--stop", ""), "stop strings must be non-empty"),
         (("x", "--dtype", "float63"), "unknown dtype 'float63'"),
         (("x", "--device", "gpu"), "device 'gpu' cannot be used"),
-        (("x", "--model", "./nowhere"), "there is no model folder './nowhere'"),
+        (("x", "--model", "./nowhere"), "there is no model './nowhere'"),
         (("",), "the prompt is empty and there is no BOS"),
         (("x", "--json", "--show-drafts"), "--show-drafts colours text"),
         (("x", "--prompt-file", "y"), "not both"),

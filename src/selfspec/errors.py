@@ -1,5 +1,7 @@
 """Every error a user can cause. Each message says what was wrong and what to do about it."""
 
+import textwrap
+
 
 class SelfSpecError(Exception):
     """Base of all errors that selfspec raises on purpose."""
@@ -55,3 +57,10 @@ class OutOfMemoryError(SelfSpecError):
 
 class NoGainWarning(UserWarning):
     """A method turned out to be no faster than plain decoding on this model; another one is the better choice."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line of at most 240 characters."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    text = " ".join(lines) if lines[0].rstrip().endswith(":") else lines[0]
+    return textwrap.shorten(text, 240, placeholder=" …")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-MODEL_HELP = "A bundled checkpoint (tiny, tiny-early-exit), a local folder, or a name on the hub."
+MODEL_HELP = "smollm2, tiny, tiny-early-exit (see `selfspec models list`), a folder, a GGUF file, or a name on the hub."
 METHOD_HELP = "What drafts; `selfspec methods` lists them."
 WIDEN_HELP = "Repeat the widths of a Llama model this often, its text unchanged; for timing."
 DTYPE_HELP = "float32, bfloat16, float16, or auto: as the checkpoint was saved."

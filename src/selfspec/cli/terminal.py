@@ -63,7 +63,10 @@ def takes_colour(stream: TextIO) -> bool:
 
 
 def silence_libraries() -> None:
-    """Keeps the warnings and progress bars of transformers and the hub client off the terminal."""
+    """Keeps the warnings and progress bars of transformers and the hub client off the terminal.
+
+    What selfspec itself logs goes to standard error.
+    """
     from huggingface_hub.utils.tqdm import disable_progress_bars
     from transformers.utils.logging import disable_progress_bar, set_verbosity
 
@@ -71,6 +74,8 @@ def silence_libraries() -> None:
     disable_progress_bars()
     disable_progress_bar()  # type: ignore[no-untyped-call]
     set_verbosity(logging.CRITICAL)
+    logging.getLogger("selfspec").setLevel(logging.INFO)
+    logging.basicConfig(format="%(message)s")
 
 
 @contextlib.contextmanager

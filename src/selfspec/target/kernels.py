@@ -20,8 +20,13 @@ from typing import Any
 
 import torch
 
+from selfspec.user_cache import cache_folder
+
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """The dtypes there are kernels for, and how their functions' names end."""
+
+_VERIFIED = 128
+"""Rows of the widest verification; ``kernels.cpp`` has the same."""
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
 _FLAGS = (
@@ -101,11 +106,25 @@ def most_attending(dtype: torch.dtype) -> int:
     return int(getattr(load(), f"most_attending_{DTYPES[dtype]}")())
 
 
+def verifies_exactly(dtype: torch.dtype) -> bool:
+    """Whether the kernels run every verification, so that its rows are bit for bit those of single steps.
+
+    It is so in bfloat16 on processors without AMX, for models that the compiled runtime takes. In float32 rows differ
+    by rounding.
+
+    Args:
+        dtype: of the weights.
+    """
+    try:
+        return dtype == torch.bfloat16 and most_attending(dtype) >= _VERIFIED
+    except KernelBuildError:
+        return False
+
+
 def _build() -> Path:
     source = _SOURCE.read_bytes()
     name = hashlib.sha256(source + repr((_FLAGS, platform.machine(), _processor())).encode()).hexdigest()[:16]
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    built = cache_home / "selfspec" / f"kernels-{name}.so"
+    built = cache_folder() / f"kernels-{name}.so"
     if built.exists():
         return built
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from selfspec.target.fingerprint import fingerprint
 from selfspec.target.latency import LatencyProfile, device_name
 from selfspec.target.stack import Target
+from selfspec.user_cache import cache_folder
 
 _VERSION = 1
 
@@ -27,13 +27,6 @@ def profile_key(target: Target) -> dict[str, Any]:
         "threads": torch.get_num_threads() if target.device.type == "cpu" else None,
         "torch": torch.__version__,
     }
-
-
-def cache_folder() -> Path:
-    """Where selfspec keeps what can be measured again: below the user's cache folder."""
-    if sys.platform == "win32" and "LOCALAPPDATA" in os.environ:
-        return Path(os.environ["LOCALAPPDATA"]) / "selfspec" / "cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "selfspec"
 
 
 def profile_path(target: Target) -> Path:

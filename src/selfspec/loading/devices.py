@@ -1,0 +1,40 @@
+"""Dtypes and devices by name."""
+
+from typing import Any
+
+import torch
+
+from selfspec.errors import DeviceError, first_line
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def parse_dtype(dtype: str | torch.dtype) -> Any:
+    """A dtype by its name; ``auto`` stays ``auto``.
+
+    Raises:
+        DeviceError: the name is unknown.
+    """
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
+        return dtype
+    if dtype not in DTYPES:
+        raise DeviceError(f"unknown dtype '{dtype}'; choose auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def parse_device(device: str | torch.device) -> torch.device:
+    """A device by its name; ``auto`` is an accelerator if there is one, the CPU otherwise.
+
+    Raises:
+        DeviceError: the name is unknown, or there is no such device here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        parsed = torch.device(device)
+        torch.empty(1, device=parsed)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise DeviceError(f"device '{device}' cannot be used: {first_line(error)}") from error
+    if parsed.type == "meta":
+        raise DeviceError("device 'meta' holds no numbers; choose cpu or an accelerator")
+    return parsed

@@ -1,0 +1,175 @@
+"""A GGUF file, read by transformers and given back as an ordinary model."""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from selfspec.errors import ModelLoadError, UnsupportedModelError, first_line
+from selfspec.target.families import find_family
+
+SOURCE = "source.json"
+"""In an unpacked folder: where the model comes from."""
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_QUANTISED_DTYPE = torch.bfloat16
+
+
+class GgufModel:
+    """The model in a GGUF file. Its head is read and checked when it is made, its weights when it is saved.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ModelLoadError: a package that reads GGUF is missing; the file is none, of another version, cut short, part of a
+            split model, or has no tokenizer.
+        UnsupportedModelError: transformers cannot read the family from GGUF, or selfspec does not support it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        require_packages()
+        self._reader = _open(path)
+        self.family = str(self._field("general.architecture", ""))
+        if not self.family:
+            raise ModelLoadError(f"'{path}' does not say of which family its model is; convert the model anew")
+        if int(self._field("split.count", 0)) > 1:
+            raise ModelLoadError(
+                f"'{path}' is one part of a split model; join the parts with `llama-gguf-split --merge`"
+            )
+        find_family(self.config)
+        self._check_rope()
+        if not self._field("tokenizer.ggml.model", "") or "tokenizer.ggml.tokens" not in self._reader.fields:
+            raise ModelLoadError(
+                f"'{path}' holds no tokenizer; convert the model with one, or load it by transformers and give it to "
+                "selfspec.Engine, which takes token ids without a tokenizer"
+            )
+
+    @cached_property
+    def config(self) -> Any:
+        """The config that transformers makes of the file."""
+        folder, name = str(self._path.parent), self._path.name
+        try:
+            return AutoConfig.from_pretrained(folder, gguf_file=name)
+        except Exception as error:  # each of its readers says in its own way what it does not know
+            if "not supported" in str(error) or "model_type" in str(error) or isinstance(error, (KeyError, ValueError)):
+                raise UnsupportedModelError(
+                    f"the family '{self.family}' of '{self._path}' cannot be read by transformers: {first_line(error)}"
+                ) from error
+            raise ModelLoadError(f"cannot read the config of '{self._path}': {first_line(error)}") from error
+
+    def dtype_of(self, dtype: str | torch.dtype) -> torch.dtype:
+        """The dtype to unpack to: the one given, for ``auto`` the matrices' own, bfloat16 where they are quantised."""
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        kinds = {tensor.tensor_type.name for tensor in self._reader.tensors if len(tensor.shape) > 1}
+        return _FLOATS[kinds.pop()] if len(kinds) == 1 and kinds <= _FLOATS.keys() else _QUANTISED_DTYPE
+
+    def unpacked_bytes(self, dtype: str | torch.dtype) -> int:
+        """Bytes of the unpacked weights."""
+        numbers = sum(int(tensor.n_elements) for tensor in self._reader.tensors)
+        return numbers * self.dtype_of(dtype).itemsize
+
+    def save(self, folder: Path, dtype: str | torch.dtype) -> None:
+        """Writes model, tokenizer and where they come from as a folder that transformers loads.
+
+        Args:
+            folder: where to; it exists and is empty.
+            dtype: of the weights; ``auto`` as ``dtype_of`` says.
+
+        Raises:
+            ModelLoadError: transformers cannot read the weights or the tokenizer.
+            UnsupportedModelError: transformers passes over some of the weights.
+            OSError: the folder cannot be written to.
+        """
+        place: Any = {"pretrained_model_name_or_path": str(self._path.parent), "gguf_file": self._path.name}
+        try:
+            tokenizer: Any = AutoTokenizer.from_pretrained(**place)
+            model: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=self.dtype_of(dtype), **_unpacking())
+        except Exception as error:  # numpy, gguf, tokenizers and transformers have their own errors
+            raise ModelLoadError(f"cannot read '{self._path}': {first_line(error)}") from error
+        self._check_complete(model)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / SOURCE).write_text(json.dumps(self._describe(), indent=1) + "\n", encoding="utf-8")
+
+    def _check_rope(self) -> None:
+        """Refuses frequencies that transformers would pass over: the model would write other text, and no error."""
+        scaling = self._field(f"{self.family}.rope.scaling.type", "none")
+        own = [tensor.name for tensor in self._reader.tensors if tensor.name.startswith(("rope_freqs", "rope_factors"))]
+        if (own or scaling != "none") and self.config.rope_parameters["rope_type"] == "default":
+            raise UnsupportedModelError(
+                f"'{self._path}' scales its rope ({own[0] if own else scaling}), which transformers does not read from "
+                "GGUF; take the model's folder or its name on the hub"
+            )
+
+    def _check_complete(self, model: Any) -> None:
+        """Refuses a model that has more or fewer numbers than the file: some tensor was passed over or made up."""
+        there = sum(int(tensor.n_elements) for tensor in self._reader.tensors)
+        read = sum(parameter.numel() for parameter in model.parameters())
+        if there != read:
+            raise UnsupportedModelError(
+                f"transformers reads {read:,} of the {there:,} numbers in '{self._path}'; take the model's folder or "
+                "its name on the hub"
+            )
+
+    def _describe(self) -> dict[str, Any]:
+        """What ``source.json`` says."""
+        return {
+            "file": self._path.name,
+            "name": self._field("general.name", None),
+            "licence": self._field("general.license", None),
+            "types": sorted({tensor.tensor_type.name for tensor in self._reader.tensors}),
+            "auto_dtype": str(self.dtype_of("auto")).removeprefix("torch."),
+        }
+
+    def _field(self, name: str, default: Any) -> Any:
+        field = self._reader.fields.get(name)
+        return default if field is None else field.contents()
+
+
+def require_packages() -> None:
+    """Refuses where the packages that read GGUF files are missing.
+
+    Raises:
+        ModelLoadError: one is missing; the message names the extra that brings it.
+    """
+    try:
+        import accelerate  # noqa: F401 - transformers' reader needs it
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise ModelLoadError(
+            f"reading a GGUF file takes the package {error.name}; install it by `pip install 'selfspec[gguf]'`"
+        ) from error
+
+
+def _open(path: Path) -> Any:
+    """The file's head, which also shows whether all tensors are there."""
+    from gguf import GGUFReader
+
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelLoadError(f"cannot read '{path}': {error.strerror or error}") from error
+    if magic != b"GGUF":
+        raise ModelLoadError(f"'{path}' is no GGUF file: it begins with {magic!r}")
+    try:
+        return GGUFReader(path)
+    except Exception as error:  # numpy fails in many ways where bytes are missing
+        if "version" in str(error):
+            raise ModelLoadError(f"'{path}' is of a GGUF version that cannot be read: {first_line(error)}") from error
+        raise ModelLoadError(f"'{path}' is cut short or damaged ({first_line(error)}); fetch it anew") from error
+
+
+def _unpacking() -> dict[str, Any]:
+    """What makes ``from_pretrained`` unpack the weights; before transformers 5.20 there is no other way."""
+    try:
+        from transformers import GgufConfig
+    except ImportError:
+        return {}
+    return {"quantization_config": GgufConfig(dequantize=True)}
