@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from selfspec import __version__
 from selfspec.cli.bench import bench
+from selfspec.cli.chat import EXAMPLE, chat
 from selfspec.cli.demo import demo
 from selfspec.cli.experiments import experiments
 from selfspec.cli.generate import generate
@@ -64,6 +65,7 @@ app = typer.Typer(
     help="Lossless self-speculative decoding: a model drafts with its own layers and writes exactly its own text.",
 )
 app.command()(generate)
+app.command(epilog=EXAMPLE)(chat)
 app.command()(inspect)
 app.command()(methods)
 app.command()(info)

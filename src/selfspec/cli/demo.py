@@ -1,4 +1,4 @@
-"""``selfspec demo``: every bundled checkpoint, domain and method."""
+"""``selfspec demo``: a real model and the bundled checkpoints, by several methods."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ def demo(
     max_new_tokens: Annotated[int, typer.Option(help="Longest output of a prompt.", min=2)] = 48,
     device: Annotated[str, typer.Option(help="As torch names it, or auto: an accelerator if there is one.")] = "cpu",
 ) -> None:
-    """Generates with every bundled checkpoint and method, and compares their speed and text with plain decoding."""
+    """Answers with a real model by several methods, and compares their speed and text with plain decoding."""
     from rich.console import Console
 
     from selfspec.demo import run_demo

@@ -103,11 +103,12 @@ def generate(
             typer.echo(summary(result), err=True)
 
 
-def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
+def parse_assignments(assignments: Sequence[str], source: str = "--set") -> dict[str, str]:
     """Settings as ``--set`` gives them.
 
     Args:
         assignments: each ``key=value``.
+        source: the option or command that gives them, for messages.
 
     Returns:
         Values by key, still text.
@@ -119,9 +120,9 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
     for assignment in assignments:
         key, equals, value = (part.strip() for part in assignment.partition("="))
         if not key or not equals:
-            raise InvalidSettingError(f"--set takes KEY=VALUE, not '{assignment}'")
+            raise InvalidSettingError(f"{source} takes KEY=VALUE, not '{assignment}'")
         if key in settings:
-            raise InvalidSettingError(f"--set gives '{key}' twice")
+            raise InvalidSettingError(f"{source} gives '{key}' twice")
         settings[key] = value
     return settings
 

@@ -24,10 +24,10 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None:
         return prompt
     if prompt_file is not None:
-        return _decode(_read_file(prompt_file), f"prompt file '{prompt_file}'")
+        return decode(_read_file(prompt_file), f"prompt file '{prompt_file}'")
     if sys.stdin.isatty():
         raise InvalidPromptError("there is no prompt; give PROMPT, --prompt-file, or text on standard input")
-    return _decode(sys.stdin.buffer.read(), "the prompt on standard input")
+    return decode(sys.stdin.buffer.read(), "the prompt on standard input")
 
 
 def _read_file(path: Path) -> bytes:
@@ -37,7 +37,16 @@ def _read_file(path: Path) -> bytes:
         raise InvalidPromptError(f"cannot read prompt file '{path}': {error.strerror}") from error
 
 
-def _decode(content: bytes, source: str) -> str:
+def decode(content: bytes, source: str) -> str:
+    """UTF-8 text.
+
+    Args:
+        content: its bytes.
+        source: where they come from, for the message.
+
+    Raises:
+        InvalidPromptError: they are not UTF-8.
+    """
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -122,6 +122,11 @@ class Target:
         """Longest sequence of prompt and new tokens together."""
         return int(self.config.max_position_embeddings)
 
+    def room(self, prompt_length: int) -> int:
+        """How many new tokens a prompt of so many tokens leaves room for; not positive where there is none."""
+        room, switch = self.context_limit - prompt_length, _rope_switch(self.config)
+        return room if switch is None or prompt_length > switch else min(room, switch - prompt_length + 1)
+
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the weights, and of keys and values."""

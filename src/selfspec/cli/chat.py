@@ -1,0 +1,140 @@
+"""``selfspec chat``: a conversation in the terminal."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from selfspec.cli import options
+from selfspec.cli.generate import parse_assignments
+from selfspec.cli.prompt import decode
+from selfspec.cli.state import check_state, kept_state
+from selfspec.cli.terminal import silence_libraries
+from selfspec.errors import InvalidPromptError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from selfspec.cli.chat_commands import ChatCommands
+
+EXAMPLE = 'Example: selfspec chat --model smollm2 --method suffix --system "You answer in one sentence."'
+
+FAILED = 2
+"""Exit code of a chat through a pipe in which a message or a command failed."""
+
+_CHOOSING, _OUTPUT = "How tokens are chosen", "Output"
+
+
+def chat(
+    model: options.Model = "smollm2",
+    method: options.Method = "suffix",
+    settings: options.Settings = None,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The system prompt; the chat template's own if not given.")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep there what the method learns; if the file exists, start from it.",
+        ),
+    ] = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    runtime: options.Runtime = "auto",
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.", rich_help_panel=_CHOOSING)] = 512,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_CHOOSING)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Keep this probability mass.", rich_help_panel=_CHOOSING)] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.", rich_help_panel=_CHOOSING)] = 0,
+    min_p: Annotated[
+        float, typer.Option(help="Drop tokens under this share of the best one.", rich_help_panel=_CHOOSING)
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1 makes tokens seen before less likely.", rich_help_panel=_CHOOSING)
+    ] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(help="Fixes sampled answers, whichever method drafts.", rich_help_panel=_CHOOSING)
+    ] = None,
+    show_drafts: Annotated[
+        bool,
+        typer.Option("--show-drafts", help="Colour the text that drafts got right.", rich_help_panel=_OUTPUT),
+    ] = False,
+) -> None:
+    """Talks with a chat model in the terminal; from a pipe, every line is a message. /help lists the commands."""
+    method_settings = parse_assignments(settings or ())
+    if state is not None:
+        check_state(method, state)
+
+    from selfspec.cli.chat_commands import ChatCommands
+    from selfspec.cli.chat_session import ChatSession
+    from selfspec.engine import Engine
+    from selfspec.types import SamplingParams
+
+    silence_libraries()
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    _check_template_early(model)
+    engine = Engine.from_pretrained(
+        model, method, settings=method_settings, dtype=dtype, device=device, runtime=runtime
+    )
+    _check_template(model, engine.tokenizer)
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    session = ChatSession(engine, params, system=system, show_drafts=show_drafts, interactive=interactive)
+    with kept_state(engine, state):
+        if interactive:
+            _talk(ChatCommands(session), model)
+        else:
+            _read_lines(ChatCommands(session))
+
+
+def _talk(commands: "ChatCommands", model: str) -> None:
+    from selfspec.cli.chat_terminal import talk
+    from selfspec.methods import METHODS
+
+    name = commands.session.engine.method.name
+    typer.echo(f"{model} with {name}. /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.", err=True)
+    talk(commands, METHODS)
+
+
+def _read_lines(commands: "ChatCommands") -> None:
+    for line in sys.stdin.buffer:
+        try:
+            commands.read(decode(line, "a message on standard input").rstrip("\r\n"))
+        except InvalidPromptError as error:
+            commands.complain(str(error))
+        if commands.ended:
+            break
+    if commands.failed:
+        raise typer.Exit(FAILED)
+
+
+def _check_template_early(model: str) -> None:
+    """Refuses a model that cannot chat before its weights are read, where its tokenizer has files of its own."""
+    from transformers import AutoTokenizer
+
+    from selfspec.loading.catalog import InstallableModel, resolve_name
+
+    try:
+        source = resolve_name(model)
+        if isinstance(source, InstallableModel) or (isinstance(source, Path) and not source.is_dir()):
+            return
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except Exception:  # whatever is wrong, loading the model says it better
+        return
+    _check_template(model, tokenizer)
+
+
+def _check_template(model: str, tokenizer: "PreTrainedTokenizerBase | None") -> None:
+    if not getattr(tokenizer, "chat_template", None):
+        raise InvalidPromptError(
+            f"'{model}' has no chat template, so it cannot chat; choose a model that was trained to, such as smollm2, "
+            "or give it a prompt with `selfspec generate`"
+        )

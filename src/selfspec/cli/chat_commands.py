@@ -1,0 +1,129 @@
+"""What a user writes in a chat: messages, and commands that begin with a slash."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from typing import NamedTuple
+
+from selfspec.cli.chat_session import ChatSession, say
+from selfspec.cli.generate import parse_assignments
+from selfspec.cli.terminal import takes_colour
+from selfspec.errors import SelfSpecError
+from selfspec.methods import METHODS
+from selfspec.methods.base import Method
+
+
+class Command(NamedTuple):
+    """A command of the chat: what may follow its name, one line of help, and what it does with that."""
+
+    arguments: str
+    help: str
+    run: Callable[[str], None]
+
+
+class ChatCommands:
+    """Carries out commands, and passes messages on.
+
+    Args:
+        session: answers the messages.
+
+    Attributes:
+        session: answers the messages.
+        commands: by name, with the slash.
+        failed: whether a message or a command failed.
+        ended: whether the user has left.
+    """
+
+    def __init__(self, session: ChatSession) -> None:
+        self.session = session
+        self.failed = False
+        self.ended = False
+        self.commands = {
+            "/help": Command("", "lists the commands", self._help),
+            "/stats": Command("", "speed and acceptance of the last answer and of the whole chat", self._stats),
+            "/method": Command("[NAME [KEY=VALUE ...]]", "shows what drafts, or changes it", self._method),
+            "/drafts": Command("", "colours accepted draft tokens, or stops doing so", self._drafts),
+            "/reset": Command("", "forgets the conversation, but not the system prompt", self._reset),
+            "/system": Command("[TEXT]", "shows the system prompt, or changes it and resets", self._system),
+            "/exit": Command("", "ends the chat", self._exit),
+        }
+
+    def read(self, text: str) -> None:
+        """Takes what the user wrote. What goes wrong with it is one line on standard error.
+
+        Args:
+            text: a message, or a command, which begins with one slash.
+        """
+        try:
+            if text.startswith("/") and not text.startswith("//"):
+                self._run(text)
+            elif text.strip():
+                self.session.answer(text.removeprefix("/"))
+        except SelfSpecError as error:
+            self.complain(str(error))
+
+    def complain(self, message: str) -> None:
+        """Reports in one line what went wrong."""
+        self.failed = True
+        say(f"error: {' '.join(message.split())}")
+
+    def _run(self, text: str) -> None:
+        name, *arguments = text.split(maxsplit=1)
+        if name in self.commands:
+            self.commands[name].run("".join(arguments).strip())
+        else:
+            self.complain(f"there is no command '{name}'; to send a message that begins with a slash, write two")
+            self._help("")
+
+    def _help(self, _: str) -> None:
+        usages = {f"{name} {command.arguments}": command.help for name, command in self.commands.items()}
+        for usage, text in usages.items():
+            say(f"{usage:<32}{text}")
+
+    def _stats(self, _: str) -> None:
+        last, total = self.session.last, self.session.total
+        if last is None:
+            say("there is no answer yet")
+            return
+        say(f"last answer, {last[0]}: {last[1]}")
+        say(f"whole chat, {total.answers} answer{'s' * (total.answers > 1)}: {total}")
+
+    def _method(self, arguments: str) -> None:
+        if arguments:
+            name, *assignments = arguments.split()
+            self.session.switch(name, parse_assignments(assignments, "/method"))
+        say(f"method: {_describe(self.session.engine.method)}")
+        if not arguments:
+            say(f"methods: {', '.join(METHODS)}")
+
+    def _drafts(self, _: str) -> None:
+        self.session.show_drafts = not self.session.show_drafts
+        if not self.session.show_drafts:
+            say("accepted draft tokens are no longer coloured")
+        elif takes_colour(sys.stdout):
+            say("accepted draft tokens are green from now on")
+        else:
+            say("accepted draft tokens would be green, but colours are off here (NO_COLOR, or no terminal)")
+
+    def _reset(self, _: str) -> None:
+        self.session.conversation.reset()
+        say("the conversation is forgotten")
+
+    def _system(self, arguments: str) -> None:
+        conversation = self.session.conversation
+        if arguments:
+            conversation.set_system(arguments)
+            say("the conversation begins anew with this system prompt")
+        else:
+            say(f"system prompt: {conversation.system or 'that of the chat template, if it has one'}")
+
+    def _exit(self, _: str) -> None:
+        self.ended = True
+
+
+def _describe(method: Method) -> str:
+    """A method's name and those of its settings that are not the defaults."""
+    values = {field.name: (getattr(method.settings, field.name), field.default) for field in fields(method.Settings)}
+    return " ".join(
+        [method.name, *(f"{name}={value}" for name, (value, default) in values.items() if value != default)]
+    )
