@@ -1,50 +1,65 @@
-"""The demo: its arithmetic, its verdict and its table, on a tiny random model."""
+"""The demonstration: its scenes, its arithmetic, its verdict and its table, on tiny random models."""
 
+import copy
 import io
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
-from checkpoints import make_tokenizer
+from checkpoints import CHAT_TEMPLATE, make_tokenizer
 from models import build
-from selfspec import METHODS, Engine, SamplingParams, demo
-from selfspec.prompts import PROMPTS
+from selfspec import Engine, demo
+from selfspec.bench.contest import Outcome, Sample
+from selfspec.demo import PLAIN, TRANSFORMERS
+from selfspec.errors import ModelLoadError
+from selfspec.prompts import CHAT_PROMPTS
 from selfspec.types import Generation, PhaseSeconds, Round
 
-PARAMS = SamplingParams(max_new_tokens=6)
 
-
-def output(token_ids: tuple[int, ...], *, seconds: float, records: tuple[Round, ...] = ()) -> Generation:
-    return Generation("", token_ids, (), 3, "any", {}, "length", seconds + 1.0, 1.0, records, 0)
+def sample(token_ids: tuple[int, ...], seconds: float, records: tuple[Round, ...] = ()) -> Sample:
+    generation = Generation("", token_ids, (), 3, "any", {}, "length", seconds + 1.0, 1.0, records, 0)
+    return Sample(token_ids, seconds, 0, generation)
 
 
 def played(drafted: int, accepted: int) -> Round:
     return Round(drafted, drafted, accepted, (0,) * (accepted + 1), None, None, PhaseSeconds())
 
 
-def test_measure_adds_up_all_prompts() -> None:
-    plain = [output((1, 2, 3), seconds=2.0), output((4, 5), seconds=1.0)]
+def test_results_are_medians_over_prompts_and_repeats() -> None:
+    plain = [[sample((1, 2, 3), 2.0), sample((4, 5), 1.0)], [sample((1, 2, 3), 1.0), sample((4, 5), 1.0)]]
     drafted = [
-        output((1, 2, 3), seconds=0.5, records=(played(4, 1),)),
-        output((4, 5), seconds=0.25, records=(played(2, 0),)),
+        [sample((1, 2, 3), 0.5, (played(4, 1),)), sample((4, 5), 0.25, (played(2, 0),))],
+        [sample((1, 2, 3), 0.5, (played(4, 1),)), sample((4, 5), 0.5, (played(2, 0),))],
     ]
-    wrong = [plain[0], output((4, 6), seconds=1.0)]
-    results = demo.measure("tiny", "math", {"autoregressive": plain, "layerskip": drafted, "wrong": wrong})
-    assert [result.tokens_per_second for result in results] == [1.0, 4.0, 1.0]
-    assert [result.speedup for result in results] == [1.0, 4.0, 1.0]
-    assert [result.acceptance_rate for result in results] == [None, 1 / 6, None]
-    assert results[1].mean_generated_length == 1.5
-    assert [result.identical for result in results] == [True, True, False]
+    wrong = [[plain[0][0], sample((4, 6), 1.0)], plain[1]]
+    first, second, third = demo.summarise("tiny", Outcome({PLAIN: plain, "drafted": drafted, "wrong": wrong}))
+    assert (first.tokens_per_second, first.speedup, first.acceptance_rate) == (1.0, 1.0, None)
+    assert (second.tokens_per_second, second.speedup, second.spread) == (4.0, 3.0, (2.0, 4.0))
+    assert second.acceptance_rate == 2 / 12
+    assert [(result.identical, result.outputs) for result in (first, second, third)] == [(4, 4), (4, 4), (3, 4)]
+
+
+def test_a_failure_is_no_result() -> None:
+    with pytest.raises(ModelLoadError, match="drafted failed on tiny: out of luck"):
+        demo.summarise("tiny", Outcome({PLAIN: []}, {"drafted": "out of luck"}))
 
 
 @pytest.fixture
 def console(monkeypatch: pytest.MonkeyPatch) -> Console:
-    """A narrow console, with a tiny random model in the place of the bundled ones."""
-    monkeypatch.setattr(demo, "load_model", lambda *_, **__: (build("llama"), make_tokenizer()))
+    """A narrow console, with a tiny random model in the place of the real ones."""
+    tokenizer = make_tokenizer(chat_template=CHAT_TEMPLATE)
+    monkeypatch.setattr(demo, "load_model", lambda *_, **__: (build("llama"), tokenizer))
     monkeypatch.setattr(demo, "EXIT_LAYER", 2)
+    monkeypatch.setattr(demo, "BUNDLED", tuple(replace(scene, methods=_shallow(scene)) for scene in demo.BUNDLED))
+    monkeypatch.setattr(demo, "find_installed", lambda _: "somewhere")
     return Console(file=io.StringIO(), width=100)
+
+
+def _shallow(scene: demo.Scene) -> dict[str, Any]:
+    return {name: {"exit_layer": 2} if "exit_layer" in values else values for name, values in scene.methods.items()}
 
 
 def printed(console: Console) -> str:
@@ -52,49 +67,80 @@ def printed(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_demo_shows_every_checkpoint_domain_and_method(console: Console) -> None:
-    assert demo.run_demo(console, max_new_tokens=6, device="cpu")
-    table = printed(console).splitlines()[-150:]
-    rows = [line.split() for line in table if line.split()[-1:] == ["yes"]]
-    assert {tuple(row[:3]) for row in rows} == {
-        (checkpoint, domain, method) for checkpoint in demo.BUNDLED for domain in PROMPTS for method in METHODS
-    }
-    for prompts in PROMPTS.values():
-        assert prompts[0].split("\n")[0][:60] in printed(console)
+def test_every_scene_is_shown_and_every_method_is_in_the_table(console: Console) -> None:
+    assert demo.run_demo(console, max_new_tokens=12, device="cpu")
+    scenes = (demo.REAL, *demo.BUNDLED)
+    cells = [line.split() for line in printed(console).splitlines() if " of " in line and "x " in line]
+    rows = {(row[0], row[1]): row for row in cells}
+    for scene in scenes:
+        for name in (PLAIN, *scene.methods):
+            outputs = demo.REPEATS * len(scene.prompts)
+            assert rows[scene.model, name][-3:] == [str(outputs), "of", str(outputs)]
+        assert (scene.model, TRANSFORMERS) in rows
+        assert all(text.split("\n")[0][:60] in printed(console) for text in scene.prompts.values())
+    assert rows["smollm2", "suffix"][-4] != "-"
 
 
-def test_demo_says_when_a_method_writes_something_else(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_model_is_asked_as_a_chat(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    stream = Engine.stream
+    monkeypatch.setattr(
+        Engine,
+        "stream",
+        lambda self, prompt, *rest, **more: asked.append(prompt) or stream(self, prompt, *rest, **more),
+    )
+    demo.play(console, demo.REAL, 4, "cpu")
+    questions = ("question", "code", "summary")
+    assert [messages for messages in asked if isinstance(messages[0], dict)] == [
+        [{"role": "user", "content": CHAT_PROMPTS[name]}] for name in questions
+    ]
+
+
+def test_without_the_real_model_it_says_so_and_goes_on(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "find_installed", lambda _: None)
+    assert demo.run_demo(console, max_new_tokens=4, device="cpu")
+    assert "selfspec models install smollm2" in printed(console)
+    assert "smollm2, question" not in printed(console)
+    assert "tiny-early-exit, math" in printed(console)
+
+
+def test_it_says_when_a_method_writes_something_else(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     generate = Engine.generate
 
-    def altered(self: Engine, *arguments: Any, **changes: Any) -> Generation:
-        result = generate(self, *arguments, **changes)
+    def altered(self: Engine, *arguments: Any, **changes: Any) -> Any:
+        result: Any = generate(self, *arguments, **changes)
         return replace(result, token_ids=(*result.token_ids, 0)) if self.method.name == "uniform" else result
 
     monkeypatch.setattr(Engine, "generate", altered)
     assert not demo.run_demo(console, max_new_tokens=2, device="cpu")
-    assert all(line.split()[-1] == "no" for line in printed(console).splitlines() if "uniform  " in line)
+    assert "0 of 6" in next(line for line in printed(console).splitlines() if " uniform " in line)
 
 
-def test_plain_decoding_takes_turns_with_the_methods() -> None:
-    order: list[str] = []
+def test_transformers_may_differ(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = demo.generate_timed
 
-    class Recorded(Engine):
-        def generate(self, *arguments: Any, **changes: Any) -> Generation:
-            order.append(self.method.name)
-            return super().generate(*arguments, **changes)
+    def altered(*arguments: Any, **options: Any) -> Any:
+        output = timed(*arguments, **options)
+        return replace(output, token_ids=(*output.token_ids, 0))
 
-    engines: Any = {name: Recorded(build("llama"), make_tokenizer(), name) for name in ("autoregressive", "uniform")}
-    demo.generate_interleaved(engines, ["one", "two"], PARAMS)
-    warm_up, first, second = order[:2], order[2:4], order[4:]
-    assert sorted(warm_up) == ["autoregressive", "uniform"]
-    assert first == second[::-1] == ["autoregressive", "uniform"]
+    monkeypatch.setattr(demo, "generate_timed", altered)
+    assert demo.run_demo(console, max_new_tokens=2, device="cpu")
+
+
+def test_bfloat16_is_kept_only_where_it_is_exact(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    for exact, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        model = copy.deepcopy(build("llama")).to(torch.bfloat16)
+        monkeypatch.setattr(demo, "load_model", lambda *_, model=model, **__: (model, make_tokenizer()))
+        monkeypatch.setattr(demo, "verifies_exactly", lambda _, exact=exact: exact)
+        plain, engines = demo.make_engines(demo.BUNDLED[1], "cpu")
+        assert {engine.target.dtype for engine in (plain, *engines.values())} == {dtype}
 
 
 def test_table_fits_100_columns() -> None:
-    row = demo.Measurement("tiny-early-exit", "prose", "self-speculative", 12345.6, 12.34, 0.99, 12.34, True)
+    row = demo.Result("tiny-early-exit", TRANSFORMERS, 12345.6, 12.34, (10.01, 14.99), 0.99, 6, 6)
     console = Console(file=io.StringIO(), width=100)
-    console.print(demo.make_table([row, replace(row, domain="math", identical=False)]))
+    console.print(demo.make_table([row, replace(row, model="tiny", contender="prompt-lookup", identical=5)]))
     text = printed(console)
     assert "…" not in text
-    assert all(cell in text for cell in ("tiny-early-exit", "self-speculative", "12345.6", "12.34x", "yes", "no"))
+    assert all(cell in text for cell in ("tiny-early-exit", TRANSFORMERS, "12345.6", "12.34x", "6 of 6", "5 of 6"))
     assert max(map(len, text.splitlines())) <= 100

@@ -1,55 +1,96 @@
-"""The demo: every bundled checkpoint, domain and method, next to plain decoding in the same run."""
+"""The demonstration: a real model answers by several methods, beside plain decoding and transformers, in one run."""
 
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from selfspec.bench.baseline import generate_timed
+from selfspec.bench.contest import Contender, Outcome, Sample, hold_contest
 from selfspec.engine import Engine
-from selfspec.loading import BUNDLED, load_model
-from selfspec.methods import METHODS
-from selfspec.prompts import PROMPTS
-from selfspec.types import Generation, SamplingParams
+from selfspec.errors import ModelLoadError
+from selfspec.loading import INSTALLABLE, load_model
+from selfspec.loading.packages import find_installed
+from selfspec.methods import make_method
+from selfspec.prompt_forms import Prompt
+from selfspec.prompts import CHAT_PROMPTS, PROMPTS
+from selfspec.target.kernels import verifies_exactly
+from selfspec.types import SamplingParams
 
-BASELINE = "autoregressive"
-PROMPTS_PER_DOMAIN = 2
+PLAIN = "autoregressive"
+TRANSFORMERS = "transformers"
+"""Its ``generate`` as it comes."""
+REPEATS = 2
 EXIT_LAYER = 6
 """Where the early-exit methods leave the 16 layers of the bundled checkpoints."""
 
-_SHOWN = {"tiny": "uniform", "tiny-early-exit": "layerskip"}
-_WARM_UP_TOKENS = 8
+
+@dataclass(frozen=True)
+class Scene:
+    """A model and what is shown with it.
+
+    Attributes:
+        model: name of the model.
+        prompts: what it continues or answers, by what is asked for.
+        methods: settings by method; the first one is seen writing.
+        chat: whether the prompts are messages.
+    """
+
+    model: str
+    prompts: Mapping[str, str]
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    chat: bool = False
+
+    def prompt(self, name: str) -> Prompt:
+        """A prompt as ``Engine.generate`` takes it."""
+        text = self.prompts[name]
+        return [{"role": "user", "content": text}] if self.chat else text
+
+
+REAL = Scene(
+    "smollm2",
+    {name: CHAT_PROMPTS[name] for name in ("question", "code", "summary")},
+    {"suffix": {}, "prompt-lookup": {}, "uniform": {"skip_ratio": 0.2}},
+    chat=True,
+)
+BUNDLED = (
+    Scene("tiny-early-exit", {"math": PROMPTS["math"][0]}, {"layerskip-dv": {"exit_layer": EXIT_LAYER}, "suffix": {}}),
+    Scene("tiny", {"code": PROMPTS["code"][0]}, {"self-spec": {}, "suffix": {}}),
+)
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """What one method did on the prompts of one domain.
+class Result:
+    """What one contender did in a scene.
 
     Attributes:
-        checkpoint: name of the bundled checkpoint.
-        domain: name of the domain.
-        method: name of the method.
-        tokens_per_second: tokens after the first ÷ seconds after the first token, all prompts together.
-        speedup: ``tokens_per_second`` ÷ that of plain decoding in the same run.
+        model: name of the model.
+        contender: name of the method, or transformers'.
+        tokens_per_second: after the first token; median over prompts and repeats.
+        speedup: over plain decoding of the same prompt in the same repeat; the median.
+        spread: lowest and highest of these ratios.
         acceptance_rate: accepted ÷ drafted tokens; ``None`` where nothing was drafted.
-        mean_generated_length: tokens per round.
-        identical: whether every output has exactly the tokens of plain decoding.
+        identical: outputs with exactly the tokens of plain decoding.
+        outputs: how many there are.
     """
 
-    checkpoint: str
-    domain: str
-    method: str
+    model: str
+    contender: str
     tokens_per_second: float
     speedup: float
+    spread: tuple[float, float]
     acceptance_rate: float | None
-    mean_generated_length: float
-    identical: bool
+    identical: int
+    outputs: int
 
 
 def run_demo(console: Console, *, max_new_tokens: int, device: str) -> bool:
-    """Generates with everything that is there, in float32 and greedily, and prints a table.
+    """Shows every scene and prints a table.
 
     Args:
         console: where text and table go.
@@ -59,138 +100,162 @@ def run_demo(console: Console, *, max_new_tokens: int, device: str) -> bool:
     Returns:
         Whether every method wrote exactly what plain decoding writes.
     """
-    params = SamplingParams(max_new_tokens=max_new_tokens)
-    measurements: list[Measurement] = []
-    for checkpoint in BUNDLED:
-        engines = make_engines(checkpoint, device)
-        for domain, prompts in PROMPTS.items():
-            _write_for_all_to_see(console, checkpoint, domain, engines[_SHOWN[checkpoint]], prompts[0], params)
-            generations = generate_interleaved(engines, prompts[:PROMPTS_PER_DOMAIN], params)
-            measurements += measure(checkpoint, domain, generations)
-    console.print(make_table(measurements))
+    scenes = [scene for scene in (REAL, *BUNDLED) if _is_there(scene, console)]
+    results: list[Result] = []
+    for scene in scenes:
+        results += play(console, scene, max_new_tokens, device)
+    console.print(make_table(results))
     console.print(
-        f"float32, greedy, {PROMPTS_PER_DOMAIN} prompts a domain, at most {max_new_tokens} new tokens each. "
-        f"Speedup is over {BASELINE} in the same run.",
+        f"Greedy, at most {max_new_tokens} new tokens, {REPEATS} repeats in turns; tokens/s after the first token; "
+        "speedup over plain decoding, median (lowest to highest).",
         style="dim",
     )
-    return all(measurement.identical for measurement in measurements)
+    return all(result.identical == result.outputs for result in results if result.contender != TRANSFORMERS)
 
 
-def make_engines(checkpoint: str, device: str) -> dict[str, Engine]:
-    """An engine for every method, all with the same float32 model; plain decoding comes first."""
-    model, tokenizer = load_model(checkpoint, dtype="float32", device=device)
-    names = [BASELINE, *(name for name in METHODS if name != BASELINE)]
-    return {name: Engine(model, tokenizer, name, settings=_settings(name)) for name in names}
+def _is_there(scene: Scene, console: Console) -> bool:
+    model = INSTALLABLE.get(scene.model)
+    if model is None or find_installed(model) is not None:
+        return True
+    console.print(
+        f"{scene.model} is not installed (`selfspec models install {scene.model}` brings it); going on with the "
+        "bundled checkpoints."
+    )
+    return False
 
 
-def _settings(method: str) -> dict[str, Any]:
-    return {"exit_layer": EXIT_LAYER} if method.startswith("layerskip") else {}
+def play(console: Console, scene: Scene, max_new_tokens: int, device: str) -> list[Result]:
+    """Shows a scene: one method is seen writing, then all take turns.
 
-
-def generate_interleaved(
-    engines: Mapping[str, Engine], prompts: Sequence[str], params: SamplingParams
-) -> dict[str, list[Generation]]:
-    """Outputs of every engine for every prompt.
-
-    All engines are warmed up, take turns on each prompt, and another one begins each time, so that a machine that gets
-    slower or faster in between favours none.
+    Returns:
+        Plain decoding's result, those of the methods, that of transformers.
     """
-    names = list(engines)
-    for engine in engines.values():
-        engine.generate(prompts[0], params, max_new_tokens=min(_WARM_UP_TOKENS, params.max_new_tokens))
-    generations: dict[str, list[Generation]] = {name: [] for name in names}
-    for turn, prompt in enumerate(prompts):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            generations[name].append(engines[name].generate(prompt, params))
-    return generations
+    plain, engines = make_engines(scene, device)
+    params = SamplingParams(max_new_tokens=max_new_tokens)
+    seen = next(iter(engines))
+    for name in scene.prompts:
+        _write_for_all_to_see(
+            console, f"{scene.model}, {name}, drafting with {seen}", scene, name, engines[seen], params
+        )
+    contenders: dict[str, Contender] = {PLAIN: _contender(plain, params)}
+    contenders |= {name: _contender(engine, params) for name, engine in engines.items()}
+    contenders[TRANSFORMERS] = _transformers(plain, params)
+    prompts = [plain.encode(scene.prompt(name)) for name in scene.prompts]
+    return summarise(scene.model, hold_contest(contenders, prompts, REPEATS))
 
 
-def measure(checkpoint: str, domain: str, generations: Mapping[str, Sequence[Generation]]) -> list[Measurement]:
-    """One measurement for every method.
+def make_engines(scene: Scene, device: str) -> tuple[Engine, dict[str, Engine]]:
+    """Plain decoding, and by name the scene's methods, all with the same model.
+
+    In bfloat16 where a verification is exact in it, in float32 elsewhere.
+    """
+    model: Any
+    model, tokenizer = load_model(scene.model, dtype="auto", device=device)
+    if not (model.device.type == "cpu" and verifies_exactly(model.dtype)):
+        model.to(torch.float32)
+    plain = Engine(model, tokenizer, PLAIN)
+    engines = {
+        name: Engine(model, tokenizer, make_method(name, plain.target, settings))
+        for name, settings in scene.methods.items()
+    }
+    return plain, engines
+
+
+def _contender(engine: Engine, params: SamplingParams) -> Contender:
+    def write(prompt_ids: Sequence[int]) -> Sample:
+        result = engine.generate(prompt_ids, params)
+        return Sample(result.token_ids, result.seconds - result.prefill_seconds, 0, result)
+
+    return write
+
+
+def _transformers(plain: Engine, params: SamplingParams) -> Contender:
+    def write(prompt_ids: Sequence[int]) -> Sample:
+        output = generate_timed(plain.target.model, prompt_ids, params.max_new_tokens, {}, eos_ids=plain.eos_ids)
+        return Sample(output.token_ids, output.seconds, 0)
+
+    return write
+
+
+def summarise(model: str, outcome: Outcome) -> list[Result]:
+    """One result for every contender.
 
     Args:
-        checkpoint: name of the checkpoint.
-        domain: name of the domain.
-        generations: by method the outputs for the same prompts; ``autoregressive`` among the methods.
+        model: name of the model.
+        outcome: what came of the contest, plain decoding among the contenders.
+
+    Raises:
+        ModelLoadError: a contender failed.
     """
-    plain = generations[BASELINE]
-    plain_speed = _tokens_per_second(plain)
-    return [
-        Measurement(
-            checkpoint=checkpoint,
-            domain=domain,
-            method=method,
-            tokens_per_second=_tokens_per_second(outputs),
-            speedup=_ratio(_tokens_per_second(outputs), plain_speed),
-            acceptance_rate=_acceptance_rate(outputs),
-            mean_generated_length=_mean_generated_length(outputs),
-            identical=[output.token_ids for output in outputs] == [output.token_ids for output in plain],
-        )
-        for method, outputs in generations.items()
-    ]
+    for name, reason in outcome.failures.items():
+        raise ModelLoadError(f"{name} failed on {model}: {reason}")
+    plain = _flat(outcome.samples[PLAIN])
+    return [_summarise(model, name, _flat(samples), plain) for name, samples in outcome.samples.items()]
 
 
-def make_table(measurements: Sequence[Measurement]) -> Table:
-    """The measurements as a table of at most 100 columns, one section a domain."""
+def _summarise(model: str, contender: str, samples: Sequence[Sample], plain: Sequence[Sample]) -> Result:
+    speeds = [_tokens_per_second(sample) for sample in samples]
+    ratios = [speed / _tokens_per_second(other) for speed, other in zip(speeds, plain, strict=True)]
+    generations = [sample.generation for sample in samples if sample.generation is not None]
+    drafted = sum(generation.drafted for generation in generations)
+    return Result(
+        model=model,
+        contender=contender,
+        tokens_per_second=statistics.median(speeds),
+        speedup=statistics.median(ratios),
+        spread=(min(ratios), max(ratios)),
+        acceptance_rate=sum(generation.accepted for generation in generations) / drafted if drafted else None,
+        identical=sum(sample.token_ids == other.token_ids for sample, other in zip(samples, plain, strict=True)),
+        outputs=len(samples),
+    )
+
+
+def _flat(repeats: Sequence[Sequence[Sample]]) -> list[Sample]:
+    return [sample for samples in repeats for sample in samples]
+
+
+def _tokens_per_second(sample: Sample) -> float:
+    """Tokens after the first ÷ seconds after the first; an output of one token has no speed and counts as one."""
+    return max(1, len(sample.token_ids) - 1) / sample.seconds
+
+
+def make_table(results: Sequence[Result]) -> Table:
+    """The results as a table of at most 100 columns, one section a model."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for header in ("checkpoint", "domain", "method"):
-        table.add_column(header, no_wrap=True)
-    for header in ("tokens/s", "speedup", "acceptance\nrate", "mean\ngenerated\nlength"):
+    table.add_column("model", no_wrap=True)
+    table.add_column("method", no_wrap=True)
+    for header in ("tokens/s", "speedup", "", "acceptance", "identical\nto plain"):
         table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("identical\nto plain", no_wrap=True)
-    for index, measurement in enumerate(measurements):
-        following = measurements[index + 1 : index + 2]
-        same_domain = any(_group(measurement) == _group(other) for other in following)
-        table.add_row(*_cells(measurement), end_section=not same_domain)
+    for index, result in enumerate(results):
+        following = results[index + 1 : index + 2]
+        same_model = any(result.model == other.model for other in following)
+        table.add_row(*_cells(result), end_section=not same_model)
     return table
 
 
-def _group(measurement: Measurement) -> tuple[str, str]:
-    return measurement.checkpoint, measurement.domain
-
-
-def _cells(measurement: Measurement) -> tuple[str, ...]:
-    rate = measurement.acceptance_rate
+def _cells(result: Result) -> tuple[str, ...]:
+    rate, (lowest, highest) = result.acceptance_rate, result.spread
+    share = f"{result.identical} of {result.outputs}"
+    wrong = result.identical < result.outputs and result.contender != TRANSFORMERS
     return (
-        measurement.checkpoint,
-        measurement.domain,
-        measurement.method,
-        f"{measurement.tokens_per_second:.1f}",
-        f"{measurement.speedup:.2f}x",
+        result.model,
+        result.contender,
+        f"{result.tokens_per_second:.1f}",
+        f"{result.speedup:.2f}x",
+        f"{lowest:.2f}-{highest:.2f}",
         "-" if rate is None else f"{rate:.2f}",
-        f"{measurement.mean_generated_length:.2f}",
-        "yes" if measurement.identical else "[bold red]no[/]",
+        f"[bold red]{share}[/]" if wrong else share,
     )
 
 
 def _write_for_all_to_see(
-    console: Console, checkpoint: str, domain: str, engine: Engine, prompt: str, params: SamplingParams
+    console: Console, title: str, scene: Scene, name: str, engine: Engine, params: SamplingParams
 ) -> None:
     """Streams one output to the console, accepted draft tokens in green. Nothing is timed here."""
-    console.rule(f"{checkpoint}, {domain}, drafting with {engine.method.name}", align="left")
-    console.print(prompt, style="dim", end="", markup=False, soft_wrap=True)
-    for piece in engine.stream(prompt, params):
+    console.rule(title, align="left")
+    console.print(scene.prompts[name], style="dim", end="\n\n" if scene.chat else "", markup=False, soft_wrap=True)
+    for piece in engine.stream(scene.prompt(name), params):
         style = "green" if piece.origin == "draft" else None
         console.print(piece.text, style=style, end="", markup=False, soft_wrap=True)
         console.file.flush()
     console.print("\n")
-
-
-def _tokens_per_second(outputs: Sequence[Generation]) -> float:
-    tokens = sum(output.new_token_count - 1 for output in outputs)
-    return _ratio(tokens, sum(output.seconds - output.prefill_seconds for output in outputs))
-
-
-def _acceptance_rate(outputs: Sequence[Generation]) -> float | None:
-    drafted = sum(output.drafted for output in outputs)
-    return sum(output.accepted for output in outputs) / drafted if drafted else None
-
-
-def _mean_generated_length(outputs: Sequence[Generation]) -> float:
-    tokens = sum(len(record.token_ids) for output in outputs for record in output.records)
-    return _ratio(tokens, sum(output.rounds for output in outputs))
-
-
-def _ratio(numerator: float, denominator: float) -> float:
-    return numerator / denominator if denominator else 0.0

@@ -1,4 +1,4 @@
-"""Prompts of the three domains of the bundled checkpoints, written for this project."""
+"""Prompts written for this project: of the domains of the bundled checkpoints, and messages for a chat model."""
 
 _CODE = (
     '''class LineReader:
@@ -132,3 +132,25 @@ _PROSE = (
 
 PROMPTS: dict[str, tuple[str, ...]] = {"code": _CODE, "math": _MATH, "prose": _PROSE}
 """By domain: beginnings of Python code, word problems in the form of GSM8K, beginnings of 19th-century prose."""
+
+CHAT_PROMPTS: dict[str, str] = {
+    "question": "Why is the sky blue during the day and red in the evening? Answer in a few sentences.",
+    "code": "Write a Python function that returns the mean and the median of a list of numbers, with a docstring.",
+    "summary": (
+        "Sum up the following text in two sentences.\n\n"
+        "The harbour of Kalmsund froze over in the second week of January, for the first time in thirty years. The "
+        "ferry company cancelled all crossings on Monday and sent its two smaller boats south, where they are to stay "
+        "until the ice has gone. The icebreaker Vale, which the town shares with three others along the coast, kept a "
+        "channel open for the tanker that brings heating oil, but the harbour master, Ida Brandt, said that the crew "
+        "could not work around the clock for more than a week. The fishing fleet of fourteen boats stays in port. Its "
+        "owners asked the town council to waive the harbour fees for the month, and the council will decide on Friday. "
+        "In the meantime the school has opened its kitchen to anybody who cannot heat a meal at home, and skaters have "
+        "marked a track of two kilometres on the ice between the lighthouse and the old shipyard."
+    ),
+    "maths": "A train leaves at 9:40 and arrives at 13:05. It stops three times for 8 minutes. How long does it move?",
+    "rewriting": (
+        "Rewrite this note as a polite letter: the parcel came yesterday, two of the six glasses were broken, send two "
+        "new ones or give me back the money for them, the order number is 5518."
+    ),
+}
+"""Messages for a chat model, by what they ask for. The first three are those of the demonstration."""
