@@ -120,7 +120,7 @@ def test_the_command_prints_verdicts_and_goes_on_after_a_failure(tmp_path: Path)
     [
         (("run", "swift-machness"), "did you mean 'swift-matchness'?"),
         (("run", "all", "--device", "gpu"), "device 'gpu' cannot be used"),
-        (("run", "all", "--model", "./nowhere"), "there is no model folder './nowhere'"),
+        (("run", "all", "--model", "./nowhere"), "there is no model './nowhere'"),
         (("run", "all", "--out", "file.txt"), "is a file; name a folder"),
         (("document", ".", "page.md"), "there are no results of experiments"),
     ],

@@ -18,7 +18,7 @@ from selfspec.prompts import CHAT_PROMPTS
 from selfspec.target.kernels import verifies_exactly
 
 PLAIN = "autoregressive"
-PARAMS = SamplingParams(max_new_tokens=16)
+PARAMS = SamplingParams(max_new_tokens=12)
 SEARCHING = ("adaptive-cosine", "clasp", "knapspec", "self-spec", "swift")
 """Methods that choose which sublayers draft by what they see of the model."""
 
@@ -101,6 +101,6 @@ def test_the_tokenizer_is_lossless_and_knows_the_marks_of_a_chat() -> None:
 
 def test_an_engine_is_made_by_its_name() -> None:
     engine = Engine.from_pretrained("smollm2", "suffix")
-    result = engine.generate(ask(CHAT_PROMPTS["summary"]), max_new_tokens=24)
+    result = engine.generate(ask(CHAT_PROMPTS["summary"]), PARAMS)
     assert result.accepted > 0
     assert result.token_ids == expected(torch.bfloat16)[list(CHAT_PROMPTS).index("summary")]

@@ -23,8 +23,6 @@ EXAMPLE = 'Example: selfspec chat --model smollm2 --method suffix --system "You 
 FAILED = 2
 """Exit code of a chat through a pipe in which a message or a command failed."""
 
-_CHOOSING, _OUTPUT = "How tokens are chosen", "Output"
-
 
 def chat(
     model: options.Model = "smollm2",
@@ -33,33 +31,18 @@ def chat(
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The system prompt; the chat template's own if not given.")
     ] = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Keep there what the method learns; if the file exists, start from it.",
-        ),
-    ] = None,
+    state: options.State = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.", rich_help_panel=_CHOOSING)] = 512,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_CHOOSING)] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Keep this probability mass.", rich_help_panel=_CHOOSING)] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.", rich_help_panel=_CHOOSING)] = 0,
-    min_p: Annotated[
-        float, typer.Option(help="Drop tokens under this share of the best one.", rich_help_panel=_CHOOSING)
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1 makes tokens seen before less likely.", rich_help_panel=_CHOOSING)
-    ] = 1.0,
-    seed: Annotated[
-        int | None, typer.Option(help="Fixes sampled answers, whichever method drafts.", rich_help_panel=_CHOOSING)
-    ] = None,
-    show_drafts: Annotated[
-        bool,
-        typer.Option("--show-drafts", help="Colour the text that drafts got right.", rich_help_panel=_OUTPUT),
-    ] = False,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.", rich_help_panel=options.CHOOSING)] = 512,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    seed: options.Seed = None,
+    show_drafts: options.ShowDrafts = False,
 ) -> None:
     """Talks with a chat model in the terminal; from a pipe, every line is a message. /help lists the commands."""
     method_settings = parse_assignments(settings or ())

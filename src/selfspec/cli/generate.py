@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from selfspec.engine import Stream
     from selfspec.types import Generation
 
-_CHOOSING, _OUTPUT = "How tokens are chosen", "Output"
-
 
 def generate(
     prompt: options.Prompt = None,
@@ -27,45 +24,32 @@ def generate(
     model: options.Model = "tiny",
     method: options.Method = "autoregressive",
     settings: options.Settings = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Keep there what the method learns; if the file exists, start from it.",
-        ),
-    ] = None,
+    state: options.State = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user message of a chat.")] = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     widen: options.Widen = 1,
     runtime: options.Runtime = "auto",
-    max_new_tokens: Annotated[int, typer.Option(help="Longest output.", rich_help_panel=_CHOOSING)] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_CHOOSING)] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Keep this probability mass.", rich_help_panel=_CHOOSING)] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.", rich_help_panel=_CHOOSING)] = 0,
-    min_p: Annotated[
-        float, typer.Option(help="Drop tokens under this share of the best one.", rich_help_panel=_CHOOSING)
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1 makes tokens seen before less likely.", rich_help_panel=_CHOOSING)
-    ] = 1.0,
-    seed: Annotated[
-        int | None, typer.Option(help="Fixes a sampled text, whichever method drafts.", rich_help_panel=_CHOOSING)
-    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest output.", rich_help_panel=options.CHOOSING)] = 128,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    seed: options.Seed = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="A string that ends the output; repeatable.", rich_help_panel=_CHOOSING)
+        list[str] | None,
+        typer.Option(help="A string that ends the output; repeatable.", rich_help_panel=options.CHOOSING),
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Write past end-of-sequence tokens.", rich_help_panel=_CHOOSING)
+        bool, typer.Option("--ignore-eos", help="Write past end-of-sequence tokens.", rich_help_panel=options.CHOOSING)
     ] = False,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Print speed and acceptance on standard error.", rich_help_panel=_OUTPUT)
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help=options.JSON_HELP, rich_help_panel=_OUTPUT)] = False,
-    show_drafts: Annotated[
         bool,
-        typer.Option("--show-drafts", help="Colour the text that drafts got right.", rich_help_panel=_OUTPUT),
+        typer.Option("--stats", help="Print speed and acceptance on standard error.", rich_help_panel=options.OUTPUT),
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help=options.JSON_HELP, rich_help_panel=options.OUTPUT)] = False,
+    show_drafts: options.ShowDrafts = False,
 ) -> None:
     """Writes a continuation of a prompt, streamed to standard output."""
     if as_json and show_drafts:

@@ -41,3 +41,24 @@ MethodSettings = Annotated[
 
 Repeats = Annotated[int, typer.Option(help=REPEATS_HELP)]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+
+CHOOSING, OUTPUT = "How tokens are chosen", "Output"
+"""Headings in the help of the commands that generate."""
+
+Temperature = Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=CHOOSING)]
+TopP = Annotated[float, typer.Option(help="Keep this probability mass.", rich_help_panel=CHOOSING)]
+TopK = Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.", rich_help_panel=CHOOSING)]
+MinP = Annotated[float, typer.Option(help="Drop tokens under this share of the best one.", rich_help_panel=CHOOSING)]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Above 1 makes tokens seen before less likely.", rich_help_panel=CHOOSING)
+]
+Seed = Annotated[
+    int | None, typer.Option(help="Fixes a sampled text, whichever method drafts.", rich_help_panel=CHOOSING)
+]
+State = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Keep there what the method learns; if the file exists, start from it."),
+]
+ShowDrafts = Annotated[
+    bool, typer.Option("--show-drafts", help="Colour the text that drafts got right.", rich_help_panel=OUTPUT)
+]

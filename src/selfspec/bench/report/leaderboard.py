@@ -15,7 +15,7 @@ Summary = Mapping[str, Any]
 
 
 def read_summaries(folder: Path) -> dict[Path, Summary]:
-    """The runs in the folders below one folder, by folder: the bundled checkpoints last, one model and hardware after another.
+    """The runs in the folders below one folder, by folder; the bundled checkpoints come last.
 
     Raises:
         InvalidParameterError: there are none, or one is not the summary of a run.

@@ -1,0 +1,84 @@
+"""Every snippet of the README and of the page about models runs as it stands."""
+
+import contextlib
+import io
+import re
+import shlex
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from selfspec.cli.app import app
+from selfspec.loading import INSTALLABLE
+from selfspec.loading.packages import find_installed
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/models.md")
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_NOT_HERE = ("make ", "pip ")
+"""What starts an installation; ``.ci/run`` runs the two ``make`` commands."""
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    return _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
+PYTHON = [(page, text) for page in PAGES for language, text in blocks(page) if language == "python"]
+LINES = [
+    line.partition("  #")[0]
+    for page in PAGES
+    for language, text in blocks(page)
+    if not language
+    for line in text.splitlines()
+]
+COMMANDS = [line for line in LINES if not line.startswith(_NOT_HERE)]
+
+
+def needs_real_model(text: str) -> None:
+    if "smollm2" in text and find_installed(INSTALLABLE["smollm2"]) is None:
+        pytest.skip("smollm2 is not installed: selfspec models install smollm2")
+
+
+@pytest.mark.trained
+@pytest.mark.parametrize(
+    "text", [text for _, text in PYTHON], ids=[f"{page}-{text.count(chr(10))}" for page, text in PYTHON]
+)
+def test_python(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_real_model(text)
+    monkeypatch.chdir(tmp_path)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(text, "snippet", "exec"), {})
+    assert len(printed.getvalue().split()) > 3
+
+
+@pytest.mark.trained
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_real_model(command)
+    monkeypatch.chdir(tmp_path)
+    program, *arguments = shlex.split(command)
+    assert program == "selfspec"
+    with warnings.catch_warnings():
+        result: Any = CliRunner().invoke(app, arguments, input="Hello!\n")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip()
+
+
+def test_the_readme_shows_what_it_should() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert 'Engine.from_pretrained("smollm2"' in PYTHON[0][1]
+    assert len(readme.splitlines()) < 150
+    assert {"make demo", "make test"} <= {line.strip() for line in LINES if line.startswith("make")}
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert all(re.search(rf"^make .*{target}$", ci, re.MULTILINE) for target in ("demo", "test"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/benchmarks.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#]+)\)", text)
+    assert links
+    assert [link for link in links if "://" not in link and not (ROOT / page).parent.joinpath(link).exists()] == []
