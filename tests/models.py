@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -27,6 +28,8 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 VOCABULARY = 128
@@ -140,12 +143,25 @@ VARIANTS: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3-moe-window": _config(
         Qwen3MoeConfig, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, **_WINDOWED
     ),
+    "starcoder2": _config(Starcoder2Config, use_bias=False, tie_word_embeddings=True),
+    "starcoder2-window": _config(Starcoder2Config, sliding_window=WINDOW, tie_word_embeddings=False),
+    "glm4": _config(Glm4Config, head_dim=24),
+    "glm4-whole-rope": _config(
+        Glm4Config,
+        head_dim=16,
+        attention_bias=False,
+        rope_parameters={**_rope("default"), "partial_rotary_factor": 1.0},
+    ),
+    "stablelm": _config(
+        StableLmConfig, use_qkv_bias=True, rope_parameters={**_rope("default"), "partial_rotary_factor": 0.5}
+    ),
+    "stablelm-head-norms": _config(StableLmConfig, qk_layernorm=True),
 }
 """By name; every family of the table, in each of the forms that its sublayers depend on."""
 
 FAMILY_NAMES = (
     *("llama", "mistral-window", "qwen2-window", "qwen3-window", "smollm3-window", "phi3", "olmo2", "granite"),
-    *("gemma2", "gemma3", "mixtral", "qwen3-moe-window"),
+    *("gemma2", "gemma3", "mixtral", "qwen3-moe-window", "starcoder2-window", "glm4", "stablelm"),
 )
 """One variant of each family, its most intricate: for tests too slow for all of them."""
 
@@ -181,7 +197,11 @@ def _weights(name: str, like: torch.Tensor, generator: torch.Generator, family: 
         return 4 * normal
     if name.endswith(("q_proj.weight", "gate.weight")):
         return 2 * normal
-    return _strength(name) * normal if "o_proj" in name or "down_proj" in name else normal
+    return _strength(name) * normal if name.endswith(_OUTPUTS) else normal
+
+
+_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj", "c_proj.weight")
+"""How the names of the weights end that a branch multiplies by last."""
 
 
 def _norm(name: str, norm: torch.Tensor, family: str) -> torch.Tensor:
@@ -189,7 +209,9 @@ def _norm(name: str, norm: torch.Tensor, family: str) -> torch.Tensor:
     if name == "model.norm.weight":
         # As many negative as positive, or a tied head would see the last token itself again.
         norm = norm * torch.where(norm.argsort() % 2 == 0, 1.0, -1.0) * (4.0 if gemma else 1.0)
-    elif "post_feedforward" in name or ("post_attention" in name and (gemma or family == "olmo2")):
+    elif any(part in name for part in ("post_feedforward", "post_self_attn", "post_mlp")) or (
+        "post_attention" in name and (gemma or family == "olmo2")
+    ):
         norm = _strength(name) * norm
     return norm - 1 if gemma else norm  # Gemma multiplies by one plus the weight.
 

@@ -322,6 +322,15 @@ def test_unsupported_families_are_refused_before_weights_are_read(tmp_path: Path
     assert_refused_by_name(refusal.value, family)
 
 
+@pytest.mark.parametrize(
+    ("family", "option"), [("stablelm", "use_parallel_residual"), ("gemma3_text", "use_bidirectional_attention")]
+)
+def test_unsupported_options_are_refused_before_weights_are_read(tmp_path: Path, family: str, option: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, option: True}))
+    with pytest.raises(errors.UnsupportedModelError, match=rf"config\.{option} is set"):
+        load_model(tmp_path)
+
+
 def test_model_in_training_mode() -> None:
     model = copy.deepcopy(build("llama")).train()
     with pytest.raises(errors.UnsupportedModelError, match="training mode"):

@@ -1,5 +1,8 @@
 """The table of families: every family gives transformers' own logits, everything else is refused with its reason."""
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from transformers import (
@@ -10,6 +13,7 @@ from transformers import (
     LlamaConfig,
     MambaConfig,
     PreTrainedConfig,
+    StableLmConfig,
     T5Config,
 )
 
@@ -19,9 +23,9 @@ from selfspec.errors import ContextLengthError, UnsupportedModelError
 from selfspec.target.families import FAMILIES, find_family
 from selfspec.target.stack import Target
 
-ISSUE_FAMILIES = [
+SUPPORTED = [
     *("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Phi-3", "OLMo-2", "Granite"),
-    *("Gemma-2", "Gemma-3 (text)", "Mixtral", "Qwen3-MoE"),
+    *("Gemma-2", "Gemma-3 (text)", "Mixtral", "Qwen3-MoE", "Starcoder2", "GLM-4-0414", "StableLM"),
 ]
 
 
@@ -39,8 +43,8 @@ def transformers_logits(name: str, token_ids: list[int]) -> torch.Tensor:
         return build(name)(torch.tensor([token_ids]), use_cache=False).logits[0]
 
 
-def test_the_table_holds_the_twelve_families() -> None:
-    assert [family.name for family in FAMILIES.values()] == ISSUE_FAMILIES
+def test_the_table_holds_these_families() -> None:
+    assert [family.name for family in FAMILIES.values()] == SUPPORTED
 
 
 def test_every_family_is_tested() -> None:
@@ -70,6 +74,8 @@ def test_logits_are_those_of_transformers(name: str) -> None:
         ("gemma3", [WINDOW, WINDOW, None] * 2),
         ("qwen3-moe", [None] * 6),
         ("qwen3-moe-window", [WINDOW] * 6),
+        ("starcoder2", [None] * 6),
+        ("starcoder2-window", [WINDOW] * 6),
     ],
 )
 def test_windows_of_the_layers(name: str, windows: list[int | None]) -> None:
@@ -90,7 +96,7 @@ def test_windows_of_the_layers(name: str, windows: list[int | None]) -> None:
 def test_other_families_are_refused_by_name(config: PreTrainedConfig, reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason) as refusal:
         find_family(config)
-    assert all(name in str(refusal.value) for name in ISSUE_FAMILIES)
+    assert all(name in str(refusal.value) for name in SUPPORTED)
 
 
 def fresh_llama(**options: object) -> torch.nn.Module:
@@ -127,6 +133,73 @@ def test_a_model_that_looks_ahead_is_refused() -> None:
     )
     with pytest.raises(UnsupportedModelError, match="use_bidirectional_attention"):
         Target(AutoModelForCausalLM.from_config(config).eval())
+
+
+def test_a_model_with_parallel_branches_is_refused() -> None:
+    """Attention and MLP of one layer read the same stream; the same family without that is supported."""
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2}
+    config = StableLmConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, use_parallel_residual=True)
+    with pytest.raises(UnsupportedModelError, match=r"in parallel on one residual.*config\.use_parallel_residual"):
+        Target(AutoModelForCausalLM.from_config(config).eval())
+    config.use_parallel_residual = False
+    assert Target(AutoModelForCausalLM.from_config(config).eval()).layer_count == 2
+
+
+def without(name: str, path: str) -> Any:
+    """A copy of a variant that lacks the module ``path``."""
+    model: Any = copy.deepcopy(build(name))
+    owner, _, attribute = path.rpartition(".")
+    delattr(model.get_submodule(owner), attribute)
+    return model
+
+
+@pytest.mark.parametrize("runtime", ["eager", "auto"])
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("llama", "mlp.gate_proj"),
+        ("llama", "self_attn"),
+        ("qwen3-window", "self_attn.o_proj"),
+        ("phi3", "mlp.gate_up_proj"),
+        ("gemma2", "pre_feedforward_layernorm"),
+        ("starcoder2", "mlp.c_fc"),
+        ("glm4", "post_self_attn_layernorm"),
+        ("stablelm", "post_attention_layernorm"),
+    ],
+)
+def test_a_layer_that_lacks_a_module_is_refused_by_its_name(name: str, part: str, runtime: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"layer 3 of this .* model has no module '{part}'"):
+        Target(without(name, f"model.layers.3.{part}"), runtime)
+
+
+@pytest.mark.parametrize("part", ["model.norm", "model.rotary_emb", "model.embed_tokens"])
+def test_a_model_that_lacks_a_module_is_refused_by_its_name(part: str) -> None:
+    model = without("llama", part)
+    if part == "model.embed_tokens":
+        model.get_output_embeddings = lambda: model.lm_head
+    with pytest.raises(UnsupportedModelError, match=f"this Llama model has no module '{part}'"):
+        Target(model)
+
+
+def test_a_module_that_goes_missing_is_noticed_at_the_next_request() -> None:
+    model: Any = copy.deepcopy(build("llama"))
+    engine = Engine(model)
+    engine.generate(prompt(5), max_new_tokens=2)
+    del model.model.layers[2].mlp.up_proj
+    with pytest.raises(UnsupportedModelError, match=r"layer 2 of this Llama model has no module 'mlp\.up_proj'"):
+        engine.generate(prompt(5), max_new_tokens=2)
+
+
+def test_a_module_of_ones_own_needs_no_parts() -> None:
+    """It is called as it is, so that nothing in it has to have a name."""
+    model: Any = copy.deepcopy(build("llama"))
+    mlp = model.model.layers[2].mlp
+    model.model.layers[2].mlp = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()).eval()
+    ours, token_ids = all_logits(Target(model), prompt(9)), torch.tensor([prompt(9)])
+    with torch.inference_mode():
+        torch.testing.assert_close(ours, model(token_ids, use_cache=False).logits[0], rtol=1e-4, atol=1e-4)
+        model.model.layers[2].mlp = mlp
+        assert not torch.allclose(ours, model(token_ids, use_cache=False).logits[0], atol=1e-2)
 
 
 EARLY_EXIT = {"method": "layerskip", "settings": {"exit_layer": 2, "draft_length": 4}}

@@ -1,5 +1,6 @@
 """GGUF files as models: the weights that transformers reads, kept for the next time; what is wrong is said by name."""
 
+import copy
 import hashlib
 import json
 import logging
@@ -154,8 +155,8 @@ def test_a_family_that_transformers_cannot_read_is_refused_by_name(tmp_path: Pat
 
 
 def test_a_family_that_selfspec_does_not_support_is_refused_by_name(tmp_path: Path) -> None:
-    path = save_gguf(build("llama"), tmp_path / "model.gguf", family="starcoder2")
-    with pytest.raises(UnsupportedModelError, match="starcoder2"):
+    path = save_gguf(build("llama"), tmp_path / "model.gguf", family="nemotron")
+    with pytest.raises(UnsupportedModelError, match="nemotron"):
         load_model(path)
 
 
@@ -163,6 +164,24 @@ def test_a_family_that_selfspec_does_not_support_is_refused_by_name(tmp_path: Pa
 def test_a_scaled_rope_is_refused_where_transformers_would_pass_over_it(variant: str, tmp_path: Path) -> None:
     path = save_gguf(build(variant), tmp_path / "model.gguf")
     with pytest.raises(UnsupportedModelError, match="rope"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(("variant", "family"), [("llama-ungrouped", "stablelm"), ("llama", "starcoder2")])
+def test_rope_dimensions_are_refused_where_transformers_would_pass_over_them(
+    variant: str, family: str, tmp_path: Path
+) -> None:
+    """Of these families transformers reads neither; the models rotate the whole head, and heads of another size."""
+    path = save_gguf(build(variant), tmp_path / "model.gguf", family=family)
+    with pytest.raises(UnsupportedModelError, match=r"rope\.dimension_count"):
+        load_model(path)
+
+
+def test_a_rope_base_is_refused_where_transformers_would_pass_over_it(tmp_path: Path) -> None:
+    original = copy.deepcopy(build("llama-ungrouped"))
+    original.config.rope_parameters["rope_theta"] = 1000.0
+    path = save_gguf(original, tmp_path / "model.gguf", family="starcoder2")
+    with pytest.raises(UnsupportedModelError, match=r"rope\.freq_base 1000,"):
         load_model(path)
 
 

@@ -1,6 +1,7 @@
 """A GGUF file, read by transformers and given back as an ordinary model."""
 
 import json
+import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,22 @@ class GgufModel:
                 f"'{self._path}' scales its rope ({own[0] if own else scaling}), which transformers does not read from "
                 "GGUF; take the model's folder or its name on the hub"
             )
+        for name, read in self._rope_read().items():
+            value = self._field(f"{self.family}.rope.{name}", read)
+            if not math.isclose(value, read, rel_tol=1e-6):
+                raise UnsupportedModelError(
+                    f"'{self._path}' has rope.{name} {value:g}, of which transformers reads {read:g}; "
+                    "take the model's folder or its name on the hub"
+                )
+
+    def _rope_read(self) -> dict[str, float]:
+        """The rope of transformers' config, by GGUF's names; empty where layer types have ropes of their own."""
+        config, rope = self.config, self.config.rope_parameters
+        if "rope_theta" not in rope:
+            return {}
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+        return {"freq_base": rope["rope_theta"], "dimension_count": rotated}
 
     def _check_complete(self, model: Any) -> None:
         """Refuses a model that has more or fewer numbers than the file: some tensor was passed over or made up."""

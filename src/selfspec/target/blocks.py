@@ -2,8 +2,9 @@
 
 The families of the table share one shape of attention and MLP. The fused blocks compute it with as few operations as
 torch has for it: one product for queries, keys and values, rope in place, keys and values straight into the cache,
-attention on views of the cache, one product for gate and up. What a block does not know exactly (other classes, hooks,
-adapters, quantised layers, mixtures of experts) stays with the module itself.
+attention on views of the cache, one product for gate and up. What a block does not know exactly (other classes, other
+parts, interleaved rope, an MLP without a gate, hooks, adapters, quantised layers, mixtures of experts) stays with the
+module itself. Norms that are no RMS norms are called as they are.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,14 @@ from torch import nn
 from torch.nn import functional
 from transformers.activations import SiLUActivation
 
-from selfspec.target.families import Family
+from selfspec.target.families import Branch, Family, Norms, RopeLayout
 from selfspec.target.fusing import Product, can_join, is_plain, signature
 from selfspec.target.sublayers import AttentionSublayer, Step, Sublayer
 
 Function = Callable[[torch.Tensor], torch.Tensor]
+
+_HEAD_NORMS = ("q_norm", "k_norm")
+_ACTIVATIONS = ("act_fn", "activation_fn")
 
 _PACKED_ROWS = 32
 """Up to here the query heads of one key head are attended to as rows of one product, which reads its keys once."""
@@ -37,19 +41,27 @@ def fuse(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
     """
     if not all(is_plain(part) for root in sublayer.modules for part in root.modules()):
         return sublayer
-    kind = type(sublayer.module)
-    if not family.classes or not kind.__module__.startswith("transformers.models."):
-        return sublayer
     if isinstance(sublayer, AttentionSublayer):
-        known = kind.__name__ == f"{family.classes}Attention" and can_join(_projections(sublayer.module))
-        return FusedAttention(sublayer, family, layer) if known and can_join([sublayer.module.o_proj]) else sublayer
-    known = kind.__name__ == f"{family.classes}MLP" and can_join(_gate_and_up(sublayer.module))
-    return FusedMLP(sublayer, family) if known and can_join([sublayer.module.down_proj]) else sublayer
+        known = family.rope is RopeLayout.HALVES and _is_own(sublayer.module, family, family.attention, _HEAD_NORMS)
+        return FusedAttention(sublayer, family, layer) if known else sublayer
+    known = family.gated and _is_own(sublayer.module, family, family.mlp, _ACTIVATIONS)
+    return FusedMLP(sublayer, family) if known else sublayer
+
+
+def _is_own(module: nn.Module, family: Family, branch: Branch, others: tuple[str, ...]) -> bool:
+    """Whether a module is of its family's class, with ordinary linear layers, and holds nothing but them and others."""
+    if not family.owns(module, branch) or not {name for name, _ in module.named_children()} <= {*branch.parts, *others}:
+        return False
+    return can_join(_inputs(module, branch)) and can_join([getattr(module, branch.output)])
+
+
+def _inputs(module: nn.Module, branch: Branch) -> list[Any]:
+    return [getattr(module, name) for name in branch.inputs]
 
 
 def fast_norm(norm: nn.Module, family: Family) -> Function:
     """A norm with as few operations as its rounding allows where it is a plain RMS norm, else the module itself."""
-    known = family.plain_norms and type(norm).__name__ == f"{family.classes}RMSNorm" and is_plain(norm)
+    known = family.norms is Norms.RMS and type(norm).__name__ == f"{family.classes}RMSNorm" and is_plain(norm)
     if not known or not type(norm).__module__.startswith("transformers.models."):
         return norm
     weight: Any = norm.weight
@@ -72,9 +84,9 @@ class FusedMLP(Sublayer):
         self._norms = [
             None if norm is None else fast_norm(norm, family) for norm in (self.norm_before, self.norm_after)
         ]
-        self._gate_up = Product(_gate_and_up(module))
-        self._down = Product([module.down_proj])
-        activation = getattr(module, "act_fn", None) or module.activation_fn
+        self._gate_up = Product(_inputs(module, family.mlp))
+        self._down = Product([getattr(module, family.mlp.output)])
+        activation = next(getattr(module, name) for name in _ACTIVATIONS if hasattr(module, name))
         self._activate: Function = functional.silu if type(activation) in (nn.SiLU, SiLUActivation) else activation
         self._signature = signature(self.modules)
 
@@ -106,18 +118,17 @@ class FusedAttention(AttentionSublayer):
         self._norms = [
             None if norm is None else fast_norm(norm, family) for norm in (self.norm_before, self.norm_after)
         ]
-        self._qkv = Product(_projections(module))
-        self._output = Product([module.o_proj])
+        output = getattr(module, family.attention.output)
+        self._qkv = Product(_inputs(module, family.attention))
+        self._output = Product([output])
         self._head_dim = int(module.head_dim)
-        self._heads = module.o_proj.in_features // self._head_dim
+        self._heads = output.in_features // self._head_dim
         self._kv_heads = (self._qkv.weight.shape[0] // self._head_dim - self._heads) // 2
         self._group = self._heads // self._kv_heads
         self._scale = float(module.scaling)
         self._turns = bool(getattr(module, "use_rope", True))
         self._softcap: float | None = getattr(module, family.softcap) if family.softcap else None
-        self._head_norms = [
-            fast_norm(getattr(module, name), family) for name in ("q_norm", "k_norm") if hasattr(module, name)
-        ]
+        self._head_norms = [fast_norm(getattr(module, name), family) for name in _HEAD_NORMS if hasattr(module, name)]
         # OLMo-2 norms the heads of a row together, the others one by one.
         self._norms_rows = bool(self._head_norms) and module.q_norm.weight.numel() != self._head_dim
         self._signature = signature(self.modules)
@@ -191,16 +202,6 @@ class FusedAttention(AttentionSublayer):
             attended = _softcapped(packed, keys, values, mask, self._scale, self._softcap)
         unpacked = attended.view(self._kv_heads, rows, self._group, self._head_dim)
         return unpacked.transpose(0, 1).reshape(rows, -1)
-
-
-def _projections(attention: Any) -> list[Any]:
-    joined = getattr(attention, "qkv_proj", None)
-    return [attention.q_proj, attention.k_proj, attention.v_proj] if joined is None else [joined]
-
-
-def _gate_and_up(mlp: Any) -> list[Any]:
-    joined = getattr(mlp, "gate_up_proj", None)
-    return [mlp.gate_proj, mlp.up_proj] if joined is None else [joined]
 
 
 def _turn(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:

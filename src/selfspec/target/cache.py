@@ -1,6 +1,7 @@
 """The one cache of keys and values: preallocated, with a length."""
 
 from collections.abc import Sequence
+from ctypes import Array, c_void_p
 
 import torch
 
@@ -18,6 +19,7 @@ class KeyValueCache:
         keys: per layer ``[1, key_value_heads, capacity, head_dim]``.
         values: per layer ``[1, key_value_heads, capacity, head_dim]``.
         length: committed slots.
+        addresses: per layer where ``[2, key_value_heads, capacity, head_dim]``, keys and values, lie in memory.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class KeyValueCache:
     def _hold(self, pairs: Sequence[torch.Tensor]) -> None:
         """Takes per layer keys and values, ``[2, key_value_heads, capacity, head_dim]``, with nothing committed."""
         self._pairs = list(pairs)
+        self.addresses = addresses_of(pairs)
         self.keys = [pair[:1] for pair in pairs]
         self.values = [pair[1:] for pair in pairs]
         self.capacity = pairs[0].shape[2]
@@ -100,6 +103,11 @@ class KeyValueCache:
         """Drops every committed slot from ``length`` on."""
         assert 0 <= length <= self.length, f"cannot roll {self.length} slots back to {length}"
         self.length = length
+
+
+def addresses_of(tensors: Sequence[torch.Tensor]) -> Array[c_void_p]:
+    """Where tensors lie in memory, as C code takes it."""
+    return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 def _is_prefix(rows: Sequence[int]) -> bool:

@@ -9,7 +9,7 @@ from torch import nn
 
 from selfspec.target.blocks import FusedAttention, FusedMLP
 from selfspec.target.fusing import Product, can_join
-from selfspec.target.kernels import DTYPES, Mlp, Projection, load, most_attending, most_rows
+from selfspec.target.kernels import DTYPES, Mlp, NativeSublayer, Projection, load, most_attending, most_rows
 from selfspec.target.sublayers import Step, Sublayer
 
 _LARGEST_HEAD = 512
@@ -81,6 +81,12 @@ class CompiledMLP(FusedMLP):
         self._weights.threads = torch.get_num_threads()
         self._call(self._reference, hidden_states.data_ptr(), branch.data_ptr(), rows)
         return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
+
+    def describe(self, layer: int, view: int, turn: int) -> NativeSublayer | None:
+        """What a native forward is told of it; ``None`` where it cannot be part of one."""
+        if self.multiplier != 1.0:
+            return None
+        return NativeSublayer(mlp=ctypes.pointer(self._weights), layer=layer, view=view, turn=turn)
 
 
 class CompiledAttention(FusedAttention):
@@ -157,6 +163,20 @@ class CompiledAttention(FusedAttention):
             rows,
         )
         return attended
+
+    def describe(self, layer: int, view: int, turn: int) -> NativeSublayer | None:
+        """What a native forward is told of it; ``None`` where it cannot be part of one."""
+        if self.multiplier != 1.0 or not self._most_attending:
+            return None
+        return NativeSublayer(
+            attention=ctypes.pointer(self._weights),
+            output=self._output.weight.data_ptr(),
+            output_bias=_address(self._output.bias),
+            scale=self._scale,
+            layer=layer,
+            view=view,
+            turn=turn if self._turns else -1,
+        )
 
 
 class CompiledProduct(Product):

@@ -1,4 +1,4 @@
-// Rows of a Llama-like sublayer on the CPU, straight from the model's own row-major weights.
+// Rows of Llama-like sublayers on the CPU, straight from the model's own row-major weights.
 //
 // A product of few rows takes as long as reading its weights, if nothing else gets in the way; one of many rows takes
 // as long as its multiplications. Every weight is read once for a group of rows at a time; a panel of weights stays in
@@ -204,21 +204,27 @@ inline void add_blocks(Floats (*total)[C], const Block<T>* rows, const T* weight
     }
 }
 
-// At most ROWS rows, laid out by groups of at most GROUP, times one panel of weights after the other.
+// Blocks that a row of k inputs takes.
+template <class T> constexpr long blocks_of(long k) {
+    return (k + ProductLanes<T>::width - 1) / ProductLanes<T>::width;
+}
+
+// At most ROWS rows, laid out by groups of at most GROUP, times one panel of weights after the other. What comes out is
+// written, or added to a stream of rows where there is one.
 template <class T> struct Product {
     using L = ProductLanes<T>;
     static constexpr long strip = STRIP / L::width;
     const T *weights, *bias;
-    T* out;
+    T *out, *stream;
     long count, k, n;
-    long blocks = (k + L::width - 1) / L::width;
-    std::unique_ptr<Block<T>[]> rows{new Block<T>[count * blocks]};
+    Block<T>* rows;  // count * blocks
+    long blocks = blocks_of<T>(k);
 
     long group_rows(long group) const { return std::min(GROUP, count - group); }
 
     void lay_out(const T* from, long row) const {
         const long group = row / GROUP * GROUP, stride = group_rows(group);
-        Block<T>* to = rows.get() + group * blocks + row - group;
+        Block<T>* to = rows + group * blocks + row - group;
         for (long block = 0; block < blocks; block++, to += stride) {
             T last[L::width] = {};
             const T* values = from + block * L::width;
@@ -229,7 +235,7 @@ template <class T> struct Product {
 
     // Adds the sums over some blocks, strip by strip, to what the strips before gave.
     template <int R, int C> void tile(long group, long column, long first, long last, float* sums, long stride) const {
-        const Block<T>* group_rows = rows.get() + group * blocks;
+        const Block<T>* group_rows = rows + group * blocks;
         const T* from = weights + column * k;
         for (long start = first; start < last; start += strip) {
             const long end = std::min(last, start + strip), whole = std::min(end, k / L::width);
@@ -268,18 +274,27 @@ template <class T> struct Product {
             }
         const float* sum = sums;
         for (long row = 0; row < count; row++)
-            for (long column = from; column < to; column++)
-                out[row * n + column] = down<T>(*sum++ + (bias ? up(bias[column]) : 0.0f));
+            for (long column = from; column < to; column++) {
+                const T value = down<T>(*sum++ + (bias ? up(bias[column]) : 0.0f));
+                if (stream)
+                    stream[row * n + column] = down<T>(up(stream[row * n + column]) + up(value));
+                else
+                    out[row * n + column] = value;
+            }
     }
 };
+
+// Columns of a panel: few enough for every thread to get some.
+inline long panel_width(long n, int threads) { return std::min(COLUMNS, ((n + threads - 1) / threads + 11) / 12 * 12); }
 
 // out[row][j] = sum over i of rows[row][i] * weights[j][i], plus bias[j]
 template <class T>
 void product(const T* weights, const T* bias, const T* rows, T* out, long count, long k, long n, int threads) {
     if (n * k * long(sizeof(T)) < (1 << 20)) threads = 1;  // waking a thread takes longer
-    const long width = std::min(COLUMNS, ((n + threads - 1) / threads + 11) / 12 * 12);
+    const long width = panel_width(n, threads);
+    const std::unique_ptr<Block<T>[]> laid{new Block<T>[std::min(ROWS, count) * blocks_of<T>(k)]};
     for (long start = 0; start < count; start += ROWS) {
-        const Product<T> task{weights, bias, out + start * n, std::min(ROWS, count - start), k, n};
+        const Product<T> task{weights, bias, out + start * n, nullptr, std::min(ROWS, count - start), k, n, laid.get()};
 #pragma omp parallel num_threads(threads) if (threads > 1)
         {
 #pragma omp for
@@ -296,7 +311,8 @@ template <class Run> void each_row(long count, long width, int threads, const Ru
     for (long row = 0; row < count; row++) run(row);
 }
 
-template <class T> void norm(const T* from, const T* weight, float epsilon, T* to, long k) {
+// Not inlined: the order of its sum is the compiler's choice, and has to be the same wherever it is called from.
+template <class T> __attribute__((noinline)) void norm(const T* from, const T* weight, float epsilon, T* to, long k) {
     float squares = 0;
 #pragma omp simd reduction(+ : squares)
     for (long i = 0; i < k; i++) squares += up(from[i]) * up(from[i]);
@@ -409,6 +425,18 @@ template <class T> struct Attention {
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) scores[r * stride + slot + c] = scale * sum<LANES>(total[r][c]);
     }
+    // The four queries, or as many as there are, from one of a key head's on.
+    void run_four(long head, long query, long all, float* scores) const {
+        switch (all - query) {
+            case 1: run<1>(head, query, scores); break;
+            case 2: run<2>(head, query, scores); break;
+            case 3:
+                run<2>(head, query, scores);
+                run<1>(head, query + 2, scores);
+                break;
+            default: run<4>(head, query, scores);
+        }
+    }
     // Scores of a query to what they are logarithms of, 0 for slots that it does not see. Sums then run over slots one
     // by one, where zeros change nothing: they are the same wherever between the others a slot that is not seen stands.
     void soften(float* scores, const bool* seen) const {
@@ -434,15 +462,7 @@ void attend(const Projection& p, const T* queries, const T* cache, long capacity
         std::vector<float> scores(4 * task.stride);
 #pragma omp for collapse(2)
         for (long head = 0; head < p.key_heads; head++)
-            for (long query = 0; query < all; query += 4) switch (all - query) {
-                    case 1: task.template run<1>(head, query, scores.data()); break;
-                    case 2: task.template run<2>(head, query, scores.data()); break;
-                    case 3:
-                        task.template run<2>(head, query, scores.data());
-                        task.template run<1>(head, query + 2, scores.data());
-                        break;
-                    default: task.template run<4>(head, query, scores.data());
-                }
+            for (long query = 0; query < all; query += 4) task.run_four(head, query, all, scores.data());
     }
 }
 
@@ -452,6 +472,14 @@ struct Mlp {
     int threads;
     long hidden, inner;
 };
+
+template <class T> void activate(const T* gate, const T* other, T* to, long count) {
+#pragma omp simd
+    for (long i = 0; i < count; i++) {
+        const float value = up(gate[i]);
+        to[i] = down<T>(rounded<T>(value / (1.0f + exponential(-value))) * up(other[i]));
+    }
+}
 
 // Norm, gate and up, silu(gate) * up, down; ROWS rows at a time, so that what is between stays in the cache.
 template <class T> void mlp(const Mlp& p, const T* states, T* out, long count) {
@@ -466,18 +494,15 @@ template <class T> void mlp(const Mlp& p, const T* states, T* out, long count) {
         product<T>(static_cast<const T*>(p.gate_up), static_cast<const T*>(p.gate_up_bias), normed.data(), both.data(),
                    some, p.hidden, 2 * p.inner, p.threads);
         each_row(some, 2 * p.inner, p.threads, [&](long row) {
-            const T *gate = &both[row * 2 * p.inner], *other = gate + p.inner;
-            T* to = &inner[row * p.inner];
-#pragma omp simd
-            for (long i = 0; i < p.inner; i++) {
-                const float value = up(gate[i]);
-                to[i] = down<T>(rounded<T>(value / (1.0f + exponential(-value))) * up(other[i]));
-            }
+            const T* gate = &both[row * 2 * p.inner];
+            activate<T>(gate, gate + p.inner, &inner[row * p.inner], p.inner);
         });
         product<T>(static_cast<const T*>(p.down), static_cast<const T*>(p.down_bias), inner.data(),
                    out + start * p.hidden, some, p.inner, p.hidden, p.threads);
     }
 }
+
+#include "forward.h"
 
 }  // namespace
 
@@ -495,6 +520,7 @@ template <class T> void mlp(const Mlp& p, const T* states, T* out, long count) {
                                      long n, int threads) {                                                            \
         product<T>(weights, bias, rows, out, count, k, n, threads);                                                    \
     }                                                                                                                  \
+    extern "C" void forward_##SUFFIX(const Forward* f, T* stream, long rows) { Team<T>(*f, stream, rows).run(); }      \
     extern "C" long most_rows_##SUFFIX() { return most_rows<T>(); }                                                    \
     extern "C" long most_attending_##SUFFIX() { return most_attending<T>(); }
 

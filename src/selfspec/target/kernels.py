@@ -1,4 +1,4 @@
-"""The compiled runtime of the CPU: ``kernels.cpp``, built once with the machine's own compiler.
+"""The compiled runtime of the CPU: ``kernels.cpp`` and ``forward.h``, built once with the machine's own compiler.
 
 torch multiplies a few rows with bfloat16 weights at half the memory's speed, because its kernels lay the weights out
 anew in every call; weights laid out ahead would be a second copy of the model. A kernel that reads the rows of the
@@ -29,6 +29,7 @@ _VERIFIED = 128
 """Rows of the widest verification; ``kernels.cpp`` has the same."""
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
+_INCLUDED = Path(__file__).with_name("forward.h")
 _FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
@@ -61,6 +62,49 @@ class Mlp(Structure):
     )
 
 
+class View(Structure):
+    """What rows see through a window; ``forward.h`` has this and the next ones too."""
+
+    _fields_ = (("visible", c_void_p), ("first", c_long))
+
+
+class Turning(Structure):
+    """Cosine and signed sine of the rows' positions."""
+
+    _fields_ = (("cosine", c_void_p), ("sine", c_void_p), ("turned", c_long))
+
+
+class NativeSublayer(Structure):
+    """A branch of a forward: attention, or an MLP where there is no ``attention``."""
+
+    _fields_ = (
+        ("attention", POINTER(Projection)),
+        ("mlp", POINTER(Mlp)),
+        ("output", c_void_p),
+        ("output_bias", c_void_p),
+        ("scale", c_float),
+        *((name, c_int) for name in ("layer", "view", "turn")),
+    )
+
+
+class Forward(Structure):
+    """A forward over some rows: which sublayers, what is kept on the way, cache, what rows see, how they turn."""
+
+    _fields_ = (
+        ("sublayers", POINTER(NativeSublayer)),
+        ("which", POINTER(c_int)),
+        ("count", c_long),
+        ("kept", POINTER(c_void_p)),
+        ("kept_rows", POINTER(c_long)),
+        ("caches", POINTER(c_void_p)),
+        ("capacity", c_long),
+        ("start", c_long),
+        ("views", POINTER(View)),
+        ("turns", POINTER(Turning)),
+        ("threads", c_int),
+    )
+
+
 @cache
 def load() -> ctypes.CDLL:
     """The built kernels, from the user's cache folder where they are there already.
@@ -79,6 +123,7 @@ def load() -> ctypes.CDLL:
             "attend": [POINTER(Projection), *[c_void_p] * 2, *[c_long] * 3, c_void_p, c_float, c_void_p, c_long],
             "mlp": [POINTER(Mlp), c_void_p, c_void_p, c_long],
             "product": [*[c_void_p] * 4, *[c_long] * 3, c_int],
+            "forward": [POINTER(Forward), c_void_p, c_long],
         }
         for name, arguments in signatures.items():
             function = getattr(library, f"{name}_{suffix}")
@@ -122,7 +167,7 @@ def verifies_exactly(dtype: torch.dtype) -> bool:
 
 
 def _build() -> Path:
-    source = _SOURCE.read_bytes()
+    source = _SOURCE.read_bytes() + _INCLUDED.read_bytes()
     name = hashlib.sha256(source + repr((_FLAGS, platform.machine(), _processor())).encode()).hexdigest()[:16]
     built = cache_folder() / f"kernels-{name}.so"
     if built.exists():

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from selfspec.target.cache import KeyValueCache
+from selfspec.target.cache import KeyValueCache, addresses_of
 from selfspec.target.kept import KeptSet
 from selfspec.target.stack import SequenceState, Target
 from selfspec.timing import interleaved_samples
@@ -243,6 +243,7 @@ class _SharedCache(KeyValueCache):
         super().__init__(_BUFFERS, slot.shape[1], slots, slot.shape[3], dtype=slot.dtype, device=slot.device)
         for buffer in (*self.keys, *self.values):
             buffer.fill_(1.0)
+        self.addresses = addresses_of([self.slots_for(layer, 0, slots) for layer in range(len(like.keys))])
 
     def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes into the buffer that a layer shares."""

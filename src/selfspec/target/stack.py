@@ -1,6 +1,7 @@
 """The target model as 2L sublayers: the only place that runs the model."""
 
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ from selfspec.target.fusing import signature
 from selfspec.target.graphs import Graphs
 from selfspec.target.kernels import KernelBuildError
 from selfspec.target.masks import Layout
+from selfspec.target.native import NativeForward
+from selfspec.target.requirements import check_decoder, check_layer
 from selfspec.target.rope import Rope
 from selfspec.target.sublayers import AttentionSublayer, SequenceState, Step, Sublayer
 from selfspec.target.transfer import send
@@ -71,10 +74,11 @@ class Target:
             raise InvalidParameterError(f"there is no runtime '{runtime}'; choose one of {', '.join(RUNTIMES)}")
         self.runtime = runtime
         self.family = find_family(model.config)
-        _check_supported(model, self.family.bidirectional_flag)
+        _check_supported(model)
         self.model = model
         self.config: Any = model.config
         self._head: nn.Module = _head(model)
+        check_decoder(model, self.family)
         decoder: Any = model.model
         self._embedding: nn.Module = decoder.embed_tokens
         self._decoder = decoder
@@ -226,8 +230,13 @@ class Target:
         Returns:
             The residual stream behind the last one, and the captured ones.
         """
-        captured: dict[int, torch.Tensor] = {}
         copies = copies or {}
+        if through is None and self._native is not None:
+            indices = tuple(sublayers)
+            if self._native.takes(hidden_states, indices, step):
+                return self._run_natively(hidden_states, indices, step, capture, copies)
+            sublayers = indices
+        captured: dict[int, torch.Tensor] = {}
         wanted = sorted({*capture, *copies}, reverse=True)
         graphs = self._graphs if through is None and self._graphs is not None and self._graphs.takes(step) else None
         advance = through or (self._advance if graphs is None else graphs.advance)
@@ -246,6 +255,29 @@ class Target:
         for index in wanted:
             keep(index)
         return StackOutput(stream if graphs is None else stream.clone(), captured)
+
+    def _run_natively(
+        self,
+        hidden_states: torch.Tensor,
+        sublayers: tuple[int, ...],
+        step: Step,
+        capture: Collection[int],
+        copies: Mapping[int, torch.Tensor],
+    ) -> StackOutput:
+        """``run`` in one call. A state ``h[i]`` is that before the first of the sublayers from ``i`` on."""
+        assert self._native is not None
+        stream = hidden_states.clone(memory_format=torch.contiguous_format)
+        places = {index: bisect_left(sublayers, index) for index in {*capture, *copies}}
+        rows = {place: 0 for place in places.values() if place < len(sublayers)}
+        for index, place in places.items():
+            if place in rows:
+                rows[place] = max(rows[place], len(stream) if index in capture else len(copies[index]))
+        kept = {place: stream.new_empty(count, stream.shape[1]) for place, count in rows.items()}
+        self._native.run(stream, sublayers, step, kept)
+        states = {index: kept.get(place, stream) for index, place in places.items()}
+        for index, copy in copies.items():
+            copy.copy_(states[index][len(states[index]) - len(copy) :])
+        return StackOutput(stream, {index: states[index] for index in capture})
 
     def _advance(self, index: int, stream: torch.Tensor, step: Step) -> torch.Tensor:
         return self.sublayers[index](stream, step)
@@ -303,6 +335,7 @@ class Target:
             sublayers = [fuse(sublayer, self.family, index // 2) for index, sublayer in enumerate(sublayers)]
         self._norm = fast_norm(self._final_norm, self.family) if fused else self._final_norm
         self._score: Callable[[torch.Tensor], torch.Tensor] = self._head
+        self._native: NativeForward | None = None
         if self.runtime in ("auto", "compiled"):
             sublayers = self._compile(sublayers)
         self.sublayers = sublayers
@@ -315,17 +348,20 @@ class Target:
     def _compile(self, sublayers: list[Sublayer]) -> list[Sublayer]:
         try:
             self._score = compile_head(self._head)
-            return [compile_block(sublayer) for sublayer in sublayers]
+            compiled = [compile_block(sublayer) for sublayer in sublayers]
         except KernelBuildError as error:
             if self.runtime == "compiled":
                 warnings.warn(f"the compiled runtime falls back to fused blocks: {error}", RuntimeWarning, stacklevel=4)
             return sublayers
+        self._native = NativeForward(compiled)
+        return compiled
 
     def _split_layers(self, layers: nn.ModuleList) -> list[Sublayer]:
         eager = self.config._attn_implementation == "eager"
         multiplier = float(getattr(self.config, self.family.residual_multiplier or "", 1.0))
         sublayers: list[Sublayer] = []
         for index, layer in enumerate(layers):
+            check_layer(layer, index, self.family)
             attention = AttentionSublayer(
                 layer,
                 self.family.attention,
@@ -364,7 +400,7 @@ def _head(model: Any) -> nn.Module:
     return head
 
 
-def _check_supported(model: PreTrainedModel, bidirectional_flag: str | None) -> None:
+def _check_supported(model: PreTrainedModel) -> None:
     """Refuses what would run but give other text than the model's own."""
     implementation = model.config._attn_implementation
     if implementation not in ("sdpa", "eager"):
@@ -376,8 +412,6 @@ def _check_supported(model: PreTrainedModel, bidirectional_flag: str | None) -> 
         raise UnsupportedModelError(
             "the model is in training mode, where dropout makes it random; call model.eval() first"
         )
-    if bidirectional_flag is not None and getattr(model.config, bidirectional_flag, False):
-        raise UnsupportedModelError(f"this model attends in both directions (config.{bidirectional_flag} is set)")
     devices = {str(parameter.device) for parameter in model.parameters()}
     if len(devices) > 1 or "meta" in devices:
         raise UnsupportedModelError(
