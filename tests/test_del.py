@@ -31,6 +31,7 @@ from selfspec.methods import dynamic_exit, make_method
 from selfspec.methods.base import Drafter, Feedback, Prefill
 from selfspec.methods.dynamic_exit import Choice, Del, DelSettings, Statistics, choose, count_matches, shadow_tokens
 from selfspec.prompts import PROMPTS
+from selfspec.target.shadow_head import ShadowHead
 from selfspec.target.stack import Target
 from selfspec.types import Generation
 
@@ -122,7 +123,7 @@ class SlowDel:
         table = {
             (layer, length): self.objective(layer, length)
             for layer in range(1, LAYERS)
-            for length in range(self.settings.d_max + 1)
+            for length in range(0 if self.settings.allow_no_draft else 1, self.settings.d_max + 1)
         }
         chosen = choice.exit_layer, choice.draft_length
         assert table[chosen] == pytest.approx(max(table.values()), rel=1e-9), (chosen, max(table, key=table.get))
@@ -184,6 +185,7 @@ def assert_planned(draft: Draft, choice: Choice, settings: DelSettings) -> None:
         ("granite", {"keep_prompt": True}),
         ("mixtral-window", {"omega": 1.0, "d_max": 5, "context_window": 100}),
         ("qwen3-window", {"omega": 0.0, "keep_prompt": True}),
+        ("llama", {"keep_prompt": True, "context_window": 3, "allow_no_draft": False}),
     ],
 )
 def test_choices_follow_from_the_whole_history(name: str, settings: dict[str, Any]) -> None:
@@ -221,7 +223,7 @@ def test_shadow_tokens_are_those_of_truncated_models(name: str) -> None:
     prefilled = prefill(method.target, request, 16, method.needs)
     with torch.inference_mode():
         states = [prefilled.hidden_states[boundary] for boundary in method.boundaries]
-        tokens, confidences = shadow_tokens(method.target, states, 1000)
+        tokens, confidences = shadow_tokens(ShadowHead(method.target, 1), states)
     wanted = [layer[PROMPT - 32 :] for layer in predictions(name, prompt(PROMPT))]
     assert tokens.tolist() == [[token for token, _ in layer] for layer in wanted]
     torch.testing.assert_close(
@@ -231,36 +233,19 @@ def test_shadow_tokens_are_those_of_truncated_models(name: str) -> None:
     assert len(set(map(tuple, tokens.tolist()))) > 2, "the layers all say the same"
 
 
-class CountingHead:
-    """Stands in for a target; notes the rows of every head call."""
-
-    def __init__(self, target: Target) -> None:
-        self.target, self.rows = target, list[int]()
-
-    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        self.rows.append(len(hidden_states))
-        return self.target.logits(hidden_states)
-
-
-@torch.no_grad()
-def test_all_layers_go_through_the_head_in_one_call_that_fits_the_memory() -> None:
-    states = list(torch.randn(LAYERS, 5, 64, generator=torch.Generator().manual_seed(0)))
-    whole = CountingHead(Target(build("llama")))
-    tokens, confidences = shadow_tokens(whole, states, 1000)  # type: ignore[arg-type]
-    assert whole.rows == [5 * LAYERS]
-    assert tokens.shape == confidences.shape == (LAYERS, 5)
-    parts = CountingHead(whole.target)
-    tokens_of_parts, confidences_of_parts = shadow_tokens(parts, states, 7)  # type: ignore[arg-type]
-    assert parts.rows == [7, 7, 7, 7, 2]
-    assert torch.equal(tokens, tokens_of_parts)
-    torch.testing.assert_close(confidences, confidences_of_parts)
+def test_shadow_tokens_of_all_layers_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, rows = ShadowHead.read, []
+    monkeypatch.setattr(ShadowHead, "read", lambda head, states: rows.append(len(states)) or read(head, states))
+    method = recorded("llama")
+    run(method, "llama")
+    valid = [min(32, PROMPT), *(feedback.accepted + 1 for _, feedback in method.rounds)]
+    assert rows == [count * LAYERS for count in valid]
+    assert method._head.one_pass
 
 
 def test_logits_take_a_small_share_of_the_models_memory() -> None:
-    method = recorded("llama")
     weights = sum(parameter.nbytes for parameter in build("llama").parameters())
-    row = 128 * (4 + 4)  # logits and probabilities of 128 tokens in float32
-    assert method._rows_at_once * row <= 0.005 * weights < (method._rows_at_once + 1) * row
+    assert recorded("llama")._head._memory == int(0.005 * weights)
 
 
 def test_only_valid_rows_are_counted() -> None:
@@ -334,7 +319,50 @@ def test_choices_by_hand() -> None:
     assert with_alphas(0.3, 0.9, 0.9).exit_layer == 2
 
 
+def test_a_choice_of_at_least_one_token() -> None:
+    matched = torch.tensor([0.0, 0.4, 0.7], dtype=torch.float64)
+    statistics = Statistics(torch.stack([torch.stack([matched, 1 - matched])] * 2))
+    assert choose(statistics, 18) == Choice(1, 0, 0.5)
+    # One token: 1.0 / 5, 1.4 / 6, 1.7 / 7; two: 1.0 / 6, 1.56 / 8, 2.19 / 10.
+    chosen = choose(statistics, 18, shortest=1)
+    assert (chosen.exit_layer, chosen.draft_length) == (3, 1)
+
+
+# The prompt's counts
+
+
+@pytest.mark.parametrize("keep_prompt", [False, True])
+def test_the_second_choice_rests_on_the_prompt_if_that_is_kept(
+    keep_prompt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(Del, "choose", lambda method, statistics: seen.append(statistics.sums) or Choice(2, 3, 0.0))
+    counted: list[torch.Tensor] = []
+    count = Del.count
+    monkeypatch.setattr(Del, "count", lambda *arguments: counted.append(count(*arguments)) or counted[-1])
+    run(recorded("llama", keep_prompt=keep_prompt, omega=0.5), "llama")
+    prompt_counts, first, second, *_ = counted
+    assert float(prompt_counts[0].sum()) == 32 * (LAYERS - 1)
+    assert torch.equal(seen[0], prompt_counts)
+    kept = prompt_counts if keep_prompt else torch.zeros_like(prompt_counts)
+    assert torch.equal(seen[1], 0.5 * kept + first)
+    assert torch.equal(seen[2], 0.25 * kept + 0.5 * first + second)
+
+
 # Rounds
+
+
+def test_without_empty_rounds_every_round_drafts() -> None:
+    results = {}
+    for allowed in (True, False):
+        engine = Engine(late(), method="del", settings={"allow_no_draft": allowed})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NoGainWarning)
+            results[allowed] = engine.generate(prompt(17), max_new_tokens=NEW_TOKENS)
+    assert results[True].token_ids == results[False].token_ids
+    assert any(record.drafted == 0 for record in results[True].records[:-1])
+    assert all(record.drafted > 0 for record in results[False].records[:-1])
+    assert results[False].accepted > 0
 
 
 class StartsPlain(Del):

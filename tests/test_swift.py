@@ -28,7 +28,7 @@ from selfspec.methods.layer_search import (
     suggest_point,
 )
 from selfspec.methods.state import LearnedState
-from selfspec.methods.swift import Swift, candidate_count
+from selfspec.methods.swift import Swift, authors_greedy_count, candidate_count
 from selfspec.methods.swift_search import SwiftSearch, SwiftSearchSettings
 from selfspec.methods.uniform import evenly_skipped
 from selfspec.target.kept import KeptSet
@@ -287,13 +287,13 @@ def test_a_search_that_skips_nothing_is_refused(layers: int, ratio: float, messa
 
 @pytest.fixture
 def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], KeptSet, int, float]]:
-    """Tokens, candidate, window and score of every optimisation step."""
+    """Of every optimisation step the text up to the end of its window, candidate, window and score."""
     steps = []
     original = swift.matchness
 
-    def spy(probe: Probe, kept: KeptSet, window: int) -> float:
-        score = original(probe, kept, window)
-        steps.append((probe.token_ids.tolist(), kept, window, score))
+    def spy(probe: Probe, kept: KeptSet, window: int, end: int | None = None) -> float:
+        score = original(probe, kept, window, end)
+        steps.append((probe.token_ids[:end].tolist(), kept, window, score))
         return score
 
     monkeypatch.setattr(swift, "matchness", spy)
@@ -316,15 +316,59 @@ def matchness_from_scratch(model: Target, token_ids: list[int], kept: KeptSet, w
     return matches / window
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_matchness_is_that_of_every_token_alone(name: str, scored: list[tuple[list[int], KeptSet, int, float]]) -> None:
-    engine = Engine(build(name), method="swift", settings={**QUICK, "context_window": 8})
-    engine.generate(prompt(5), max_new_tokens=24)
-    assert len(scored) > 3
-    for token_ids, kept, window, score in scored[:4]:
+@pytest.mark.parametrize("window", ["fixed", "sliding"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral-window"])
+def test_matchness_is_that_of_every_token_alone(
+    name: str, window: str, scored: list[tuple[list[int], KeptSet, int, float]]
+) -> None:
+    engine = Engine(build(name), method="swift", settings={**QUICK, "context_window": 8, "window": window})
+    result = engine.generate(prompt(5), max_new_tokens=40)
+    assert len(scored) > 4
+    text = [*prompt(5), *result.token_ids]
+    for token_ids, kept, size, score in [*scored[:4], scored[-1]]:
+        assert token_ids == text[: len(token_ids)]
         assert len(token_ids) >= 5 + 8, "the window reaches into the prompt"
-        assert score == matchness_from_scratch(engine.target, token_ids, kept, window)
+        assert score == matchness_from_scratch(engine.target, token_ids, kept, size)
+    ends = [len(token_ids) for token_ids, *_ in scored]
+    if window == "fixed":
+        assert set(ends) == {5 + 8}, "equation 3: the first tokens after the input"
+    else:
+        assert ends == sorted(set(ends)), "a window further on in every round"
     assert len({score for *_, score in scored}) > 1
+    assert result.token_ids == plain_text(name, prompt(5), 40)
+    assert result.accepted > 0
+
+
+def test_a_prompt_of_one_token_is_all_that_the_first_window_follows(
+    scored: list[tuple[list[int], KeptSet, int, float]],
+) -> None:
+    engine = Engine(build("llama"), method="swift", settings=QUICK)
+    engine.generate(prompt(1), max_new_tokens=24)
+    assert {len(token_ids) for token_ids, *_ in scored} == {1 + 6}
+    for token_ids, kept, size, score in scored[:4]:
+        assert score == matchness_from_scratch(engine.target, token_ids, kept, size)
+
+
+def test_the_best_score_is_that_of_the_stream(scored: list[tuple[list[int], KeptSet, int, float]]) -> None:
+    """Scores of different requests are compared as they are: the first of the highest stays, wherever it was scored."""
+    engine = Engine(build("llama"), method="swift", settings=QUICK)
+    assert isinstance(engine.method, Swift)
+    of_request: list[int] = []
+    for seed in range(4):
+        engine.generate(prompt(17, seed), max_new_tokens=24)
+        of_request += [seed] * (len(scored) - len(of_request))
+        assert engine.method.search.kept == engine_set_after(scored)
+        assert engine.method.search.matchness == max(score for *_, score in scored)
+    texts = {(seed, tuple(token_ids)) for seed, (token_ids, *_) in zip(of_request, scored, strict=True)}
+    assert len(texts) == 4, "one text for all candidates of a request"
+    of_best = of_request[max(range(len(scored)), key=lambda step: scored[step][3])]
+    assert of_best < 3, "the last request decided"
+
+
+def test_unknown_windows_and_widths_are_refused() -> None:
+    for name in ("window", "tree_widths"):
+        with pytest.raises(InvalidSettingError, match=f"{name} is one of"):
+            make_method("swift", Target(build("llama")), {name: "moving"})
 
 
 def test_the_search_waits_for_its_context(scored: list[tuple[list[int], KeptSet, int, float]]) -> None:
@@ -370,6 +414,44 @@ def test_candidate_counts_are_those_of_the_paper() -> None:
     assert [candidate_count(confidence) for confidence in bounds] == [10, 10, 5, 5, 3, 3, 1, 1]
 
 
+def test_the_authors_code_has_wider_trees_in_greedy_decoding() -> None:
+    bounds = [0.0, 0.5, 0.5001, 0.8, 0.8001, 0.95, 0.9501, 1.0]
+    assert [authors_greedy_count(confidence) for confidence in bounds] == [10, 10, 8, 8, 5, 5, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("tree_widths", "parameters", "used"),
+    [
+        ("paper", {}, "candidate_count"),
+        ("authors", {}, "authors_greedy_count"),
+        ("authors", {"temperature": 0.9, "seed": 3}, "candidate_count"),
+        ("authors", {"temperature": 0.9, "seed": 3, "acceptance": "speculative"}, "candidate_count"),
+    ],
+)
+def test_widths_follow_setting_and_sampling(
+    tree_widths: str, parameters: dict[str, Any], used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, list[int]] = {"candidate_count": [], "authors_greedy_count": []}
+    for name, counts in asked.items():
+
+        def spy(confidence: float, name: str = name, counts: list[int] = counts) -> int:
+            width = (candidate_count if name == "candidate_count" else authors_greedy_count)(confidence)
+            if confidence > 1e-9:  # else it is asked how wide a tree can be
+                counts.append(width)
+            return width
+
+        monkeypatch.setattr(swift, name, spy)
+    options = {**QUICK, "confidence_threshold": 0.0, "max_draft_length": 3, "max_siblings": 100}
+    engine = Engine(build("llama"), method="swift", settings={**options, "tree_widths": tree_widths})
+    result = engine.generate(prompt(17), max_new_tokens=40, **parameters)
+    assert [name for name, counts in asked.items() if counts] == [used]
+    siblings = sum(record.candidates - record.drafted for record in result.records)
+    assert siblings == sum(width - 1 for width in asked[used]) > 0
+    assert result.accepted > 0
+    if parameters.get("acceptance") != "speculative":
+        assert result.token_ids == plain("llama", **parameters)
+
+
 def plain(name: str, **parameters: Any) -> tuple[int, ...]:
     return Engine(build(name)).generate(prompt(17), max_new_tokens=40, **parameters).token_ids
 
@@ -403,6 +485,7 @@ def test_without_dynamic_verification_drafts_are_chains() -> None:
         ({"max_siblings": 1000}, 24 * 2 + 9),
         ({"max_siblings": 1000, "max_draft_length": 3, "confidence_threshold": 0.0}, 2 * 9 + 9),
         ({"max_siblings": 5}, 5),
+        ({"max_siblings": 1000, "tree_widths": "authors"}, 24 * 4 + 9),
     ],
 )
 def test_cache_slots_for_siblings(changes: dict[str, Any], rows: int) -> None:

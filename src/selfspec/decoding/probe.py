@@ -4,6 +4,7 @@ import torch
 from torch.nn import functional
 
 from selfspec.decoding.request import Request
+from selfspec.decoding.sampling import Greedy
 from selfspec.target.kept import KeptSet
 from selfspec.target.masks import branches
 from selfspec.target.stack import Step, Target
@@ -35,22 +36,31 @@ class Probe:
         """Tokens whose keys and values are in the cache: all but the pending one."""
         return self._request.state.cache.length
 
-    def score(self, kept: KeptSet, rows: int) -> torch.Tensor:
-        """Lets a kept set predict the last ``rows`` tokens, the pending one included, in one forward.
+    @property
+    def samples(self) -> bool:
+        """Whether the request draws its tokens; greedy decoding does not."""
+        return not isinstance(self._request.rule, Greedy)
+
+    def score(self, kept: KeptSet, rows: int, end: int | None = None) -> torch.Tensor:
+        """Lets a kept set predict a window of successive tokens in one forward.
 
         Each row sees the target's keys and values of the tokens before the window, and the kept set's own inside it.
 
         Args:
             kept: the candidate.
-            rows: size of the window, 1 to ``committed``.
+            rows: size of the window, 1 to ``end - 1``.
+            end: length of the text up to the window's end, at most ``committed + 1``; if not given, all of it, so that
+                the pending token is the last one to predict.
 
         Returns:
-            logits ``[rows, vocab]``; row ``i`` predicts ``token_ids[committed - rows + 1 + i]``.
+            logits ``[rows, vocab]``; row ``i`` predicts ``token_ids[end - rows + i]``.
         """
-        prefix = self._window_start(rows)
+        last = self.committed if end is None else end - 1
+        assert 1 <= rows <= last <= self.committed, f"{rows} rows up to {last} in {self.committed} committed tokens"
+        prefix = last - rows
         sequence = self._request.state
         step = self.target.begin(sequence, rows, start=sequence.cache.length, prefix=prefix)
-        hidden_states = self.target.embed(self.token_ids[prefix : self.committed])
+        hidden_states = self.target.embed(self.token_ids[prefix:last])
         return self.target.logits(self.target.run(hidden_states, kept.sublayers, step).hidden_states)
 
     def branches(self, rows: int, most_rows: int | None = None) -> "Branches":

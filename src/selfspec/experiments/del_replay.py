@@ -12,10 +12,11 @@ import torch
 from selfspec.experiments.prefilled import prefill_text
 from selfspec.methods.base import Needs
 from selfspec.methods.dynamic_exit import shadow_tokens
+from selfspec.target.shadow_head import ShadowHead
 from selfspec.target.stack import Target
 from selfspec.types import Generation
 
-_ROWS_AT_ONCE = 1024
+_LOGITS_BYTES = 1 << 26
 
 
 def shadow_matches(target: Target, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> list[list[bool]]:
@@ -33,7 +34,7 @@ def shadow_matches(target: Target, prompt_ids: Sequence[int], output_ids: Sequen
     needs = Needs(prompt_rows=len(output_ids) - 1, prompt_states=frozenset(boundaries))
     states = prefill_text(target, [*prompt_ids, *output_ids[:-1]], needs).hidden_states
     with torch.inference_mode():
-        tokens, _ = shadow_tokens(target, [states[boundary] for boundary in boundaries], _ROWS_AT_ONCE)
+        tokens, _ = shadow_tokens(ShadowHead(target, _LOGITS_BYTES), [states[boundary] for boundary in boundaries])
     written = torch.tensor(output_ids[1:], device=tokens.device)
     matches: list[list[bool]] = (tokens[:-1] == written).tolist()
     return matches

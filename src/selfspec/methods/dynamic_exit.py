@@ -16,10 +16,11 @@ from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState
 from selfspec.objective import tokens_per_layer
 from selfspec.target.kept import KeptSet
+from selfspec.target.shadow_head import ShadowHead
 from selfspec.target.stack import Target
 
 LOGITS_SHARE = 0.005
-"""Memory that the logits of one head call may take, as a share of the model's weights."""
+"""Memory that logits of shadow tokens may take at once, as a share of the model's weights."""
 
 JUDGED_ROUNDS, LEAST_GAIN = 64, 1.15
 """Warns if so many rounds have saved less than that factor in layers: the LM head costs too, and so does choosing."""
@@ -34,32 +35,30 @@ class DelSettings(MethodSettings):
     context_window: int = setting(
         32, "last tokens of the prompt that the first choice is made on", minimum=1, maximum=1024
     )
-    keep_prompt: bool = setting(False, "later choices count the prompt's tokens too, as the oldest round")
+    keep_prompt: bool = setting(
+        False, "later choices count the prompt's tokens too, as the oldest round, as in the authors' code"
+    )
+    allow_no_draft: bool = setting(
+        True, "draft nothing in a round whose best draft length is 0 (ours); off, every round drafts"
+    )
     carry_over: bool = setting(False, "a request starts with the counts of those before it (the paper starts afresh)")
 
 
-def shadow_tokens(
-    target: Target, hidden_states: Sequence[torch.Tensor], rows_at_once: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def shadow_tokens(head: ShadowHead, hidden_states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """What final norm and LM head read off intermediate hidden states: DEL's shadow tokens (section 4.2).
 
-    All layers' rows go through the head together, in one call unless that would take too much memory.
+    All layers' rows go through the head in a single pass, as in the paper, wherever the head can be sliced.
 
     Args:
-        target: the model.
-        hidden_states: for each layer the residual stream behind it, ``[rows, hidden]``.
-        rows_at_once: most rows of a head call.
+        head: of the target.
+        hidden_states: for each layer the residual stream after it, ``[rows, hidden]``.
 
     Returns:
         The greedy tokens, long ``[layers, rows]``, and their probabilities, float32 ``[layers, rows]``.
     """
-    tokens, confidences = [], []
-    for part in torch.split(torch.cat(list(hidden_states)), rows_at_once):
-        logits = target.logits(part)
-        tokens.append(logits.argmax(-1))
-        confidences.append(torch.softmax(logits, -1, dtype=torch.float32).amax(-1))
+    tokens, confidences = head.read(torch.cat(list(hidden_states)))
     shape = len(hidden_states), -1
-    return torch.cat(tokens).view(shape), torch.cat(confidences).view(shape)
+    return tokens.view(shape), confidences.view(shape)
 
 
 def count_matches(tokens: torch.Tensor, confidences: torch.Tensor) -> torch.Tensor:
@@ -127,29 +126,39 @@ class Choice:
     threshold: float
 
 
-def choose(statistics: Statistics, d_max: int) -> Choice:
-    """Exit layer and draft length of highest TPL, over all layers but the last and all lengths (section 4.3).
+def choose(statistics: Statistics, d_max: int, shortest: int = 0) -> Choice:
+    """Exit layer and draft length of highest TPL (equation 1), over all layers but the last and all lengths.
+
+    That is section 4.3, whose lengths start at 0. There TPL is ``1 / L`` at every layer, so that where 0 is best the
+    paper leaves the exit layer open; with ``shortest`` 1 it is the best one for a draft (ours).
 
     Args:
         statistics: with at least one round.
-        d_max: longest draft.
+        d_max: longest draft, at least ``shortest``.
+        shortest: shortest draft.
     """
     alphas = statistics.acceptance
     layer_count = len(alphas) + 1
     layers = torch.arange(1, layer_count)
-    lengths = torch.arange(d_max + 1)
+    lengths = torch.arange(shortest, d_max + 1)
     objective = tokens_per_layer(alphas[:, None], layers[:, None], lengths, layer_count)
-    index, length = divmod(int(objective.argmax()), d_max + 1)
-    return Choice(int(layers[index]), length, float(statistics.thresholds[index]))
+    index, place = divmod(int(objective.argmax()), len(lengths))
+    return Choice(int(layers[index]), int(lengths[place]), float(statistics.thresholds[index]))
 
 
 @register
 class Del(Method):
     """Chooses exit layer and draft length anew for every round, from the shadow tokens of all layers.
 
-    Drafting goes on up to ``d_max`` tokens while the draft's confidence reaches the layer's threshold. Where the best
-    draft length is 0 the round drafts nothing (ours; Algorithm 1 never looks at the length), and learns all the same.
-    The token at which the draft ends is verified with the others (ours; Algorithm 1 drops it).
+    Drafting goes on up to ``d_max`` tokens while the draft's confidence reaches the layer's threshold. The token at
+    which the draft ends is verified with the others (ours; Algorithm 1 drops it).
+
+    Where the best draft length is 0 the round drafts nothing and learns all the same. That is ours: Algorithm 1 never
+    looks at the length and always drafts, as ``allow_no_draft=false`` does, which takes the best length from 1 on.
+
+    The first choice is made on the prompt's last tokens (appendix B.2). Algorithm 1 starts its lists empty after it, so
+    that the second choice rests on the first round alone. The authors' code keeps the prompt's counts as the oldest
+    round, decayed by ω like any other, as ``keep_prompt=true`` does.
     """
 
     name = "del"
@@ -166,7 +175,8 @@ class Del(Method):
             raise InvalidSettingError("del needs a model of at least 2 layers to exit early from; take another method")
         self.boundaries = tuple(range(2, target.sublayer_count + 1, 2))
         self.kept = tuple(KeptSet.early_exit(layer, target.sublayer_count) for layer in range(1, layers))
-        self._rows_at_once = _rows_at_once(target)
+        weights = sum(parameter.numel() * parameter.element_size() for parameter in target.model.parameters())
+        self._head = ShadowHead(target, int(LOGITS_SHARE * weights))
         self._lock = threading.Lock()
         self._carried = Statistics.empty(layers)
         self._worth = _Worth(layers)
@@ -191,7 +201,11 @@ class Del(Method):
             rows: the valid ones.
         """
         states = [hidden_states[boundary][:rows] for boundary in self.boundaries]
-        return count_matches(*shadow_tokens(self.target, states, self._rows_at_once))
+        return count_matches(*shadow_tokens(self._head, states))
+
+    def choose(self, statistics: Statistics) -> Choice:
+        """What is to draft the next round, by these statistics and the settings."""
+        return choose(statistics, self.settings.d_max, shortest=0 if self.settings.allow_no_draft else 1)
 
     def note(self, counts: torch.Tensor, feedback: Feedback) -> None:
         """Takes notice of a round of any request, and warns when drafting turns out to gain nothing.
@@ -244,9 +258,8 @@ class _DelDrafter(Drafter):
     def __init__(self, method: Del, carried: Statistics, prompt: torch.Tensor) -> None:
         self._method = method
         with_prompt = carried.then(prompt, method.settings.omega)
-        # Algorithm 1 empties its lists after the first choice.
         self._statistics = with_prompt if method.settings.keep_prompt else carried
-        self.choice = choose(with_prompt, method.settings.d_max)
+        self.choice = method.choose(with_prompt)
 
     def plan(self) -> Draft:
         """Drafts up to the chosen exit layer, as long as it is confident; nothing where drafts are not worth it."""
@@ -266,7 +279,7 @@ class _DelDrafter(Drafter):
         # The valid rows: all that stand on committed tokens, the first one that the draft got wrong included.
         counts = self._method.count(feedback.hidden_states, feedback.accepted + 1)
         self._statistics = self._statistics.then(counts, self._method.settings.omega)
-        self.choice = choose(self._statistics, self._method.settings.d_max)
+        self.choice = self._method.choose(self._statistics)
         self._method.note(counts, feedback)
 
 
@@ -294,10 +307,3 @@ class _Worth:
             f"token took {self._layers / self._tokens:.1f} layers where plain decoding takes {self._layer_count}. It "
             "needs a model trained for early exit; choose another method for this one"
         )
-
-
-def _rows_at_once(target: Target) -> int:
-    """Rows of a head call whose logits, and their probabilities in float32, take no more than ``LOGITS_SHARE``."""
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in target.model.parameters())
-    row = target.vocab_size * (target.dtype.itemsize + torch.float32.itemsize)
-    return max(1, int(LOGITS_SHARE * weights) // row)

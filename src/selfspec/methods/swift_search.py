@@ -89,8 +89,12 @@ class SwiftSearch:
     """The optimisation of SWIFT (section 4.1.2), shared by all requests of a stream and safe from several threads.
 
     The set to start from, uniform skipping, is scored first. That is ours: figure 6 draws its matchness, but the
-    authors' code takes the first random set for better than it. Scores of different contexts are compared as they are,
-    as in the paper.
+    authors' code takes the first random set for better than it.
+
+    The best set, its score, the steps, the steps without a gain and the Gaussian process's observations belong to the
+    stream, not to a request, as in the authors' code and figure 6. (Section 4.1.1 says of an instance that it begins
+    with uniform skipping; so does the stream.) Scores of different requests are compared as they are: a set stays until
+    another scores higher on whatever request it is tried in, and is not scored anew in between.
 
     The skip ratio steps down by 0.05 where less than ``acceptance_tolerance`` of the draft tokens of
     ``adjustment_interval`` rounds was accepted while searching (footnote in C.2; step and interval are ours). The
