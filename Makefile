@@ -34,7 +34,7 @@ demo: $(INSTALLED) $(MODEL)
 	$(BIN)/selfspec demo
 
 test: $(INSTALLED) $(MODEL)
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --durations=10
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal --durations=10
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

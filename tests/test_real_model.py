@@ -19,6 +19,9 @@ from selfspec.target.kernels import verifies_exactly
 
 PLAIN = "autoregressive"
 PARAMS = SamplingParams(max_new_tokens=12)
+_NOTE = "Ann, the meeting moved to Thursday at ten. Bring the plans of the harbour. We meet in the town hall."
+PROMPTS = {**CHAT_PROMPTS, "summary": f"Sum up this note in one sentence.\n\n{_NOTE}"}
+"""Messages, of which the longest is made shorter: most of the time of these tests goes into reading prompts."""
 SEARCHING = ("adaptive-cosine", "clasp", "knapspec", "self-spec", "swift")
 """Methods that choose which sublayers draft by what they see of the model."""
 
@@ -49,9 +52,9 @@ def expected(dtype: torch.dtype) -> list[tuple[int, ...]]:
     model, tokenizer = load(dtype)
     engine = Engine(model, tokenizer)
     if dtype == torch.bfloat16:
-        return [engine.generate(ask(text), PARAMS).token_ids for text in CHAT_PROMPTS.values()]
+        return [engine.generate(ask(text), PARAMS).token_ids for text in PROMPTS.values()]
     outputs = []
-    for text in CHAT_PROMPTS.values():
+    for text in PROMPTS.values():
         prompt = torch.tensor([engine.encode(ask(text))])
         written: Any = model.generate(prompt, do_sample=False, max_new_tokens=PARAMS.max_new_tokens)  # type: ignore[operator]
         outputs.append(tuple(written[0, prompt.shape[1] :].tolist()))
@@ -65,7 +68,7 @@ def test_every_method_writes_the_models_own_text(dtype: torch.dtype, method: str
         pytest.skip("on this processor a verification in bfloat16 rounds otherwise than single steps")
     model, tokenizer = load(dtype)
     engine = Engine(model, tokenizer, method)
-    results = [engine.generate(ask(text), PARAMS) for text in CHAT_PROMPTS.values()]
+    results = [engine.generate(ask(text), PARAMS) for text in PROMPTS.values()]
     assert [result.token_ids for result in results] == expected(dtype)
     assert method == PLAIN or sum(result.drafted for result in results) > 0
     if method in SEARCHING:
@@ -101,6 +104,6 @@ def test_the_tokenizer_is_lossless_and_knows_the_marks_of_a_chat() -> None:
 
 def test_an_engine_is_made_by_its_name() -> None:
     engine = Engine.from_pretrained("smollm2", "suffix")
-    result = engine.generate(ask(CHAT_PROMPTS["summary"]), PARAMS)
+    result = engine.generate(ask(PROMPTS["summary"]), PARAMS)
     assert result.accepted > 0
-    assert result.token_ids == expected(torch.bfloat16)[list(CHAT_PROMPTS).index("summary")]
+    assert result.token_ids == expected(torch.bfloat16)[list(PROMPTS).index("summary")]
