@@ -223,7 +223,7 @@ def test_a_model_is_freed_after_use() -> None:
 
 
 def test_a_model_can_be_copied_and_pickled_after_use() -> None:
-    model = copy.deepcopy(build("llama"))
+    model = build.__wrapped__("llama")  # the shared one may have hooks of other tests, which cannot be pickled
     expected = greedy(model, prompt(6), custom_generate=custom_generate)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert kept_loops(other)[0]._engine is None

