@@ -19,10 +19,10 @@ help:
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("selfspec needs Python 3.10 or newer" if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]" --editable lab
 	touch $@
 
 # The real model that the demo and some tests run on. Without it they go on with the bundled checkpoints.
@@ -39,7 +39,7 @@ test: $(INSTALLED) $(MODEL)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy --strict src lab/selfspec_lab
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from selfspec.bench.memory import ResidentPeak
-from selfspec.bench.stamp import make_stamp
 from selfspec.engine import Engine
 from selfspec.loading import BUNDLED, load_model
 from selfspec.methods import METHODS
-from selfspec.prompts import PROMPTS
 from selfspec.types import Generation
+from selfspec_lab.bench.memory import ResidentPeak
+from selfspec_lab.bench.stamp import make_stamp
+from selfspec_lab.prompts import PROMPTS
 
 PLAIN = "autoregressive"
 EXIT_LAYER = 6
@@ -116,7 +116,7 @@ def memory_above_plain(checkpoint: str, method: str, max_new_tokens: int) -> flo
 
 def summarize(checkpoint: str, domain: str, results: Sequence[Generation], plain: Sequence[Generation]) -> Row:
     """Count what came of one method's outputs."""
-    records = [record for result in results for record in result.records]
+    records = [record for result in results for record in result.rounds]
     layered = [record for record in records if record.kept is not None]
     seconds = {phase: sum(getattr(record.seconds, phase) for record in records) for phase in asdict(records[0].seconds)}
     drafted = sum(result.drafted for result in results)

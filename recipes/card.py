@@ -180,8 +180,8 @@ def _samples(figures: dict[str, Any]) -> str:
         "## Samples\n\n"
         f"Greedy continuations. Of held-out text, {counts['math']} math answers end in `#### number`, {counts['code']} "
         f"pieces of code parse up to the statement they are cut short in, {counts['prose']} of prose end a sentence. "
-        "Shown are continuations of prompts written for this project, the first of `selfspec.prompts` in each domain; "
-        "the prompt ends at `>>>`."
+        "Shown are continuations of prompts written for this project, the first of `selfspec_lab.prompts` in each "
+        "domain; the prompt ends at `>>>`."
     ]
     for name, (first, *_) in figures["samples"].items():
         parts.append(f"{name}:\n\n````text\n{first['prompt']}>>>{first['completion']}\n````")

@@ -1,8 +1,8 @@
 """Writes the samples of an evaluated checkpoint anew, all figures kept: ``python recipes/sample.py --help``.
 
 A sample is text that the checkpoint writes, through ``transformers`` as a user would run it. The prompts are those of
-``selfspec.prompts``, which were written for this project: a card shows no text of a data set. The form is measured on
-held-out text too, of which only the counts are kept.
+``selfspec_lab.prompts``, which were written for this project: a card shows no text of a data set. The form is measured
+on held-out text too, of which only the counts are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from card import write_card
 from data import MIXTURE, Domain
-from selfspec.prompts import PROMPTS
+from selfspec_lab.prompts import PROMPTS
 
 PROMPT_TOKENS = {"code": 96, "prose": 48}
 COMPLETION_TOKENS = {"math": 200, "code": 160, "prose": 96}
@@ -53,7 +53,7 @@ class Writer:
         self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
 
     def samples(self, count: int) -> dict[str, list[dict[str, Any]]]:
-        """Continue the first prompts of ``selfspec.prompts``.
+        """Continue the first prompts of ``selfspec_lab.prompts``.
 
         Args:
             count: prompts of each domain.

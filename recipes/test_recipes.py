@@ -29,7 +29,7 @@ from objectives import (
 from optimizer import Rates, orthogonalize
 from phases import Phase, Recipe, Stage
 from sample import Writer, renew_samples
-from selfspec.prompts import PROMPTS
+from selfspec_lab.prompts import PROMPTS
 from tokenizer import train_tokenizer
 from train import blend
 from training import Settings, initial_checkpoint, train_phase
@@ -169,7 +169,7 @@ def test_skip_sets_and_exits_are_measured_against_the_full_model(tokenizer: Toke
     assert text.bytes == sum(len(document.encode()) for document in random.Random(0).sample(TEXTS, 20))
 
 
-CHECKPOINT = Path(__file__).parents[1] / "src" / "selfspec" / "models" / "tiny"
+CHECKPOINT = Path(__file__).parents[1] / "lab" / "selfspec_lab" / "checkpoints" / "tiny"
 
 
 def test_renewed_samples_start_from_own_prompts_and_keep_the_figures(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from selfspec.decoding.accept import accept_matching
 from selfspec.decoding.draft import Draft, Proposal, TokenDraft
-from selfspec.decoding.tree import TokenTree
 from selfspec.methods.base import Drafter, Feedback, Method, Prefill
+from selfspec.sampling.acceptance import accept_matching
+from selfspec.sampling.tree import TokenTree
 
 Model = Callable[[tuple[int, ...]], int]
 """The next token of a text."""

@@ -8,7 +8,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, qu
 from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from selfspec.bench.gguf_writer import write_gguf
+from selfspec_lab.bench.gguf_writer import write_gguf
 
 CHAT_TEMPLATE = "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}[assistant]"
 EOS = "<|endoftext|>"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from selfspec.decoding.draft import Draft
 from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
 from selfspec.methods.settings import MethodSettings
-from selfspec.target.stack import Target
+from selfspec.runtimes.target import Target
 
 Script = Callable[[tuple[int, ...]], Draft]
 """Plans a round from the output so far."""

@@ -24,10 +24,10 @@ from models import LAYERS, VOCABULARY, build, plain_text, prompt
 from scripted import Scripted
 from selfspec import Engine, SamplingParams, SelfSpecError, errors, load_model
 from selfspec.decoding.draft import TokenDraft
-from selfspec.decoding.tree import TokenTree
 from selfspec.methods.base import Needs
-from selfspec.target.families import FAMILIES
-from selfspec.target.stack import Target
+from selfspec.model.families import FAMILIES
+from selfspec.runtimes.target import Target
+from selfspec.sampling.tree import TokenTree
 
 PROMPT = prompt(12)
 METHOD = ("layerskip", {"exit_layer": 2, "draft_length": 4})

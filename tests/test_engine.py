@@ -90,12 +90,12 @@ def test_the_result_of_a_stream_reads_the_rest_of_it() -> None:
 
 def test_counts_agree_with_the_records() -> None:
     result = engine().generate(PROMPT, max_new_tokens=50)
-    assert result.rounds == len(result.records)
-    assert 1 + sum(len(record.token_ids) for record in result.records) == result.new_token_count == 50
-    assert result.token_ids[1:] == tuple(token for record in result.records for token in record.token_ids)
+    assert result.round_count == len(result.rounds)
+    assert 1 + sum(len(record.token_ids) for record in result.rounds) == result.new_token_count == 50
+    assert result.token_ids[1:] == tuple(token for record in result.rounds for token in record.token_ids)
     assert result.acceptance_rate == result.accepted / result.drafted
-    assert result.mean_generated_length == 49 / result.rounds
-    assert all(record.attention_share == record.mlp_share == 0.5 for record in result.records if record.drafted)
+    assert result.mean_generated_length == 49 / result.round_count
+    assert all(record.attention_share == record.mlp_share == 0.5 for record in result.rounds if record.drafted)
 
 
 def test_threads_do_not_disturb_each_other() -> None:
@@ -170,7 +170,7 @@ def test_to_dict_holds_what_the_command_line_prints() -> None:
     result = engine().generate(PROMPT, max_new_tokens=10)
     printed = result.to_dict()
     assert printed["token_ids"] == list(result.token_ids)
-    assert printed["rounds"] == result.rounds
+    assert printed["rounds"] == result.round_count
     assert printed["settings"] == {"exit_layer": 3, "draft_length": 4}
     assert set(printed) >= {"text", "seconds", "tokens_per_second", "peak_memory_bytes", "finish_reason"}
 

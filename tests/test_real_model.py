@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel, PreT
 from selfspec import METHODS, Engine, SamplingParams, load_model
 from selfspec.loading import INSTALLABLE
 from selfspec.loading.packages import find_installed
-from selfspec.prompts import CHAT_PROMPTS
-from selfspec.target.kernels import verifies_exactly
+from selfspec.runtimes.kernels import verifies_exactly
+from selfspec_lab.prompts import CHAT_PROMPTS
 
 PLAIN = "autoregressive"
 PARAMS = SamplingParams(max_new_tokens=12)

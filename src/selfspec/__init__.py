@@ -8,7 +8,7 @@ from selfspec.errors import SelfSpecError
 
 if TYPE_CHECKING:
     from selfspec.engine import Engine, Stream
-    from selfspec.hf_generate import custom_generate
+    from selfspec.hf.generate import custom_generate
     from selfspec.loading import load_model
     from selfspec.methods import METHODS
     from selfspec.types import Generation, Round, SamplingParams, TextPiece
@@ -37,7 +37,7 @@ _HOMES = {
     "SamplingParams": "selfspec.types",
     "Stream": "selfspec.engine",
     "TextPiece": "selfspec.types",
-    "custom_generate": "selfspec.hf_generate",
+    "custom_generate": "selfspec.hf.generate",
     "load_model": "selfspec.loading",
 }
 

@@ -12,9 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from selfspec.batch import Batch
 from selfspec.decoding.loop import decode
 from selfspec.decoding.output import Output
-from selfspec.decoding.processors import ScoreProcessor, build_processors
 from selfspec.decoding.request import Request
-from selfspec.decoding.sampling import Coupled, Greedy, Rule, Speculative, seeded_generator
 from selfspec.decoding.text import TextStream
 from selfspec.errors import InvalidParameterError, InvalidPromptError, TokenizerMismatchError
 from selfspec.limits import check_context, explain_out_of_memory
@@ -26,8 +24,10 @@ from selfspec.methods.registry import find_method
 from selfspec.methods.settings import parse_settings, suggest
 from selfspec.methods.state import read_state, write_state
 from selfspec.prompt_forms import Prompt, Prompts, as_batch, as_ids, is_chat
-from selfspec.target.fingerprint import fingerprint
-from selfspec.target.stack import Target
+from selfspec.runtimes.fingerprint import fingerprint
+from selfspec.runtimes.target import Target
+from selfspec.sampling.processors import ScoreProcessor, build_processors
+from selfspec.sampling.rules import Coupled, Greedy, Rule, Speculative, seeded_generator
 from selfspec.types import Generation, Round, SamplingParams, TextPiece
 
 _WARM_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -45,7 +45,7 @@ class Engine:
         method: the name of a method, or a method made for this model.
         settings: values of the method's settings by name.
         prefill_chunk: longest part of a prompt to run at once, in tokens.
-        runtime: how the model's sublayers run, one of ``selfspec.target.stack.RUNTIMES``.
+        runtime: how the model's sublayers run, one of ``selfspec.runtimes.target.RUNTIMES``.
 
     Attributes:
         target: the model, taken apart.
@@ -296,7 +296,7 @@ class Stream(Iterator[TextPiece]):
         return next(self._pieces)
 
     @property
-    def records(self) -> tuple[Round, ...]:
+    def rounds(self) -> tuple[Round, ...]:
         """The rounds so far, also of a stream that was abandoned."""
         return tuple(self._records)
 
@@ -349,7 +349,7 @@ class Stream(Iterator[TextPiece]):
             finish_reason=output.finish_reason,
             seconds=seconds,
             prefill_seconds=prefill_seconds,
-            records=self.records,
+            rounds=self.rounds,
             peak_memory_bytes=peak,
         )
 

@@ -134,13 +134,13 @@ class Inspection:
     @property
     def whole(self) -> Stretch | None:
         """All rounds as one; ``None`` where the output ended with its first token."""
-        records = self.generation.records
+        records = self.generation.rounds
         return Stretch(1, records) if records else None
 
     @property
     def seconds(self) -> PhaseSeconds:
         """Where the time of all rounds went."""
-        return add_seconds(self.generation.records)
+        return add_seconds(self.generation.rounds)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``selfspec inspect --json`` prints.
@@ -168,7 +168,7 @@ class Inspection:
             "phase_seconds": asdict(self.seconds),
             "attention_share": whole.attention_share if whole else None,
             "mlp_share": whole.mlp_share if whole else None,
-            "records": [_describe(record) for record in self.generation.records],
+            "records": [_describe(record) for record in self.generation.rounds],
         }
 
 

@@ -89,7 +89,7 @@ def draw(inspection: Inspection) -> "Figure":
     """
     from matplotlib.figure import Figure
 
-    records = inspection.generation.records
+    records = inspection.generation.rounds
     if not records:
         figure = Figure(figsize=(9.0, 1.2))
         figure.text(0.01, 0.2, "no rounds: the output ended with its first token")
@@ -120,7 +120,7 @@ def _title(inspection: Inspection) -> str:
     result = inspection.generation
     return (
         f"{result.method} on {inspection.model} ({inspection.dtype}, {inspection.device})\n"
-        f"{result.new_token_count} tokens, {result.rounds} rounds, {result.accepted} of {result.drafted} draft tokens "
+        f"{result.new_token_count} tokens, {result.round_count} rounds, {result.accepted} of {result.drafted} draft tokens "
         f"accepted ({result.acceptance_rate:.0%}), mean generated length {result.mean_generated_length:.2f}"
     )
 
@@ -131,7 +131,7 @@ def _draw_kept(panel: "Axes", inspection: Inspection, kind: str, colour: str) ->
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Patch
 
-    records, layers = inspection.generation.records, inspection.sublayers // 2
+    records, layers = inspection.generation.rounds, inspection.sublayers // 2
     right = len(records) + 0.5
     picture = np.full((layers, len(records), 3), to_rgb(SKIPPED))
     legend: dict[str, Patch] = {}
@@ -190,7 +190,7 @@ def _draw_threshold(panel: "Axes", records: Sequence[Round]) -> None:
 
 
 def _draw_time(panel: "Axes", inspection: Inspection) -> None:
-    records = inspection.generation.records
+    records = inspection.generation.rounds
     below = [0.0] * len(records)
     by_phase = shares(inspection.seconds)
     for phase in PHASES:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from transformers import LogitsProcessor, StoppingCriteria
 
 from selfspec.errors import InvalidParameterError
-from selfspec.target.kept import KeptSet
+from selfspec.model.kept import KeptSet
 
 Acceptance = Literal["auto", "coupled", "speculative"]
 FinishReason = Literal["length", "eos", "stop_token", "stop_string", "stopping_criteria"]
@@ -165,7 +165,7 @@ class Generation:
         finish_reason: why the output ended.
         seconds: wall time of the whole request.
         prefill_seconds: wall time up to the first token.
-        records: what happened, round by round.
+        rounds: what happened, round by round.
         peak_memory_bytes: peak of the device's allocated memory on an accelerator, of the process elsewhere.
     """
 
@@ -178,7 +178,7 @@ class Generation:
     finish_reason: FinishReason
     seconds: float
     prefill_seconds: float
-    records: tuple[Round, ...] = field(repr=False)
+    rounds: tuple[Round, ...] = field(repr=False)
     peak_memory_bytes: int
 
     @property
@@ -187,19 +187,19 @@ class Generation:
         return len(self.token_ids)
 
     @property
-    def rounds(self) -> int:
+    def round_count(self) -> int:
         """Number of rounds, that is of target forwards after the prefill."""
-        return len(self.records)
+        return len(self.rounds)
 
     @property
     def drafted(self) -> int:
         """Draft tokens, all rounds together."""
-        return sum(record.drafted for record in self.records)
+        return sum(record.drafted for record in self.rounds)
 
     @property
     def accepted(self) -> int:
         """Draft tokens that were accepted."""
-        return sum(record.accepted for record in self.records)
+        return sum(record.accepted for record in self.rounds)
 
     @property
     def acceptance_rate(self) -> float:
@@ -209,7 +209,7 @@ class Generation:
     @property
     def mean_generated_length(self) -> float:
         """Tokens committed by rounds ÷ rounds (one target forward each), prefill aside; 0 without a round."""
-        return sum(len(record.token_ids) for record in self.records) / len(self.records) if self.records else 0.0
+        return sum(len(record.token_ids) for record in self.rounds) / len(self.rounds) if self.rounds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -228,7 +228,7 @@ class Generation:
             "settings": dict(self.settings),
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
-            "rounds": self.rounds,
+            "rounds": self.round_count,
             "drafted": self.drafted,
             "accepted": self.accepted,
             "acceptance_rate": self.acceptance_rate,

@@ -5,18 +5,15 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from selfspec import __version__
-from selfspec.cli.bench import bench
 from selfspec.cli.chat import EXAMPLE, chat
-from selfspec.cli.demo import demo
-from selfspec.cli.experiments import experiments
 from selfspec.cli.generate import generate
 from selfspec.cli.info import info
 from selfspec.cli.inspect import inspect
 from selfspec.cli.methods import methods
 from selfspec.cli.models import models
+from selfspec.cli.plugins import PluginGroup
 from selfspec.cli.profile import profile
 from selfspec.cli.terminal import tolerate_encoding
 from selfspec.cli.tune import tune
@@ -28,7 +25,7 @@ BROKEN_PIPE = 141
 """Exit codes; the last two are 128 + the number of the signal that a shell would report."""
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(PluginGroup):
     """Turns what a user can cause into one line and an exit code: never a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -69,12 +66,9 @@ app.command(epilog=EXAMPLE)(chat)
 app.command()(inspect)
 app.command()(methods)
 app.command()(info)
-app.command()(demo)
 app.command()(tune)
 app.command()(profile)
 app.add_typer(models, name="models")
-app.add_typer(bench, name="bench")
-app.add_typer(experiments, name="experiments")
 
 
 @app.callback()

@@ -68,7 +68,7 @@ class AnswerLog:
         Args:
             stream: what the pieces came from.
         """
-        records = stream.records
+        records = stream.rounds
         return Counts(
             answers=1,
             tokens=len(self._texts),

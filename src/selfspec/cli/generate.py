@@ -124,7 +124,7 @@ def summary(result: "Generation") -> str:
     """A finished output in one line."""
     return (
         f"{result.method}: {result.new_token_count} tokens, {result.tokens_per_second:.1f} tokens/s, "
-        f"{result.rounds} rounds, {result.accepted} of {result.drafted} draft tokens accepted "
+        f"{result.round_count} rounds, {result.accepted} of {result.drafted} draft tokens accepted "
         f"({result.acceptance_rate:.0%}), mean generated length {result.mean_generated_length:.2f}, "
         f"peak memory {result.peak_memory_bytes / 2**20:.0f} MiB, ended by {result.finish_reason}"
     )

@@ -13,7 +13,7 @@ from selfspec.cli.terminal import silence_libraries
 if TYPE_CHECKING:
     from torch import nn
 
-    from selfspec.target.stack import Target
+    from selfspec.runtimes.target import Target
 
 
 def info(
@@ -22,7 +22,7 @@ def info(
 ) -> None:
     """Shows a model's family, sublayers, bytes, and what is supported."""
     from selfspec.loading import load_model
-    from selfspec.target.stack import Target
+    from selfspec.runtimes.target import Target
 
     silence_libraries()
     loaded, tokenizer = load_model(model, device="cpu")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from selfspec.cli import options
-from selfspec.cli.demo import WIDTH
 from selfspec.cli.generate import parse_assignments, summary
 from selfspec.cli.prompt import read_prompt
 from selfspec.cli.state import check_state
 from selfspec.cli.terminal import own_warnings, silence_libraries, takes_colour
+from selfspec_lab.cli.demo import WIDTH
 
 if TYPE_CHECKING:
     from rich.console import Console

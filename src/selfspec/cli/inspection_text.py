@@ -33,7 +33,7 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
         console: where to; its width, colours and encoding decide what the output looks like.
         inspection: the output.
     """
-    records = inspection.generation.records
+    records = inspection.generation.rounds
     if not records:
         console.print("no rounds: the output ended with its first token, which comes from the prompt's own forward")
         return
@@ -60,7 +60,7 @@ def _glyphs(console: Console) -> tuple[Glyph, Glyph, Glyph, Glyph]:
 
 
 def _layers_table(console: Console, inspection: Inspection) -> Table:
-    records, layers = inspection.generation.records, inspection.sublayers // 2
+    records, layers = inspection.generation.rounds, inspection.sublayers // 2
     with_threshold = any(record.threshold is not None for record in records)
     table = _table("rounds", f"layers 0-{layers - 1}", "drafted", "accepted", "tokens", *["threshold"] * with_threshold)
     table.columns[0].justify, table.columns[1].justify = "right", "left"
@@ -166,7 +166,7 @@ def _bar(values: Sequence[float | None], low: float, high: float, levels: str) -
 
 
 def _time_table(inspection: Inspection) -> Table:
-    records, seconds = inspection.generation.records, inspection.seconds
+    records, seconds = inspection.generation.rounds, inspection.seconds
     table = _table("time", "seconds", "share", "ms a round")
     for phase, share in shares(seconds).items():
         spent = getattr(seconds, phase)

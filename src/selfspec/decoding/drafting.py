@@ -5,9 +5,9 @@ from collections.abc import Collection
 from selfspec.decoding.draft import Draft, LayerDraft, Proposal, TokenDraft
 from selfspec.decoding.layer_drafting import LayerDrafting
 from selfspec.decoding.request import Request
-from selfspec.decoding.tree import ROOT, TokenTree
-from selfspec.target import transfer
-from selfspec.target.stack import Target
+from selfspec.model import transfer
+from selfspec.runtimes.target import Target
+from selfspec.sampling.tree import ROOT, TokenTree
 
 
 def propose(target: Target, request: Request, draft: Draft, capture: Collection[int]) -> Proposal:

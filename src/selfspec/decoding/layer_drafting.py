@@ -7,10 +7,10 @@ import torch
 
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.request import Request
-from selfspec.decoding.sampling import best, next_best, possible
-from selfspec.decoding.tree import ROOT, TokenTree
-from selfspec.target.stack import Step, Target
-from selfspec.target.transfer import Arrival
+from selfspec.model.transfer import Arrival
+from selfspec.runtimes.target import Step, Target
+from selfspec.sampling.rules import best, next_best, possible
+from selfspec.sampling.tree import ROOT, TokenTree
 
 HEAD_START = 4
 """Sublayers of the next draft step that a device is given before the host looks at the last step's confidence.

@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 
-from selfspec.decoding.accept import Acceptance
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.drafting import empty_proposal, propose
+from selfspec.decoding.fused_selection import Rider
 from selfspec.decoding.output import Output
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.request import Request
-from selfspec.decoding.riding import Rider
 from selfspec.decoding.verification import verify
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
-from selfspec.target import transfer
-from selfspec.target.stack import Target
+from selfspec.model import transfer
+from selfspec.runtimes.target import Target
+from selfspec.sampling.acceptance import Acceptance
 from selfspec.types import PhaseSeconds, Round
 
 

@@ -4,10 +4,10 @@ import torch
 from torch.nn import functional
 
 from selfspec.decoding.request import Request
-from selfspec.decoding.sampling import Greedy
-from selfspec.target.kept import KeptSet
-from selfspec.target.masks import branches
-from selfspec.target.stack import Step, Target
+from selfspec.model.kept import KeptSet
+from selfspec.model.masks import branches
+from selfspec.runtimes.target import Step, Target
+from selfspec.sampling.rules import Greedy
 
 
 class Probe:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from selfspec.decoding.draft import Proposal
-from selfspec.decoding.processors import ScoreProcessor
-from selfspec.decoding.sampling import Rule
-from selfspec.target import transfer
-from selfspec.target.stack import SequenceState, Target
+from selfspec.model import transfer
+from selfspec.runtimes.target import SequenceState, Target
+from selfspec.sampling.processors import ScoreProcessor
+from selfspec.sampling.rules import Rule
 
 
 class Request:

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from selfspec.decoding.draft import Proposal
+from selfspec.decoding.fused_selection import Rider
 from selfspec.decoding.request import Request
-from selfspec.decoding.riding import Rider
-from selfspec.target.stack import StackOutput, Target
+from selfspec.runtimes.target import StackOutput, Target
 
 
 def verify(

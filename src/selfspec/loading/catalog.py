@@ -1,13 +1,18 @@
 """The models that selfspec knows by name, and what a name stands for."""
 
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from selfspec.errors import ModelLoadError
 
-BUNDLED = {"tiny": "tiny", "tiny-early-exit": "tiny_early_exit"}
-"""Checkpoints inside the package: name to folder under ``selfspec/models``."""
+ENTRY_POINTS = "selfspec.models"
+"""The entry-point group by which packages bring checkpoints: a name, and the ``Path`` of a folder."""
+
+LAB_MODELS = ("tiny", "tiny-early-exit")
+"""Checkpoints of selfspec-lab, named in the error where that is not installed."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class InstallableModel:
         sha256: of the file, in hexadecimal.
         bytes: size of the file.
         licence: of the weights, as an SPDX identifier.
-        card: folder under ``selfspec/models`` with the model card.
+        card: file of the model card under ``loading/cards``.
     """
 
     name: str
@@ -52,15 +57,21 @@ INSTALLABLE = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         bytes=98_362_432,
         licence="Apache-2.0",
-        card="smollm2",
+        card="smollm2.md",
     )
 }
 """Models that ``selfspec models install`` brings, by name."""
 
 
+@cache
+def bundled_models() -> dict[str, Path]:
+    """The checkpoints that installed packages bring, by name: folders with weights and a card, ``README.md``."""
+    return {entry.name: Path(entry.load()) for entry in sorted(entry_points(group=ENTRY_POINTS))}
+
+
 def model_names() -> list[str]:
     """Every name that stands for a model by itself."""
-    return [*INSTALLABLE, *BUNDLED]
+    return [*INSTALLABLE, *bundled_models()]
 
 
 def read_card(name: str) -> str:
@@ -69,10 +80,12 @@ def read_card(name: str) -> str:
     Raises:
         ModelLoadError: selfspec knows no model of this name.
     """
-    folder = INSTALLABLE[name].card if name in INSTALLABLE else BUNDLED.get(name)
-    if folder is None:
-        raise ModelLoadError(f"there is no model card of '{name}'; choose one of {', '.join(model_names())}")
-    return (resources.files("selfspec") / "models" / folder / "README.md").read_text(encoding="utf-8")
+    if name in INSTALLABLE:
+        card = resources.files("selfspec.loading") / "cards" / INSTALLABLE[name].card
+        return card.read_text(encoding="utf-8")
+    if name in bundled_models():
+        return (bundled_models()[name] / "README.md").read_text(encoding="utf-8")
+    raise ModelLoadError(f"there is no model card of '{name}'; choose one of {', '.join(model_names())}")
 
 
 def resolve_name(name: str | Path) -> str | Path | InstallableModel:
@@ -87,11 +100,13 @@ def resolve_name(name: str | Path) -> str | Path | InstallableModel:
     """
     if str(name) in INSTALLABLE:
         return INSTALLABLE[str(name)]
-    if str(name) in BUNDLED:
-        folder = resources.files("selfspec") / "models" / BUNDLED[str(name)]
+    if str(name) in bundled_models():
+        folder = bundled_models()[str(name)]
         if not folder.is_dir():
-            raise ModelLoadError(f"the bundled checkpoint '{name}' is not in this installation; install selfspec anew")
-        return Path(str(folder))
+            raise ModelLoadError(f"the bundled checkpoint '{name}' has no folder {folder}; install its package anew")
+        return folder
+    if str(name) in LAB_MODELS:
+        raise ModelLoadError(f"the checkpoint '{name}' comes with selfspec-lab; run `pip install selfspec-lab`")
     path = Path(name).expanduser()
     if path.is_dir():
         return path

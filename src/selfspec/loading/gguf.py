@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError, first_line
-from selfspec.target.families import find_family
+from selfspec.model.families import find_family
 
 SOURCE = "source.json"
 """In an unpacked folder: where the model comes from."""

@@ -23,8 +23,8 @@ from selfspec.loading.catalog import InstallableModel, resolve_name
 from selfspec.loading.devices import DTYPES, parse_device, parse_dtype
 from selfspec.loading.packages import installed_file
 from selfspec.loading.unpacked import is_unpacked, unpack
-from selfspec.target.families import find_family
-from selfspec.widening import check_factor, check_memory, widen_model
+from selfspec.model.families import find_family
+from selfspec_lab.widening import check_factor, check_memory, widen_model
 
 
 def load_model(
@@ -42,7 +42,7 @@ def load_model(
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` for the one the checkpoint was saved in; of a
             quantised GGUF file that is bfloat16.
         device: as torch names it, or ``auto`` for an accelerator if there is one.
-        widen: factor to widen a Llama model by, its text unchanged (see ``selfspec.widening``); 1 leaves it as it is.
+        widen: factor to widen a Llama model by, its text unchanged ; 1 leaves it as it is.
 
     Returns:
         The model in eval mode on the device, and its tokenizer.

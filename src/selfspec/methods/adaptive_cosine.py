@@ -12,8 +12,8 @@ from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
-from selfspec.target.kept import KeptSet
-from selfspec.target.stack import Target
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.target import Target
 
 _MOST_PROMPT_ROWS = 64
 

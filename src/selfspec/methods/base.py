@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from selfspec.decoding.accept import Acceptance
 from selfspec.decoding.draft import Draft, Proposal
+from selfspec.decoding.fused_selection import Rider
 from selfspec.decoding.probe import Probe
-from selfspec.decoding.riding import Rider
 from selfspec.errors import StateError
 from selfspec.methods.state import LearnedState
-from selfspec.target.stack import Target
+from selfspec.runtimes.target import Target
+from selfspec.sampling.acceptance import Acceptance
 
 
 @dataclass(frozen=True)

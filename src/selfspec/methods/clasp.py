@@ -7,14 +7,14 @@ import torch
 from torch.nn import functional
 
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
-from selfspec.decoding.riding import Passage, Rider, carry_out
+from selfspec.decoding.fused_selection import Passage, Rider, carry_out
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
-from selfspec.target.kept import KeptSet
-from selfspec.target.stack import Target
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.target import Target
 
 
 @dataclass(frozen=True)

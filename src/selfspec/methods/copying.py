@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from selfspec.decoding.draft import Draft, NoDraft, TokenDraft
-from selfspec.decoding.tree import TokenTree
+from selfspec.sampling.tree import TokenTree
 
 
 def continuation(tokens: Sequence[int], start: int, count: int) -> list[int]:

@@ -11,13 +11,13 @@ from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
 from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
+from selfspec.methods.objective import tokens_per_layer
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState
-from selfspec.objective import tokens_per_layer
-from selfspec.target.kept import KeptSet
-from selfspec.target.shadow_head import ShadowHead
-from selfspec.target.stack import Target
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.shadow_head import ShadowHead
+from selfspec.runtimes.target import Target
 
 LOGITS_SHARE = 0.005
 """Memory that logits of shadow tokens may take at once, as a share of the model's weights."""

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from selfspec.decoding.draft import Draft, TokenDraft
-from selfspec.decoding.tree import TokenTree
 from selfspec.methods.base import Drafter, Feedback, Method, Prefill
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
-from selfspec.target.stack import Target
+from selfspec.runtimes.target import Target
+from selfspec.sampling.tree import TokenTree
 
 Guess = Callable[[], int]
 """Gives a first guess for a place that nothing is known of."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from selfspec.decoding.riding import Passage
-from selfspec.objective import tokens_per_time
-from selfspec.target.kept import KeptSet
-from selfspec.target.latency import LatencyProfile
+from selfspec.decoding.fused_selection import Passage
+from selfspec.methods.objective import tokens_per_time
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.latency import LatencyProfile
 
 MAX_WEIGHT = 5
 """Heaviest item: the lighter kind of sublayer weighs 1, the other at most this much (authors' code)."""

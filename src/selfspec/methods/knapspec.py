@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
-from selfspec.decoding.riding import Passage, Rider, carry_out
+from selfspec.decoding.fused_selection import Passage, Rider, carry_out
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import StateError
 from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
@@ -26,10 +26,10 @@ from selfspec.methods.knapsack import (
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState
-from selfspec.target.kept import KeptSet
-from selfspec.target.latency import LatencyProfile, device_name, measure_latencies
-from selfspec.target.latency_store import read_latencies
-from selfspec.target.stack import Target
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.latency import LatencyProfile, device_name, measure_latencies
+from selfspec.runtimes.latency_store import read_latencies
+from selfspec.runtimes.target import Target
 
 _PROFILE = "latency_profile"
 _LARGE_MODEL = 10_000_000_000

@@ -7,8 +7,8 @@ from selfspec.decoding.stopping import DraftVerifyThreshold
 from selfspec.methods.base import Drafter, Feedback, FixedDrafter, Method, Prefill
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
-from selfspec.target.kept import KeptSet
-from selfspec.target.stack import Target
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.target import Target
 
 _EXIT_HELP = "layers that draft, counted from the first; none is a quarter of the model (LayerSkip uses 8 of 32)"
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from selfspec.decoding.draft import Draft, NoDraft, Proposal, TokenDraft
-from selfspec.decoding.tree import ROOT, TokenTree
 from selfspec.errors import StateError
 from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
 from selfspec.methods.jacobi import Guess, random_guesses
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState
-from selfspec.target.stack import Target
+from selfspec.runtimes.target import Target
+from selfspec.sampling.tree import ROOT, TokenTree
 
 
 @dataclass(frozen=True)

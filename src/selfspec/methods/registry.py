@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from selfspec.errors import UnknownMethodError
 from selfspec.methods.base import Method
 from selfspec.methods.settings import parse_settings, suggest
-from selfspec.target.stack import Target
+from selfspec.runtimes.target import Target
 
 METHODS: dict[str, type[Method]] = {}
 """Every known method, by its name."""

@@ -13,8 +13,8 @@ from selfspec.methods.layer_search import check_skipped, free_sublayers, startin
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState
-from selfspec.target.kept import KeptSet
-from selfspec.target.stack import Target
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.target import Target
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def write_state(path: Path, state: LearnedState, method: str, model: Mapping[str
         path: the file; a link is followed.
         state: what was learned.
         method: name of the method that learned it.
-        model: what tells the model apart from others (``selfspec.target.fingerprint``).
+        model: what tells the model apart from others (``selfspec.runtimes.fingerprint``).
 
     Raises:
         StateError: the file cannot be written, or a value is none that JSON can hold.

@@ -12,8 +12,8 @@ from selfspec.methods.registry import register
 from selfspec.methods.settings import setting
 from selfspec.methods.state import LearnedState
 from selfspec.methods.swift_search import SwiftSearch, SwiftSearchSettings
-from selfspec.target.kept import KeptSet
-from selfspec.target.stack import Target
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.target import Target
 
 MOST_CANDIDATES = 10
 

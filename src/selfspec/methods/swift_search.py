@@ -22,7 +22,7 @@ from selfspec.methods.layer_search import (
 )
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState
-from selfspec.target.kept import KeptSet
+from selfspec.model.kept import KeptSet
 
 _RATIO_STEP = 0.05
 

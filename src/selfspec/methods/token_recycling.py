@@ -8,13 +8,13 @@ from itertools import pairwise
 import torch
 
 from selfspec.decoding.draft import Draft, NoDraft, TokenDraft
-from selfspec.decoding.tree import ROOT, TokenTree
 from selfspec.errors import InvalidSettingError, StateError
 from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState
-from selfspec.target.stack import Target
+from selfspec.runtimes.target import Target
+from selfspec.sampling.tree import ROOT, TokenTree
 
 _UNKNOWN = -1
 """In the matrix: no candidate yet. As an index it is the matrix's last row, which has no candidates, ever."""

@@ -8,8 +8,8 @@ from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Drafter, FixedDrafter, Method, Prefill
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
-from selfspec.target.kept import KeptSet
-from selfspec.target.stack import Target
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.target import Target
 
 
 @dataclass(frozen=True)

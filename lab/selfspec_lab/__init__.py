@@ -1,0 +1,1 @@
+"""What measures selfspec: benchmarks, the papers' claims, the demo, and the bundled checkpoints."""

@@ -1,0 +1,168 @@
+"""Greedy decoding by llama.cpp: its C functions, with as little Python around a token as possible."""
+
+import ctypes
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from selfspec_lab.bench.baseline import TimedOutput
+from selfspec_lab.bench.llama_cpp.library import import_library
+from selfspec_lab.bench.llama_cpp.weights import WeightsFile
+from selfspec_lab.bench.timing import interleaved_seconds
+
+ROW_COUNTS = (1, 2, 4, 8, 16)
+
+_REPEATS = 5
+
+
+class LlamaCpp:
+    """A model in llama.cpp, with as many threads as torch; a context manager that frees it.
+
+    Everything is llama.cpp's default but the cache of a float32 model, which is float32 too; of 16-bit models it is
+    float16. The next token is numpy's argmax of the logits, which is quicker than llama.cpp's own greedy sampler: that
+    one copies the logits of the whole vocabulary into candidates first.
+
+    Args:
+        weights: the model's file.
+
+    Raises:
+        SelfSpecError: ``llama-cpp-python`` is not installed.
+        RuntimeError: llama.cpp refuses the file, or has no memory for the context.
+    """
+
+    def __init__(self, weights: WeightsFile) -> None:
+        self._library = library = import_library()
+        self._weights = weights
+        self._context: Any = None
+        self._model: Any = library.llama_model_load_from_file(
+            str(weights.path).encode(), library.llama_model_default_params()
+        )
+        if not self._model:
+            raise RuntimeError("llama.cpp cannot load the GGUF file of this model")
+        self._context = library.llama_init_from_model(self._model, _context_params(library, weights))
+        if not self._context:
+            self.close()
+            raise RuntimeError(f"llama.cpp cannot make a context of {weights.context} tokens")
+        self._memory = library.llama_get_memory(self._context)
+        self._vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))
+
+    def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, eos_ids: Collection[int] = ()) -> TimedOutput:
+        """Writes an output, with an empty cache.
+
+        Args:
+            prompt_ids: the prompt.
+            max_new_tokens: longest output.
+            eos_ids: tokens that end the output.
+
+        Raises:
+            ContextLengthError: they do not fit the context.
+        """
+        self._weights.check_room(len(prompt_ids) + max_new_tokens)
+        library = self._library
+        prompt, step = _array(prompt_ids), _array([0])  # a batch points to these and does not keep them
+        prefill, next_batch = library.llama_batch_get_one(prompt, len(prompt)), library.llama_batch_get_one(step, 1)
+        library.llama_memory_clear(self._memory, True)
+        started = time.perf_counter()
+        self._decode(prefill)
+        token_ids = [self._best()]
+        first = time.perf_counter()
+        while len(token_ids) < max_new_tokens and token_ids[-1] not in eos_ids:
+            step[0] = token_ids[-1]
+            self._decode(next_batch)
+            token_ids.append(self._best())
+        return TimedOutput(tuple(token_ids), first - started, time.perf_counter() - first)
+
+    def rows_seconds(
+        self, token_ids: Sequence[int], context: int, row_counts: Sequence[int] = ROW_COUNTS
+    ) -> dict[int, float]:
+        """Median seconds of a forward of some widths with the logits of every row, taken in turns.
+
+        Args:
+            token_ids: what fills context and rows, repeated as often as it takes.
+            context: tokens in the cache before the rows.
+            row_counts: widths.
+
+        Returns:
+            Seconds by width, as ``verify_rows_seconds`` gives those of selfspec.
+
+        Raises:
+            ContextLengthError: they do not fit the context.
+        """
+        library, length = self._library, context + max(row_counts)
+        self._weights.check_room(length)
+        ids = (list(token_ids) * (length // len(token_ids) + 1))[:length]
+        before = _array(ids[:context])  # a batch points to it and does not keep it
+        batches = {rows: self._row_batch(ids[context : context + rows], context) for rows in row_counts}
+        library.llama_memory_clear(self._memory, True)
+        self._decode(library.llama_batch_get_one(before, context))
+
+        def forward(rows: int) -> Callable[[], None]:
+            def run() -> None:
+                self._decode(batches[rows])
+                library.llama_get_logits_ith(self._context, rows - 1)
+                library.llama_memory_seq_rm(self._memory, 0, context, -1)
+
+            return run
+
+        try:
+            tasks = {rows: forward(rows) for rows in row_counts}
+            return interleaved_seconds(tasks, torch.device("cpu"), repeats=_REPEATS)
+        finally:
+            for batch in batches.values():
+                library.llama_batch_free(batch)
+
+    def close(self) -> None:
+        """Frees the model; it cannot be used any more."""
+        if self._context:
+            self._library.llama_free(self._context)
+        if self._model:
+            self._library.llama_model_free(self._model)
+        self._context = self._model = None
+
+    def __enter__(self) -> "LlamaCpp":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _decode(self, batch: Any) -> None:
+        status = self._library.llama_decode(self._context, batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode failed with status {status}")
+
+    def _best(self) -> int:
+        """The likeliest token after the last row."""
+        logits = self._library.llama_get_logits_ith(self._context, -1)
+        return int(np.ctypeslib.as_array(logits, shape=(self._vocab_size,)).argmax())
+
+    def _row_batch(self, token_ids: Sequence[int], context: int) -> Any:
+        """Tokens that follow ``context`` others, each with its logits; the library's memory, to be freed."""
+        batch = self._library.llama_batch_init(len(token_ids), 0, 1)
+        batch.n_tokens = len(token_ids)
+        for row, token_id in enumerate(token_ids):
+            batch.token[row] = token_id
+            batch.pos[row] = context + row
+            batch.n_seq_id[row] = 1
+            batch.seq_id[row][0] = 0
+            batch.logits[row] = 1
+        return batch
+
+
+def cache_type(library: Any, dtype: torch.dtype) -> int:
+    """The dtype of keys and values beside weights of a dtype."""
+    return int(library.GGML_TYPE_F32 if dtype == torch.float32 else library.GGML_TYPE_F16)
+
+
+def _context_params(library: Any, weights: WeightsFile) -> Any:
+    params = library.llama_context_default_params()
+    params.n_ctx = params.n_batch = weights.context
+    params.n_threads = params.n_threads_batch = torch.get_num_threads()
+    params.type_k = params.type_v = cache_type(library, weights.dtype)
+    return params
+
+
+def _array(token_ids: Sequence[int]) -> Any:
+    return (ctypes.c_int32 * len(token_ids))(*token_ids)

@@ -1,0 +1,68 @@
+"""Prompt lookup by ``llama-cpp-python``: its class ``Llama`` with its ``LlamaPromptLookupDecoding``."""
+
+import importlib
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from selfspec_lab.bench.baseline import TimedOutput
+from selfspec_lab.bench.llama_cpp.decoding import cache_type
+from selfspec_lab.bench.llama_cpp.library import import_library
+from selfspec_lab.bench.llama_cpp.weights import WeightsFile
+
+LOOKUP_TOKENS = 2
+"""Tokens of a draft: what its documentation recommends on a machine without an accelerator."""
+
+
+class LlamaCppLookup:
+    """A model in ``Llama``, which drafts by prompt lookup and decodes greedily.
+
+    A draft needs the logits of every row (``logits_all``). The class therefore computes them for the whole prompt too,
+    and copies all of them into an array of ``[context, vocabulary]``: its first token comes late.
+
+    Args:
+        weights: the model's file.
+
+    Raises:
+        SelfSpecError: ``llama-cpp-python`` is not installed.
+        ValueError: it refuses the file, or has no memory for the context.
+    """
+
+    def __init__(self, weights: WeightsFile) -> None:
+        library = import_library()
+        self._weights = weights
+        speculative = importlib.import_module("llama_cpp.llama_speculative")
+        threads, cache = torch.get_num_threads(), cache_type(library, weights.dtype)
+        self._llama: Any = library.Llama(
+            str(weights.path),
+            n_ctx=weights.context,
+            n_threads=threads,
+            n_threads_batch=threads,
+            type_k=cache,
+            type_v=cache,
+            logits_all=True,
+            draft_model=speculative.LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS),
+            verbose=False,
+        )
+
+    def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, eos_ids: Collection[int] = ()) -> TimedOutput:
+        """Writes an output, with an empty cache; see ``LlamaCpp.generate``."""
+        self._weights.check_room(len(prompt_ids) + max_new_tokens)
+        token_ids: list[int] = []
+        self._llama.reset()
+        started = first = last = time.perf_counter()
+        tokens = self._llama.generate(list(prompt_ids), temp=0.0)
+        for token_id in tokens:
+            last = time.perf_counter()
+            first = last if not token_ids else first
+            token_ids.append(int(token_id))
+            if len(token_ids) == max_new_tokens or token_id in eos_ids:
+                break
+        tokens.close()
+        return TimedOutput(tuple(token_ids), first - started, last - first)
+
+    def close(self) -> None:
+        """Frees the model; it cannot be used any more."""
+        self._llama.close()

@@ -1,0 +1,60 @@
+"""The weights of a model as a temporary GGUF file."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from selfspec.errors import ContextLengthError
+from selfspec_lab.bench.gguf_names import check_writable
+from selfspec_lab.bench.gguf_writer import write_gguf
+
+
+class WeightsFile:
+    """A model's weights in a temporary folder; a context manager that removes it.
+
+    Args:
+        model: the model.
+        context: positions that are to be used at most, prompt and output together.
+
+    Raises:
+        UnsupportedModelError: the model cannot be written.
+        InvalidParameterError: there is no room for the file.
+
+    Attributes:
+        path: the file.
+        context: as given.
+        dtype: of the weights.
+    """
+
+    def __init__(self, model: PreTrainedModel, context: int) -> None:
+        check_writable(model, context)
+        self.context = context
+        self.dtype: torch.dtype = model.dtype
+        self._folder = tempfile.TemporaryDirectory(prefix="selfspec-gguf-")
+        self.path = Path(self._folder.name) / "model.gguf"
+        try:
+            write_gguf(model, self.path)
+        except BaseException:
+            self.close()
+            raise
+
+    def check_room(self, tokens: int) -> None:
+        """Refuses more tokens than ``context``; llama.cpp would end the process.
+
+        Raises:
+            ContextLengthError: there are more.
+        """
+        if tokens > self.context:
+            raise ContextLengthError(f"{tokens} tokens do not fit llama.cpp's context of {self.context}")
+
+    def close(self) -> None:
+        """Removes the file; whoever has it mapped into memory keeps it."""
+        self._folder.cleanup()
+
+    def __enter__(self) -> "WeightsFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,236 @@
+"""``selfspec bench overhead``: what plain decoding, drafting and selecting cost, and what they could cost at best."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from selfspec.engine import Engine
+from selfspec.errors import InvalidParameterError
+from selfspec.limits import check_context
+from selfspec.loading import load_model
+from selfspec.methods import make_method
+from selfspec.runtimes.target import Target
+from selfspec.types import SamplingParams
+from selfspec_lab.bench import overhead_figures as figures
+from selfspec_lab.bench.baseline import VARIANTS, generate_timed
+from selfspec_lab.bench.contest import Contender, Outcome, Sample, hold_contest
+from selfspec_lab.bench.cost import StepBytes
+from selfspec_lab.bench.forced import ForcedEngine, check_probability
+from selfspec_lab.bench.llama_cpp.overhead import NAME as LLAMA_CPP
+from selfspec_lab.bench.llama_cpp.overhead import OverheadPeer
+from selfspec_lab.bench.memory import ResidentPeak, copy_bytes_per_second
+from selfspec_lab.bench.options import PLAIN, BenchOptions, make_engines
+from selfspec_lab.bench.stamp import make_stamp
+from selfspec_lab.bench.timing import Measured
+from selfspec_lab.bench.verify_rows import ROW_COUNTS, verify_rows_seconds
+from selfspec_lab.prompts import PROMPTS
+
+_TRANSFORMERS = "transformers: "
+
+
+@dataclass(frozen=True)
+class OverheadOptions(BenchOptions):
+    """What to measure. Outputs have exactly ``max_new_tokens`` tokens; ends of texts are ignored.
+
+    Attributes:
+        force_acceptance: probability with which drafted tokens stand, whatever the model says; ``None`` is honest.
+        compile: measure ``generate`` with a compiled step too, which takes a while to compile.
+        llama_cpp: measure llama.cpp too, where it is installed and can run the model.
+    """
+
+    repeats: int = 5
+    force_acceptance: float | None = None
+    compile: bool = True
+    llama_cpp: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.force_acceptance is not None:
+            check_probability(self.force_acceptance)
+
+
+def run_overhead(options: OverheadOptions, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Measures everything.
+
+    Args:
+        options: what to measure.
+        progress: is told what goes on.
+
+    Returns:
+        The report, ready for JSON.
+
+    Raises:
+        SelfSpecError: the model cannot be loaded.
+    """
+    progress(f"loading {options.model}" + (f", widened {options.widen} times" if options.widen > 1 else ""))
+    model, tokenizer = load_model(options.model, dtype=options.dtype, device=options.device, widen=options.widen)
+    return measure_overhead(model, tokenizer, options, progress)
+
+
+def measure_overhead(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    options: OverheadOptions,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """``run_overhead`` with a model that is loaded already."""
+    target = Target(model, options.runtime)
+    plain = Engine(model, tokenizer, make_method(PLAIN, target))
+    prompts = [plain.encode(texts[0]) for texts in PROMPTS.values()]
+    for prompt in prompts:
+        check_context(len(prompt), options.max_new_tokens, target.context_limit)
+    engines, failures = _make_engines(plain, options)
+    contenders = {PLAIN: _engine_contender(plain, options)}
+    contenders |= {
+        _TRANSFORMERS + name: _transformers_contender(model, make(), options)
+        for name, make in VARIANTS.items()
+        if options.compile or name != "compiled"
+    }
+    contenders |= {name: _engine_contender(engine, options) for name, engine in engines.items()}
+
+    context = max(map(len, prompts)) + options.max_new_tokens
+    with OverheadPeer(model, context, wanted=options.llama_cpp) as llama_cpp:
+        if llama_cpp.error is None:
+            contenders[LLAMA_CPP] = llama_cpp.contender(options.max_new_tokens)
+        machine = _Machine(target, prompts, options.max_new_tokens, llama_cpp)
+        outcome = hold_contest(contenders, prompts, options.repeats, before_repeat=machine.measure, progress=progress)
+    if PLAIN in outcome.failures:
+        raise RuntimeError(f"plain decoding failed: {outcome.failures[PLAIN]}")
+    outcome.failures |= failures
+    settings = {name: {**engine.method.settings.__dict__} for name, engine in engines.items()}
+    report = _report(target, options, outcome, machine, settings)
+    plain_speeds = [figures.tokens_per_second(samples) for samples in outcome.samples[PLAIN]]
+    return {**report, "llama_cpp": llama_cpp.report(outcome, plain_speeds)}
+
+
+class _Machine:
+    """What is measured beside the contenders, once a repeat: copy bandwidth and the width of verifications."""
+
+    def __init__(
+        self, target: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int, llama_cpp: OverheadPeer
+    ) -> None:
+        self._target = target
+        self._llama_cpp = llama_cpp
+        self._token_ids = prompts[0]
+        self.context = sum(map(len, prompts)) // len(prompts) + max_new_tokens // 2
+        self.copies: list[float] = []
+        self.rows: list[dict[int, float]] = []
+
+    def measure(self) -> None:
+        self.copies.append(copy_bytes_per_second(self._target.device))
+        self.rows.append(verify_rows_seconds(self._target, self._token_ids, self.context))
+        self._llama_cpp.measure_rows(self._token_ids, self.context)
+
+    def over_one_row(self, rows: int) -> Measured:
+        return Measured.of(seconds[rows] / seconds[1] if rows in seconds else None for seconds in self.rows)
+
+
+def _make_engines(plain: Engine, options: OverheadOptions) -> tuple[dict[str, Engine], dict[str, str]]:
+    if options.force_acceptance is None:
+        return make_engines(plain, options.method_names, options.settings)
+    forced = {"engine": ForcedEngine, "probability": options.force_acceptance}
+    return make_engines(plain, options.method_names, options.settings, **forced)
+
+
+def _engine_contender(engine: Engine, options: OverheadOptions) -> Contender:
+    params = SamplingParams(max_new_tokens=options.max_new_tokens, ignore_eos=True)
+
+    def write(prompt_ids: Sequence[int]) -> Sample:
+        peak = ResidentPeak(engine.target.device)
+        result = engine.generate(prompt_ids, params)
+        return Sample(result.token_ids, result.seconds - result.prefill_seconds, peak.peak_bytes(), result)
+
+    return write
+
+
+def _transformers_contender(model: PreTrainedModel, variant: Mapping[str, Any], options: OverheadOptions) -> Contender:
+    def write(prompt_ids: Sequence[int]) -> Sample:
+        peak = ResidentPeak(model.device)
+        output = generate_timed(model, prompt_ids, options.max_new_tokens, variant)
+        return Sample(output.token_ids, output.seconds, peak.peak_bytes())
+
+    return write
+
+
+def _report(
+    target: Target, options: OverheadOptions, outcome: Outcome, machine: _Machine, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    costs, plain = StepBytes(target), outcome.samples[PLAIN]
+    plain_speeds = [figures.tokens_per_second(samples) for samples in plain]
+    methods = {}
+    for name in options.method_names:
+        report: dict[str, Any] = {"error": outcome.failures.get(name), "settings": settings.get(name)}
+        if name in outcome.samples:
+            samples = outcome.samples[name]
+            report |= figures.by_repeat(figures.method_figures, samples, plain, [costs] * len(plain))
+            forced = options.force_acceptance is not None
+            report["identical"] = None if forced else _texts(samples) == _texts(plain)
+        else:
+            report |= figures.over_repeats([dict.fromkeys(figures.METHOD_FIGURES)])
+        methods[name] = report
+    return {
+        "benchmark": "overhead",
+        "stamp": make_stamp(target.device),
+        "options": _options(target, options, machine),
+        **Measured.of(machine.copies).fields("copy_bytes_per_second"),
+        "plain": figures.by_repeat(figures.plain_figures, plain, [costs] * len(plain), machine.copies),
+        "transformers": _transformers_report(outcome, plain_speeds, options),
+        "methods": methods,
+        "verify_rows": {str(rows): machine.over_one_row(rows).median for rows in ROW_COUNTS},
+        "verify_rows_spread": {str(rows): machine.over_one_row(rows).spread for rows in ROW_COUNTS},
+        "verify_one_row_seconds": Measured.of(seconds.get(1) for seconds in machine.rows).median,
+    }
+
+
+def _options(target: Target, options: OverheadOptions, machine: _Machine) -> dict[str, Any]:
+    return {
+        "model": options.model,
+        "widen": options.widen,
+        "parameters": sum(weight.numel() for weight in target.model.parameters()),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "runtime": options.runtime,
+        "fused_sublayers": target.fused_count,
+        "methods": options.method_names,
+        "prompts": len(PROMPTS),
+        "repeats": options.repeats,
+        "max_new_tokens": options.max_new_tokens,
+        "force_acceptance": options.force_acceptance,
+        "lossless": options.force_acceptance is None,
+        "verify_rows_context": machine.context,
+    }
+
+
+def _transformers_report(outcome: Outcome, plain_speeds: Sequence[float], options: OverheadOptions) -> dict[str, Any]:
+    """``generate`` as it comes, and its variants; ``plain_speedup`` is that of our plain decoding over it."""
+    reports: dict[str, Any] = {}
+    for variant in VARIANTS:
+        samples = outcome.samples.get(_TRANSFORMERS + variant)
+        speeds = [figures.tokens_per_second(repeat) for repeat in samples or ()]
+        ratios = [plain / speed for plain, speed in zip(plain_speeds, speeds, strict=False)]
+        left_out = "left out on request" if variant == "compiled" and not options.compile else None
+        reports[variant] = {
+            **Measured.of(speeds).fields("tokens_per_second"),
+            **Measured.of(ratios).fields("plain_speedup"),
+            "error": outcome.failures.get(_TRANSFORMERS + variant, left_out),
+        }
+    return {**reports.pop("dynamic"), **reports}
+
+
+def _texts(repeats: Sequence[Sequence[Sample]]) -> list[list[tuple[int, ...]]]:
+    return [[sample.token_ids for sample in samples] for samples in repeats]
+
+
+def check_out(path: Path) -> None:
+    """Refuses a place that a report cannot be written to.
+
+    Raises:
+        InvalidParameterError: its folder is missing, or it is a folder itself.
+    """
+    if path.is_dir():
+        raise InvalidParameterError(f"--out '{path}' is a folder; name a file")
+    if not path.absolute().parent.is_dir():
+        raise InvalidParameterError(f"the folder of --out '{path}' is missing; make it first")

@@ -1,0 +1,79 @@
+"""Medians of a run: over the repeats of a prompt first, then over the prompts; with intervals."""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from selfspec_lab.bench.bootstrap import bootstrap_interval
+from selfspec_lab.bench.run.measurement import Measurement
+
+Samples = Mapping[tuple[str, int], Measurement]
+"""Measurements with an output, by prompt and repeat."""
+
+
+def samples_of(measurements: Iterable[Measurement], contender: str) -> Samples:
+    """The outputs of a contender."""
+    return {
+        (each.prompt, each.repeat): each for each in measurements if each.contender == contender and each.error is None
+    }
+
+
+def decode_speed(sample: Measurement) -> float | None:
+    """Tokens after the first ÷ seconds after the first token; ``None`` where there was only one."""
+    tokens = len(sample.token_ids) - 1
+    return tokens / sample.decode_seconds if tokens > 0 and sample.decode_seconds > 0 else None
+
+
+def whole_speed(sample: Measurement) -> float | None:
+    """All tokens ÷ the time of the whole request."""
+    seconds = sample.prefill_seconds + sample.decode_seconds
+    return len(sample.token_ids) / seconds if seconds > 0 else None
+
+
+def over(
+    samples: Samples, others: Samples, value: Callable[[Measurement], float | None]
+) -> dict[tuple[str, int], float | None]:
+    """A value of each output ÷ that of another contender's output for the same prompt in the same repeat."""
+    return {
+        key: quotient(value(sample), value(others[key])) if key in others else None for key, sample in samples.items()
+    }
+
+
+def quotient(mine: float | None, theirs: float | None) -> float | None:
+    """The one ÷ the other; ``None`` where one of them is missing, or the other is 0."""
+    return None if mine is None or not theirs else mine / theirs
+
+
+def medians_by_prompt(values: Mapping[tuple[str, int], float | None]) -> dict[str, float]:
+    """The median over the repeats by prompt; prompts without a value are left out."""
+    by_prompt: dict[str, list[float]] = {}
+    for (prompt, _), value in values.items():
+        if value is not None:
+            by_prompt.setdefault(prompt, []).append(value)
+    return {prompt: statistics.median(repeats) for prompt, repeats in by_prompt.items()}
+
+
+def median_over_prompts(values: Mapping[tuple[str, int], float | None]) -> float | None:
+    """The median over the prompts of their medians over the repeats; ``None`` without values."""
+    return median(list(medians_by_prompt(values).values()))
+
+
+def median(values: Sequence[float]) -> float | None:
+    """The middle one; ``None`` without any."""
+    return statistics.median(values) if values else None
+
+
+def speedups_by_prompt(samples: Samples, others: Samples) -> dict[str, float]:
+    """Decoding speed over that of another contender by prompt: the median of the repeats' ratios."""
+    return medians_by_prompt(over(samples, others, decode_speed))
+
+
+def median_interval(values: Sequence[float]) -> list[float] | None:
+    """A 95 % bootstrap interval of the median.
+
+    Args:
+        values: one of each prompt.
+
+    Returns:
+        Its lower and its upper end; ``None`` without values.
+    """
+    return list(bootstrap_interval(values, "median")) if values else None

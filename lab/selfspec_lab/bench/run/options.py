@@ -1,0 +1,84 @@
+"""What ``selfspec bench run`` is told."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from selfspec.errors import InvalidParameterError
+from selfspec.loading import parse_device
+from selfspec_lab.bench.llama_cpp import obstacle
+from selfspec_lab.bench.llama_cpp.library import PACKAGE
+from selfspec_lab.bench.options import BenchOptions
+from selfspec_lab.bench.run.peers import LLAMA_CPP_PEERS, find_peers
+
+
+@dataclass(frozen=True)
+class RunOptions(BenchOptions):
+    """What to measure; checked when made, before any model is loaded.
+
+    Attributes:
+        peers: names of peers, ``("all",)`` or ``("none",)``.
+        suite: what ``read_suite`` takes.
+        limit: most questions of a category.
+        temperature: 0 is greedy; otherwise all methods sample with the same seed, and so the same text.
+        seed: of sampling, of the order of the contenders, and of what a suite draws.
+        context: tokens of a passage of a ``text`` suite.
+        chat: whether questions are chat messages; ``None`` leaves it to model and suite, see ``decide_chat``.
+    """
+
+    peers: tuple[str, ...] = ("transformers",)
+    suite: str = "mini"
+    limit: int | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    context: int = 1024
+    chat: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not math.isfinite(self.temperature) or self.temperature < 0:
+            raise InvalidParameterError(f"temperature must be a finite number of at least 0, not {self.temperature}")
+        if self.context < 1:
+            raise InvalidParameterError(f"context must be at least 1 token, not {self.context}")
+        self.peer_names  # noqa: B018 - raises where one is unknown or cannot be measured
+
+    @property
+    def peer_names(self) -> list[str]:
+        """The peers to measure, each once."""
+        return find_peers(self.peers, self._without_llama_cpp)
+
+    @property
+    def left_out(self) -> str | None:
+        """Why some of all peers are not measured, where all were asked for."""
+        reason = self._without_llama_cpp if "all" in self.peers else None
+        return f"{', '.join(LLAMA_CPP_PEERS)} left out: {reason}" if reason else None
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages that only some runs use, and whose versions belong into the stamp of this one."""
+        return (PACKAGE,) if any(name in LLAMA_CPP_PEERS for name in self.peer_names) else ()
+
+    @property
+    def _without_llama_cpp(self) -> str | None:
+        return obstacle(parse_device(self.device), self.temperature)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What identifies the run, ready for JSON: two runs with the same are repeats of each other."""
+        return {
+            "model": self.model,
+            "widen": self.widen,
+            "dtype": self.dtype,
+            "device": self.device,
+            "runtime": self.runtime,
+            "methods": self.method_names,
+            "peers": self.peer_names,
+            "settings": {name: dict(values) for name, values in self.settings.items()},
+            "suite": self.suite,
+            "limit": self.limit,
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "repeats": self.repeats,
+            "seed": self.seed,
+            "context": self.context,
+            "chat": self.chat,
+        }

@@ -1,0 +1,142 @@
+"""The peers: other ways to write the same output with the same weights, transformers' own and llama.cpp."""
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, closing
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from selfspec.errors import InvalidParameterError
+from selfspec.methods.settings import suggest
+from selfspec_lab.bench.baseline import TimedOutput, generate_timed
+from selfspec_lab.bench.contest import explain
+from selfspec_lab.bench.llama_cpp import LlamaCpp, LlamaCppLookup, WeightsFile, describe_build
+from selfspec_lab.bench.llama_cpp.lookup import LOOKUP_TOKENS
+from selfspec_lab.bench.options import EXIT_SHARE
+
+TRANSFORMERS_PEERS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "transformers": lambda layers: {},
+    "transformers-early-exit": lambda layers: {"assistant_early_exit": max(1, int(layers * EXIT_SHARE))},
+    "transformers-prompt-lookup": lambda layers: {"prompt_lookup_num_tokens": 10},
+}
+"""By name what ``generate`` is told, given the model's number of layers."""
+
+LLAMA_CPP_PEERS: dict[str, Callable[[WeightsFile], LlamaCpp | LlamaCppLookup]] = {
+    "llama-cpp": LlamaCpp,
+    "llama-cpp-prompt-lookup": LlamaCppLookup,
+}
+"""By name what makes the peer of a file of the weights."""
+
+PEERS = (*TRANSFORMERS_PEERS, *LLAMA_CPP_PEERS)
+"""The names of all of them."""
+
+
+def find_peers(names: Sequence[str], without_llama_cpp: str | None = None) -> list[str]:
+    """The peers of some names, each once; ``all`` is all that can be measured here, ``none`` none.
+
+    Args:
+        names: of peers.
+        without_llama_cpp: why llama.cpp cannot be measured, if it cannot.
+
+    Raises:
+        InvalidParameterError: there is no such peer, or it cannot be measured here.
+    """
+    if "all" in names:
+        return list(TRANSFORMERS_PEERS if without_llama_cpp else PEERS)
+    for name in names:
+        if name not in PEERS and name != "none":
+            raise InvalidParameterError(
+                f"there is no peer '{name}'{suggest(name, dict.fromkeys(PEERS))}; choose all, none or from "
+                f"{', '.join(PEERS)}"
+            )
+        if name in LLAMA_CPP_PEERS and without_llama_cpp:
+            raise InvalidParameterError(f"the peer {name} cannot be measured: {without_llama_cpp}")
+    return [name for name in dict.fromkeys(names) if name != "none"]
+
+
+def run_peer(
+    name: str,
+    model: PreTrainedModel,
+    prompt_ids: Sequence[int],
+    max_new_tokens: int,
+    *,
+    eos_ids: Collection[int],
+    temperature: float,
+) -> TimedOutput:
+    """Lets one of transformers' ways write an output; see ``generate_timed``."""
+    config: Any = model.config
+    layers = config.num_hidden_layers
+    options = TRANSFORMERS_PEERS[name](layers)
+    try:
+        return generate_timed(model, prompt_ids, max_new_tokens, options, eos_ids=eos_ids, temperature=temperature)
+    finally:
+        config.num_hidden_layers = layers  # which early exit lowers, and leaves low where it fails
+
+
+class Peers:
+    """The peers of a run, ready to write; a context manager that frees what llama.cpp holds.
+
+    Args:
+        names: as ``find_peers`` gives them.
+        model: the model.
+        context: tokens of the longest prompt with its output.
+        progress: is told what goes on.
+
+    Attributes:
+        names: those that can write.
+        failures: by name why there is none of the others.
+        build: of llama.cpp, as ``describe_build`` gives it; ``None`` where none of its peers can write.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        model: PreTrainedModel,
+        context: int,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.failures: dict[str, str] = {}
+        self._model = model
+        self._open: dict[str, LlamaCpp | LlamaCppLookup] = {}
+        self._stack = ExitStack()
+        wanted = [name for name in names if name in LLAMA_CPP_PEERS]
+        if wanted:
+            progress("weights for llama.cpp")
+            self._open_llama_cpp(wanted, context + LOOKUP_TOKENS)
+        self.names = [name for name in names if name not in self.failures]
+        self.build = describe_build() if self._open else None
+
+    def write(
+        self, name: str, prompt_ids: Sequence[int], max_new_tokens: int, *, eos_ids: Collection[int], temperature: float
+    ) -> TimedOutput:
+        """Lets a peer write an output.
+
+        Args:
+            name: one of ``names``.
+            prompt_ids: the prompt.
+            max_new_tokens: longest output.
+            eos_ids: tokens that end it.
+            temperature: 0 is greedy, as llama.cpp always is.
+        """
+        if name in self._open:
+            return self._open[name].generate(prompt_ids, max_new_tokens, eos_ids)
+        return run_peer(name, self._model, prompt_ids, max_new_tokens, eos_ids=eos_ids, temperature=temperature)
+
+    def _open_llama_cpp(self, names: Sequence[str], context: int) -> None:
+        try:
+            weights = self._stack.enter_context(WeightsFile(self._model, context))
+        except Exception as error:  # a model that GGUF has no words for, no room, or whatever the package raises
+            self.failures |= dict.fromkeys(names, explain(error))
+            return
+        for name in names:
+            try:
+                self._open[name] = self._stack.enter_context(closing(LLAMA_CPP_PEERS[name](weights)))
+            except Exception as error:  # whatever the library raises
+                self.failures[name] = explain(error)
+
+    def __enter__(self) -> "Peers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.clear()
+        self._stack.close()

@@ -1,0 +1,102 @@
+"""From the questions of a suite to the prompts of a run: token ids, with what plain decoding answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from selfspec.engine import Engine
+from selfspec.errors import ContextLengthError, InvalidPromptError
+from selfspec.limits import check_context
+from selfspec.types import SamplingParams
+from selfspec_lab.bench.suites import Question, Suite
+
+
+@dataclass(frozen=True)
+class RunPrompt:
+    """A prompt of a run.
+
+    Attributes:
+        key: unique in the run; that of the question, and behind a slash the number of its turn where it has several.
+        category: of the question.
+        token_ids: the prompt.
+        answer: what plain decoding writes.
+    """
+
+    key: str
+    category: str
+    token_ids: tuple[int, ...]
+    answer: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A prompt that is left out.
+
+    Attributes:
+        key: as a prompt has it.
+        category: of the question.
+        reason: why.
+    """
+
+    key: str
+    category: str
+    reason: str
+
+
+def answer_suite(
+    suite: Suite,
+    plain: Engine,
+    params: SamplingParams,
+    *,
+    chat: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[list[RunPrompt], list[Skipped]]:
+    """Answers every turn of every question by plain decoding.
+
+    A later turn stands behind plain decoding's answers to the earlier ones, so that all contenders get the same
+    prompts. Where a turn does not fit the context, it and those behind it are left out.
+
+    Args:
+        suite: the questions.
+        plain: plain decoding.
+        params: how to decode.
+        chat: questions are chat messages, which go through the chat template; otherwise they are texts to continue.
+        progress: is told what goes on.
+    """
+    prompts: list[RunPrompt] = []
+    skipped: list[Skipped] = []
+    for number, question in enumerate(suite.questions, start=1):
+        progress(f"plain answers: question {number} of {len(suite.questions)}")
+        messages: list[dict[str, str]] = []
+        for key, turn in _turns(question, chat=chat):
+            messages.append({"role": "user", "content": turn if isinstance(turn, str) else ""})
+            try:
+                token_ids = _encode(plain, turn, messages, chat=chat)
+                check_context(len(token_ids), params.max_new_tokens, plain.target.context_limit)
+            except (ContextLengthError, InvalidPromptError) as error:
+                skipped.append(Skipped(key, question.category, str(error)))
+                break
+            answer = plain.generate(token_ids, params)
+            messages.append({"role": "assistant", "content": answer.text})
+            prompts.append(RunPrompt(key, question.category, tuple(token_ids), answer.token_ids))
+    return prompts, skipped
+
+
+def _turns(question: Question, *, chat: bool) -> Sequence[tuple[str, str | tuple[int, ...]]]:
+    """The question's turns, each with the key of its prompt."""
+    if question.token_ids is not None:
+        return [(question.key, question.token_ids)]
+    turns = (question.messages or question.turns) if chat else question.turns
+    if len(turns) == 1:
+        return [(question.key, turns[0])]
+    return [(f"{question.key}/{number}", turn) for number, turn in enumerate(turns, start=1)]
+
+
+def _encode(
+    plain: Engine, turn: str | tuple[int, ...], messages: Sequence[Mapping[str, str]], *, chat: bool
+) -> list[int]:
+    """The token ids of a turn with all that was said before it; passages that were cut by tokens are as they are."""
+    if not isinstance(turn, str):
+        return plain.encode(turn)
+    if chat:
+        return plain.encode(list(messages))
+    return plain.encode("\n\n".join(message["content"] for message in messages))

@@ -1,0 +1,215 @@
+"""``selfspec bench run``: every method and peer on every prompt of a suite, side by side in one process."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from selfspec.engine import Engine
+from selfspec.errors import InvalidParameterError
+from selfspec.loading import load_model, parse_device
+from selfspec.types import SamplingParams
+from selfspec_lab.bench.contest import explain
+from selfspec_lab.bench.cost import StepBytes
+from selfspec_lab.bench.memory import ResidentPeak, copy_bytes_per_second
+from selfspec_lab.bench.options import PLAIN, make_engines
+from selfspec_lab.bench.profile import kept_profile
+from selfspec_lab.bench.run.chat import decide_chat
+from selfspec_lab.bench.run.folder import RunFolder
+from selfspec_lab.bench.run.measurement import Measurement, output_fields
+from selfspec_lab.bench.run.options import RunOptions
+from selfspec_lab.bench.run.peers import Peers
+from selfspec_lab.bench.run.prompts import RunPrompt, Skipped, answer_suite
+from selfspec_lab.bench.stamp import make_stamp
+from selfspec_lab.bench.suites import Suite, read_suite
+
+_WARM_UP_TOKENS = 16
+
+
+class Observer(Protocol):
+    """Is told how a run goes on."""
+
+    def stage(self, text: str) -> None:
+        """What is done before anything is measured."""
+
+    def begin(self, total: int, done: int) -> None:
+        """How many measurements there will be, and how many there are already."""
+
+    def measured(self, measurement: Measurement) -> None:
+        """One more."""
+
+
+def run(options: RunOptions, out: Path, observer: Observer, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Measures everything that is not measured yet.
+
+    Args:
+        options: what to measure.
+        out: the run's folder.
+        observer: is told how it goes on.
+        resume: go on with the run that is there.
+        overwrite: replace the run that is there.
+
+    Raises:
+        SelfSpecError: suite, folder or model do not fit; nothing was measured.
+        KeyboardInterrupt: what was measured before is in the folder.
+    """
+    source = read_suite(options.suite, limit=options.limit, seed=options.seed)
+    folder = RunFolder(out, resume=resume, overwrite=overwrite)
+    folder.check_same(options.to_dict(), make_stamp(parse_device(options.device), options.packages))
+    observer.stage(f"loading {options.model}" + (f", widened {options.widen} times" if options.widen > 1 else ""))
+    model, tokenizer = load_model(options.model, dtype=options.dtype, device=options.device, widen=options.widen)
+    plain = Engine(model, tokenizer, PLAIN, runtime=options.runtime)
+    suite = source.load(plain.encode, options.context)
+    Run(options, plain, suite, folder, observer).measure()
+
+
+class Run:
+    """One run of the benchmark.
+
+    Args:
+        options: what to measure.
+        plain: plain decoding, whose model and runtime all methods share.
+        suite: the questions.
+        folder: where measurements go.
+        observer: is told how it goes on.
+    """
+
+    def __init__(self, options: RunOptions, plain: Engine, suite: Suite, folder: RunFolder, observer: Observer) -> None:
+        self._options = options
+        self._plain = plain
+        self._suite = suite
+        self._folder = folder
+        self._observer = observer
+        self._chat = decide_chat(options.chat, plain.tokenizer, suite)
+        self._costs = StepBytes(plain.target)
+        # With a seed sampling is coupled: every method writes what plain decoding writes.
+        seed = options.seed if options.temperature > 0 else None
+        self._params = SamplingParams(max_new_tokens=options.max_new_tokens, temperature=options.temperature, seed=seed)
+
+    def measure(self) -> None:
+        """Measures everything that is not measured yet.
+
+        Raises:
+            InvalidParameterError: no prompt fits the model's context, or the folder cannot be written.
+        """
+        prompts, skipped = answer_suite(
+            self._suite, self._plain, self._params, chat=self._chat, progress=self._observer.stage
+        )
+        if not prompts:
+            raise InvalidParameterError(
+                f"no prompt of the suite fits the model: {skipped[0].reason if skipped else 'there is none'}"
+            )
+        longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
+        context = len(longest.token_ids) + self._options.max_new_tokens
+        model = self._plain.target.model
+        with Peers(self._options.peer_names, model, context, self._observer.stage) as self._peers:
+            engines, failures = self._engines()
+            contenders = [PLAIN, *(name for name in engines if name != PLAIN), *self._peers.names]
+            description = self._describe(prompts, skipped, engines, failures | self._peers.failures)
+            measured = self._folder.start(description)
+            self._warm_up(contenders, engines, longest)
+            self._observer.begin(len(contenders) * len(prompts) * self._options.repeats, len(measured))
+            for repeat in range(self._options.repeats):
+                self._measure_repeat(repeat, prompts, contenders, measured)
+
+    def _measure_repeat(
+        self, repeat: int, prompts: Sequence[RunPrompt], contenders: Sequence[str], measured: set[tuple[str, str, int]]
+    ) -> None:
+        """All prompts once. Methods start new, and go through the prompts as one stream."""
+        engines, _ = self._engines()
+        for position, prompt in enumerate(prompts):
+            order = list(contenders)
+            random.Random(f"{self._options.seed}/{repeat}/{prompt.key}").shuffle(order)
+            for turn, name in enumerate(order):
+                engine = engines.get(name)
+                if (prompt.key, name, repeat) in measured:
+                    if engine is not None and engine.method.learns:
+                        self._attempt(name, engine, prompt)  # learns again what it had learned before the interruption
+                    continue
+                measurement = Measurement(
+                    prompt=prompt.key,
+                    category=prompt.category,
+                    contender=name,
+                    repeat=repeat,
+                    turn=turn,
+                    position=position,
+                    **self._attempt(name, engine, prompt),
+                )
+                self._folder.append(measurement)
+                self._observer.measured(measurement)
+
+    def _engines(self) -> tuple[dict[str, Engine], dict[str, str]]:
+        engines, failures = make_engines(self._plain, self._options.method_names, self._options.settings)
+        return {PLAIN: self._plain, **engines}, failures
+
+    def _warm_up(self, contenders: Sequence[str], engines: dict[str, Engine], prompt: RunPrompt) -> None:
+        for name in contenders:
+            self._observer.stage(f"warm-up: {name}")
+            self._attempt(name, engines.get(name), prompt, max_new_tokens=_WARM_UP_TOKENS)
+
+    def _attempt(
+        self, name: str, engine: Engine | None, prompt: RunPrompt, max_new_tokens: int | None = None
+    ) -> dict[str, Any]:
+        """The fields of a measurement that depend on what came of it; a failure is one of them."""
+        length = min(self._options.max_new_tokens, max_new_tokens or self._options.max_new_tokens)
+        peak = ResidentPeak(self._plain.target.device)
+        try:
+            if engine is None:
+                return self._run_peer(name, prompt, length, peak)
+            generation = engine.generate(list(prompt.token_ids), self._params, max_new_tokens=length)
+        except Exception as error:  # a method may fail in any way, and the others are still to be measured
+            return {"error": explain(error)}
+        fields = output_fields(generation, self._costs, peak.peak_bytes())
+        return {**fields, "identical": generation.token_ids == prompt.answer}
+
+    def _run_peer(self, name: str, prompt: RunPrompt, max_new_tokens: int, peak: ResidentPeak) -> dict[str, Any]:
+        torch.manual_seed(self._options.seed)
+        output = self._peers.write(
+            name,
+            prompt.token_ids,
+            max_new_tokens,
+            eos_ids=self._plain.eos_ids,
+            temperature=self._options.temperature,
+        )
+        return {
+            "prompt_token_count": len(prompt.token_ids),
+            "token_ids": output.token_ids,
+            "identical": None if self._params.samples else output.token_ids == prompt.answer,
+            "prefill_seconds": output.prefill_seconds,
+            "decode_seconds": output.seconds,
+            "peak_memory_bytes": peak.peak_bytes(),
+        }
+
+    def _describe(
+        self,
+        prompts: Sequence[RunPrompt],
+        skipped: Sequence[Skipped],
+        engines: dict[str, Engine],
+        failures: dict[str, str],
+    ) -> dict[str, Any]:
+        """What ``run.json`` says."""
+        target = self._plain.target
+        self._observer.stage("copy bandwidth and latencies")
+        return {
+            "benchmark": "run",
+            "stamp": make_stamp(target.device, self._options.packages),
+            "options": self._options.to_dict(),
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "parameters": sum(weight.numel() for weight in target.model.parameters()),
+            "sublayers": target.sublayer_count,
+            "settings": {name: {**engine.method.settings.__dict__} for name, engine in engines.items()},
+            "llama_cpp": self._peers.build,
+            "suite": self._suite.name,
+            "chat": self._chat,
+            "ordered": self._suite.ordered,
+            "prompts": [
+                {"key": each.key, "category": each.category, "tokens": len(each.token_ids)} for each in prompts
+            ],
+            "skipped": [asdict(each) for each in skipped],
+            "copy_bytes_per_second": copy_bytes_per_second(target.device),
+            "latencies": kept_profile(target, self._observer.stage)["latencies"],
+            "failures": failures,
+        }

@@ -1,0 +1,159 @@
+"""The suites of ``selfspec bench run``: bundled prompts, files of known benchmarks, own texts, streams of them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from selfspec.errors import InvalidParameterError
+from selfspec.methods.settings import suggest
+from selfspec_lab.bench.suites.files import gsm8k_part, humaneval_part, prompts_part, spec_bench_part
+from selfspec_lab.bench.suites.hub import FORM, hub_part, parse_address
+from selfspec_lab.bench.suites.mini import MINI, mini_message
+from selfspec_lab.bench.suites.selection import Selection
+from selfspec_lab.bench.suites.text import text_part
+from selfspec_lab.bench.suites.types import Encode, Part, Question, ReadyPart, Suite
+
+__all__ = ["SUITES", "Encode", "Question", "Suite", "SuiteSource", "read_suite"]
+
+SUITES = {
+    "mini": ("mini", "bundled prompts: code, math, prose"),
+    "spec-bench": ("spec-bench:FILE", "Spec-Bench's JSONL, chat of one or more turns"),
+    "gsm8k": ("gsm8k:FILE", "JSONL of word problems"),
+    "humaneval": ("humaneval:FILE", "JSONL of functions to write"),
+    "text": ("text:FILE", "passages of a text, each as long as the context asked for"),
+    "prompts": ("prompts:FILE", 'own prompts: one a line, or JSONL with "prompt"'),
+    "hub": (FORM, "a data set of the Hugging Face hub"),
+    "stream": ("stream:SUITE+SUITE+...", "suites, or categories of mini, one after another: stream:code+math+prose"),
+}
+"""By name: how a suite is asked for, and what it is."""
+
+_FILES: dict[str, Callable[[Path], ReadyPart]] = {
+    "spec-bench": spec_bench_part,
+    "gsm8k": gsm8k_part,
+    "humaneval": humaneval_part,
+    "prompts": prompts_part,
+}
+
+
+@dataclass(frozen=True)
+class SuiteSource:
+    """A suite whose files have been read and checked; with a tokenizer it becomes prompts.
+
+    Attributes:
+        name: the spec without folders.
+        parts: runs of questions, one after another.
+        ordered: whether it is a stream.
+        chat: whether all turns were written as chat messages.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    ordered: bool
+    chat: bool
+
+    def load(self, encode: Encode, context: int) -> Suite:
+        """The suite.
+
+        Args:
+            encode: token ids of a text, as a prompt of the model has them.
+            context: length of the passages of ``text:FILE``, in tokens; other suites do without.
+
+        Raises:
+            InvalidParameterError: a text is shorter than a passage.
+        """
+        questions = [question for part in self.parts for question in part.questions(encode, context)]
+        return Suite(self.name, _with_own_keys(questions), self.ordered, self.chat)
+
+
+def read_suite(spec: str, *, limit: int | None = None, seed: int = 0) -> SuiteSource:
+    """Reads and checks a suite; needs no model.
+
+    Args:
+        spec: one of the forms in ``SUITES``. Paths within a stream cannot contain ``+``.
+        limit: at most so many questions of every category, spread evenly over it; of a text, so many passages. In a
+            stream it holds for each part on its own.
+        seed: decides which of the evenly spread selections it is.
+
+    Raises:
+        InvalidParameterError: the suite is unknown, a file is missing or not as expected, or the limit is below 1.
+        SelfSpecError: a hub suite cannot be read here.
+    """
+    selection = Selection(limit, seed)
+    if spec.partition(":")[0] == "stream":
+        return _read_stream(spec, selection)
+    part = _read_part(spec, selection, list(SUITES))
+    return SuiteSource(_without_folders(spec), (part,), ordered=False, chat=part.chat)
+
+
+def _read_stream(spec: str, selection: Selection) -> SuiteSource:
+    specs = [each.strip() for each in spec.partition(":")[2].split("+")]
+    if not all(specs):
+        raise InvalidParameterError(f"'{spec}' has an empty part; expected is {SUITES['stream'][0]}")
+    known = [*MINI, *(name for name in SUITES if name != "stream")]
+    parts = [_read_part(each, selection, known) for each in specs]
+    name = "+".join(_without_folders(each) for each in specs)
+    return SuiteSource(f"stream:{name}", tuple(parts), ordered=True, chat=all(part.chat for part in parts))
+
+
+def _read_part(spec: str, selection: Selection, known: Sequence[str]) -> Part:
+    """One suite, or one category of mini, that is in ``known``."""
+    name, colon, rest = spec.partition(":")
+    if name not in known:
+        raise InvalidParameterError(_unknown(name, known))
+    if name == "mini" or name in MINI:
+        if colon:
+            raise InvalidParameterError(f"'{name}' is bundled and takes no file, but this is '{spec}'")
+        part = _mini_part(MINI if name == "mini" else [name])
+    elif not rest.strip():
+        raise InvalidParameterError(f"'{spec}' does not say which; expected is {SUITES[name][0]}")
+    elif name == "hub":
+        part = hub_part(parse_address(rest))
+    elif name == "text":
+        return text_part(_expand(rest), selection)
+    else:
+        part = _FILES[name](_expand(rest))
+    return replace(part, ready=selection.choose(part.ready))
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    if name in MINI:
+        return f"'{name}' is a category of mini, not a suite; write stream:{name}"
+    forms = ", ".join(SUITES[each][0] if each in SUITES else each for each in known)
+    return f"there is no suite '{name}'{suggest(name, dict.fromkeys(known))}; choose from {forms}"
+
+
+def _mini_part(categories: Iterable[str]) -> ReadyPart:
+    return ReadyPart(
+        tuple(
+            Question(f"{category}-{number}", category, (prompt,), messages=(mini_message(category, prompt),))
+            for category in categories
+            for number, prompt in enumerate(MINI[category], 1)
+        )
+    )
+
+
+def _expand(path: str) -> Path:
+    """The path; a shell leaves the ``~`` in ``text:~/book.txt`` to us."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # no such user: then there is no such file either, which is said where it is read
+        return Path(path)
+
+
+def _without_folders(spec: str) -> str:
+    name, colon, rest = spec.partition(":")
+    return f"{name}{colon}{rest if name == 'hub' else Path(rest).name}"
+
+
+def _with_own_keys(questions: Iterable[Question]) -> tuple[Question, ...]:
+    """The questions; where a stream has a key again, the second one becomes ``key#2``."""
+    taken: set[str] = set()
+    renamed = []
+    for question in questions:
+        key, number = question.key, 1
+        while key in taken:
+            number += 1
+            key = f"{question.key}#{number}"
+        taken.add(key)
+        renamed.append(replace(question, key=key))
+    return tuple(renamed)

@@ -1,0 +1,116 @@
+"""Suites that are data sets of the Hugging Face hub, read through ``datasets`` (``selfspec[bench]``)."""
+
+import importlib
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from selfspec.errors import InvalidParameterError, SelfSpecError
+from selfspec_lab.bench.suites.files import check_turn
+from selfspec_lab.bench.suites.types import Question, ReadyPart
+
+FORM = "hub:NAME[:CONFIG[:SPLIT[:COLUMN]]]"
+
+_CHAT_COLUMNS = ("turns", "question", "instruction")
+_TEXT_COLUMN = "text"
+_COLUMNS = (*_CHAT_COLUMNS, "prompt", _TEXT_COLUMN)
+"""Columns that hold questions in most data sets, the likeliest first."""
+
+
+class Address(NamedTuple):
+    """What to read.
+
+    Attributes:
+        name: of the data set, ``owner/name`` or ``name``.
+        config: its configuration; ``None`` for the default one.
+        split: its split.
+        column: the column with the questions; ``None`` for the first known one that is there.
+    """
+
+    name: str
+    config: str | None
+    split: str
+    column: str | None
+
+
+def parse_address(text: str) -> Address:
+    """An address of its text behind ``hub:``; what is left out or empty has its default, ``test`` for the split.
+
+    Raises:
+        InvalidParameterError: it is in another form.
+    """
+    name, *rest = text.split(":")
+    if len(rest) > 3:
+        raise InvalidParameterError(f"'hub:{text}' has too many parts; expected is {FORM}")
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
+        raise InvalidParameterError(
+            f"'{name}' is not the name of a data set on the hub; expected is {FORM} (prompts:FILE reads a file)"
+        )
+    config, split, column = [*rest, "", "", ""][:3]
+    return Address(name, config or None, split or "test", column or None)
+
+
+def hub_part(address: Address) -> ReadyPart:
+    """The questions of a data set.
+
+    A column of texts or of lists of texts (turns). Lists, and columns named ``turns``, ``question`` or ``instruction``,
+    are chat messages; any other text is to be continued. Rows without text are left out. Where there is a column
+    ``category``, it has the categories; else the data set's name is the one category.
+
+    Raises:
+        SelfSpecError: ``datasets`` is not installed, or the hub cannot be reached.
+        InvalidParameterError: there is no such data set, configuration, split or column, or it holds something else.
+    """
+    rows = _load(address)
+    column = _find_column(rows.column_names, address)
+    values = list(rows[column])
+    categories = list(rows["category"]) if "category" in rows.column_names else [None] * len(values)
+    questions = tuple(_questions(address.name.rpartition("/")[2], column, values, categories))
+    if not questions:
+        raise InvalidParameterError(
+            f"column '{column}' of {_describe(address)} holds no text; name another one: {FORM}"
+        )
+    return ReadyPart(questions, chat=column in _CHAT_COLUMNS or isinstance(values[0], list))
+
+
+def _load(address: Address) -> Any:
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ImportError as error:
+        raise SelfSpecError("a suite from the hub needs datasets; run: pip install 'selfspec[bench]'") from error
+    try:
+        return datasets.load_dataset(address.name, address.config, split=address.split)
+    except ConnectionError as error:
+        raise SelfSpecError(
+            f"cannot reach the hub for {_describe(address)}, and it is not in the local cache; try again online, "
+            "without HF_HUB_OFFLINE, or save its questions to a file and name that: prompts:FILE"
+        ) from error
+    except Exception as error:  # whatever datasets, pyarrow and the hub client raise
+        reason = textwrap.shorten(str(error) or type(error).__name__, 240, placeholder=" …")
+        raise InvalidParameterError(f"cannot load {_describe(address)}: {reason} (expected is {FORM})") from error
+
+
+def _find_column(columns: Sequence[str], address: Address) -> str:
+    wanted = [address.column] if address.column else _COLUMNS
+    for column in wanted:
+        if column in columns:
+            return column
+    missing = f"no column '{address.column}'" if address.column else f"none of the columns {', '.join(_COLUMNS)}"
+    raise InvalidParameterError(f"{_describe(address)} has {missing}; name one of {', '.join(columns)}: {FORM}")
+
+
+def _questions(stem: str, column: str, values: Sequence[object], categories: Sequence[object]) -> Iterator[Question]:
+    for number, (value, category) in enumerate(zip(values, categories, strict=True), 1):
+        turns = value if isinstance(value, list) else [value]
+        if not turns or turns == [None] or (isinstance(value, str) and not value.strip()):
+            continue
+        checked = tuple(check_turn(turn, f"'{column}' in row {number} of '{stem}'") for turn in turns)
+        named = isinstance(category, str) and category.strip()
+        messages = tuple(f"Continue this text:\n\n{turn}" for turn in checked) if column == _TEXT_COLUMN else ()
+        yield Question(f"{stem}-{number}", str(category) if named else stem, checked, messages=messages)
+
+
+def _describe(address: Address) -> str:
+    config = f" ({address.config})" if address.config else ""
+    return f"split '{address.split}' of the data set '{address.name}'{config}"

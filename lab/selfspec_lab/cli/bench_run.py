@@ -1,0 +1,126 @@
+"""``selfspec bench run`` and ``selfspec bench report``: the methods side by side."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from selfspec.cli.terminal import silence_libraries
+from selfspec.errors import InvalidParameterError
+from selfspec_lab.cli import bench_options as options
+from selfspec_lab.cli.bench_options import parse_method_settings, parse_names
+
+if TYPE_CHECKING:
+    from selfspec_lab.bench.run.options import RunOptions
+
+
+def run(
+    out: options.Out,
+    model: options.Model = "tiny",
+    widen: options.Widen = 1,
+    methods: options.Methods = "all",
+    peers: options.Peers = "transformers",
+    suite: options.Suite = "mini",
+    limit: options.Limit = None,
+    context: options.Context = 1024,
+    chat: options.Chat = None,
+    settings: options.Settings = None,
+    max_new_tokens: options.MaxNewTokens = 64,
+    temperature: options.Temperature = 0.0,
+    repeats: options.Repeats = 3,
+    seed: options.Seed = 0,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    runtime: options.Runtime = "auto",
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Measures methods, transformers' own ways and llama.cpp on the prompts of a suite, in turns, and writes a report.
+
+    Ctrl-C keeps what was measured; --resume goes on from there.
+    """
+    by_method = parse_method_settings(settings or ())
+
+    from selfspec_lab.bench.run.options import RunOptions
+
+    asked = RunOptions(
+        model=model,
+        widen=widen,
+        dtype=dtype,
+        device=device,
+        runtime=runtime,
+        methods=parse_names(methods),
+        settings=by_method,
+        repeats=repeats,
+        max_new_tokens=max_new_tokens,
+        peers=parse_names(peers),
+        suite=suite,
+        limit=limit,
+        temperature=temperature,
+        seed=seed,
+        context=context,
+        chat=chat,
+    )
+    failed = _measure(asked, out, resume=resume, overwrite=overwrite)
+    _print_overview(out)
+    if failed:
+        typer.echo(f"failed: {', '.join(sorted(failed))}", err=True)
+        raise typer.Exit(1)
+
+
+def _measure(asked: "RunOptions", out: Path, *, resume: bool, overwrite: bool) -> set[str]:
+    """Measures and writes the report; gives the names of the contenders that failed."""
+    from selfspec.plots import check_drawing
+    from selfspec_lab.bench.report import write_report
+    from selfspec_lab.bench.run.runner import run as run_benchmark
+    from selfspec_lab.cli.bench_progress import RunProgress
+
+    check_drawing()
+    silence_libraries()
+    if asked.left_out:
+        typer.echo(asked.left_out, err=True)
+    try:
+        with RunProgress() as progress:
+            run_benchmark(asked, out, progress, resume=resume, overwrite=overwrite)
+    except KeyboardInterrupt:
+        if (out / "results.jsonl").is_file():
+            typer.echo(f"what was measured is in {out}; go on by --resume", err=True)
+        raise
+    write_report(out)
+    return progress.failed
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders that `selfspec bench run` wrote.")],
+) -> None:
+    """Writes the report of a run anew, or compares several runs."""
+    from selfspec.plots import check_drawing
+    from selfspec_lab.bench.report import compare_runs, write_report
+
+    if len(folders) > 1:
+        typer.echo(compare_runs(folders))
+        return
+    check_drawing()
+    write_report(folders[0])
+    _print_overview(folders[0])
+
+
+def leaderboard(
+    runs: Annotated[Path, typer.Argument(help="Folder with the folders of runs.")],
+    out: Annotated[Path, typer.Argument(help="Markdown file to write.")],
+) -> None:
+    """Writes one page of several runs: method, suite, checkpoint, hardware."""
+    from selfspec_lab.bench.report.leaderboard import read_summaries, render_leaderboard
+
+    text = render_leaderboard(read_summaries(runs), out)
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidParameterError(f"the page cannot be written to '{out}': {error.strerror or error}") from error
+
+
+def _print_overview(folder: Path) -> None:
+    """The report as far as its first table."""
+    about, table, *_ = (folder / "report.md").read_text(encoding="utf-8").split("\n## ")
+    typer.echo(f"{about}\n## {table.rstrip()}")
+    typer.echo(f"all of it in {folder / 'report.md'}, with pictures in {folder / 'report.html'}", err=True)

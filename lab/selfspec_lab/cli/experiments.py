@@ -1,0 +1,94 @@
+"""``selfspec experiments``: the papers' claims, tried."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from selfspec.cli import options
+from selfspec.cli.terminal import silence_libraries
+
+experiments = typer.Typer(no_args_is_help=True, help="Tries the claims of the papers, and says which hold.")
+
+
+@experiments.command("list")
+def list_experiments() -> None:
+    """Lists the experiments: what the papers say, and where."""
+    from selfspec_lab.experiments import EXPERIMENTS
+
+    for experiment in EXPERIMENTS.values():
+        typer.echo(f"{experiment.number}  {experiment.name}  ({experiment.source})\n   {experiment.claim}")
+
+
+@experiments.command("run")
+def run(
+    name: Annotated[str, typer.Argument(help="Name of an experiment, several with commas between, or all.")],
+    model: Annotated[
+        str | None, typer.Option(help=f"Instead of the checkpoint that an experiment runs on. {options.MODEL_HELP}")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure little, with wide spreads.")] = False,
+    device: options.Device = "auto",
+    seed: Annotated[int, typer.Option(help="Fixes what is drawn at random.", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for a JSON file and a picture of each.")] = None,
+) -> None:
+    """Tries claims: prints each verdict with the figures that it comes from."""
+    from selfspec.errors import InvalidParameterError
+    from selfspec.loading import parse_device
+    from selfspec.plots import check_drawing
+    from selfspec_lab.experiments import EXPERIMENTS, find_experiment
+
+    chosen = list(EXPERIMENTS) if name == "all" else [each.strip() for each in name.split(",")]
+    found = {each: find_experiment(each) for each in chosen}
+    parse_device(device)
+    if out is not None:
+        check_drawing()
+        if out.exists() and not out.is_dir():
+            raise InvalidParameterError(f"--out '{out}' is a file; name a folder")
+    if model is not None:
+        from selfspec.loading import resolve_name
+
+        resolve_name(model)
+    silence_libraries()
+
+    from selfspec_lab.bench.contest import explain
+    from selfspec_lab.experiments.lab import Lab
+    from selfspec_lab.experiments.store import run_experiment, save_result
+
+    lab = Lab(model, quick=quick, device=device, seed=seed, progress=lambda text: typer.echo(f"  {text}", err=True))
+    failed: list[str] = []
+    for each, experiment_class in found.items():
+        typer.echo(f"{each} ...", err=True)
+        try:
+            experiment = experiment_class()
+            result = run_experiment(experiment, lab)
+            saved = save_result(experiment, result, out) if out is not None else ()
+        except InvalidParameterError:
+            raise
+        except Exception as error:  # the others are still to be tried
+            failed.append(each)
+            typer.echo(f"{experiment_class.number}. {each}: FAILED, {explain(error)}")
+            continue
+        typer.echo(f"{experiment.number}. {each}: {result['verdict'].upper()}")
+        for check in result["checks"]:
+            typer.echo(f"   {'yes' if check['holds'] else 'no '}  {check['statement']}: {check['figure']}")
+        for path in saved:
+            typer.echo(f"  {path}", err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+@experiments.command("document")
+def document(
+    results: Annotated[Path, typer.Argument(help="Folder that `selfspec experiments run --out` wrote.")],
+    out: Annotated[Path, typer.Argument(help="Markdown file to write.")],
+) -> None:
+    """Writes a page of all results in a folder: claims, verdicts, figures, pictures."""
+    from selfspec.errors import InvalidParameterError
+    from selfspec_lab.experiments.document import render_document
+    from selfspec_lab.experiments.store import read_results
+
+    text = render_document(read_results(results), results, out)
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidParameterError(f"the page cannot be written to '{out}': {error.strerror or error}") from error

@@ -1,0 +1,11 @@
+"""One file for every claim of the papers that is tried here; importing this package makes all of them known."""
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__, __name__ + "."):
+    importlib.import_module(_module.name)
+
+from selfspec_lab.experiments.base import EXPERIMENTS, Check, Experiment, Verdict, find_experiment, verdict  # noqa: E402
+
+__all__ = ["EXPERIMENTS", "Check", "Experiment", "Verdict", "find_experiment", "verdict"]

@@ -1,0 +1,203 @@
+"""Claim 4: CLaSp's dynamic program is near brute force, and tokens that are near each other want similar sets."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from selfspec.errors import UnsupportedModelError
+from selfspec_lab.experiments.base import Check, Data, Experiment, register
+from selfspec_lab.experiments.clasp_program_checks import (
+    NEAR,
+    Searched,
+    falls_with_distance,
+    far_above_random,
+    near_brute_force,
+    neighbours_similar,
+)
+from selfspec_lab.experiments.clasp_program_picture import draw_cosines, draw_similarity
+from selfspec_lab.experiments.lab import Lab
+from selfspec_lab.experiments.panels import make_panels
+from selfspec_lab.experiments.reading import Reading, read_own_texts
+from selfspec_lab.experiments.sampled import TEMPERATURE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much is measured.
+
+    Attributes:
+        texts: of each domain.
+        written_tokens: length of what the model writes for each.
+        searched_tokens: tokens of each at which every set is tried.
+        free_layers: in the middle, of which sets skip some in the comparison with brute force, at most.
+        longest_distance: of two tokens whose sets are compared.
+    """
+
+    texts: int
+    written_tokens: int
+    searched_tokens: int
+    free_layers: int = 12
+    longest_distance: int = 128
+
+
+@register
+class ClaspProgram(Experiment):
+    """Tries every set of layers at many tokens, and compares the program's sets at all tokens of a text."""
+
+    number = 4
+    name = "clasp-program"
+    claim = (
+        "The layers that CLaSp's dynamic program skips leave the hidden state nearly as close to the full model's as "
+        "those that a brute-force search skips, and far closer than random ones. Adjacent tokens want similar sets, "
+        "and the similarity falls as tokens stand further apart."
+    )
+    source = "CLaSp (Chen et al. 2025), figures 3a and 3b"
+    method = (
+        f"The model writes texts (sampled, temperature {TEMPERATURE}). At tokens of them, with the target's keys and "
+        "values of the tokens before, each of the 924 sets of 6 of the 12 middle layers is skipped in turn; the paper "
+        "left 12 of 32 free. Compared are the cosine similarity of the final hidden state to the target's, and whether "
+        "the greedy token is the same. Random is the mean over all sets. The paper shows near and far in a picture "
+        f"without numbers; what they mean here, {NEAR}, is ours. For the similarity over distance the program picks "
+        "half of all layers at every token. Intervals in brackets are 95 % bootstrap over texts."
+    )
+    model = "tiny"
+
+    def __init__(self, amounts: Amounts | None = None) -> None:
+        self.amounts = amounts
+
+    @torch.inference_mode()
+    def measure(self, lab: Lab) -> Data:
+        """Reads texts, tries every set at some of their tokens and runs the program at all."""
+        amounts = self.amounts or lab.pick(Amounts(2, 144, 4), Amounts(6, 256, 8))
+        engine = lab.engine(self.model)
+        layers = engine.target.layer_count
+        free = middle(layers, amounts.free_layers)
+        distances = _distances(min(amounts.longest_distance, amounts.written_tokens // 2))
+        texts = []
+        task = "every set of layers"
+        for domain, reading, positions in read_own_texts(lab, engine, amounts.texts, amounts.written_tokens, task):
+            searched = [positions[at] for at in _spread(amounts.searched_tokens, len(positions))]
+            sets = [set(reading.choose_skipped(at, range(layers), layers // 2)) for at in positions]
+            texts.append(
+                {
+                    "domain": domain,
+                    **_search(reading, searched, free, len(free) // 2),
+                    "similarity": [_similarity_at(sets, distance) for distance in distances],
+                }
+            )
+        return {
+            "layers": layers,
+            "skipped_layers": layers // 2,
+            "free_layers": len(free),
+            "free_skipped_layers": len(free) // 2,
+            "sets": math.comb(len(free), len(free) // 2),
+            "tokens": amounts.searched_tokens * len(texts),
+            "distances": distances,
+            "texts": texts,
+        }
+
+    def judge(self, data: Data) -> Sequence[Check]:
+        """Near brute force, far above random, in cosine and in greedy tokens; similar sets nearby, less so far off."""
+        return [
+            near_brute_force(data, "cosine", "in the final hidden state's cosine similarity to the target's"),
+            far_above_random(data),
+            near_brute_force(data, "agreement", "in the share of greedy tokens that are the target's"),
+            neighbours_similar(data),
+            falls_with_distance(data),
+        ]
+
+    def draw(self, data: Data) -> "Figure":
+        """Similarity over distance as in figure 3a, cosines text by text as in figure 3b."""
+        figure, (left, right) = make_panels(2)
+        draw_similarity(left, data)
+        draw_cosines(right, data)
+        return figure
+
+
+def middle(layers: int, most: int) -> range:
+    """Free layers: up to ``most`` in the middle, with as many fixed ones before as behind, at least one.
+
+    Raises:
+        UnsupportedModelError: there are not two of them.
+    """
+    fixed = max(1, (layers - most + 1) // 2)
+    if layers - 2 * fixed < 2:
+        raise UnsupportedModelError(f"sets of layers are compared in models of 4 layers or more; this one has {layers}")
+    return range(fixed, layers - fixed)
+
+
+def _spread(count: int, length: int) -> list[int]:
+    """Indices into a row of ``length``, evenly spread."""
+    return [int((index + 0.5) * length / count) for index in range(count)]
+
+
+def _distances(longest: int) -> list[int]:
+    return [2**power for power in range(longest.bit_length())]
+
+
+def _search(reading: Reading, positions: Sequence[int], free: range, skips: int) -> dict[str, Any]:
+    """Means over some tokens of a text, each with every set of ``skips`` of the free layers skipped."""
+    cosines: list[list[float]] = []
+    agreements: list[list[float]] = []
+    beaten: list[float] = []
+    bands: list[list[float]] = []
+    for position in positions:
+        skipped, states = final_states(reading, position, free, skips)
+        aim = reading.states[-1, position][None]
+        cosine = functional.cosine_similarity(states.cpu().double(), aim.cpu().double(), dim=-1)
+        same = (reading.target.logits(states).argmax(-1) == reading.target.logits(aim).argmax(-1)).cpu()
+        program, best = skipped.index(reading.choose_skipped(position, free, skips)), int(cosine.argmax())
+        for kept, values in ((cosines, cosine), (agreements, same.double())):
+            kept.append([float(values[program]), float(values[best]), float(values.mean())])
+        beaten.append(float((cosine < cosine[program]).sum()) / max(len(skipped) - 1, 1))
+        bands.append([float(value) for value in cosine.quantile(cosine.new_tensor([0.05, 0.95]))])
+    return {
+        "cosine": asdict(Searched(*map(fmean, zip(*cosines, strict=True)))),
+        "agreement": asdict(Searched(*map(fmean, zip(*agreements, strict=True)))),
+        "beaten": fmean(beaten),
+        "band": list(map(fmean, zip(*bands, strict=True))),
+    }
+
+
+def final_states(
+    reading: Reading, position: int, free: range, skips: int
+) -> tuple[list[tuple[int, ...]], torch.Tensor]:
+    """The state behind the last layer for every set of skipped layers of one size; sets share what they begin with.
+
+    Args:
+        reading: the text.
+        position: of the token in it.
+        free: the layers of which some are skipped; those before and behind all run.
+        skips: how many are skipped.
+
+    Returns:
+        The sets, and ``[sets, hidden]``.
+    """
+    skipped: list[tuple[int, ...]] = [()]
+    states = reading.states[free.start, position][None]
+    for done, layer in enumerate(free, start=1):
+        left = len(free) - done
+        running = [index for index, layers in enumerate(skipped) if len(layers) + left >= skips]
+        skipping = [index for index, layers in enumerate(skipped) if len(layers) < skips]
+        states = torch.cat([reading.run_layer(layer, position, states[running]), states[skipping]])
+        skipped = [skipped[index] for index in running] + [(*skipped[index], layer) for index in skipping]
+    for layer in range(free.stop, reading.target.layer_count):
+        states = reading.run_layer(layer, position, states)
+    return skipped, states
+
+
+def jaccard(one: set[int], other: set[int]) -> float:
+    """Size of what two sets share ÷ size of what they have together."""
+    return len(one & other) / len(one | other)
+
+
+def _similarity_at(sets: Sequence[set[int]], distance: int) -> float:
+    return fmean(jaccard(one, other) for one, other in zip(sets, sets[distance:], strict=False))

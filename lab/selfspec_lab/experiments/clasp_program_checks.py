@@ -1,0 +1,110 @@
+"""What claim 4 comes to: the figures of its data, and its parts held against them."""
+
+import math
+from dataclasses import dataclass
+from statistics import fmean
+
+from selfspec_lab.experiments.base import Check, Data
+from selfspec_lab.experiments.lab import bootstrap_interval
+from selfspec_lab.experiments.ranks import rank_correlation
+
+NEAR = 0.9
+"""What "near brute force" and "far above random" are taken to mean: the paper gives a picture without numbers."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What skipped sets of one size come to, mean over tokens.
+
+    Attributes:
+        program: the set that the dynamic program picks.
+        best: the set whose final state is nearest to the target's of all.
+        random: a set drawn at random: the mean over all of them.
+    """
+
+    program: float
+    best: float
+    random: float
+
+    @property
+    def beyond_near(self) -> float:
+        """By how much the program closes more than ``NEAR`` of the gap between random and brute force."""
+        return self.program - self.random - NEAR * (self.best - self.random)
+
+
+def chance_similarity(total: int, size: int) -> float:
+    """Mean Jaccard similarity of two sets of ``size`` of ``total`` that know nothing of each other."""
+    pairs = math.comb(total, size)
+    shared = range(max(0, 2 * size - total), size + 1)
+    return sum(
+        math.comb(size, both) * math.comb(total - size, size - both) / pairs * both / (2 * size - both)
+        for both in shared
+    )
+
+
+def _searched(data: Data, what: str) -> list[Searched]:
+    return [Searched(**text[what]) for text in data["texts"]]
+
+
+def _mean_of(data: Data, what: str) -> Searched:
+    texts = _searched(data, what)
+    return Searched(*(fmean(getattr(text, name) for text in texts) for name in ("program", "best", "random")))
+
+
+def near_brute_force(data: Data, what: str, words: str) -> Check:
+    """Figure 3b: how much of the gap between random sets and the best one the program closes.
+
+    Args:
+        data: of the experiment.
+        what: ``cosine`` or ``agreement``.
+        words: the same for readers.
+    """
+    mean = _mean_of(data, what)
+    lower, upper = bootstrap_interval([text.beyond_near for text in _searched(data, what)])
+    gap = mean.best - mean.random
+    share = f"{(mean.program - mean.random) / gap:.2f} of the gap" if gap > 0 else "no gap"
+    return Check(
+        f"the program closes at least {NEAR} of the gap between random sets and brute force {words}",
+        gap > 0 and lower >= 0,
+        f"{mean.program:.3f} against {mean.best:.3f} by brute force and {mean.random:.3f} at random: {share} closed "
+        f"(less {NEAR} of the gap it is {lower:+.3f} to {upper:+.3f}; {data['tokens']} tokens, {data['sets']} sets)",
+    )
+
+
+def far_above_random(data: Data) -> Check:
+    """Figure 3b: the place of the program's set among all of its size."""
+    beaten = [text["beaten"] for text in data["texts"]]
+    lower, upper = bootstrap_interval(beaten)
+    return Check(
+        f"the program's set is nearer to the target than {NEAR} of all sets of its size",
+        lower >= NEAR,
+        f"nearer than {fmean(beaten):.3f} of them ({lower:.3f} to {upper:.3f})",
+    )
+
+
+def neighbours_similar(data: Data) -> Check:
+    """Figure 3a: "high similarity" of the sets of adjacent tokens."""
+    chance = chance_similarity(data["layers"], data["skipped_layers"])
+    nearest = [text["similarity"][0] for text in data["texts"]]
+    lower, upper = bootstrap_interval(nearest)
+    return Check(
+        "the sets of adjacent tokens are similar: nearer to equal than to chance",
+        lower > (1 + chance) / 2,
+        f"Jaccard similarity {fmean(nearest):.2f} ({lower:.2f} to {upper:.2f}), chance being {chance:.2f}",
+    )
+
+
+def falls_with_distance(data: Data) -> Check:
+    """Figure 3a: the similarity "gradually decreases as the gap increases"."""
+    first, last = data["distances"][0], data["distances"][-1]
+    falls = [text["similarity"][0] - text["similarity"][-1] for text in data["texts"]]
+    ranks = [rank_correlation(data["distances"], text["similarity"]) for text in data["texts"]]
+    lower, upper = bootstrap_interval(falls)
+    _, highest = bootstrap_interval(ranks)
+    ends = [fmean(text["similarity"][end] for text in data["texts"]) for end in (0, -1)]
+    return Check(
+        "the similarity of sets falls as tokens stand further apart",
+        lower > 0 and highest < 0,
+        f"{ends[0]:.2f} at distance {first}, {ends[1]:.2f} at {last}: a fall by {lower:.2f} to {upper:.2f}; rank "
+        f"correlation with distance {fmean(ranks):.2f}, at most {highest:.2f}",
+    )

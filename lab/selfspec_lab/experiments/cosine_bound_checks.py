@@ -1,0 +1,73 @@
+"""What claim 8 comes to: the figures of its data, and its parts held against them."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import numpy as np
+
+from selfspec_lab.experiments.base import Check, Data
+from selfspec_lab.experiments.lab import bootstrap_interval
+from selfspec_lab.experiments.ranks import rank_correlation
+
+_FEWEST = 20
+"""Pairs of a bin, under which its share of accepted ones says nothing."""
+
+_RISES = 0.9
+"""Rank correlation from which on one thing is said to rise with another."""
+
+
+def _total(data: Data, what: str) -> int:
+    return sum(figures[what] for figures in data["sets"].values())
+
+
+def lemma_holds(data: Data) -> Check:
+    """Lemma 4.1 itself, and how much of what drafts do it explains."""
+    pairs, accepted, covered = (_total(data, what) for what in ("pairs", "accepted", "covered"))
+    low, middle, high = data["norm_ratio"]
+    return Check(
+        "every draft state above the lemma's bound has the target's greedy token",
+        covered > 0 and _total(data, "counterexamples") == 0,
+        f"{_total(data, 'counterexamples')} counterexamples among {covered} pairs above the bound, which are "
+        f"{covered / pairs:.1%} of all {pairs} pairs and {covered / max(accepted, 1):.1%} of the {accepted} accepted "
+        f"ones (norm of draft ÷ target {middle:.2f}, {low:.2f} to {high:.2f} in 95 % of pairs)",
+    )
+
+
+def accepted_shares(texts: Sequence[Data]) -> dict[int, float]:
+    """By bin of the cosine, nearest first, the accepted share of all pairs of some texts, where there are enough."""
+    pairs, accepted = (np.sum([text[what] for text in texts], axis=0).tolist() for what in ("pairs", "accepted"))
+    return {index: accepted[index] / count for index, count in enumerate(pairs) if count >= _FEWEST}
+
+
+def _rise(shares: Mapping[int, float]) -> float:
+    """Rank correlation of cosine and accepted share over bins."""
+    return rank_correlation([-index for index in shares], list(shares.values()))
+
+
+def rises_with_cosine(data: Data) -> Check:
+    """A "reliable surrogate for the greedy acceptance rate", pair by pair."""
+    shares = accepted_shares(data["texts"])
+    together = _rise(shares)
+    apart = [_rise(accepted_shares([text])) for text in data["texts"]]
+    lower, upper = bootstrap_interval(apart)
+    nearest, farthest = (list(shares.values())[end] if shares else 0.0 for end in (0, -1))
+    return Check(
+        "the share of accepted tokens rises with the cosine similarity",
+        together >= _RISES and lower > 0,
+        f"{farthest:.2f} accepted in the farthest bin to {nearest:.2f} in the nearest; rank correlation of bins "
+        f"{together:.2f}, in single texts {fmean(apart):.2f} ({lower:.2f} to {upper:.2f})",
+    )
+
+
+def nearer_sets_accepted(data: Data) -> Check:
+    """A "reliable surrogate for the greedy acceptance rate", set by set."""
+    sets = data["sets"]
+    cosines = [figures["cosine"] for figures in sets.values()]
+    rates = [figures["accepted"] / figures["pairs"] for figures in sets.values()]
+    correlation = rank_correlation(cosines, rates)
+    return Check(
+        "kept sets with nearer states have more of their tokens accepted",
+        correlation >= _RISES,
+        f"rank correlation of mean cosine and accepted share {correlation:.2f} over {len(sets)} kinds of sets, whose "
+        f"shares are {min(rates):.2f} to {max(rates):.2f}",
+    )

@@ -1,0 +1,164 @@
+"""Claim 7, first part: KnapSpec skips more attention as context grows (KnapSpec, figure 3)."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from selfspec.errors import InvalidParameterError
+from selfspec.methods.base import Prefill
+from selfspec.methods.knapsack import integer_weights
+from selfspec.methods.knapspec import KnapSpec
+from selfspec.plots import ATTENTION, MLP
+from selfspec.runtimes.latency import LatencyProfile
+from selfspec.runtimes.target import Target
+from selfspec_lab.experiments.base import Check, Data
+from selfspec_lab.experiments.knapspec_scene import (
+    MODEL,
+    knapspec_with,
+    last_tokens,
+    measure_profile,
+    read,
+    read_sources,
+    select,
+)
+from selfspec_lab.experiments.lab import Lab, bootstrap_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+METHOD = (
+    "Figure 3: what KnapSpec selects at the end of sources of Python's standard library of which the model sees more "
+    "or less, so that all contexts end with the same tokens, with latencies measured here; not widened, as wider "
+    "layers outgrow attention at these lengths. Beyond the model's context, once more at the longest one with the "
+    "latency that attention would have by the measured line at up to 32K tokens; the checks are without that. The "
+    "paper goes to 32K tokens with Qwen3-8B, and has SWIFT beside it."
+)
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much is measured.
+
+    Attributes:
+        contexts: tokens of context, ascending; those that the model has no room for are left out.
+        documents: how many texts, up to eight.
+        pretended: contexts beyond the model's, ascending, that attention is as slow as in.
+    """
+
+    contexts: tuple[int, ...] = (128, 512, 1024, 1900)
+    documents: int = 8
+    pretended: tuple[int, ...] = (8192, 32768)
+
+
+QUICK = Amounts(contexts=(128, 1024, 1900), documents=3, pretended=(32768,))
+
+
+def measure(lab: Lab, amounts: Amounts) -> Data:
+    """Selections at every context of every document, and the latencies that they were made with."""
+    model, tokenizer = lab.load(MODEL)
+    target = Target(model)
+    contexts = [each for each in amounts.contexts if each < target.context_limit - 1]
+    if len(contexts) < 2:
+        raise InvalidParameterError(
+            f"knapspec-context compares contexts of {amounts.contexts[0]} tokens and more, but this model ends at "
+            f"{target.context_limit}; take one with a longer context"
+        )
+    profile = measure_profile(target)
+    method, longest = knapspec_with(target, profile), contexts[-1]
+    slower = {each: knapspec_with(target, _as_slow_as_in(profile, each, longest)) for each in amounts.pretended}
+    skipped: dict[str, list[list[float]]] = {str(context): [] for context in contexts}
+    pretended: dict[str, list[list[float]]] = {str(context): [] for context in slower}
+    for document in read_sources(tokenizer, amounts.documents, longest):
+        lab.progress(f"knapspec's selections at {len(contexts)} contexts of a document")
+        for context in contexts:
+            prefilled = read(method, last_tokens(document, context))
+            skipped[str(context)].append(_skipped_shares(method, prefilled))
+        for context, slow in slower.items():
+            pretended[str(context)].append(_skipped_shares(slow, prefilled))
+    every = [*contexts, *slower]
+    return {
+        "attention_over_mlp": {str(context): profile.attention(context) / profile.mlp for context in every},
+        "weights": {str(each): list(integer_weights(profile.attention(each), profile.mlp)) for each in every},
+        "skipped": skipped,
+        "pretended": pretended,
+    }
+
+
+def judge(data: Data) -> Sequence[Check]:
+    """Whether the share grows, and whether it outgrows that of the MLPs."""
+    skipped: dict[str, list[list[float]]] = data["skipped"]
+    shortest, longest = min(skipped, key=int), max(skipped, key=int)
+    growth = [after[0] - before[0] for before, after in zip(skipped[shortest], skipped[longest], strict=True)]
+    ahead = [attention - mlp for attention, mlp in skipped[longest]]
+    grown, leading = bootstrap_interval(growth), bootstrap_interval(ahead)
+    ratios, pretended = data["attention_over_mlp"], data["pretended"]
+    beyond = ", ".join(
+        f"{_mean(pretended[context], 0):.0%} against {_mean(pretended[context], 1):.0%} at {context} "
+        f"({ratios[context]:.1f} times)"
+        for context in sorted(pretended, key=int)
+    )
+    return [
+        Check(
+            "a larger share of attention is skipped at the longest context than at the shortest",
+            grown[0] > 0,
+            f"{_mean(skipped[longest], 0):.0%} at {longest} tokens against {_mean(skipped[shortest], 0):.0%} at "
+            f"{shortest}, where an attention branch takes {ratios[longest]:.1f} and {ratios[shortest]:.1f} times as "
+            f"long as an MLP branch; 95 % interval of the growth over {len(growth)} texts {grown[0]:+.0%} to "
+            f"{grown[1]:+.0%}",
+        ),
+        Check(
+            "at the longest context more attention than MLP is skipped",
+            leading[0] > 0,
+            f"{_mean(skipped[longest], 0):.0%} of attention against {_mean(skipped[longest], 1):.0%} of MLP; 95 % "
+            f"interval of the difference {leading[0]:+.0%} to {leading[1]:+.0%}"
+            + (f"; with attention as slow as in longer contexts {beyond}" if beyond else ""),
+        ),
+    ]
+
+
+def draw(panel: "Axes", data: Data) -> None:
+    """Skipped shares against context, pretended ones with hollow markers."""
+    skipped: dict[str, list[list[float]]] = data["skipped"]
+    contexts, beyond = sorted(map(int, skipped)), sorted(map(int, data["pretended"]))
+    for kind, (name, colour, marker) in enumerate((("attention", ATTENTION, "o"), ("MLP", MLP, "s"))):
+        means = [_mean(skipped[str(context)], kind) for context in contexts]
+        intervals = [bootstrap_interval([pair[kind] for pair in skipped[str(context)]]) for context in contexts]
+        spread = [
+            [max(0.0, mean - low) for mean, (low, _) in zip(means, intervals, strict=True)],
+            [max(0.0, high - mean) for mean, (_, high) in zip(means, intervals, strict=True)],
+        ]
+        panel.errorbar(contexts, means, yerr=spread, color=colour, marker=marker, capsize=3, label=name)
+        panel.plot(
+            [contexts[-1], *beyond],
+            [means[-1], *(_mean(data["pretended"][str(context)], kind) for context in beyond)],
+            color=colour,
+            marker=marker,
+            markerfacecolor="white",
+            linestyle=":",
+            zorder=1,
+        )
+    panel.set_xscale("log", base=2)
+    every = [contexts[0], contexts[-1], *beyond]
+    panel.set_xticks(every, map(str, every))
+    panel.set_ylim(0, 1)
+    panel.set_xlabel("context, tokens (hollow: latency alone)")
+    panel.set_ylabel("skipped share of sublayers")
+    panel.set_title("fig. 3: skipped against context", fontsize="medium")
+    panel.legend(frameon=False, fontsize="small", loc="upper left")
+
+
+def _as_slow_as_in(profile: LatencyProfile, context: int, longest: int) -> LatencyProfile:
+    """Latencies with which attention takes at the longest context what the line says of another."""
+    return replace(profile, attention_base=profile.attention_base + profile.attention_per_token * (context - longest))
+
+
+def _skipped_shares(method: KnapSpec, prefilled: Prefill) -> list[float]:
+    """Of attention and of MLP."""
+    kept = select(method, prefilled).kept
+    return [1 - kept.attention_share, 1 - kept.mlp_share]
+
+
+def _mean(shares: Sequence[Sequence[float]], kind: int) -> float:
+    """Of attention (0) or of MLP (1)."""
+    return statistics.fmean(pair[kind] for pair in shares)

@@ -1,0 +1,183 @@
+"""Claim 7, fourth part: pruning at a cosine of 0.5 loses nothing (KnapSpec, figure 4)."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from selfspec.decoding.fused_selection import carry_out
+from selfspec.methods.base import Prefill
+from selfspec.methods.knapsack import fill_table, integer_weights
+from selfspec.methods.knapspec import KnapSpec
+from selfspec_lab.experiments.base import Check, Data
+from selfspec_lab.experiments.knapspec_scene import (
+    MODEL,
+    knapspec_with,
+    last_tokens,
+    measure_profile,
+    read,
+    read_sources,
+    select,
+)
+from selfspec_lab.experiments.lab import Lab, bootstrap_interval
+from selfspec_lab.prompts import PROMPTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+OFF, CHOSEN = -1.0, 0.5
+"""The similarity threshold that prunes nothing, and the one that the paper chose."""
+
+NOTHING = 0.01
+"""Share of TPT up to which a threshold counts as losing nothing (ours; the paper has 1.26× with and without)."""
+
+FEWER = 0.05
+"""Share of the states from which on a threshold counts as pruning (ours; the paper saves 31 % of memory)."""
+
+METHOD = (
+    "Figure 4: what KnapSpec selects at the end of prompts of three domains and of longer sources with thresholds "
+    "from none upwards: TPT of the selection, and states that the dynamic program holds (here they are masked, not "
+    "freed, so that memory stays the same). The paper measures speed and memory."
+)
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much is measured.
+
+    Attributes:
+        thresholds: similarity thresholds, ascending, from ``OFF`` on, with ``CHOSEN`` and a higher one.
+        prompts: of each domain.
+        documents: sources beside them, up to eight.
+        context: tokens of a source.
+    """
+
+    thresholds: tuple[float, ...] = (OFF, 0.0, CHOSEN, 0.75, 0.9, 0.95, 0.98)
+    prompts: int = 3
+    documents: int = 3
+    context: int = 512
+
+
+QUICK = Amounts(thresholds=(OFF, CHOSEN, 0.75, 0.98), prompts=1, documents=1)
+
+
+def measure(lab: Lab, amounts: Amounts) -> Data:
+    """TPT, estimated acceptance and number of states by threshold and text."""
+    engine = lab.engine(MODEL)
+    target, tokenizer = engine.target, engine.tokenizer
+    assert tokenizer is not None
+    profile = measure_profile(target)
+    context = min(amounts.context, target.context_limit - 2)
+    texts = [engine.encode(prompt) for domain in PROMPTS for prompt in lab.prompts(domain, amounts.prompts)]
+    texts += [last_tokens(source, len(source)) for source in read_sources(tokenizer, amounts.documents, context)]
+    found: dict[str, dict[str, list[float]]] = {
+        str(threshold): {"tpt": [], "acceptance": [], "states": []} for threshold in amounts.thresholds
+    }
+    for text in texts:
+        lab.progress(f"knapspec's selections with {len(amounts.thresholds)} thresholds")
+        prefilled = read(knapspec_with(target, profile), text)
+        for threshold in amounts.thresholds:
+            method = knapspec_with(target, profile, similarity_threshold=threshold)
+            selection = select(method, prefilled)
+            of_threshold = found[str(threshold)]
+            of_threshold["tpt"].append(selection.tokens_per_second)
+            of_threshold["acceptance"].append(selection.acceptance)
+            of_threshold["states"].append(count_states(method, prefilled))
+    return {"thresholds": found}
+
+
+@torch.inference_mode()
+def count_states(method: KnapSpec, prefilled: Prefill) -> int:
+    """How many states the dynamic program holds behind all sublayers together, those pruned left out.
+
+    The table behind each sublayer is that of a program which ends there; every sublayer runs once.
+    """
+    layers = method.target.layer_count
+    branches = prefilled.probe.branches(_rows(method, prefilled), method.selection_rows)
+    references = torch.stack([prefilled.hidden_states[index] for index in method.watched])
+    weights = integer_weights(method.profile.attention(prefilled.probe.committed), method.profile.mlp)
+    items: list[int | None] = [*weights * (layers - 2), None, None]
+    budget = min(layers * sum(weights) // 2, (layers - 2) * sum(weights))
+    behind: dict[int, torch.Tensor] = {}
+
+    def run(index: int, states: torch.Tensor) -> torch.Tensor:
+        """A sublayer behind the first layer's over all states: for the first table that has it, then from memory."""
+        if index not in behind:
+            behind[index] = branches.run(index + 2, states)
+        return behind[index]
+
+    threshold = method.settings.similarity_threshold
+    tables = (
+        carry_out(fill_table(references[: last + 1], items[:last], budget, threshold), run)
+        for last in range(1, len(items) + 1)
+    )
+    return sum(int((table.similarities > -math.inf).sum()) for table in tables)
+
+
+def judge(data: Data) -> Sequence[Check]:
+    """Whether the paper's threshold loses nothing, prunes something, and whether higher ones lose."""
+    names = sorted(data["thresholds"], key=float)
+    chosen = str(CHOSEN)
+    higher = names[names.index(chosen) + 1]
+    changes = [
+        after - before
+        for before, after in zip(_relative(data, chosen, "tpt"), _relative(data, higher, "tpt"), strict=True)
+    ]
+    low, high = bootstrap_interval(changes)
+    tpts, states = (
+        {name: statistics.fmean(_relative(data, name, figure)) for name in names[1:]} for figure in ("tpt", "states")
+    )
+    return [
+        Check(
+            f"at a threshold of {CHOSEN} the selected TPT is within {NOTHING:.0%} of that without pruning",
+            tpts[chosen] >= 1 - NOTHING,
+            f"TPT over that without pruning, mean of {len(changes)} texts: "
+            + ", ".join(f"{share:.3f} at {name}" for name, share in tpts.items())
+            + " (paper: 1.26× both at 0.5 and without)",
+        ),
+        Check(
+            f"that threshold prunes at least {FEWER:.0%} of the states",
+            states[chosen] <= 1 - FEWER,
+            "states over those without pruning: "
+            + ", ".join(f"{share:.3f} at {name}" for name, share in states.items())
+            + " (paper: 31 % less memory at 0.5)",
+        ),
+        Check(
+            "the next higher threshold loses already",
+            high < 0,
+            f"{tpts[higher]:.3f} of the TPT at {higher} against {tpts[chosen]:.3f} at {CHOSEN}; 95 % interval of the "
+            f"change over texts {low:+.3f} to {high:+.3f}",
+        ),
+    ]
+
+
+def draw(panel: "Axes", data: Data) -> None:
+    """TPT and states against the threshold."""
+    names = sorted((name for name in data["thresholds"] if float(name) > OFF), key=float)
+    places = [float(name) for name in names]
+    for figure, colour, marker, style, label in (
+        ("tpt", "#0072b2", "o", "-", "TPT of the selection"),
+        ("states", "#d55e00", "s", "--", "states"),
+    ):
+        means = [statistics.fmean(_relative(data, name, figure)) for name in names]
+        panel.plot(places, means, color=colour, marker=marker, linestyle=style, label=label)
+    panel.axvline(CHOSEN, color="#bbbbbb", linestyle=":")
+    panel.set_ylim(0, 1.1)
+    panel.set_xlabel("similarity threshold τ")
+    panel.set_ylabel("over that without pruning")
+    panel.set_title("fig. 4: pruning threshold", fontsize="medium")
+    panel.legend(frameon=False, fontsize="small", loc="lower left")
+
+
+def _relative(data: Data, name: str, figure: str) -> list[float]:
+    """A figure at a threshold over the same without pruning, text by text."""
+    at, without = (data["thresholds"][each][figure] for each in (name, str(OFF)))
+    return [mine / theirs for mine, theirs in zip(at, without, strict=True)]
+
+
+def _rows(method: KnapSpec, prefilled: Prefill) -> int:
+    """Recent tokens that a selection at the end of this text looks at."""
+    return len(prefilled.hidden_states[method.watched[0]])

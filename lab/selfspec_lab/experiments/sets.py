@@ -1,0 +1,123 @@
+"""Sets of skipped sublayers in experiments: held to, and scored on text that they were not chosen by."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from selfspec.decoding.probe import Probe
+from selfspec.engine import Engine
+from selfspec.methods.base import Needs
+from selfspec.methods.state import LearnedState
+from selfspec.methods.swift import Swift, matchness
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.target import Target
+from selfspec_lab.experiments.prefilled import prefill_text
+
+DOMAIN_STYLES = {"code": ("#0072b2", "o"), "math": ("#d55e00", "s"), "prose": ("#009e73", "^")}
+"""Colour (Okabe and Ito) and marker of each domain."""
+
+WINDOW = 32
+"""Tokens that a set is scored by at a time: SWIFT's context window."""
+
+_VARIATION_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and what the target wrote behind it, greedily.
+
+    Attributes:
+        token_ids: of both.
+        prompt_length: tokens of the prompt.
+    """
+
+    token_ids: tuple[int, ...]
+    prompt_length: int
+
+
+def halves(prompts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Prompts to choose sets on, and others to try them on."""
+    return prompts[: len(prompts) // 2], prompts[len(prompts) // 2 :]
+
+
+def vary_prompts(engine: Engine, prompts: Sequence[str], count: int, *, seed: int) -> list[list[int]]:
+    """As many prompts as wanted: the given ones, then the same again, each gone on by a few sampled tokens.
+
+    Greedy text of small models soon repeats itself; a new beginning is what makes it another text.
+
+    Args:
+        engine: writes the tokens.
+        prompts: text, at least one.
+        count: how many prompts to make.
+        seed: fixes the sampled tokens.
+
+    Returns:
+        Token ids of each.
+    """
+    varied = []
+    for index in range(count):
+        prompt = engine.encode(prompts[index % len(prompts)])
+        if index >= len(prompts):
+            variation = engine.generate(
+                prompt, max_new_tokens=_VARIATION_TOKENS, temperature=1.0, seed=seed + index, ignore_eos=True
+            )
+            prompt = prompt + list(variation.token_ids)
+        varied.append(prompt)
+    return varied
+
+
+def write_texts(engine: Engine, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Text]:
+    """Lets the target write on, greedily and past its end-of-sequence tokens."""
+    return [
+        Text((*prompt, *engine.generate(prompt, max_new_tokens=max_new_tokens, ignore_eos=True).token_ids), len(prompt))
+        for prompt in prompts
+    ]
+
+
+class Windows:
+    """The windows of some texts' outputs, ready to score sets on.
+
+    Args:
+        target: the model.
+        texts: with outputs of at least a window.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, target: Target, texts: Sequence[Text]) -> None:
+        self._target = target
+        self._probes = [[_probe(target, text, end) for end in _window_ends(text)] for text in texts]
+        assert all(self._probes), "an output is shorter than a window"
+
+    @torch.inference_mode()
+    def score(self, skipped: Sequence[int]) -> list[float]:
+        """The matchness of a set, just as SWIFT scores its candidates (equations 3 and 4).
+
+        Args:
+            skipped: sublayer indices.
+
+        Returns:
+            For each text the mean over its windows, 0 to 1.
+        """
+        kept = KeptSet.skipping(skipped, self._target.sublayer_count)
+        return [sum(matchness(probe, kept, WINDOW) for probe in probes) / len(probes) for probes in self._probes]
+
+
+def hold_to(method: Swift, skipped: Sequence[int]) -> Swift:
+    """Gives SWIFT a set, which it keeps where it makes no optimisation steps.
+
+    Raises:
+        StateError: the set does not fit the model.
+    """
+    state = method.state()
+    method.restore(LearnedState({**state.values, "skipped": list(skipped)}, state.tensors))
+    return method
+
+
+def _window_ends(text: Text) -> range:
+    return range(text.prompt_length + WINDOW, len(text.token_ids) + 1, WINDOW)
+
+
+def _probe(target: Target, text: Text, end: int) -> Probe:
+    """Of a request whose pending token is the window's last one, which the target chooses once more."""
+    return prefill_text(target, text.token_ids[: end - 1], Needs(probe_rows=WINDOW)).probe

@@ -1,0 +1,85 @@
+"""Results of experiments in a folder: one JSON file and one picture each."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selfspec.errors import InvalidParameterError
+from selfspec.loading import parse_device
+from selfspec_lab.bench.stamp import make_stamp
+from selfspec_lab.experiments.base import EXPERIMENTS, Data, Experiment, verdict
+from selfspec_lab.experiments.lab import Lab
+
+_DPI = 110
+
+
+def run_experiment(experiment: Experiment, lab: Lab) -> dict[str, Any]:
+    """Measures and judges.
+
+    Returns:
+        The result, ready for JSON: ``name``, ``model``, ``quick``, ``seed``, ``stamp``, ``verdict``, ``checks`` and
+        ``data``.
+    """
+    data = json.loads(json.dumps(experiment.measure(lab), allow_nan=False))  # as it will be read again
+    return {
+        "experiment": experiment.name,
+        "model": lab.model or experiment.model,
+        "quick": lab.quick,
+        "seed": lab.seed,
+        "stamp": make_stamp(_device(lab)),
+        **judged(experiment, data),
+        "data": data,
+    }
+
+
+def judged(experiment: Experiment, data: Data) -> dict[str, Any]:
+    """``verdict`` and ``checks`` of some data, ready for JSON."""
+    checks = experiment.judge(data)
+    return {"verdict": verdict(checks), "checks": [asdict(check) for check in checks]}
+
+
+def save_result(experiment: Experiment, result: dict[str, Any], folder: Path) -> tuple[Path, Path]:
+    """Writes a result and its picture, replacing older ones.
+
+    Returns:
+        The JSON file and the picture.
+
+    Raises:
+        InvalidParameterError: they cannot be written.
+    """
+    result_path, picture_path = folder / f"{experiment.name}.json", folder / f"{experiment.name}.png"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        result_path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        experiment.draw(result["data"]).savefig(picture_path, dpi=_DPI)
+    except OSError as error:
+        raise InvalidParameterError(f"the result cannot be written to '{folder}': {error.strerror or error}") from error
+    return result_path, picture_path
+
+
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """The results in a folder by the name of their experiment, in the order of the claims, judged anew.
+
+    Raises:
+        InvalidParameterError: there are none, or a file is not a result.
+    """
+    results: dict[str, dict[str, Any]] = {}
+    for name in EXPERIMENTS:
+        path = folder / f"{name}.json"
+        if not path.is_file():
+            continue
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            results[name] = {**result, **judged(EXPERIMENTS[name](), result["data"])}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidParameterError(f"'{path}' is not the result of an experiment: {error}") from error
+    if not results:
+        raise InvalidParameterError(f"there are no results of experiments in '{folder}'; run: selfspec experiments run")
+    return results
+
+
+def _device(lab: Lab) -> torch.device:
+    return parse_device(lab.device)

@@ -1,0 +1,103 @@
+"""The bundled checkpoints are what their cards say: small, trained, and good at drafting for themselves."""
+
+import ast
+import json
+import re
+
+import pytest
+
+from selfspec import METHODS, Engine, SamplingParams, load_model
+from selfspec.loading import bundled_models
+from selfspec_lab.prompts import PROMPTS
+
+pytestmark = pytest.mark.trained
+PARAMS = SamplingParams(max_new_tokens=64)
+
+
+def engine(checkpoint: str, method: str = "autoregressive", **settings: object) -> Engine:
+    model, tokenizer = load_model(checkpoint, dtype="float32", device="cpu")
+    return Engine(model, tokenizer, method, settings=settings)
+
+
+@pytest.mark.parametrize("name", bundled_models())
+def test_size_and_shape(name: str) -> None:
+    model, tokenizer = load_model(name)
+    folder = bundled_models()[name]
+    assert len((folder / "model.safetensors").read_bytes()) <= 32 * 2**20
+    assert 10e6 <= sum(parameter.numel() for parameter in model.parameters()) <= 16e6
+    assert model.config.num_hidden_layers >= 16
+    assert model.config.max_position_embeddings >= 2048
+    assert 4096 <= len(tokenizer) <= 8192
+
+
+@pytest.mark.parametrize("name", bundled_models())
+def test_the_card_tells_the_measured_figures(name: str) -> None:
+    folder = bundled_models()[name]
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    figures = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    assert figures["held_out"]["math"]["bits_per_byte"]["1024"] <= 1.20
+    if name == "tiny":
+        assert all(chosen["agreement"][domain] >= 0.78 for domain, chosen in figures["skip_half"].items())
+    else:
+        assert all(exits["6"] >= 0.60 for exits in figures["exit_agreement"].values())
+    for domain in figures["held_out"].values():
+        assert f"{domain['bits_per_byte']['1024']:.3f}" in card
+
+
+@pytest.mark.parametrize("name", bundled_models())
+def test_the_samples_continue_prompts_of_ours(name: str) -> None:
+    folder = bundled_models()[name]
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    figures = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    writer = engine(name)
+    assert set(figures["samples"]) == set(figures["held_out_form"]) == set(PROMPTS)
+    for domain, samples in figures["samples"].items():
+        assert [sample["prompt"] for sample in samples] == list(PROMPTS[domain][: len(samples)])
+        assert f"{samples[0]['prompt']}>>>{samples[0]['completion']}\n" in card
+        assert samples[0]["completion"].startswith(writer.generate(samples[0]["prompt"], max_new_tokens=8).text)
+    for form in figures["held_out_form"].values():
+        assert form["well_formed"] >= form["documents"] / 2
+        assert f"{form['well_formed']} of {form['documents']}" in card
+
+
+@pytest.mark.parametrize("name", bundled_models())
+@pytest.mark.parametrize("domain", PROMPTS)
+def test_every_method_writes_the_plain_text(name: str, domain: str) -> None:
+    model, tokenizer = load_model(name, dtype="float32", device="cpu")
+    prompt = PROMPTS[domain][0]
+    plain = Engine(model, tokenizer).generate(prompt, max_new_tokens=24)
+    for method in METHODS:
+        result = Engine(model, tokenizer, method).generate(prompt, max_new_tokens=24)
+        assert result.token_ids == plain.token_ids, method
+        assert method == "autoregressive" or result.drafted > 0
+
+
+@pytest.mark.parametrize(("domain", "least"), [("code", 0.5), ("math", 0.6), ("prose", 0.5)])
+def test_early_exits_draft_well(domain: str, least: float) -> None:
+    drafting = engine("tiny-early-exit", "layerskip", exit_layer=6, draft_length=5)
+    results = [drafting.generate(prompt, PARAMS) for prompt in PROMPTS[domain][:4]]
+    assert sum(result.accepted for result in results) > least * sum(result.drafted for result in results)
+
+
+def test_answers_have_the_form_of_gsm8k() -> None:
+    writer = engine("tiny")
+    answers = [writer.generate(prompt, PARAMS, max_new_tokens=120).text for prompt in PROMPTS["math"][:4]]
+    assert all(re.search(r"<<[^<>]+=[\d.]+>>", answer) for answer in answers)
+    assert any(re.search(r"\n#### -?[\d.,]+\s*$", answer) for answer in answers)  # greedy text may loop instead
+
+
+def test_code_mostly_parses() -> None:
+    writer = engine("tiny")
+    parses = 0
+    for prompt in PROMPTS["code"][:4]:
+        lines = (prompt + writer.generate(prompt, PARAMS, max_new_tokens=120).text).rstrip().splitlines()
+        parses += any(_parses("\n".join(lines[: len(lines) - cut])) for cut in range(4))
+    assert parses >= 2
+
+
+def _parses(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        return False
+    return True

@@ -1,0 +1,27 @@
+"""The generated pages are those of the committed results."""
+
+from pathlib import Path
+
+from selfspec_lab.bench.report.leaderboard import read_summaries, render_leaderboard
+from selfspec_lab.experiments import EXPERIMENTS
+from selfspec_lab.experiments.document import render_document
+from selfspec_lab.experiments.store import read_results
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def test_the_page_of_the_claims_is_made_of_the_committed_results() -> None:
+    folder, page = RESULTS / "experiments", ROOT / "docs" / "experiments.md"
+    results = read_results(folder)
+    assert list(results) == list(EXPERIMENTS)
+    assert not any(result["quick"] for result in results.values())
+    assert all((folder / f"{name}.png").is_file() for name in results)
+    assert page.read_text(encoding="utf-8") == render_document(results, folder, page)
+
+
+def test_the_leaderboard_is_made_of_the_committed_runs() -> None:
+    page = ROOT / "docs" / "leaderboard.md"
+    summaries = read_summaries(RESULTS / "runs")
+    assert {"tiny", "tiny-early-exit"} <= {summary["options"]["model"] for summary in summaries.values()}
+    assert page.read_text(encoding="utf-8") == render_leaderboard(summaries, page)

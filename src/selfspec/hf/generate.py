@@ -1,0 +1,242 @@
+"""The entry point through transformers: ``model.generate(..., custom_generate=selfspec.custom_generate)``."""
+
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from types import FrameType
+from typing import Any, overload
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from selfspec.batch import Batch
+from selfspec.engine import Engine
+from selfspec.errors import InvalidParameterError, InvalidPromptError
+from selfspec.hf.rows import Row, processors_of, split_rows
+from selfspec.methods.registry import DEFAULT_METHOD, find_method
+from selfspec.methods.settings import parse_settings
+from selfspec.types import SamplingParams
+
+_KNOWN_MODEL_ARGUMENTS = {"attention_mask", "cache_position", "logits_to_keep", "past_key_values", "position_ids"}
+_KEPT_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+_KEPT_LOOP = "_selfspec_custom_generate"
+"""The attribute of a model that holds its loop of the default method."""
+
+
+@overload
+def custom_generate(
+    method: str = DEFAULT_METHOD, settings: Mapping[str, Any] | None = None, *, seed: int | None = None
+) -> "CustomGenerate": ...
+
+
+@overload
+def custom_generate(
+    model: PreTrainedModel, input_ids: torch.Tensor, **prepared: Any
+) -> GenerateDecoderOnlyOutput | torch.Tensor: ...
+
+
+def custom_generate(*arguments: Any, **options: Any) -> Any:  # noqa: D417 - the arguments of the overloads
+    """A decoding loop for ``transformers``' ``generate``, itself or made by a call.
+
+    ``model.generate(..., custom_generate=custom_generate)`` drafts with the default method, ``"suffix"``: it copies
+    from prompt and output, so it fits any model without settings. ``custom_generate=custom_generate("uniform", {...})``
+    drafts with another method. ``generate`` prepares prompt, processors and criteria as always and hands them over; the
+    drafts then give the same tokens. ``CustomGenerate`` says what holds for batches.
+
+    What is built for a model lasts from call to call. Without a call of ``custom_generate`` it is kept in an attribute
+    of the model itself, so that it is freed together with the model.
+
+    Args:
+        method: the name of a method.
+        settings: values of its settings by name.
+        seed: with ``do_sample=True``, makes the text depend on this seed alone (coupled sampling); without one,
+            sampling draws from torch's global generator, as ``generate`` does.
+        model: instead of all these the model, where ``generate`` makes the call.
+        input_ids: the prompts, from ``generate``.
+        **prepared: the rest of what ``generate`` prepared.
+
+    Returns:
+        What to pass as ``custom_generate``; prompt and output where ``generate`` makes the call.
+
+    Raises:
+        UnknownMethodError: there is no such method.
+        InvalidSettingError: a setting is unknown, of the wrong type or out of range.
+        InvalidParameterError: the seed is not a whole number.
+    """
+    first = arguments[0] if arguments else options.get("model")
+    if not isinstance(first, PreTrainedModel):
+        return CustomGenerate(*arguments, **options)
+    # A dictionary with weak keys would keep every model alive: its engine, the value, holds the model.
+    loop = vars(first).setdefault(_KEPT_LOOP, CustomGenerate())
+    return loop(*arguments, **options)
+
+
+class CustomGenerate:
+    """The callable that ``custom_generate`` makes. It may be used from several threads, and for several models in turn.
+
+    Rows of a batch are generated one after the other, without their padding, which has to be at the left. Each row
+    gives what ``generate`` gives for it alone; rows that end early are filled with the pad token at the right.
+    Processors and stopping criteria see a row as ``[1, length]`` ids without padding. ``max_length`` and ``min_length``
+    count the padding, as in ``generate``; ``max_new_tokens`` and ``min_new_tokens`` do not. ``max_time`` is the time of
+    all rows together.
+
+    With a seed, every row is what it is alone with this seed. Of several outputs for one prompt
+    (``num_return_sequences``) output ``k`` has the seed ``seed + k``.
+
+    Stop strings reach it as a criterion only if they are passed as one: ``generate`` does not pass its ``tokenizer`` on
+    to a callable, and refuses ``stop_strings`` for that reason. Give a ``StopStringCriteria`` among the
+    ``stopping_criteria`` instead.
+
+    Args:
+        method: the name of a method.
+        settings: values of its settings by name.
+        seed: makes sampled text depend on this seed alone.
+
+    Raises:
+        UnknownMethodError: there is no such method.
+        InvalidSettingError: a setting is unknown, of the wrong type or out of range.
+        InvalidParameterError: the seed is not a whole number.
+    """
+
+    def __init__(
+        self, method: str = DEFAULT_METHOD, settings: Mapping[str, Any] | None = None, *, seed: int | None = None
+    ) -> None:
+        parse_settings(find_method(method).Settings, method, settings or {})
+        SamplingParams(seed=seed)  # checks it
+        self._method = method
+        self._settings = dict(settings or {})
+        self._seed = seed
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> GenerateDecoderOnlyOutput | torch.Tensor:
+        """Writes the output; called by ``generate``.
+
+        Args:
+            model: the model.
+            input_ids: long ``[batch, prompt]``, left-padded.
+            logits_processor: the processors that ``generate`` prepared.
+            stopping_criteria: the criteria that it prepared.
+            generation_config: the prepared configuration.
+            **model_kwargs: further arguments of the model's forward, the attention mask among them.
+
+        Returns:
+            Prompt and output, long ``[batch, padded prompt + longest output]``, or an object that holds them, as the
+            configuration asks.
+
+        Raises:
+            SelfSpecError: something was asked for that drafting with the model's own layers cannot give.
+        """
+        streamer = _streamer_of_caller(model)
+        _check_config(generation_config, len(input_ids), streamer)
+        _check_model_arguments(model_kwargs)
+        rows = split_rows(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
+        params = self._parameters(input_ids, stopping_criteria, generation_config)
+        copies = generation_config.num_return_sequences or 1
+        requests = [(row.token_ids, self._for_row(row, params, logits_processor, copies)) for row in rows]
+        batch = Batch(self._engine_for(model), requests, name="row")
+        for _, piece in batch.pieces():
+            if streamer is not None:
+                streamer.put(torch.tensor([piece.token_id]))
+        if streamer is not None:
+            streamer.end()
+        outputs = [list(result.token_ids) for result in batch.results()]
+        sequences = torch.cat([input_ids, _pad(outputs, generation_config, input_ids)], dim=1)
+        if generation_config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
+        return sequences
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or what is pickled, has method, settings and seed, and makes its own engine."""
+        return _remake, (self._method, self._settings, self._seed)
+
+    def _engine_for(self, model: PreTrainedModel) -> Engine:
+        with self._lock:
+            if self._engine is None or self._engine.target.model is not model:
+                self._engine = Engine(model, None, self._method, settings=self._settings)
+            return self._engine
+
+    def _parameters(
+        self, input_ids: torch.Tensor, stopping_criteria: StoppingCriteriaList, config: GenerationConfig
+    ) -> SamplingParams:
+        """The prepared arguments in our words. Temperature and the like are among the processors already."""
+        own = (MaxLengthCriteria, EosTokenCriteria)
+        lengths = [criterion.max_length for criterion in stopping_criteria if type(criterion) is MaxLengthCriteria]
+        ends = [criterion.eos_token_id for criterion in stopping_criteria if type(criterion) is EosTokenCriteria]
+        return SamplingParams(
+            max_new_tokens=max(1, min(lengths, default=config.max_length) - input_ids.shape[1]),
+            temperature=1.0 if config.do_sample else 0.0,
+            ignore_eos=True,
+            stop_token_ids=tuple(token_id for ids in ends for token_id in ids.tolist() if token_id >= 0),
+            stopping_criteria=tuple(criterion for criterion in stopping_criteria if type(criterion) not in own),
+        )
+
+    def _for_row(
+        self, row: Row, params: SamplingParams, processors: LogitsProcessorList, copies: int
+    ) -> SamplingParams:
+        seed = None if self._seed is None else self._seed + row.index % copies
+        return replace(params, seed=seed, logits_processors=processors_of(row, processors))
+
+
+def _remake(method: str, settings: Mapping[str, Any], seed: int | None) -> CustomGenerate:
+    return CustomGenerate(method, settings, seed=seed)
+
+
+def _pad(outputs: list[list[int]], config: GenerationConfig, like: torch.Tensor) -> torch.Tensor:
+    """The rows' outputs side by side; the shorter ones end in padding, as in ``generate``."""
+    width = max(len(output) for output in outputs)
+    eos = config.eos_token_id
+    fill = config.pad_token_id
+    if fill is None:  # the rest is what `generate` chooses then
+        fill = eos if isinstance(eos, int) else next(iter(eos or ()), 0)
+    return torch.tensor([output + [fill] * (width - len(output)) for output in outputs], device=like.device)
+
+
+def _check_config(config: GenerationConfig, batch: int, streamer: Any) -> None:
+    if (config.num_beams or 1) > 1:
+        raise InvalidParameterError(f"num_beams={config.num_beams}: drafts are verified for one beam; use num_beams=1")
+    for name in _KEPT_OUTPUTS:
+        if config.return_dict_in_generate and getattr(config, name, None):
+            raise InvalidParameterError(f"{name}=True: only the sequences are kept; run generate without it")
+    if streamer is not None and batch > 1:
+        raise InvalidParameterError(f"a streamer takes one sequence, not a batch of {batch}")
+
+
+def _check_model_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuses what would change the model's forward; what ``generate`` itself adds is redundant or read elsewhere."""
+    cache = arguments.get("past_key_values")
+    if cache is not None and cache.get_seq_length() > 0:
+        raise InvalidPromptError("past_key_values are filled; give the whole prompt and no cache")
+    for name, value in arguments.items():
+        if name not in _KNOWN_MODEL_ARGUMENTS and name != "use_cache" and value is not None:
+            raise InvalidParameterError(f"the argument {name} is not supported with custom_generate")
+
+
+def _streamer_of_caller(model: PreTrainedModel) -> Any:
+    """The ``streamer`` that ``generate`` was called with, which it does not pass on to a callable.
+
+    ``generate`` keeps it in a local variable (and has put the prompt into it), so that is where it is read.
+
+    Raises:
+        InvalidParameterError: ``generate`` was given an ``assistant_model``, which would be silently ignored.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        given = frame.f_locals
+        if frame.f_code.co_name == "generate" and given.get("self") is model:
+            if given.get("assistant_model") is not None:
+                raise InvalidParameterError("an assistant_model drafts instead of the model's own layers; leave it out")
+            return given.get("streamer")
+        frame = frame.f_back
+    return None

@@ -1,0 +1,1 @@
+"""The model as ``2L`` sublayers: what is computed."""

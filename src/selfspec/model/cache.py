@@ -1,0 +1,121 @@
+"""The one cache of keys and values: preallocated, with a length."""
+
+from collections.abc import Sequence
+from ctypes import Array, c_void_p
+
+import torch
+
+from selfspec.model.transfer import send
+
+
+class KeyValueCache:
+    """Keys and values of one sequence, for every layer of the target.
+
+    The first ``length`` slots are the target's, at the committed positions. Slots from ``length`` on are scratch:
+    drafts write their keys there, verifications overwrite them, and a rejected tail is dropped by leaving ``length``
+    where it is. Nothing is cloned or concatenated.
+
+    Attributes:
+        keys: per layer ``[1, key_value_heads, capacity, head_dim]``.
+        values: per layer ``[1, key_value_heads, capacity, head_dim]``.
+        length: committed slots.
+        addresses: per layer where ``[2, key_value_heads, capacity, head_dim]``, keys and values, lie in memory.
+    """
+
+    def __init__(
+        self,
+        layer_count: int,
+        key_value_heads: int,
+        capacity: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (2, key_value_heads, capacity, head_dim)
+        # Zeros, because attention multiplies the values of hidden slots by zero, and garbage may hold NaN.
+        self._hold([torch.zeros(shape, dtype=dtype, device=device) for _ in range(layer_count)])
+
+    def _hold(self, pairs: Sequence[torch.Tensor]) -> None:
+        """Takes per layer keys and values, ``[2, key_value_heads, capacity, head_dim]``, with nothing committed."""
+        self._pairs = list(pairs)
+        self.addresses = addresses_of(pairs)
+        self.keys = [pair[:1] for pair in pairs]
+        self.values = [pair[1:] for pair in pairs]
+        self.capacity = pairs[0].shape[2]
+        self.length = 0
+
+    @property
+    def size_in_bytes(self) -> int:
+        """Bytes reserved for keys and values."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+    def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes the rows of one layer into the slots from ``start`` on.
+
+        Args:
+            layer: index of the layer.
+            start: first slot.
+            keys: ``[1, key_value_heads, rows, head_dim]``.
+            values: ``[1, key_value_heads, rows, head_dim]``.
+        """
+        rows = keys.shape[2]
+        assert start + rows <= self.capacity, f"slots {start}..{start + rows} do not fit a cache of {self.capacity}"
+        self.keys[layer].narrow(2, start, rows).copy_(keys)
+        self.values[layer].narrow(2, start, rows).copy_(values)
+
+    def write_pairs(self, layer: int, start: int, pairs: torch.Tensor) -> None:
+        """Writes keys and values that stand together, as a fused projection leaves them, in one go.
+
+        Args:
+            layer: index of the layer.
+            start: first slot.
+            pairs: ``[rows, 2 * key_value_heads, head_dim]``, the keys' heads before the values'.
+        """
+        rows = pairs.shape[0]
+        pair = self.slots_for(layer, start, rows)
+        pair.narrow(2, start, rows).copy_(pairs.view(rows, *pair.shape[:2], -1).permute(1, 2, 0, 3))
+
+    def slots_for(self, layer: int, start: int, rows: int) -> torch.Tensor:
+        """Keys and values of one layer, ``[2, key_value_heads, capacity, head_dim]``, which have those slots."""
+        assert start + rows <= self.capacity, f"slots {start}..{start + rows} do not fit a cache of {self.capacity}"
+        return self._pairs[layer]
+
+    def seen(self, layer: int, first: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of consecutive slots, views of ``[1, key_value_heads, slots, head_dim]`` each."""
+        return self.keys[layer].narrow(2, first, slots), self.values[layer].narrow(2, first, slots)
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Keeps rows of the last verification and forgets the others.
+
+        Args:
+            rows: ascending row numbers, counted from the slot ``length``. For a chain they are ``0 … k`` and only the
+                length moves; a tree path that jumped over siblings is gathered into the slots behind it.
+        """
+        for layer_keys, layer_values in zip(self.keys, self.values, strict=True):
+            if not _is_prefix(rows):
+                _gather(layer_keys, self.length, rows)
+                _gather(layer_values, self.length, rows)
+        self.length += len(rows)
+        assert self.length <= self.capacity
+
+    def rollback(self, length: int) -> None:
+        """Drops every committed slot from ``length`` on."""
+        assert 0 <= length <= self.length, f"cannot roll {self.length} slots back to {length}"
+        self.length = length
+
+
+def addresses_of(tensors: Sequence[torch.Tensor]) -> Array[c_void_p]:
+    """Where tensors lie in memory, as C code takes it."""
+    return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def _is_prefix(rows: Sequence[int]) -> bool:
+    return not rows or (rows[-1] == len(rows) - 1 and rows[0] == 0)
+
+
+def _gather(buffer: torch.Tensor, start: int, rows: Sequence[int]) -> None:
+    """Moves the rows that are out of place; the rows before the first jump stay where they are."""
+    first = next(index for index, row in enumerate(rows) if row != index)
+    source = send([start + row for row in rows[first:]], buffer.device)
+    buffer.narrow(2, start + first, len(rows) - first).copy_(buffer.index_select(2, source))

@@ -1,0 +1,43 @@
+"""What tells a model apart from others: its shape, its dtype and a digest of its weights."""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from selfspec.runtimes.target import Target
+
+_SAMPLES = 1024
+
+
+def fingerprint(target: Target) -> dict[str, Any]:
+    """What a state file is bound to.
+
+    The digest reads up to 1,024 elements of every weight, evenly spread: enough to tell a checkpoint from another one
+    of the same architecture, its fine-tuned versions included, and little enough to cost nothing beside loading them.
+    It does not depend on the device.
+
+    Returns:
+        ``family``, ``layers``, ``hidden_size``, ``vocabulary``, ``dtype`` and ``weights``, a hexadecimal digest.
+    """
+    digest = hashlib.sha256()
+    for weight in target.model.parameters():
+        digest.update(str(list(weight.shape)).encode())
+        digest.update(_sample(weight).numpy().tobytes())
+    return {
+        "family": target.config.model_type,
+        "layers": target.layer_count,
+        "hidden_size": target.hidden_size,
+        "vocabulary": target.vocab_size,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "weights": digest.hexdigest()[:16],
+    }
+
+
+def _sample(weight: nn.Parameter) -> torch.Tensor:
+    """Some elements of a weight, float32 ``[n]`` on the CPU, which holds every smaller dtype exactly."""
+    flat = weight.detach().flatten()
+    # An odd step, so that the elements taken from a matrix do not all stand in a few of its columns.
+    step = max(1, len(flat) // _SAMPLES) | 1
+    return flat[::step].to("cpu", torch.float32)

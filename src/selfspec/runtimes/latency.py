@@ -1,0 +1,271 @@
+"""What one token costs in each part of the target, measured on this device and in this dtype."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from selfspec.model.cache import KeyValueCache, addresses_of
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.target import SequenceState, Target
+from selfspec.timing import interleaved_samples
+
+LONGEST_CONTEXT = 4096
+"""Longest context at which attention is measured, in tokens; the line through it reaches on beyond."""
+
+_REPEATS = 7
+_BUFFERS = 2
+
+
+@dataclass(frozen=True)
+class LatencyProfile:
+    """Seconds that one row takes in each part of the model.
+
+    Attention reads the whole context and takes ``a · n + b``; everything else does not depend on it (KnapSpec, section
+    3.1). Attention and MLP are means over the layers, so that layers with a sliding window count as they are.
+
+    Attributes:
+        device: where it was measured, as ``device_name`` names it.
+        dtype: of the weights, as ``float32``.
+        layers: ``L``.
+        attention_per_token: ``a``, seconds by which one attention branch takes longer for each token of context.
+        attention_base: ``b``, seconds of one attention branch without any context.
+        mlp: seconds of one MLP branch.
+        head: seconds of final norm and LM head.
+        embedding: seconds of laying a forward out and embedding its token.
+    """
+
+    device: str
+    dtype: str
+    layers: int
+    attention_per_token: float
+    attention_base: float
+    mlp: float
+    head: float
+    embedding: float
+
+    def __post_init__(self) -> None:
+        """Refuses what no measurement gives.
+
+        Raises:
+            ValueError: a field is of the wrong type, not finite, or negative, or a branch takes no time at all.
+        """
+        for name in ("device", "dtype"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} must be text, not {getattr(self, name)!r}")
+        if isinstance(self.layers, bool) or not isinstance(self.layers, int) or self.layers < 1:
+            raise ValueError(f"layers must be a whole number of at least 1, not {self.layers!r}")
+        for name in ("attention_per_token", "attention_base", "mlp", "head", "embedding"):
+            seconds = getattr(self, name)
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+                raise ValueError(f"{name} must be seconds, not {seconds!r}")
+        if self.attention_base == 0 or self.mlp == 0:
+            raise ValueError("attention_base and mlp must be above 0")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "LatencyProfile":
+        """What ``to_dict`` gave.
+
+        Raises:
+            ValueError: a field is missing, unknown or of the wrong kind.
+        """
+        names = {field.name for field in fields(cls)}
+        if not isinstance(values, Mapping) or set(values) != names:
+            raise ValueError(f"a latency profile has the fields {', '.join(sorted(names))}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields, as JSON can hold them."""
+        return asdict(self)
+
+    def fits(self, target: Target) -> bool:
+        """Whether it was measured with as many layers, in this dtype and on such a device."""
+        here = (device_name(target.device), _dtype_name(target), target.layer_count)
+        return (self.device, self.dtype, self.layers) == here
+
+    @property
+    def outside(self) -> float:
+        """Seconds of every forward outside of its sublayers: layout, embedding, final norm, LM head."""
+        return self.head + self.embedding
+
+    def attention(self, context: int) -> float:
+        """Seconds of one attention branch.
+
+        Args:
+            context: tokens in the cache, ``n``.
+        """
+        return self.attention_per_token * context + self.attention_base
+
+    def draft_step(self, kept: KeptSet, context: int, *, with_head: bool = True) -> float:
+        """Seconds of drafting one token.
+
+        Args:
+            kept: the sublayers that run.
+            context: tokens in the cache.
+            with_head: count what is outside of the sublayers too.
+        """
+        attention = sum(index % 2 == 0 for index in kept.sublayers)
+        branches = attention * self.attention(context) + (len(kept.sublayers) - attention) * self.mlp
+        return branches + (self.outside if with_head else 0.0)
+
+    def target_step(self, context: int, *, with_head: bool = True) -> float:
+        """Seconds of one forward of the whole target over one token; see ``draft_step``."""
+        return self.draft_step(KeptSet.full(2 * self.layers), context, with_head=with_head)
+
+
+@dataclass(frozen=True)
+class PartSeconds:
+    """Measured seconds of the parts of one forward, as the lines of a profile are drawn through them.
+
+    Attributes:
+        contexts: tokens of context at which attention was measured, ascending.
+        attention: seconds of one attention branch at each of them, the mean over the layers.
+        mlp: seconds of one MLP branch, the mean over the layers.
+        head: seconds of final norm and LM head.
+        embedding: seconds of laying the forward out and embedding its tokens.
+    """
+
+    contexts: tuple[int, ...]
+    attention: tuple[float, ...]
+    mlp: float
+    head: float
+    embedding: float
+
+    @property
+    def attention_line(self) -> tuple[float, float]:
+        """``a`` and ``b`` of ``a · n + b``, by least squares.
+
+        Attention never gets cheaper with the context: what a context took beyond a longer one's time is noise, and left
+        out, so that a shorter one which was disturbed does not flatten the line.
+        """
+        never_falling = [*accumulate(reversed(self.attention), min)][::-1]
+        return _fit_line(self.contexts, never_falling)
+
+
+def measure_latencies(target: Target, contexts: Sequence[int] | None = None, repeats: int = _REPEATS) -> LatencyProfile:
+    """Measures a profile of one row; see ``measure_parts``.
+
+    Args:
+        target: the model.
+        contexts: tokens of context at which to time attention; by default four up to the model's limit.
+        repeats: timed passes over each part.
+    """
+    return latency_profile(target, measure_parts(target, contexts, repeats))
+
+
+def latency_profile(target: Target, parts: PartSeconds) -> LatencyProfile:
+    """The profile of what ``measure_parts`` gave for one row."""
+    slope, base = parts.attention_line
+    return LatencyProfile(
+        device=device_name(target.device),
+        dtype=_dtype_name(target),
+        layers=target.layer_count,
+        attention_per_token=slope,
+        attention_base=base,
+        mlp=parts.mlp,
+        head=parts.head,
+        embedding=parts.embedding,
+    )
+
+
+@torch.inference_mode()
+def measure_parts(
+    target: Target, contexts: Sequence[int] | None = None, repeats: int = _REPEATS, rows: int = 1
+) -> PartSeconds:
+    """Measures the parts of a forward on a scratch sequence.
+
+    All layers' attention branches run one after another, and so do all MLPs: each weight is read once in a pass, as in
+    decoding, and no branch finds its weights in a processor's cache because it has just run. Passes over the parts are
+    interleaved and warmed up, and the shortest of each counts: what else runs on a machine makes a part slower, never
+    faster, and can do so to the same part again and again, which would move a median.
+
+    Args:
+        target: the model.
+        contexts: tokens of context at which to time attention; by default four up to the model's limit.
+        repeats: timed passes over each part.
+        rows: rows of the forward.
+    """
+    contexts = sorted(set(contexts if contexts is not None else _contexts(target, rows)))
+    sequence = _scratch_sequence(target, slots=contexts[-1] + rows)
+    tokens = torch.zeros(rows, dtype=torch.long, device=target.device)
+    embedded = target.embed(tokens)
+    attention, mlp = range(0, target.sublayer_count, 2), range(1, target.sublayer_count, 2)
+    steps = [target.begin(sequence, rows, start=context) for context in contexts]
+
+    def lay_out() -> None:
+        target.begin(sequence, rows, start=0)
+        target.embed(tokens)
+
+    passes: list[Callable[[], object]] = [
+        lay_out,
+        lambda: target.logits(embedded),
+        lambda: target.run(embedded, mlp, steps[0]),
+        *(lambda step=step: target.run(embedded, attention, step) for step in steps),
+    ]
+    samples = interleaved_samples(dict(enumerate(passes)), target.device, repeats=repeats)
+    embedding, head, mlps, *attentions = map(min, samples.values())
+    layers = target.layer_count
+    return PartSeconds(
+        tuple(contexts), tuple(seconds / layers for seconds in attentions), mlps / layers, head, embedding
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """The device's own name on CUDA, else its kind, as ``cpu``."""
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
+
+
+def _dtype_name(target: Target) -> str:
+    return str(target.dtype).removeprefix("torch.")
+
+
+def _contexts(target: Target, rows: int) -> list[int]:
+    longest = max(1, min(LONGEST_CONTEXT, target.context_limit) - rows)
+    return [max(1, longest // 16), max(1, longest // 4), max(1, longest // 2), longest]
+
+
+def _scratch_sequence(target: Target, slots: int) -> SequenceState:
+    return SequenceState(_SharedCache(target.new_sequence(1, 1, 1).cache, slots))
+
+
+class _SharedCache(KeyValueCache):
+    """A cache whose layers share a few buffers, so that a long one costs little memory.
+
+    It holds ones: fresh zeros may all be one page of memory, which would be read faster than any real context.
+    """
+
+    def __init__(self, like: KeyValueCache, slots: int) -> None:
+        slot = like.keys[0]
+        super().__init__(_BUFFERS, slot.shape[1], slots, slot.shape[3], dtype=slot.dtype, device=slot.device)
+        for buffer in (*self.keys, *self.values):
+            buffer.fill_(1.0)
+        self.addresses = addresses_of([self.slots_for(layer, 0, slots) for layer in range(len(like.keys))])
+
+    def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes into the buffer that a layer shares."""
+        super().write(layer % _BUFFERS, start, keys, values)
+
+    def write_pairs(self, layer: int, start: int, pairs: torch.Tensor) -> None:
+        """Writes into the buffer that a layer shares."""
+        super().write_pairs(layer % _BUFFERS, start, pairs)
+
+    def slots_for(self, layer: int, start: int, rows: int) -> torch.Tensor:
+        """The buffer that a layer shares."""
+        return super().slots_for(layer % _BUFFERS, start, rows)
+
+    def seen(self, layer: int, first: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Reads from the buffer that a layer shares."""
+        return super().seen(layer % _BUFFERS, first, slots)
+
+
+def _fit_line(contexts: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Least squares: slope and intercept. Noise can make neither negative, since attention never gets cheaper."""
+    mean_context, mean_seconds = statistics.fmean(contexts), statistics.fmean(seconds)
+    spread = sum((context - mean_context) ** 2 for context in contexts)
+    products = ((context - mean_context) * second for context, second in zip(contexts, seconds, strict=True))
+    slope = max(0.0, sum(products) / spread) if spread else 0.0
+    return slope, max(mean_seconds - slope * mean_context, 1e-9)

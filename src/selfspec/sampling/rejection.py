@@ -1,0 +1,189 @@
+"""Acceptance by rejection sampling, decided where the probabilities are."""
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+import torch
+
+from selfspec.model import transfer
+from selfspec.sampling.acceptance import Acceptance, Verdict
+from selfspec.sampling.tree import TokenTree
+
+
+def accept_rejection(
+    tree: TokenTree,
+    draft_tokens: torch.Tensor,
+    target_probs: torch.Tensor,
+    uniforms: torch.Tensor,
+    draft_probs: torch.Tensor | None = None,
+    draft_rows: Sequence[int] = (),
+) -> Verdict:
+    """Speculative sampling: the committed tokens follow the target's distribution exactly.
+
+    Leviathan et al. 2023 (Algorithm 1), and for siblings rejection without replacement (SWIFT, section 3.3): siblings
+    are tried in order; ``x`` stands with probability ``min(1, p(x) / q(x))``; on a rejection ``p`` becomes
+    ``max(0, p - q)`` renormalised and ``q`` loses ``x`` and is renormalised; with no sibling left the next token is
+    drawn from ``p``. Exact if siblings were drawn from ``q`` one after another without replacement, in their order.
+
+    Without ``draft_probs`` the draft is deterministic (prompt lookup, top-k candidates): ``q`` is one-hot at each
+    drafted token, so ``x`` stands with probability ``p(x)`` and a rejection takes ``x`` out of ``p``.
+
+    Whether a token is part of the draft must not depend on the token itself: a draft may stop after any token, but a
+    drawn token that is dropped for its own low probability makes the result biased.
+
+    Args:
+        tree: the draft of ``n`` tokens.
+        draft_tokens: long ``[n]``, one token id per node, on the device of the probabilities.
+        target_probs: ``[n + 1, vocab]``; row ``row`` is the target's distribution after verification row ``row``.
+        uniforms: float64 ``[n + 1]``, independent and uniform in [0, 1), on the same device; entry ``i`` decides the
+            trial of node ``i``, the last one draws the next token.
+        draft_probs: ``[r, vocab]``, the distributions that the nodes were drawn from, or ``None`` (see above).
+        draft_rows: ``[n]``; node ``i`` was drawn from ``draft_probs[draft_rows[i]]``, siblings from the same row.
+
+    Returns:
+        The accepted path and the next token, which never has probability zero under the target.
+    """
+    # A CPU waits for nothing, and a walk looks at no more rows than it has to.
+    decide_tree = _walk_tree if draft_tokens.device.type == "cpu" else _decide_tree
+    decide = _decide_chain if tree.is_chain else decide_tree
+    return decide(tree, draft_tokens, target_probs, uniforms, draft_probs, draft_rows)
+
+
+def _decide_chain(
+    tree: TokenTree,
+    draft_tokens: torch.Tensor,
+    target_probs: torch.Tensor,
+    uniforms: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    draft_rows: Sequence[int],
+) -> Verdict:
+    """All trials of a chain at once; only the row that draws is touched as a whole."""
+    length, device = len(tree), draft_tokens.device
+    if not length:
+        return Verdict((_draw(target_probs[0].double(), uniforms),), lambda drawn: Acceptance((0,), (int(drawn),)))
+    target_hits = target_probs[torch.arange(length, device=device), draft_tokens].double()
+    origins = transfer.send(draft_rows, device)
+    draft_hits = 1.0 if draft_probs is None else draft_probs[origins, draft_tokens].double()
+    accepted = (uniforms[:length] * draft_hits < target_hits).cumprod(0).sum(0, keepdim=True)
+
+    left = target_probs.index_select(0, accepted)[0].double()
+    trial = accepted.clamp(max=length - 1)  # the rejected one; any one where none was, and its residual is not taken
+    draft = None if draft_probs is None else draft_probs.index_select(0, origins[trial])[0].double()
+    residual = _residual(left, draft, draft_tokens[trial][0])
+    drawn = _draw(torch.where(accepted < length, residual, left), uniforms[length:])
+
+    def interpret(tokens: list[int], accepted: list[int], drawn: int) -> Acceptance:
+        return Acceptance(tuple(range(accepted[0] + 1)), (*tokens[: accepted[0]], drawn))
+
+    return Verdict((draft_tokens, accepted, drawn), interpret)
+
+
+def _decide_tree(
+    tree: TokenTree,
+    draft_tokens: torch.Tensor,
+    target_probs: torch.Tensor,
+    uniforms: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    draft_rows: Sequence[int],
+) -> Verdict:
+    """All trials of a tree and the draws of all its rows, whether the walk comes there or not: one read in the end.
+
+    A trial depends on the siblings that were rejected before it, not on how they were; so all first siblings go
+    together, then all second ones.
+    """
+    device = draft_tokens.device
+    left = target_probs.to(torch.float64, copy=True)
+    drafts = None
+    if draft_probs is not None:
+        origins = [draft_rows[nodes[0]] if nodes else 0 for nodes in tree.children]
+        drafts = draft_probs[transfer.send(origins, device)].double()
+    target_hits = torch.zeros(len(tree), dtype=torch.float64, device=device)
+    draft_hits = torch.ones_like(target_hits)
+    for nodes_of_rank in _ranks(tree):
+        nodes = transfer.send(nodes_of_rank, device)
+        rows = transfer.send([tree.parents[node] + 1 for node in nodes_of_rank], device)
+        tokens, target = draft_tokens[nodes], left[rows]
+        draft = None if drafts is None else drafts[rows]
+        target_hits.index_copy_(0, nodes, _at(target, tokens))
+        left.index_copy_(0, rows, _residual(target, draft, tokens))
+        if drafts is not None and draft is not None:
+            draft_hits.index_copy_(0, nodes, _at(draft, tokens))
+            drafts.index_copy_(0, rows, _without(draft, tokens))
+    draws = _draw(left, uniforms[len(tree) :])
+
+    def interpret(tokens: list[int], draws: list[int], stands: list[bool]) -> Acceptance:
+        rows = [0]
+        while (node := next((node for node in tree.children[rows[-1]] if stands[node]), None)) is not None:
+            rows.append(node + 1)
+        return Acceptance(tuple(rows), (*_path(tokens, rows), draws[rows[-1]]))
+
+    return Verdict((draft_tokens, draws, uniforms[: len(tree)] * draft_hits < target_hits), interpret)
+
+
+def _walk_tree(
+    tree: TokenTree,
+    draft_tokens: torch.Tensor,
+    target_probs: torch.Tensor,
+    uniforms: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    draft_rows: Sequence[int],
+) -> Verdict:
+    """Walks from the root to the first sibling that stands, row by row."""
+    tokens, trials = transfer.read(draft_tokens, uniforms)
+    rows = [0]
+    while True:
+        left = target_probs[rows[-1]].double()
+        siblings = tree.children[rows[-1]]
+        draft = draft_probs[draft_rows[siblings[0]]].double() if siblings and draft_probs is not None else None
+        for node in siblings:
+            hits = transfer.read(left[tokens[node]], *(() if draft is None else (draft[tokens[node]],)))
+            if trials[node] * (1.0 if draft is None else hits[1]) < hits[0]:
+                rows.append(node + 1)
+                break
+            left = _residual(left, draft, draft_tokens[node])
+            draft = None if draft is None else _without(draft, draft_tokens[node])
+        else:
+            drawn = _draw(left, uniforms[len(tree) :])
+            return Verdict((drawn,), lambda drawn: Acceptance(tuple(rows), (*_path(tokens, rows), drawn)))
+
+
+def _path(tokens: list[int], rows: list[int]) -> list[int]:
+    """The drafted tokens at the verification rows below the root."""
+    return [tokens[row - 1] for row in rows[1:]]
+
+
+def _ranks(tree: TokenTree) -> Iterator[list[int]]:
+    """The nodes by their place among their siblings: all first ones, then all second ones, and so on."""
+    for nodes in zip_longest(*tree.children):
+        yield [node for node in nodes if node is not None]
+
+
+def _at(probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The probability of one token in each row: ``[r, vocab]`` and ``[r]`` to ``[r]``."""
+    return probs.gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def _residual(target: torch.Tensor, draft: torch.Tensor | None, token: torch.Tensor) -> torch.Tensor:
+    """What is left of the target ``[..., vocab]`` after ``token`` ``[...]`` was rejected, normalised."""
+    left = _without(target, token) if draft is None else (target - draft).clamp_(min=0)
+    total = left.sum(-1, keepdim=True)
+    # Nothing is left where p and q are equal up to rounding: a rejection there is itself rounding, and p is right.
+    return torch.where(total > 0, left / total, target)
+
+
+def _without(probs: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """``probs`` ``[..., vocab]`` conditioned on any token but ``token`` ``[...]``; zeros if that was the only one."""
+    left = probs.scatter(-1, token[..., None], 0.0)
+    return left / left.sum(-1, keepdim=True).clamp_(min=torch.finfo(left.dtype).tiny)
+
+
+def _draw(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Inverse-CDF draws from float64 ``[..., vocab]`` (any scale) with ``uniform`` ``[1]``: tokens, long ``[...]``."""
+    cumulative = probs.cumsum(-1)
+    total = cumulative[..., -1:]
+    # Below the total, which the product may round up to.
+    goal = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
+    # A parallel prefix sum may step at an entry that is zero; such a token is ruled out.
+    possible = probs > 0
+    reached = (cumulative > goal).logical_and_(possible)
+    return possible.byte().add_(reached).argmax(-1)  # the first one that is reached

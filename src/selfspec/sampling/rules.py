@@ -1,0 +1,201 @@
+"""The three rules by which tokens are chosen, behind one interface that drafting and acceptance share.
+
+A rule sees *processed scores*: logits after the request's logits processors, temperature included. A filtered token has
+score ``-inf``. Plain decoding is ``accept`` with an empty tree.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from selfspec.model import transfer
+from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching
+from selfspec.sampling.noise import gumbel_noise, seed_key
+from selfspec.sampling.rejection import accept_rejection
+from selfspec.sampling.tree import TokenTree
+
+
+class Rule(Protocol):
+    """How tokens are chosen. Every rule gives the target's own output (greedy) or distribution (the other two).
+
+    Nothing here waits for the device.
+    """
+
+    needs_draft_probs: bool
+    """Whether ``accept`` needs the draft's scores when the draft was made by ``preferences``."""
+
+    def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
+        """How much the rule would like to draft each token at one position: ``best`` and ``next_best`` of it.
+
+        Args:
+            scores: float ``[vocab]``, the draft's processed scores.
+            position: absolute position of the token to draft.
+
+        Returns:
+            float ``[vocab]`` on the scores' device; ``-inf`` where the score is.
+        """
+        ...
+
+    def accept(
+        self,
+        tree: TokenTree,
+        draft_tokens: torch.Tensor,
+        draft_scores: torch.Tensor | None,
+        draft_rows: Sequence[int],
+        target_scores: torch.Tensor,
+        positions: Sequence[int],
+    ) -> Verdict:
+        """Which drafted tokens stand, and the token after them.
+
+        Args:
+            tree: the draft of ``n`` tokens.
+            draft_tokens: long ``[n]``.
+            draft_scores: float ``[r, vocab]``, the scores that ``preferences`` was given; ``None`` where the rule does
+                not need them, or where the draft is deterministic (prompt lookup).
+            draft_rows: ``[n]``; node ``i`` was drafted from ``draft_scores[draft_rows[i]]``.
+            target_scores: float ``[n + 1, vocab]``, the target's processed scores after each verification row.
+            positions: ``[n + 1]``, the absolute position of the token that each row chooses.
+
+        Returns:
+            The accepted path and the next token, to be read.
+        """
+        ...
+
+
+class Greedy:
+    """The target's argmax, ties resolved as ``torch.argmax`` does."""
+
+    needs_draft_probs = False
+
+    def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
+        """The scores themselves; see ``Rule.preferences``."""
+        return scores
+
+    def accept(
+        self,
+        tree: TokenTree,
+        draft_tokens: torch.Tensor,
+        draft_scores: torch.Tensor | None,
+        draft_rows: Sequence[int],
+        target_scores: torch.Tensor,
+        positions: Sequence[int],
+    ) -> Verdict:
+        """Accepts the path of the target's argmaxes; see ``Rule.accept``."""
+        return _accept_choices(tree, draft_tokens, target_scores.argmax(-1))
+
+
+class Coupled:
+    """Sampling with noise that depends on (seed, position, token) alone, shared by draft and target.
+
+    The output is a function of the seed and the target: the same tokens with any draft, or with none.
+
+    Args:
+        seed: any integer.
+    """
+
+    needs_draft_probs = False
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
+        """The perturbed scores; see ``Rule.preferences``."""
+        return self._perturbed(scores, torch.full((1,), position, device=scores.device))[0]
+
+    def accept(
+        self,
+        tree: TokenTree,
+        draft_tokens: torch.Tensor,
+        draft_scores: torch.Tensor | None,
+        draft_rows: Sequence[int],
+        target_scores: torch.Tensor,
+        positions: Sequence[int],
+    ) -> Verdict:
+        """Accepts the path of the target's own draws; see ``Rule.accept``."""
+        where = transfer.send(positions, target_scores.device)
+        return _accept_choices(tree, draft_tokens, self._perturbed(target_scores, where).argmax(-1))
+
+    def _perturbed(self, scores: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return scores + gumbel_noise(self.seed, positions, scores.shape[-1])
+
+
+class Speculative:
+    """Speculative sampling (Leviathan et al. 2023): the draft draws on its own, rejection restores the target.
+
+    Args:
+        generator: the request's own source of randomness, on the device of the scores (``seeded_generator``).
+    """
+
+    needs_draft_probs = True
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
+        """The order of drawing from softmax(scores) without replacement (Gumbel top-k); see ``Rule.preferences``."""
+        exponential = torch.empty_like(scores, dtype=torch.float64).exponential_(generator=self.generator)
+        return scores - exponential.log_()
+
+    def accept(
+        self,
+        tree: TokenTree,
+        draft_tokens: torch.Tensor,
+        draft_scores: torch.Tensor | None,
+        draft_rows: Sequence[int],
+        target_scores: torch.Tensor,
+        positions: Sequence[int],
+    ) -> Verdict:
+        """Accepts by rejection sampling; see ``Rule.accept``."""
+        device = target_scores.device
+        uniforms = torch.rand(len(tree) + 1, dtype=torch.float64, device=device, generator=self.generator)
+        draft_probs = None if draft_scores is None else draft_scores.softmax(-1)
+        return accept_rejection(tree, draft_tokens, target_scores.softmax(-1), uniforms, draft_probs, draft_rows)
+
+
+def seeded_generator(seed: int, device: torch.device | str) -> torch.Generator:
+    """A generator for ``Speculative``.
+
+    Args:
+        seed: any integer, negative or beyond 64 bits too.
+        device: where the scores live.
+
+    Returns:
+        A fresh generator on ``device``.
+    """
+    return torch.Generator(device).manual_seed(seed_key(seed))
+
+
+def _accept_choices(tree: TokenTree, draft_tokens: torch.Tensor, choices: torch.Tensor) -> Verdict:
+    """``accept_matching`` of tokens that are to be read."""
+
+    def interpret(drafted: list[int], chosen: list[int]) -> Acceptance:
+        return accept_matching(tree, drafted, chosen)
+
+    return Verdict((draft_tokens, choices), interpret)
+
+
+def best(preferences: torch.Tensor) -> torch.Tensor:
+    """The token to draft, exactly the argmax: float ``[vocab]`` to long ``[1]``."""
+    return preferences.argmax(-1, keepdim=True)
+
+
+def next_best(preferences: torch.Tensor, first: torch.Tensor, count: int) -> torch.Tensor:
+    """The candidates beside the best token, best first.
+
+    Args:
+        preferences: float ``[vocab]``.
+        first: the best token, long ``[1]``.
+        count: how many, less than there are ``possible`` tokens.
+
+    Returns:
+        long ``[count]``, none of them ``first``, no token twice.
+    """
+    # topk breaks ties in no order that it promises, so the first place is argmax's and topk fills the others.
+    return preferences.index_fill(0, first, -torch.inf).topk(count).indices
+
+
+def possible(preferences: torch.Tensor) -> torch.Tensor:
+    """How many tokens have a preference above ``-inf``: float ``[vocab]`` to float ``[]``."""
+    # A sum of floats, exact up to 2^24 of them; one of booleans takes a CPU several times as long.
+    return torch.gt(preferences, -torch.inf, out=torch.empty_like(preferences)).sum()

@@ -1,0 +1,92 @@
+"""A token tree: the drafted tokens of one round and which of them continues which."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from selfspec.model import transfer
+
+ROOT = -1
+"""Parent of the nodes that follow the pending token directly."""
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """The shape of a draft of ``n`` tokens below the pending token. The tokens themselves live beside it.
+
+    Node ``i`` is row ``i + 1`` of the verification; row 0 is the pending token (the tree's root). A chain, the usual
+    draft, is the tree in which node ``i`` continues node ``i - 1``.
+
+    Attributes:
+        parents: for each node the index of the node that it continues, or ``ROOT``. Parents come before their children,
+            and siblings stand in the order in which they are to be tried.
+    """
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for node, parent in enumerate(self.parents):
+            if not ROOT <= parent < node:
+                raise ValueError(f"node {node} has parent {parent}: a parent must come before its children")
+
+    @classmethod
+    def chain(cls, length: int) -> "TokenTree":
+        """The tree in which every token continues the one before it."""
+        return cls(tuple(range(ROOT, length - 1)))
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether no node has a sibling."""
+        return self.parents == tuple(range(ROOT, len(self.parents) - 1))
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """For each verification row (row 0 is the root) the nodes that continue it, in the order to try them."""
+        rows: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
+        for node, parent in enumerate(self.parents):
+            rows[parent + 1].append(node)
+        return tuple(tuple(row) for row in rows)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """For each verification row its distance from the pending token; row 0 has depth 0."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent + 1] + 1)
+        return tuple(depths)
+
+    def path(self, row: int) -> list[int]:
+        """The verification rows from the root to ``row``, both included."""
+        rows = [row]
+        while row:
+            row = self.parents[row - 1] + 1
+            rows.append(row)
+        return rows[::-1]
+
+    def visibility(self, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Which row sees which: itself and its ancestors.
+
+        Returns:
+            bool ``[n + 1, n + 1]``; ``[query, key]`` is true where the key's row is the query's row or an ancestor.
+        """
+        rows = len(self.parents) + 1
+        if self.is_chain:
+            return torch.ones(rows, rows, dtype=torch.bool, device=device).tril_()
+        visible = np.eye(rows, dtype=bool)  # row by row numpy is many times faster than torch
+        for node, parent in enumerate(self.parents):
+            visible[node + 1] |= visible[parent + 1]
+        return transfer.send(torch.from_numpy(visible), device)
+
+
+def as_chain_length(parents: Sequence[int]) -> int:
+    """How many leading nodes form a chain from the root: the path a layer draft has extended."""
+    length = 0
+    while length < len(parents) and parents[length] == length - 1:
+        length += 1
+    return length

@@ -1,1 +1,0 @@
-"""The target model as 2L sublayers."""

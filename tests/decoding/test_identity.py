@@ -1,0 +1,258 @@
+"""Greedy text in float32 is token for token what transformers' own ``generate`` writes, with every method."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from drafts import FINDERS
+from models import FAMILY_NAMES, LAYERS, ROPE_SWITCH, VARIANTS, VOCABULARY, build, plain_text, prompt
+from selfspec.engine import Engine
+from selfspec.methods import METHODS
+from selfspec.types import Generation
+
+
+@dataclass(frozen=True)
+class Run:
+    """A method at work on one prompt."""
+
+    length: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    new_tokens: int = 24
+
+
+RUNS: dict[str, tuple[Run, ...]] = {
+    "autoregressive": (Run(1), Run(17), Run(64)),
+    "clasp": (
+        Run(1, {"skipped_layers": 2, "update_interval": 1, "draft_exit_threshold": 0.2, "draft_length": 4}),
+        Run(17, {"skip_ratio": 0.5, "update_interval": 3, "draft_exit_threshold": 0.0, "draft_length": 3}),
+        Run(64, {"skipped_layers": 1, "update_interval": 2, "draft_exit_threshold": 0.3, "draft_length": 8}),
+    ),
+    "adaptive-cosine": (
+        Run(1, {"skip_ratio": 0.3, "update_interval": 1, "confidence_threshold": 0.0, "draft_length": 3}),
+        Run(17, {"skip_ratio": 0.5, "candidates": "attention", "confidence_threshold": 0.2}),
+        Run(64, {"skip_ratio": 0.4, "update_interval": 3, "recent_rounds": 2, "confidence_threshold": 0.3}),
+    ),
+    "uniform": (
+        Run(1, {"skip_ratio": 0.5, "draft_length": 3, "confidence_threshold": 0.0}),
+        Run(17, {"skip_ratio": 0.3, "draft_length": 8, "confidence_threshold": 0.3}),
+        Run(64, {"skip_ratio": 1.0, "draft_length": 2, "confidence_threshold": 0.9}),
+    ),
+    "knapspec": (
+        Run(1, {"interval": 5, "recent_rounds": 3}),
+        Run(64, {"interval": 8, "confidence_threshold": 0.3, "tpt": "with_head"}),
+    ),
+    "layerskip": (
+        Run(2, {"exit_layer": 1, "draft_length": 2}),
+        Run(64, {"exit_layer": 3, "draft_length": 6}),
+        Run(17, {"exit_layer": LAYERS - 1, "draft_length": 20}),
+    ),
+    "layerskip-fs": (
+        Run(1, {"exit_layer": 5, "draft_length": 2}),
+        Run(64, {"exit_layer": 2, "draft_length": 9, "max_draft_length": 10}),
+    ),
+    "layerskip-dv": (
+        Run(2, {"exit_layer": 4, "threshold": 0.2}),
+        Run(64, {"exit_layer": 2, "threshold": 0.8, "step": 0.1}),
+    ),
+    "del": (
+        Run(2),
+        Run(17, {"d_max": 3, "omega": 0.0, "keep_prompt": True}),
+        Run(64, {"d_max": 40, "omega": 1.0, "context_window": 5, "carry_over": True}),
+    ),
+    "swift": (
+        Run(1, {"context_window": 6, "bayesian_interval": 3, "confidence_threshold": 0.3, "max_draft_length": 5}),
+        Run(17, {"context_window": 4, "skip_ratio": 0.6, "dynamic_verification": False}),
+        Run(64, {"context_window": 8, "confidence_threshold": 0.0, "max_draft_length": 3, "max_siblings": 5}),
+    ),
+    "self-spec": (
+        Run(2, {"threshold": 0.2}),
+        Run(64, {"skip_ratio": 0.7, "threshold": 0.8, "step": 0.1}),
+    ),
+    "jacobi": (
+        Run(1, {"block_size": 8, "initial": "prompt"}, new_tokens=48),
+        Run(17, {"block_size": 16, "initial": "prompt"}, new_tokens=48),
+        Run(2, {"block_size": 24, "initial": "prompt"}, new_tokens=64),
+    ),
+    "lookahead": (
+        Run(1, {"window_size": 4, "ngram_size": 3, "guess_set_size": 4}, new_tokens=48),
+        Run(17, {"window_size": 5, "ngram_size": 4, "guess_set_size": 3, "keep_pool": True}, new_tokens=48),
+        Run(64, {"window_size": 3, "ngram_size": 2, "guess_set_size": 8, "pool_from_prompt": True}, new_tokens=33),
+    ),
+    "prompt-lookup": (
+        Run(1, {"num_tokens": 4}, new_tokens=48),
+        Run(64, {"max_matching_ngram_size": 1}, new_tokens=33),
+    ),
+    "suffix": (Run(1, {"max_spec_factor": 2.0}, new_tokens=48), Run(64, new_tokens=33)),
+    "token-recycling": (
+        Run(1, {"candidates": 8, "tree_size": 24, "prompt_rows": 0}, new_tokens=48),
+        Run(64, {"candidates": 4, "tree_size": 12, "tree_depth": 4}, new_tokens=33),
+    ),
+}
+"""Settings that suit six layers; a method without an entry runs with its defaults."""
+
+DEFAULT_RUNS = (Run(1), Run(64))
+EVERY_KIND = ("autoregressive", "clasp", "layerskip", "swift", "uniform")
+"""Methods that together run a model in every way there is: chains, trees, shared prefixes, rows between rounds."""
+
+CASES = [(name, method) for name in VARIANTS for method in (METHODS if name in FAMILY_NAMES else EVERY_KIND)]
+LONG_PROMPTS = (300, 700)
+
+
+def new_tokens(name: str, run: Run) -> int:
+    """As many as asked for, but not past the point where a model changes its rope."""
+    if name == "phi3-longrope" and run.length <= ROPE_SWITCH:
+        return min(run.new_tokens, ROPE_SWITCH + 1 - run.length)
+    return run.new_tokens
+
+
+def expected_text(name: str, run: Run) -> tuple[int, ...]:
+    """The beginning of the longest text that any run wants of this prompt, so that a prompt is generated for once."""
+    alike = [other for runs in (*RUNS.values(), DEFAULT_RUNS) for other in runs if other.length == run.length]
+    longest = max(new_tokens(name, other) for other in (*alike, run))
+    return plain_text(name, prompt(run.length), longest)[: new_tokens(name, run)]
+
+
+def generate(name: str, method: str, run: Run, **engine_options: Any) -> Generation:
+    """Generates and compares."""
+    engine = Engine(build(name), method=method, settings=run.settings, **engine_options)
+    result = engine.generate(prompt(run.length), max_new_tokens=new_tokens(name, run))
+    assert result.token_ids == expected_text(name, run), f"{name}, {method}, {run}"
+    assert result.finish_reason == "length"
+    return result
+
+
+def assert_drafts_stand(result: Generation, method: str) -> None:
+    """Text that is right because nothing was drafted, or nothing accepted, proves nothing."""
+    drafts = method != "autoregressive"
+    assert (result.drafted > 0, result.accepted > 0) == (drafts, drafts), result.settings
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_text_is_the_models_own(name: str, method: str) -> None:
+    """All methods and runs on one variant of each family, the last run of some methods on the others."""
+    runs = RUNS.get(method, DEFAULT_RUNS)
+    results = [generate(name, method, run) for run in (runs if name in FAMILY_NAMES else runs[-1:])]
+    if method in FINDERS:
+        results = [max(results, key=lambda result: result.accepted)]
+    for result in results:
+        assert_drafts_stand(result, method)
+
+
+PARTLY_FUSED = ("starcoder2-window", "glm4", "stablelm-head-norms")
+"""Variants of which some sublayers stay with transformers' modules on every runtime, the MLPs or the attentions."""
+
+RUNTIME_CASES = [
+    *((name, runtime) for name in ("llama", "gemma3") for runtime in ("eager", "fused", "compiled")),
+    *((name, runtime) for name in PARTLY_FUSED for runtime in ("eager", "fused")),
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("name", "runtime"), RUNTIME_CASES)
+def test_text_is_the_same_on_every_runtime(name: str, method: str, runtime: str) -> None:
+    """All that a CPU has; ``test_graphs`` has the one of CUDA, and all other tests have ``auto``."""
+    runs = RUNS.get(method, DEFAULT_RUNS)
+    results = [generate(name, method, run, runtime=runtime) for run in (runs if method in FINDERS else runs[-1:])]
+    assert_drafts_stand(max(results, key=lambda result: result.accepted), method)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_text_after_long_prompts(name: str) -> None:
+    """Every method once per family, on prompts far longer than the windows, prefilled in chunks."""
+    for index, method in enumerate(METHODS):
+        run = RUNS.get(method, DEFAULT_RUNS)[-1]
+        length = LONG_PROMPTS[index % 2]
+        long_run = Run(length, run.settings, new_tokens=16)
+        result = generate(name, method, long_run, prefill_chunk=(128, 1024)[index % 2])
+        if method in FINDERS:
+            assert result.drafted > 0
+        else:
+            assert_drafts_stand(result, method)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3", "phi3-longrope"])
+def test_text_does_not_depend_on_the_chunks_of_the_prefill(name: str) -> None:
+    for chunk in (1, 7, 64, 300):
+        result = generate(name, "layerskip", Run(300, {"exit_layer": 2}, new_tokens=8), prefill_chunk=chunk)
+        assert_drafts_stand(result, "layerskip")
+
+
+def test_several_outputs_of_one_engine() -> None:
+    """An engine that has generated before generates the same again."""
+    engine = Engine(build("llama"), method="layerskip-fs", settings={"exit_layer": 3})
+    for length in (17, 64, 2, 17):
+        assert engine.generate(prompt(length), max_new_tokens=24).token_ids == plain_text("llama", prompt(length), 24)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_tokens(count: int) -> None:
+    for method in METHODS:
+        engine = Engine(build("gemma3"), method=method)
+        result = engine.generate(prompt(64), max_new_tokens=count)
+        assert result.token_ids == plain_text("gemma3", prompt(64), count)
+        assert result.drafted <= max(0, count - 2), "drafted more than can be committed"
+
+
+def ends_within_rounds(method: str, name: str, **parameters: Any) -> list[Generation]:
+    """Runs cut at each of the first tokens of a text, so that the end falls everywhere in a round."""
+    text = plain_text(name, prompt(17), 24)
+    results = []
+    for cut in range(12):
+        if text[cut] in text[:cut]:
+            continue
+        engine = Engine(build(name), method=method, settings={"exit_layer": 4, "draft_length": 5})
+        result = engine.generate(
+            prompt(17), max_new_tokens=24, **{key: value(text[cut]) for key, value in parameters.items()}
+        )
+        assert result.token_ids == text[: cut + 1]
+        results.append(result)
+    assert len(results) > 5
+    return results
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_stop_tokens_cut_inside_a_round(name: str) -> None:
+    results = ends_within_rounds("layerskip", name, stop_token_ids=lambda token: (token,))
+    assert {result.finish_reason for result in results} == {"stop_token"}
+    assert any(result.origins[-1] == "draft" for result in results), "no cut fell on a drafted token"
+    assert any(result.origins[-1] == "target" for result in results)
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "qwen3"])
+@pytest.mark.parametrize("several", [False, True])
+def test_end_of_sequence_ids_cut_where_transformers_cuts(
+    name: str, several: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = build(name), plain_text(name, prompt(17), 24)
+    unused = next(token for token in range(VOCABULARY) if token not in text)
+    middle = next(token for index, token in enumerate(text) if index > 6 and token not in text[:index])
+    later = text[-1]
+    ids = [unused, later, middle] if several else middle
+    monkeypatch.setattr(model.generation_config, "eos_token_id", ids)
+    wanted = model.generate(
+        torch.tensor([prompt(17)]),
+        attention_mask=torch.ones(1, 17, dtype=torch.long),
+        max_new_tokens=24,
+        do_sample=False,
+        pad_token_id=0,
+    )[0, 17:].tolist()
+    assert 1 < len(wanted) < 24
+    for method in METHODS:
+        engine = Engine(model, method=method)
+        result = engine.generate(prompt(17), max_new_tokens=24)
+        assert list(result.token_ids) == wanted, method
+        assert result.finish_reason == "eos"
+        assert engine.generate(prompt(17), max_new_tokens=24, ignore_eos=True).token_ids == text
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_counts_add_up(method: str) -> None:
+    result = Engine(build("llama"), method=method).generate(prompt(17), max_new_tokens=24)
+    assert result.origins[0] == "prefill"
+    assert result.token_ids[1:] == tuple(token for record in result.rounds for token in record.token_ids)
+    assert result.origins.count("draft") == result.accepted
+    for record in result.rounds:
+        assert record.accepted <= record.drafted <= record.candidates
+        assert len(record.token_ids) in (record.accepted, record.accepted + 1)

@@ -1,0 +1,129 @@
+"""A verification that takes over what the draft has in common with the target equals one that starts from nothing."""
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessorList
+
+from models import FAMILY_NAMES, SUBLAYERS, build, plain_text, prompt
+from selfspec.decoding.draft import LayerDraft, Proposal
+from selfspec.decoding.drafting import propose
+from selfspec.decoding.loop import prefill
+from selfspec.decoding.request import Request
+from selfspec.decoding.verification import verify
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.target import StackOutput, Sublayer, Target
+from selfspec.sampling.processors import ScoreProcessor
+from selfspec.sampling.rules import Greedy
+from selfspec.sampling.tree import TokenTree
+
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
+ALL_STATES = range(SUBLAYERS + 1)
+SIBLINGS = 20
+
+KEPT_SETS = {
+    "no shared prefix": (1, 2, 5, 8, 11),
+    "odd, in a layer's middle": (0, 1, 2, 5, 7, 10),
+    "attention of the first layer": (0,),
+    "even, an early exit": (0, 1, 2, 3, 4, 5),
+    "even, and more above": (0, 1, 2, 3, 6, 7, 9, 10, 11),
+    "all but the last": tuple(range(SUBLAYERS - 1)),
+    "everything": tuple(range(SUBLAYERS)),
+}
+WIDTHS = {"chain": None, "tree": lambda _: 3}
+
+
+def drafted(name: str, kept: tuple[int, ...], shape: str, length: int = 40) -> tuple[Target, Request, Proposal]:
+    """A request behind its prefill, and a draft of four tokens or of a tree around them."""
+    target = Target(build(name))
+    processor = ScoreProcessor(LogitsProcessorList())
+    request = Request(
+        target, prompt(length), max_new_tokens=40, rule=Greedy(), processor=processor, sibling_rows=SIBLINGS
+    )
+    prefill(target, request, chunk=1024)
+    draft = LayerDraft(KeptSet(kept, SUBLAYERS), 4, widths=WIDTHS[shape])
+    with torch.inference_mode():
+        return target, request, propose(target, request, draft, ALL_STATES)
+
+
+def verified(target: Target, request: Request, proposal: Proposal) -> StackOutput:
+    with torch.inference_mode():
+        return verify(target, request, proposal, ALL_STATES)
+
+
+def cache_rows(request: Request, rows: int) -> torch.Tensor:
+    """What a verification has written, ``[layers and kinds, heads, rows, head_dim]``."""
+    cache = request.state.cache
+    return torch.cat([buffer[:, :, cache.length : cache.length + rows] for buffer in (*cache.keys, *cache.values)])
+
+
+@pytest.mark.parametrize("shape", WIDTHS)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_sharing_changes_nothing(name: str, shape: str) -> None:
+    for where, kept in KEPT_SETS.items():
+        target, request, proposal = drafted(name, kept, shape)
+        rows = len(proposal.tree) + 1
+        assert proposal.tree.is_chain == (shape == "chain")
+        shared = verified(target, request, proposal)
+        shared_cache = cache_rows(request, rows).clone()
+
+        other_target, other_request, other_proposal = drafted(name, kept, shape)
+        assert torch.equal(proposal.token_ids, other_proposal.token_ids)
+        alone = verified(other_target, other_request, replace(other_proposal, shared_prefix=0, shared_states=None))
+
+        for index in ALL_STATES:
+            torch.testing.assert_close(
+                shared.captured[index],
+                alone.captured[index],
+                **CLOSE,
+                msg=lambda text, i=index, w=where: f"{w}: h[{i}]: {text}",
+            )
+        torch.testing.assert_close(shared_cache, cache_rows(other_request, rows), **CLOSE)
+        with torch.inference_mode():
+            choices = [target.logits(output.hidden_states).argmax(-1).tolist() for output in (shared, alone)]
+        assert choices[0] == choices[1], where
+
+
+@pytest.mark.parametrize("shape", WIDTHS)
+@pytest.mark.parametrize(("where", "kept"), KEPT_SETS.items(), ids=KEPT_SETS)
+def test_shared_sublayers_run_only_for_rows_not_yet_drafted(
+    where: str, kept: tuple[int, ...], shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, request, proposal = drafted("gemma3", kept, shape)
+    rows_run: dict[int, list[int]] = defaultdict(list)
+    run = Sublayer.__call__
+
+    def counted(sublayer: Sublayer, hidden_states: torch.Tensor, step: Any) -> torch.Tensor:
+        rows_run[target.sublayers.index(sublayer)].append(hidden_states.shape[0])
+        return run(sublayer, hidden_states, step)
+
+    monkeypatch.setattr(Sublayer, "__call__", counted)
+    verified(target, request, proposal)
+
+    rows, known, shared_prefix = len(proposal.tree) + 1, 4, KeptSet(kept, SUBLAYERS).shared_prefix
+    for index in range(SUBLAYERS):
+        wanted = rows - known if index < shared_prefix else rows
+        assert rows_run[index] == [wanted], f"sublayer {index}, {shared_prefix} shared"
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_a_drafted_state_below_the_shared_prefix_is_the_targets(name: str) -> None:
+    target, request, proposal = drafted(name, KEPT_SETS["even, and more above"], "chain")
+    assert proposal.shared_states is not None
+    assert set(proposal.shared_states) == {0, 1, 2, 3, 4}
+    alone = verified(target, request, replace(proposal, shared_prefix=0, shared_states=None))
+    for index, states in proposal.shared_states.items():
+        assert len(states) == 4
+        torch.testing.assert_close(states, alone.captured[index][:4], **CLOSE)
+
+
+def test_a_verification_chooses_what_plain_decoding_writes() -> None:
+    """Given the true continuation, every row's choice is the next token of it."""
+    target, request, _ = drafted("gemma3", (), "chain")
+    text = plain_text("gemma3", prompt(40), 12)
+    truth = Proposal(torch.tensor(text[1:9]), TokenTree.chain(8))
+    output = verified(target, request, truth)
+    assert tuple(target.logits(output.hidden_states).argmax(-1).tolist()) == text[1:10]

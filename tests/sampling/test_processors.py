@@ -1,0 +1,176 @@
+"""Logits processors on several rows against transformers, one row at a time."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
+from transformers.generation import logits_process
+
+from selfspec.errors import InvalidParameterError
+from selfspec.sampling.processors import IGNORE_CONTEXT, REFUSED, ScoreProcessor, build_processors
+from selfspec.types import SamplingParams
+
+VOCAB = 40
+ROWS = 5
+EOS = torch.tensor([1])
+
+
+class Counting(LogitsProcessor):
+    """A user's own processor: favours a token by the length of the context, and writes in place."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        assert input_ids.shape[0] == scores.shape[0] == 1
+        scores[:, input_ids.shape[1] % VOCAB] += 1
+        return scores
+
+
+FACTORIES: dict[str, Callable[[], LogitsProcessor]] = {
+    "TemperatureLogitsWarper": lambda: logits_process.TemperatureLogitsWarper(0.7),
+    "TopKLogitsWarper": lambda: logits_process.TopKLogitsWarper(9),
+    "TopPLogitsWarper": lambda: logits_process.TopPLogitsWarper(0.8),
+    "TopHLogitsWarper": lambda: logits_process.TopHLogitsWarper(0.6),
+    "MinPLogitsWarper": lambda: logits_process.MinPLogitsWarper(0.05),
+    "TypicalLogitsWarper": lambda: logits_process.TypicalLogitsWarper(0.8),
+    "EpsilonLogitsWarper": lambda: logits_process.EpsilonLogitsWarper(0.02),
+    "EtaLogitsWarper": lambda: logits_process.EtaLogitsWarper(0.02),
+    "InfNanRemoveLogitsProcessor": lambda: logits_process.InfNanRemoveLogitsProcessor(),
+    "LogitNormalization": lambda: logits_process.LogitNormalization(),
+    "SuppressTokensLogitsProcessor": lambda: logits_process.SuppressTokensLogitsProcessor([3, 5]),
+    "RepetitionPenaltyLogitsProcessor": lambda: logits_process.RepetitionPenaltyLogitsProcessor(1.3),
+    "NoRepeatNGramLogitsProcessor": lambda: logits_process.NoRepeatNGramLogitsProcessor(2),
+    "MinLengthLogitsProcessor": lambda: logits_process.MinLengthLogitsProcessor(7, EOS),
+    "SequenceBiasLogitsProcessor": lambda: logits_process.SequenceBiasLogitsProcessor([[[4, 6], 2.0], [[8], -3.0]]),
+    "ForcedEOSTokenLogitsProcessor": lambda: logits_process.ForcedEOSTokenLogitsProcessor(8, 1),
+    "Counting": Counting,
+}
+PRESENT = {name: make for name, make in FACTORIES.items() if name == "Counting" or hasattr(logits_process, name)}
+
+
+def some_logits(seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (4 * torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+def context(row: int) -> torch.Tensor:
+    """A prompt and a path that grows by a token a row, with repetitions."""
+    return torch.tensor([[2, 4, 6, 4, 2, 8, 4, 6, 4][: 4 + row]])
+
+
+def one_by_one(processors: LogitsProcessorList, logits: torch.Tensor) -> torch.Tensor:
+    """What ``generate`` computes: a float32 copy of one row and its context."""
+    rows = [logits[row : row + 1].to(torch.float32, copy=True) for row in range(len(logits))]
+    return torch.cat([processors(context(row), scores) for row, scores in enumerate(rows)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(sorted(PRESENT)), max_size=4),
+    st.integers(0, 1000),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_rows_are_what_generate_computes(names: list[str], seed: int, dtype: torch.dtype) -> None:
+    logits = some_logits(seed, dtype)
+    before = logits.clone()
+    scores = ScoreProcessor(LogitsProcessorList([PRESENT[name]() for name in names]))(logits, context)
+    assert scores.dtype == torch.float32
+    assert torch.equal(logits, before), "the logits themselves must stay as they are"
+    expected = one_by_one(LogitsProcessorList([PRESENT[name]() for name in names]), logits)
+    torch.testing.assert_close(scores, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESENT) & IGNORE_CONTEXT))
+def test_classes_said_to_ignore_the_context_do(name: str) -> None:
+    logits = some_logits(5)
+    contexts = (torch.randint(VOCAB, (ROWS, 7)), torch.randint(VOCAB, (ROWS, 1)))
+    assert torch.equal(*(PRESENT[name]()(input_ids, logits.clone()) for input_ids in contexts))
+
+
+def test_every_class_said_to_ignore_the_context_is_tested() -> None:
+    assert set(FACTORIES) >= IGNORE_CONTEXT
+
+
+def test_contexts_are_made_only_if_they_are_read() -> None:
+    asked: list[int] = []
+
+    def watched(row: int) -> torch.Tensor:
+        asked.append(row)
+        return context(row)
+
+    ScoreProcessor(build_processors(SamplingParams(temperature=0.7, top_k=10, top_p=0.9, min_p=0.1)))(
+        some_logits(0), watched
+    )
+    assert asked == []
+    ScoreProcessor(build_processors(SamplingParams(temperature=0.7, top_k=10, repetition_penalty=1.2)))(
+        some_logits(0), watched
+    )
+    assert asked == list(range(ROWS))
+
+
+def test_a_subclass_of_a_class_that_ignores_the_context_may_read_it() -> None:
+    class Annealed(logits_process.TemperatureLogitsWarper):
+        def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+            return scores / input_ids.shape[1]
+
+    scores = ScoreProcessor(LogitsProcessorList([Annealed(0.5)]))(some_logits(0), context)
+    assert torch.equal(scores[2], some_logits(0)[2] / 6)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_processors_that_cannot_score_drafted_rows_are_refused(name: str) -> None:
+    kind = getattr(logits_process, name, None)
+    if kind is None:
+        pytest.skip("not in this transformers")
+    for refused in (kind, type("Own", (kind,), {})):
+        with pytest.raises(InvalidParameterError, match=refused.__name__):
+            ScoreProcessor(LogitsProcessorList([refused.__new__(refused)]))
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, **sizes))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"temperature": 0.6, "top_k": 12, "top_p": 0.8, "min_p": 0.02, "repetition_penalty": 1.2},
+        {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0},
+        {"temperature": 1.3, "top_k": 5, "top_p": 1.0, "min_p": 0.1, "repetition_penalty": 0.8},
+        {"temperature": 0.0, "top_k": 5, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5},
+    ],
+)
+def test_built_processors_are_those_of_generate(model: LlamaForCausalLM, parameters: dict) -> None:
+    greedy = parameters["temperature"] == 0
+    given = {name: value for name, value in parameters.items() if value or name != "min_p"}
+    config = GenerationConfig(**(given | {"temperature": 1.0} if greedy else given), do_sample=not greedy)
+    config._eos_token_tensor = None
+    theirs = model._get_logits_processor(config, input_ids_seq_length=4, device="cpu", model_kwargs={})
+    ours = build_processors(SamplingParams(**parameters))
+    assert [type(processor) for processor in ours] == [type(processor) for processor in theirs]
+    assert torch.equal(one_by_one(ours, some_logits(3)), one_by_one(theirs, some_logits(3)))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": "hot"},
+        {"temperature": True},
+        {"top_k": -1},
+        {"top_k": 2.5},
+        {"top_k": True},
+        {"top_p": 1.1},
+        {"top_p": -0.5},
+        {"min_p": 2},
+        {"repetition_penalty": 0},
+        {"repetition_penalty": -1.0},
+        {"temperature": 0, "top_p": 7},
+    ],
+)
+def test_bad_parameters_are_named(parameters: dict) -> None:
+    with pytest.raises(InvalidParameterError, match=list(parameters)[-1]):
+        SamplingParams(**parameters)
