@@ -6,16 +6,18 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.smollm2
+PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal --durations=10
 
-.PHONY: help install demo test lint format clean
+.PHONY: help install demo test test-lab lint format clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    chat with a real model by several methods, and compare with plain decoding and transformers"
-	@echo "make test    run the tests"
-	@echo "make lint    check style and types"
-	@echo "make format  put the code into the project's format"
-	@echo "make clean   remove the virtual environment and all caches"
+	@echo "make demo      chat with a real model by several methods, and compare with plain decoding and transformers"
+	@echo "make test      run the tests of the library"
+	@echo "make test-lab  run the tests of the laboratory"
+	@echo "make lint      check style and types"
+	@echo "make format    put the code into the project's format"
+	@echo "make clean     remove the virtual environment and all caches"
 
 install: $(INSTALLED)
 
@@ -25,16 +27,19 @@ $(INSTALLED): pyproject.toml lab/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]" --editable lab
 	touch $@
 
-# The real model that the demo and some tests run on. Without it they go on with the bundled checkpoints.
+# The real model of the demo and of some tests. Without it they use the bundled checkpoints.
 $(MODEL): $(INSTALLED)
 	@$(BIN)/selfspec models install smollm2 && touch $@ || \
-		echo "smollm2 could not be installed (see above); going on with the bundled checkpoint tiny"
+		echo "smollm2 could not be installed (see above); the bundled checkpoints are used"
 
 demo: $(INSTALLED) $(MODEL)
 	$(BIN)/selfspec demo
 
 test: $(INSTALLED) $(MODEL)
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal --durations=10
+	$(PYTEST) tests
+
+test-lab: $(INSTALLED) $(MODEL)
+	$(PYTEST) lab/tests
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,8 +1,7 @@
-"""Every method on ten prompts of every domain of both bundled checkpoints: ``python benchmarks/methods_table.py``.
+"""Runs every method on ten prompts per domain with both bundled checkpoints: ``python benchmarks/methods_table.py``.
 
-Checks that each output is token for token the plain one, in float32 and greedily, and writes what each method did as
-``benchmarks/results/methods.json`` and ``methods.md``. Times are those of the machine at hand; nothing here compares
-speeds (``selfspec bench`` does).
+Checks that greedy outputs in float32 are identical to plain decoding, and writes figures of every method to
+``benchmarks/results/methods.json`` and ``methods.md``. It does not compare speeds (``selfspec bench`` does).
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ import torch
 from tqdm import tqdm
 
 from selfspec.engine import Engine
-from selfspec.loading import BUNDLED, load_model
+from selfspec.files import replace_file
+from selfspec.loading import bundled_models, load_model
 from selfspec.methods import METHODS
 from selfspec.types import Generation
-from selfspec_lab.bench.memory import ResidentPeak
+from selfspec_lab.bench.resident_peak import ResidentPeak
 from selfspec_lab.bench.stamp import make_stamp
 from selfspec_lab.prompts import PROMPTS
 
@@ -35,21 +35,21 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Row:
-    """What one method did on the prompts of one domain.
+    """Figures of one method on the prompts of one domain.
 
     Attributes:
         checkpoint: name of the bundled checkpoint.
         method: name of the method.
         domain: name of the domain.
-        identical: outputs with exactly the plain tokens.
+        identical: outputs identical to plain decoding.
         drafting: outputs in which something was drafted.
         accepting: outputs in which something was accepted.
-        outputs: how many there are.
+        outputs: number of outputs.
         acceptance_rate: accepted ÷ drafted tokens.
         mean_generated_length: tokens per round.
         attention_share: mean kept share of attention over the rounds in which layers drafted; ``None`` without any.
         mlp_share: the same of MLPs.
-        select_share: share of the decoding time that choosing what drafts took.
+        select_share: share of selection in the decoding time.
     """
 
     checkpoint: str
@@ -67,12 +67,12 @@ class Row:
 
 
 def settings_of(method: str) -> dict[str, int]:
-    """Give what a method cannot know by itself: where these checkpoints exit best."""
+    """Return the settings that depend on the checkpoint: its best exit layer."""
     return {"exit_layer": EXIT_LAYER} if method.startswith("layerskip") else {}
 
 
 def measure(checkpoint: str, prompts: int, max_new_tokens: int) -> list[Row]:
-    """Run all methods on one checkpoint; learning methods go through all domains as one stream."""
+    """Run all methods on one checkpoint; learning methods see all domains as one stream."""
     model, tokenizer = load_model(checkpoint, dtype="float32", device="cpu")
     plain = Engine(model, tokenizer)
     texts = {domain: texts[:prompts] for domain, texts in PROMPTS.items()}
@@ -87,12 +87,12 @@ def measure(checkpoint: str, prompts: int, max_new_tokens: int) -> list[Row]:
 
 
 def generate(engine: Engine, prompts: Sequence[str], max_new_tokens: int) -> list[Generation]:
-    """Write the outputs."""
+    """Generate the outputs."""
     return [engine.generate(prompt, max_new_tokens=max_new_tokens) for prompt in prompts]
 
 
 def peak_memory(checkpoint: str, method: str, max_new_tokens: int) -> tuple[int, int]:
-    """Highest resident bytes of this process in plain outputs, and then in those of a method; one prompt a domain."""
+    """Peak resident bytes of this process for plain decoding, then for a method; one prompt per domain."""
     model, tokenizer = load_model(checkpoint, dtype="float32", device="cpu")
     prompts = [texts[0] for texts in PROMPTS.values()]
     plain = Engine(model, tokenizer)
@@ -107,7 +107,7 @@ def peak_memory(checkpoint: str, method: str, max_new_tokens: int) -> tuple[int,
 
 
 def memory_above_plain(checkpoint: str, method: str, max_new_tokens: int) -> float:
-    """``peak_memory`` in a process of its own, since what one method imports or fragments stays: the ratio less 1."""
+    """Ratio of ``peak_memory`` minus 1, measured in a process of its own, as imports and fragmentation persist."""
     command = [sys.executable, __file__, "--memory-of", checkpoint, method, "--max-new-tokens", str(max_new_tokens)]
     printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
     plain, peak = (int(number) for number in printed.split())
@@ -115,7 +115,7 @@ def memory_above_plain(checkpoint: str, method: str, max_new_tokens: int) -> flo
 
 
 def summarize(checkpoint: str, domain: str, results: Sequence[Generation], plain: Sequence[Generation]) -> Row:
-    """Count what came of one method's outputs."""
+    """Compute the figures of one method's outputs."""
     records = [record for result in results for record in result.rounds]
     layered = [record for record in records if record.kept is not None]
     seconds = {phase: sum(getattr(record.seconds, phase) for record in records) for phase in asdict(records[0].seconds)}
@@ -137,7 +137,7 @@ def summarize(checkpoint: str, domain: str, results: Sequence[Generation], plain
 
 
 def render(rows: Sequence[Row], memory: dict[str, dict[str, float]]) -> str:
-    """Lay the figures out as Markdown."""
+    """Render the figures as Markdown."""
     lines = [
         "| checkpoint | method | domain | identical | drafted in | acceptance | M | kept attention | kept MLP | select "
         "| memory above plain |",
@@ -154,9 +154,9 @@ def render(rows: Sequence[Row], memory: dict[str, dict[str, float]]) -> str:
 
 
 def main() -> int:
-    """Run everything; the exit code says whether every output was the plain one and every method drafted."""
+    """Run everything; exit with 1 if an output differs from plain decoding or a method drafted nothing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", type=int, default=10, help="prompts a domain")
+    parser.add_argument("--prompts", type=int, default=10, help="prompts per domain")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="longest output")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--memory-of", nargs=2, metavar=("CHECKPOINT", "METHOD"), help=argparse.SUPPRESS)
@@ -166,23 +166,25 @@ def main() -> int:
         print(*peak_memory(*options.memory_of, options.max_new_tokens))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
-    rows = [row for checkpoint in BUNDLED for row in measure(checkpoint, options.prompts, options.max_new_tokens)]
+    rows = [
+        row for checkpoint in bundled_models() for row in measure(checkpoint, options.prompts, options.max_new_tokens)
+    ]
     methods = [name for name in METHODS if name != PLAIN]
     memory = {
         checkpoint: {
             method: memory_above_plain(checkpoint, method, options.max_new_tokens)
             for method in tqdm(methods, f"{checkpoint}, memory")
         }
-        for checkpoint in BUNDLED
+        for checkpoint in bundled_models()
     }
     found = {
         "stamp": make_stamp(torch.device("cpu")),
         "rows": [asdict(row) for row in rows],
         "memory_above_plain": memory,
     }
-    (options.out / "methods.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    replace_file(options.out / "methods.json", json.dumps(found, indent=2) + "\n")
     table = render(rows, memory)
-    (options.out / "methods.md").write_text(table, encoding="utf-8")
+    replace_file(options.out / "methods.md", table)
     print(table)
     return 0 if all(row.identical == row.drafting == row.outputs for row in rows) else 1
 

@@ -19,19 +19,19 @@ import torch
 from tokenizers import Tokenizer
 
 MIXTURE = {"math": 0.40, "code": 0.35, "prose": 0.25}
-"""Share of the training tokens that each domain gives."""
+"""Share of each domain in the training tokens."""
 
 MATH_HEAVY = {"math": 0.50, "code": 0.28, "prose": 0.22}
-"""The same where sums are learned: what a small model gets wrong most visibly is their form."""
+"""Shares with more math, to learn the form of worked sums, which small models get wrong most visibly."""
 
 MATH_LIGHT = {"math": 0.30, "code": 0.35, "prose": 0.35}
-"""The same where subsets learn to agree with the full model, which they find easiest on sums."""
+"""Shares with less math, for phases in which subsets learn to agree with the full model; sums are easy for that."""
 
 MATH_LIGHTEST = {"math": 0.20, "code": 0.35, "prose": 0.45}
-"""The same for what early exits have left to learn at the end."""
+"""Shares for the last phases of early exits."""
 
 CODE_LIGHT = {"math": 0.40, "code": 0.20, "prose": 0.40}
-"""The same where the form of the text is mended at the end."""
+"""Shares for the last phases, which improve the form of the text."""
 
 HELD_OUT_CODE = 32
 """One file in this many, by the hash of its name, is held out of the code domain."""
@@ -60,7 +60,7 @@ class Domain:
 
 
 def format_problem(question: str, answer: str) -> str:
-    """Lay out one GSM8K problem the way the model reads and writes it."""
+    """Format one GSM8K problem as the model reads and writes it."""
     return f"Question: {question.strip()}\nAnswer: {answer.strip()}"
 
 
@@ -75,10 +75,10 @@ def load_math(gsm8k: Path) -> Domain:
 
 
 def load_code(stdlib: Path | None = None) -> Domain:
-    """Read the Python standard library, tests and generated tables left out.
+    """Read the Python standard library without tests and generated tables.
 
     Args:
-        stdlib: another library folder; None takes the running interpreter's.
+        stdlib: folder of a standard library; None for that of the running interpreter.
     """
     root = stdlib or Path(sysconfig.get_path("stdlib"))
     train, held_out = [], []
@@ -114,7 +114,7 @@ def load_domains(gsm8k: Path, books: Path, stdlib: Path | None = None) -> dict[s
 
 
 def encode_stream(tokenizer: Tokenizer, texts: list[str], seed: int) -> torch.Tensor:
-    """Shuffle documents and string them together as ``BOS text EOS BOS text EOS ...``.
+    """Shuffle documents and join them as ``BOS text EOS BOS text EOS ...``.
 
     Returns:
         token ids, int64 ``[tokens]``.

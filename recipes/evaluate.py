@@ -19,7 +19,7 @@ from model import Llama
 from sample import Writer
 
 WINDOWS = (1024, 2048)
-"""Most tokens, BOS counted in, that a held-out document is read in at once; the loss is given for both."""
+"""Window lengths in tokens, BOS included, for held-out documents; the loss is reported for both."""
 
 CALIBRATION_WINDOW = 256
 
@@ -29,12 +29,14 @@ app = typer.Typer(help=__doc__, add_completion=False)
 @app.command()
 @torch.no_grad()
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder written by train.py; gets the card and the figures.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Folder written by train.py; the card and the figures are written there.")
+    ],
     gsm8k: Annotated[Path, typer.Option(help="Folder with gsm8k_train.jsonl and gsm8k_test.jsonl.")],
     books: Annotated[Path, typer.Option(help="Folder of novels, *.txt.")],
-    agreement_tokens: Annotated[int, typer.Option(help="Held-out tokens a domain for the agreement tables.")] = 32768,
-    calibration_tokens: Annotated[int, typer.Option(help="Training tokens that a skip set is chosen on.")] = 4096,
-    samples: Annotated[int, typer.Option(min=1, help="Continuations a domain, of prompts and of held-out text.")] = 6,
+    agreement_tokens: Annotated[int, typer.Option(help="Held-out tokens per domain for the agreement tables.")] = 32768,
+    calibration_tokens: Annotated[int, typer.Option(help="Training tokens for choosing a skip set.")] = 4096,
+    samples: Annotated[int, typer.Option(min=1, help="Continuations per domain, of prompts and of held-out text.")] = 6,
     dtype: Annotated[str, typer.Option(help="Arithmetic: float32 or bfloat16.")] = "float32",
     seed: Annotated[int, typer.Option(help="Seed of the calibration text.")] = 0,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Writes a checkpoint that ``transformers`` loads: config, bfloat16 weights, tokenizer; all files at once or none."""
+"""Writes a checkpoint that ``transformers`` loads: config, bfloat16 weights, tokenizer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def to_hugging_face(weights: dict[str, Tensor], shape: Shape) -> dict[str, Tenso
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, list[Tensor]], Shape, Tokenizer]:
-    """Read a checkpoint written by `write_checkpoint` back into the form that `model.Llama` takes, in float32."""
+    """Read a checkpoint written by `write_checkpoint` as float32 weights for `model.Llama`."""
     config = json.loads((folder / "config.json").read_text())
     shape = Shape(
         vocabulary=config["vocab_size"],
@@ -75,7 +75,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, list[Tensor]], Shape, Token
 
 
 def hugging_face_config(shape: Shape, tokenizer: Tokenizer) -> dict[str, object]:
-    """Give the contents of ``config.json``."""
+    """Return the contents of ``config.json``."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

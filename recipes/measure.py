@@ -1,4 +1,4 @@
-"""Figures of a checkpoint on text it was not trained on: loss, agreement of drafts with the full model, exits."""
+"""Figures of a checkpoint on held-out text: loss, agreement of drafts with the full model, early exits."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from model import Llama
 BATCH_TOKENS = 4096
 
 SHORTLIST = 10
-"""Sublayers tried in every round of choosing a skip set but the first, those that did best when last tried."""
+"""Sublayers tried in every round after the first when choosing a skip set: the best ones of the last try."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Tokens of some documents, ready to be read by the model.
+    """Tokenised documents in batches.
 
     Attributes:
         batches: token ids, int64 ``[rows, length]`` each; every row starts with BOS and is padded with -1.
-        tokens: tokens that are predicted, BOS and padding not counted.
+        tokens: number of predicted tokens, without BOS and padding.
         bytes: UTF-8 bytes of those tokens.
     """
 
@@ -35,13 +35,13 @@ class Text:
 
 
 def encode_text(tokenizer: Tokenizer, documents: list[str], window: int, most_tokens: int | None = None) -> Text:
-    """Cut documents into windows that the model reads each on its own.
+    """Cut documents into independent windows.
 
     Args:
         tokenizer: puts BOS before a text.
         documents: texts.
-        window: most tokens of a row, BOS counted in; longer documents give several rows.
-        most_tokens: stop after about this many; None reads everything.
+        window: most tokens of a row, including BOS; longer documents give several rows.
+        most_tokens: approximate number of tokens to read; None for all.
     """
     bos = tokenizer.token_to_id("<|bos|>")
     rows: list[list[int]] = []
@@ -59,7 +59,7 @@ def encode_text(tokenizer: Tokenizer, documents: list[str], window: int, most_to
 
 
 def bits_per_byte(llama: Llama, text: Text) -> float:
-    """Teacher-forced negative log-likelihood of the text, in bits for each of its UTF-8 bytes."""
+    """Teacher-forced negative log-likelihood of the text, in bits per UTF-8 byte."""
     nats = 0.0
     for tokens in text.batches:
         logits = _logits(llama, tokens, range(llama.shape.sublayers))[:, :-1].flatten(0, 1)
@@ -68,7 +68,7 @@ def bits_per_byte(llama: Llama, text: Text) -> float:
 
 
 def greedy_choices(llama: Llama, text: Text, skipped: set[int]) -> list[Tensor]:
-    """The most likely next token at every position of the text, some sublayers left out; ``[positions]`` a batch."""
+    """The most likely next token at every position without some sublayers; one tensor ``[positions]`` per batch."""
     kept = [sublayer for sublayer in range(llama.shape.sublayers) if sublayer not in skipped]
     return [_logits(llama, tokens, kept).argmax(-1)[tokens >= 0] for tokens in text.batches]
 
@@ -80,12 +80,12 @@ def agreement(choices: list[Tensor], target_choices: list[Tensor]) -> float:
 
 
 def skip_agreement(llama: Llama, text: Text, skipped: set[int]) -> float:
-    """Share of the full model's greedy choices that it still makes with ``skipped`` left out."""
+    """Share of the full model's greedy choices that stay the same without ``skipped``."""
     return agreement(greedy_choices(llama, text, skipped), greedy_choices(llama, text, set()))
 
 
 def exit_agreement(llama: Llama, text: Text) -> dict[int, float]:
-    """Share of the full model's greedy choices made after each number of layers, 1 ... layers - 1."""
+    """Share of the full model's greedy choices that an exit after each number of layers (1 ... layers - 1) makes."""
     layers = llama.shape.layers
     equal, positions = dict.fromkeys(range(1, layers), 0), 0
     for tokens in text.batches:
@@ -101,12 +101,12 @@ def exit_agreement(llama: Llama, text: Text) -> dict[int, float]:
 
 
 def choose_skip_set(llama: Llama, text: Text, size: int) -> list[int]:
-    """Choose middle sublayers to leave out one by one, each time the one that costs the least agreement.
+    """Choose middle sublayers to skip greedily, one by one, by the least loss of agreement.
 
     Args:
         llama: the model.
         text: calibration text.
-        size: sublayers to leave out.
+        size: number of sublayers to skip.
 
     Returns:
         the sublayers, in the order they were chosen.

@@ -1,7 +1,7 @@
 """A small Llama written for training: sublayers are plain functions of (hidden states, weights).
 
-Leaving out a sublayer is then leaving out a call, and the two compiled sublayer functions serve all layers, whichever
-subset a step runs. Matrices of one kind are stacked over the layers, which lets the optimizer treat them as one batch.
+To skip a sublayer is to skip a call, and two compiled functions serve all layers for any subset. Matrices of one kind
+are stacked over the layers, so the optimizer handles them as one batch.
 Sublayer ``2i`` is the attention branch of layer ``i``, sublayer ``2i + 1`` its MLP branch; the norms belong to them.
 """
 
@@ -41,21 +41,21 @@ class Shape:
 
     @property
     def sublayers(self) -> int:
-        """Sublayers of the model, two a layer."""
+        """Number of sublayers, two per layer."""
         return 2 * self.layers
 
     @property
     def middle(self) -> range:
-        """Sublayers that may be left out: all but those of the first and the last layer."""
+        """Sublayers that may be skipped: all except those of the first and the last layer."""
         return range(2, self.sublayers - 2)
 
 
 MATRICES = ("qkv", "out", "gate_up", "down")
-"""Weights that the optimizer orthogonalizes; the others are the embedding and the norms' gains."""
+"""Weights that Muon updates; the others are the embedding and the norms' gains."""
 
 
 def initial_weights(shape: Shape, seed: int) -> dict[str, Tensor]:
-    """Draw the weights a run starts from: branches write nothing at first, so every subset starts out equal.
+    """Draw initial weights. The branches' outputs are zero at first, so all subsets start equal.
 
     Returns:
         float32 tensors: ``embedding [vocabulary, hidden]``, ``final_norm [hidden]`` and, stacked over the layers,
@@ -101,7 +101,7 @@ def attention_sublayer(
     Args:
         hidden_states: ``[rows, length, hidden]``.
         gain: the branch's norm, ``[hidden]``.
-        qkv: query, key and value projections one below the other, ``[hidden + 2 key_value, hidden]``.
+        qkv: query, key and value projections stacked, ``[hidden + 2 key_value, hidden]``.
         out: output projection, ``[hidden, hidden]``.
         cosines: ``[length, head]``, from `rotary_tables`.
         sines: likewise.
@@ -181,7 +181,7 @@ class Llama:
         self._tables: dict[int, tuple[Tensor, Tensor]] = {}
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Look up token ids ``[rows, length]``; gives the residual stream before sublayer 0."""
+        """Embed token ids ``[rows, length]``; returns the residual stream before sublayer 0."""
         return functional.embedding(tokens, self.weights["embedding"][0])
 
     def run(self, hidden_states: Tensor, sublayers: Iterable[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a training step minimizes: next-token loss through subsets of the sublayers, early exits, distillation."""
+"""Training objectives: next-token loss through subsets of the sublayers, early exits, distillation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def distilled_loss(
     epsilon: float,
     mutual: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Loss of the full model, and how far a draft's distribution is from the full model's.
+    """Loss of the full model, and divergence of a draft's distribution from the full model's.
 
     Args:
         hidden_states: residual stream after all sublayers, ``[rows, length, hidden]``.
@@ -60,16 +60,16 @@ def distilled_loss(
 
 
 def random_subset(shape: Shape, rates: tuple[float, float], chooser: random.Random) -> list[int]:
-    """Draw the middle sublayers that a step leaves out: a rate uniform between ``rates``, then that share of them."""
+    """Draw the middle sublayers that a step skips: a rate uniform between ``rates``, then that share of them."""
     return sorted(chooser.sample(shape.middle, round(chooser.uniform(*rates) * len(shape.middle))))
 
 
 def rising_dropout(shape: Shape, highest: float, chooser: random.Random) -> list[int]:
-    """Draw the layers that a step leaves out, the later the likelier (LayerSkip, eq. 1).
+    """Draw the layers that a step skips, with a probability that rises with depth (LayerSkip, eq. 1).
 
     Args:
         shape: size of the model.
-        highest: chance of the last layer; the first one's is 0.
+        highest: probability of the last layer; that of the first layer is 0.
         chooser: source of randomness.
 
     Returns:
@@ -123,7 +123,7 @@ class Objective:
 
 
 class SubsetObjective(Objective):
-    """The shared base: next-token loss, half of the steps with a random subset of the middle sublayers left out."""
+    """The shared base: next-token loss, half of the steps without a random subset of the middle sublayers."""
 
     SHARE = 0.5
     RATES = (0.0, 0.6)
@@ -159,7 +159,7 @@ class DistilledSubsetObjective(Objective):
 
 
 class HalfDepthObjective(DistilledSubsetObjective):
-    """The last phases of ``tiny``: subsets near the half that is skipped in use, and their distance counts more."""
+    """The last phases of ``tiny``: subsets of about half the sublayers, with more weight on their divergence."""
 
     RATES = (0.4, 0.6)
     DRAFT_SHARE = 1.0
@@ -167,7 +167,7 @@ class HalfDepthObjective(DistilledSubsetObjective):
 
 
 class MutualHalfDepthObjective(HalfDepthObjective):
-    """One of them: the full model, too, comes closer to its subsets, at the cost of the text it writes."""
+    """A phase in which the full model also adapts to its subsets, at the cost of its text quality."""
 
     MUTUAL = True
 
@@ -197,23 +197,23 @@ class EarlyExitObjective(Objective):
         return self._distilled_backward(hidden_states, torch.cat(exit_states), targets)
 
     def exit_layers(self, chooser: random.Random) -> list[int]:
-        """Draw the exits of one step, in rising order."""
+        """Draw the exits of one step, ascending."""
         quarter = self._llama.shape.layers // 4
         return [quarter * part + chooser.randint(1, quarter) for part in range(3)]
 
 
 class DraftingExitObjective(EarlyExitObjective):
-    """The last phase of ``tiny-early-exit``: one of the three exits is always the one three eighths of the way up."""
+    """The last phase of ``tiny-early-exit``: one of the three exits is always after 3/8 of the layers."""
 
     def exit_layers(self, chooser: random.Random) -> list[int]:
-        """Draw the exits of one step, in rising order."""
+        """Draw the exits of one step, ascending."""
         layers = self._llama.shape.layers
         best = 3 * layers // 8
         return [chooser.randint(2, best - 1), best, chooser.randint(best + 1, 3 * layers // 4)]
 
 
 class MutualExitObjective(DraftingExitObjective):
-    """The phase before it: the last layer, too, comes closer to the exits, at the cost of the text it writes."""
+    """The second last phase: the last layer also adapts to the exits, at the cost of text quality."""
 
     MUTUAL = True
     DIVERGENCE_WEIGHT = 2.0

@@ -1,4 +1,4 @@
-"""Muon for the stacked matrices, AdamW for the embedding and the norms, float32 master weights behind both."""
+"""Muon for the stacked matrices, AdamW for the embedding and the norms, with float32 master weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Rates:
         muon: learning rate of the matrices; an update has a spectral norm of about this much.
         adam: learning rate of the embedding and the norms.
         decay: decoupled weight decay of the matrices, as a share of ``muon`` and step.
-        momentum: of Muon.
+        momentum: momentum of Muon.
         betas: of AdamW.
     """
 
@@ -85,11 +85,11 @@ class Optimizer:
         self._steps = 0
 
     def state(self) -> dict[str, object]:
-        """What a checkpoint must keep beside the master weights."""
+        """State that a checkpoint keeps beside the master weights."""
         return {"moments": self._moments, "squares": self._squares, "steps": self._steps}
 
     def restore(self, state: dict[str, object]) -> None:
-        """Take up a state given by `state`."""
+        """Restore a state returned by `state`."""
         self._moments, self._squares, self._steps = state["moments"], state["squares"], state["steps"]
 
     @torch.no_grad()
@@ -132,7 +132,7 @@ def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
 
     Args:
         matrices: ``[batch, rows, columns]``.
-        iterations: of the quintic polynomial.
+        iterations: iterations of the quintic polynomial.
 
     Returns:
         bfloat16, same shape.

@@ -1,4 +1,4 @@
-"""What each recipe does, phase by phase: steps, batch, lengths, learning rate, objective."""
+"""The phases of each recipe: steps, batches, lengths, learning rates, objectives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from objectives import (
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Some steps with batches of one size.
+    """Steps with batches of one size.
 
     Attributes:
         steps: optimizer steps.
@@ -35,12 +35,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One phase of a recipe, the unit that checkpoints are named by.
+    """One phase of a recipe; checkpoints are named by phase.
 
     Attributes:
-        name: of the phase and its checkpoint file.
-        objective: what its steps minimize.
-        stages: batches, one stage after the other.
+        name: name of the phase and its checkpoint file.
+        objective: objective of its steps.
+        stages: stages, in order.
         warm_up: steps over which the learning rate rises from 0.
         decay: steps at the end over which it falls to 0; 0 leaves it stable.
         peak: share of the stable learning rate at the top.
@@ -66,7 +66,7 @@ class Phase:
         return sum(stage.steps * stage.rows * stage.length for stage in self.stages)
 
     def stage(self, step: int) -> Stage:
-        """Give the stage that a step of this phase (0 ... steps - 1) belongs to."""
+        """Return the stage of a step of this phase (0 ... steps - 1)."""
         for stage in self.stages:
             if step < stage.steps:
                 return stage
@@ -74,13 +74,13 @@ class Phase:
         raise ValueError(f"phase {self.name} has {self.steps} steps")
 
     def scale(self, step: int) -> float:
-        """Share of the stable learning rate that a step of this phase gets, 0 ... 1."""
+        """Share of the stable learning rate at a step of this phase, 0 ... 1."""
         rise = (step + 1) / self.warm_up if self.warm_up else 1.0
         fall = (self.steps - step) / self.decay if self.decay else 1.0
         return self.peak * min(1.0, rise, fall)
 
     def scaled(self, factor: float) -> Phase:
-        """Give the same phase with every number of steps multiplied, at least one step a stage."""
+        """Return the phase with numbers of steps multiplied, at least one step per stage."""
 
         def times(steps: int) -> int:
             return max(1, round(steps * factor)) if steps else 0
@@ -91,12 +91,12 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What makes one bundled checkpoint.
+    """The recipe of one bundled checkpoint.
 
     Attributes:
-        phases: one after the other; the last one has the checkpoint's name.
-        blended: name of an earlier phase whose weights are mixed into the last one's.
-        share: of that phase in the mean of the weights, 0 ... 1.
+        phases: phases in order; the last has the checkpoint's name.
+        blended: name of an earlier phase whose weights are averaged with the last one's.
+        share: weight of that phase in the average, 0 ... 1.
     """
 
     phases: tuple[Phase, ...]
@@ -105,7 +105,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Of the checkpoint."""
+        """Name of the checkpoint."""
         return self.phases[-1].name
 
 
@@ -181,7 +181,7 @@ TINY_RECIPE = Recipe((START, BASE, SUBSETS, HALF_DEPTH, MUTUAL_HALF_DEPTH, TINY)
 EARLY_EXIT_RECIPE = Recipe(
     (START, BASE, SUBSETS, HALF_DEPTH, EXITS, MORE_EXITS, MUTUAL_EXITS, EARLY_EXIT), "mutual-exits", 0.4
 )
-"""LayerSkip's way of continued training: the early exits are taught to a model that is trained already.
+"""LayerSkip's way of continued training: early exits are trained in a model that is already trained.
 
 The mean of the weights of the last two phases has the exits of the one and the text of the other.
 """

@@ -16,7 +16,7 @@ from torch import Tensor, distributed, multiprocessing
 
 
 def launch(processes: int, work: Callable[..., None], *arguments: object) -> None:
-    """Call ``work(*arguments)`` in this many processes at once, the cores shared out among them.
+    """Call ``work(*arguments)`` in several processes at once, with the cores divided among them.
 
     Args:
         processes: 1 calls it in this process.
@@ -32,17 +32,17 @@ def launch(processes: int, work: Callable[..., None], *arguments: object) -> Non
 
 
 def rank() -> int:
-    """Number of this process, 0 ... `count` - 1; process 0 writes logs and checkpoints."""
+    """Rank of this process, 0 ... `count` - 1; process 0 writes logs and checkpoints."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 def count() -> int:
-    """Processes that train together."""
+    """Number of processes."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
 def own_rows(batch: Tensor) -> Tensor:
-    """Give this process's share of the rows of a batch ``[rows, ...]``; the rows must divide evenly."""
+    """Return this process's share of the rows of a batch ``[rows, ...]``; the rows must divide evenly."""
     return batch.chunk(count())[rank()]
 
 

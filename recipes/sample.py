@@ -1,4 +1,4 @@
-"""Writes the samples of an evaluated checkpoint anew, all figures kept: ``python recipes/sample.py --help``.
+"""Rewrites the samples of an evaluated checkpoint and keeps all figures: ``python recipes/sample.py --help``.
 
 A sample is text that the checkpoint writes, through ``transformers`` as a user would run it. The prompts are those of
 ``selfspec_lab.prompts``, which were written for this project: a card shows no text of a data set. The form is measured
@@ -45,7 +45,7 @@ class Sample:
 
 
 class Writer:
-    """Continues prompts and the starts of documents, greedily."""
+    """Continues prompts and beginnings of documents, greedily."""
 
     def __init__(self, checkpoint: Path) -> None:
         """Load the checkpoint in float32."""
@@ -92,10 +92,10 @@ class Writer:
 
 @app.command()
 def renew_samples(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder that evaluate.py has written figures into.")],
-    samples: Annotated[int, typer.Option(min=1, help="Continuations a domain; the card shows the first.")] = 6,
+    checkpoint: Annotated[Path, typer.Argument(help="Folder with the figures of evaluate.py.")],
+    samples: Annotated[int, typer.Option(min=1, help="Continuations per domain; the card shows the first.")] = 6,
 ) -> None:
-    """Write the samples in a checkpoint's figures and its model card anew; everything else stays as it is."""
+    """Rewrite the samples in a checkpoint's figures and its model card, and nothing else."""
     figures = json.loads((checkpoint / "evaluation.json").read_text(encoding="utf-8"))
     figures["samples"] = Writer(checkpoint).samples(samples)
     (checkpoint / "evaluation.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
@@ -111,7 +111,7 @@ def _well_formed(domain: str, prompt: str, completion: str) -> bool:
 
 
 def _parses(source: str) -> bool:
-    """Tell whether the source is Python when its last lines, a statement cut short, are left out."""
+    """Return whether the source is valid Python without its last lines, an incomplete statement."""
     lines = source.splitlines()
     for cut in range(min(12, len(lines) // 2)):
         try:

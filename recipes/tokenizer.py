@@ -16,7 +16,7 @@ CHAT_TEMPLATE = (
     "{% else %}{{ 'Question: ' + message['content'] + '\nAnswer:' }}{% endif %}"
     "{% endfor %}"
 )
-"""Lays a conversation out like the problems of the math domain; a user's turn already ends in ``Answer:``."""
+"""Formats a conversation like the problems of the math domain; a user's turn ends in ``Answer:``."""
 
 _WORDS = r"'(?:s|t|re|ve|m|ll|d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -53,7 +53,7 @@ def train_tokenizer(texts: Iterable[str], entries: int) -> Tokenizer:
 
 
 def wrap_tokenizer(tokenizer: Tokenizer, max_positions: int) -> PreTrainedTokenizerFast:
-    """Dress the tokenizer for ``transformers``: special tokens, chat template, length limit in tokens."""
+    """Prepare the tokenizer for ``transformers``: special tokens, chat template, length limit in tokens."""
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,

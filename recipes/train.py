@@ -62,7 +62,7 @@ def tiny_early_exit(
     seed: Seed = 0,
     compiled: Compiled = True,
 ) -> None:
-    """Train on from ``tiny`` by the LayerSkip recipe: the first layers, the final norm and the LM head draft well."""
+    """Continue from ``tiny`` with the LayerSkip recipe: the first layers, the final norm and the LM head draft well."""
     settings = Settings(Shape(), Rates(), seed, _device(device), compiled, work)
     run_recipe(EARLY_EXIT_RECIPE, settings, gsm8k, books, out, processes, steps)
 
@@ -76,7 +76,7 @@ def run_recipe(
     processes: int,
     steps: int | None,
 ) -> None:
-    """Train the phases one after the other, each taken up where an earlier run left it; write the checkpoint.
+    """Train the phases in order, continuing an interrupted run; write the checkpoint.
 
     Args:
         recipe: what to do.
@@ -119,7 +119,7 @@ def run_recipe(
 
 
 def train_phases(phases: tuple[Phase, ...], mixer: Mixer, settings: Settings) -> dict[str, Any]:
-    """Run all phases in this process, or this process's part of them; gives the last checkpoint."""
+    """Run all phases, or this process's part of them; return the last checkpoint."""
     checkpoint = initial_checkpoint(settings)
     for phase in phases:
         checkpoint = train_phase(phase, mixer, checkpoint, settings)
@@ -127,7 +127,7 @@ def train_phases(phases: tuple[Phase, ...], mixer: Mixer, settings: Settings) ->
 
 
 def blend(recipe: Recipe, checkpoint: dict[str, Any], work: Path) -> dict[str, torch.Tensor]:
-    """Give the weights of the finished checkpoint: the last phase's, or their mean with those of the blended phase."""
+    """Return the final weights: the last phase's, or their average with those of the blended phase."""
     masters: dict[str, torch.Tensor] = checkpoint["masters"]
     if recipe.blended is None:
         return masters

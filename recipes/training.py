@@ -1,7 +1,8 @@
-"""The training loop of one phase, with checkpoints that an interrupted run goes on from."""
+"""The training loop of one phase, with checkpoints to resume from."""
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from data import Mixer
 from model import Llama, Shape, initial_weights
 from optimizer import Optimizer, Rates, Trainable
 from phases import Phase
+from selfspec.files import replace_file
 
 _STEPS_BETWEEN_CHECKPOINTS = 25
 _STEPS_BETWEEN_LOG_LINES = 20
@@ -23,7 +25,7 @@ _STEPS_BETWEEN_LOG_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all phases of a run share.
+    """Options that all phases of a run share.
 
     Attributes:
         shape: size of the model.
@@ -43,13 +45,13 @@ class Settings:
 
 
 def initial_checkpoint(settings: Settings) -> dict[str, Any]:
-    """Give the state before the first step: fresh weights, no optimizer state, nothing read."""
+    """Return the state before the first step: initial weights, no optimizer state, nothing read."""
     weights = initial_weights(settings.shape, settings.seed)
     return {"masters": weights, "optimizer": None, "step": 0, "tokens": 0, "phase_step": 0, "seed": settings.seed}
 
 
 def train_phase(phase: Phase, mixer: Mixer, start: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Train one phase, or what is left of it.
+    """Train one phase, or the rest of it.
 
     Args:
         phase: what to do.
@@ -113,6 +115,6 @@ def _log(path: Path, record: dict[str, Any]) -> None:
 
 
 def _save(checkpoint: dict[str, Any], path: Path) -> None:
-    part = path.with_suffix(".part")
-    torch.save(checkpoint, part)
-    part.replace(path)
+    content = io.BytesIO()
+    torch.save(checkpoint, content)
+    replace_file(path, content.getvalue())

@@ -1,23 +1,24 @@
-"""Settings of the whole suite: one thread (tiny models gain nothing from more), reproducible property tests."""
+"""Fixtures and settings of the library's tests. Helpers that a test imports by name are in ``helpers``."""
 
 import gc
 
 import pytest
-import torch
-from hypothesis import settings
 
-torch.set_num_threads(1)
-settings.register_profile("selfspec", deadline=None, derandomize=True)
-settings.load_profile("selfspec")
+from helpers.checkpoints import save_checkpoint
+from helpers.suite import no_kept_profiles, set_up
+
+__all__ = ["no_kept_profiles"]
+
+set_up()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny Llama model and its tokenizer, without a chat template. No test changes it."""
+    return str(save_checkpoint(tmp_path_factory.mktemp("checkpoint")))
 
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays, and no garbage collection looks through a million objects for it again."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True)
-def no_kept_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test depends on the latency profiles that the user of this machine keeps."""
-    monkeypatch.setattr("selfspec.methods.knapspec.read_latencies", lambda _: None)

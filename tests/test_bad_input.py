@@ -19,9 +19,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from checkpoints import EOS, make_tokenizer, save_checkpoint
-from models import LAYERS, VOCABULARY, build, plain_text, prompt
-from scripted import Scripted
+from helpers.checkpoints import EOS, make_tokenizer
+from helpers.models import LAYERS, VOCABULARY, build, plain_text, prompt
+from helpers.scripted import Scripted
 from selfspec import Engine, SamplingParams, SelfSpecError, errors, load_model
 from selfspec.decoding.draft import TokenDraft
 from selfspec.methods.base import Needs
@@ -37,11 +37,6 @@ METHOD = ("layerskip", {"exit_layer": 2, "draft_length": 4})
 def engine() -> Engine:
     name, settings = METHOD
     return Engine(build("llama"), make_tokenizer(), name, settings=settings)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 def assert_usable(engine: Engine) -> None:
@@ -76,9 +71,9 @@ def test_empty_prompt_with_bos_starts_there(empty: Any) -> None:
     [
         ([1, VOCABULARY], f"token id {VOCABULARY} of the prompt is outside the model's vocabulary of {VOCABULARY}"),
         ([-1], "token id -1"),
-        ([1, 2.5], "2.5 is none"),
-        ([True], "True is none"),
-        ([[1, 2]], r"\[1, 2\] is none"),
+        ([1, 2.5], "2.5 at index 1 is not a token id"),
+        ([True], "True at index 0 is not a token id"),
+        ([[1, 2]], r"\[1, 2\] at index 0 is not a token id"),
         (torch.ones(2, 3, dtype=torch.long), r"not a torch.int64 tensor of shape \[2, 3\]"),
         (torch.ones(3), "not a torch.float32 tensor"),
         (b"bytes", "not bytes"),
@@ -250,7 +245,7 @@ def truncate(folder: Path) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_files_that_are_missing_or_corrupt(
-    checkpoint: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+    checkpoint: str, tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     folder = Path(shutil.copytree(checkpoint, tmp_path / "damaged"))
     damage(folder)
@@ -266,7 +261,7 @@ def test_missing_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         load_model(name)
 
 
-def test_out_of_memory_while_loading(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_while_loading(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("tried to allocate 20 GiB")
 
@@ -275,7 +270,7 @@ def test_out_of_memory_while_loading(checkpoint: Path, monkeypatch: pytest.Monke
         load_model(checkpoint)
 
 
-def test_tokenizer_that_is_larger_than_the_model(checkpoint: Path, tmp_path: Path) -> None:
+def test_tokenizer_that_is_larger_than_the_model(checkpoint: str, tmp_path: Path) -> None:
     message = f"largest id is 199, but the model has {VOCABULARY} embeddings"
     with pytest.raises(errors.TokenizerMismatchError, match=message):
         Engine(build("llama"), make_tokenizer(200))
@@ -338,13 +333,13 @@ def test_model_in_training_mode() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float63", "float64", "", "torch.float32"])
-def test_unknown_dtype(checkpoint: Path, dtype: str) -> None:
+def test_unknown_dtype(checkpoint: str, dtype: str) -> None:
     with pytest.raises(errors.DeviceError, match=r"unknown dtype .* choose auto, float32, bfloat16, float16"):
         load_model(checkpoint, dtype=dtype)
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "", "meta", "cpu0"])
-def test_unknown_device(checkpoint: Path, device: str) -> None:
+def test_unknown_device(checkpoint: str, device: str) -> None:
     with pytest.raises(errors.DeviceError, match="device"):
         load_model(checkpoint, device=device)
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 from transformers import LogitsProcessor, PreTrainedModel, StoppingCriteria
 
-from checkpoints import CHAT_TEMPLATE, make_tokenizer
-from models import VOCABULARY, build, prompt
+from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
+from helpers.models import VOCABULARY, build, prompt
 from selfspec import Engine, Generation, SamplingParams, custom_generate
-from selfspec.batch import Batch
 from selfspec.errors import (
     ContextLengthError,
     InvalidParameterError,
@@ -18,6 +17,7 @@ from selfspec.errors import (
     NonFiniteLogitsError,
     UnknownMethodError,
 )
+from selfspec.generation import Batch
 
 MODEL = build("llama")
 METHODS: dict[str, dict[str, Any]] = {
@@ -81,19 +81,19 @@ def test_unseeded_samples_of_one_prompt_differ() -> None:
 @pytest.mark.parametrize(
     ("prompts", "error", "message"),
     [
-        ([], InvalidPromptError, "no prompt and no token"),
-        ((), InvalidPromptError, "no prompt and no token"),
+        ([], InvalidPromptError, "neither prompts nor token ids"),
+        ((), InvalidPromptError, "neither prompts nor token ids"),
         (["text", [1, 2]], InvalidPromptError, "prompt 1 of the list is a sequence of token ids, but prompt 0 is text"),
         (["text", "more", 5], InvalidPromptError, "prompt 2 of the list is int 5"),
         ([[1], [{"role": "user"}]], InvalidPromptError, "prompt 1 of the list is a chat"),
         ([[1], [2, VOCABULARY]], InvalidPromptError, f"prompt 1: token id {VOCABULARY}"),
-        ([[1], [2.5]], InvalidPromptError, r"prompt 1: .* 2.5 is none \(index 0\)"),
+        ([[1], [2.5]], InvalidPromptError, r"prompt 1: .* 2.5 at index 0 is not a token id"),
         ([[1], []], InvalidPromptError, "prompt 1: the prompt is empty"),
-        ([[[1]], [[2]]], InvalidPromptError, r"prompt 0: .*\[1\] is none"),
+        ([[[1]], [[2]]], InvalidPromptError, r"prompt 0: .*\[1\] at index 0 is not a token id"),
         (["half", "a surrogate \udc80"], InvalidPromptError, "prompt 1: .* lone surrogate"),
         ([[1], [1] * 1020], ContextLengthError, "prompt 1: a prompt of 1020 tokens"),
         ([[1], torch.ones(2, 3, dtype=torch.long)], InvalidPromptError, r"prompt 1: .* of shape \[2, 3\]"),
-        ([5, "text"], InvalidPromptError, r"'text' is none \(index 1\)"),
+        ([5, "text"], InvalidPromptError, r"'text' at index 1 is not a token id"),
         (torch.ones(2, 3, dtype=torch.long), InvalidPromptError, "a list of rows without padding"),
         ([{"role": "user", "content": "a"}, "text"], InvalidPromptError, "message 1 of the chat is str"),
     ],
@@ -123,7 +123,7 @@ def test_an_error_of_the_model_names_the_prompt() -> None:
 
 @pytest.mark.parametrize("prompts", [["a", "b"], [[1, 2], [3]], [torch.tensor([1])]])
 def test_a_stream_takes_one_prompt(prompts: Any) -> None:
-    with pytest.raises(InvalidPromptError, match=r"list of prompts there is Engine\.generate"):
+    with pytest.raises(InvalidPromptError, match=r"give a list of prompts to Engine\.generate"):
         make_engine().stream(prompts)
 
 
@@ -281,8 +281,8 @@ ONES = torch.ones(2, 4, dtype=torch.long)
     [
         ({"attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])}, "row 1 is padded at token 3"),
         ({"attention_mask": torch.tensor([[0, 1, 0, 1], [1, 1, 1, 1]])}, "row 0 is padded at token 2"),
-        ({"attention_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])}, "row 1 is padding only"),
-        ({"attention_mask": torch.tensor([[1, 1, 1, 1], [2, 1, 1, 1]])}, "row 1 of attention_mask holds other"),
+        ({"attention_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])}, "row 1 has only padding"),
+        ({"attention_mask": torch.tensor([[1, 1, 1, 1], [2, 1, 1, 1]])}, "row 1 of attention_mask has values other"),
         ({"attention_mask": torch.zeros(2, 5, dtype=torch.long)}, r"shape \[2, 5\]"),
         ({"position_ids": torch.tensor([[1, 2, 3, 4]])}, "row 0 must count from 0"),
         ({"position_ids": torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4]])}, "row 1 must count from 0"),

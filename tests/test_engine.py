@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import LogitsProcessor, MaxLengthCriteria
 
-from checkpoints import CHAT_TEMPLATE, make_tokenizer
-from drafts import FINDERS
-from models import build, prompt
+from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
+from helpers.drafts import FINDERS
+from helpers.models import build, prompt
 from selfspec import METHODS, Engine, SamplingParams
 from selfspec.errors import InvalidParameterError, InvalidPromptError
 from selfspec.types import Generation
@@ -170,7 +170,7 @@ def test_to_dict_holds_what_the_command_line_prints() -> None:
     result = engine().generate(PROMPT, max_new_tokens=10)
     printed = result.to_dict()
     assert printed["token_ids"] == list(result.token_ids)
-    assert printed["rounds"] == result.round_count
+    assert printed["round_count"] == result.round_count
     assert printed["settings"] == {"exit_layer": 3, "draft_length": 4}
     assert set(printed) >= {"text", "seconds", "tokens_per_second", "peak_memory_bytes", "finish_reason"}
 

@@ -122,7 +122,7 @@ def tracked_texts(*folders: str) -> dict[str, str]:
     texts = {}
     for name in filter(None, listed.stdout.split("\0")):
         content = (REPOSITORY / name).read_bytes() if (REPOSITORY / name).is_file() else b"\0"
-        if b"\0" not in content and name != "LICENSE":
+        if b"\0" not in content and Path(name).name != "LICENSE":
             texts[name] = content.decode("utf-8", errors="replace")
     return texts
 
@@ -142,7 +142,7 @@ def test_no_file_quotes_the_data() -> None:
 
 
 def test_no_checkpoint_quotes_the_standard_library() -> None:
-    texts = tracked_texts("src/selfspec/models")
+    texts = tracked_texts("lab/selfspec_lab/checkpoints")
     if not texts:
         pytest.skip("not a git checkout")
     assert {"README.md", "evaluation.json", "training.json"} <= {Path(name).name for name in texts}

@@ -1,4 +1,4 @@
-"""The demonstration: a real model answers by several methods, beside plain decoding and transformers, in one run."""
+"""The demo: models generate with several methods, plain decoding and transformers, side by side."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,35 +10,33 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from selfspec.engine import Engine
+from selfspec import Engine, Prompt
 from selfspec.errors import ModelLoadError
-from selfspec.loading import INSTALLABLE, load_model
-from selfspec.loading.packages import find_installed
+from selfspec.loading import INSTALLABLE, find_installed, load_model
+from selfspec.measuring import verifies_exactly
 from selfspec.methods import make_method
-from selfspec.prompt_forms import Prompt
-from selfspec.runtimes.kernels import verifies_exactly
 from selfspec.types import SamplingParams
 from selfspec_lab.bench.baseline import generate_timed
-from selfspec_lab.bench.contest import Contender, Outcome, Sample, hold_contest
+from selfspec_lab.bench.benchmark import Candidate, Outcome, Sample, run_benchmark
 from selfspec_lab.prompts import CHAT_PROMPTS, PROMPTS
 
 PLAIN = "autoregressive"
 TRANSFORMERS = "transformers"
-"""Its ``generate`` as it comes."""
+"""Name of transformers' ``generate`` with its defaults."""
 REPEATS = 2
 EXIT_LAYER = 6
-"""Where the early-exit methods leave the 16 layers of the bundled checkpoints."""
+"""Exit layer of the early-exit methods, of the 16 layers of the bundled checkpoints."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A model and what is shown with it.
+    """A model with prompts and methods.
 
     Attributes:
         model: name of the model.
-        prompts: what it continues or answers, by what is asked for.
-        methods: settings by method; the first one is seen writing.
-        chat: whether the prompts are messages.
+        prompts: prompts by name.
+        methods: settings by method; the first method's output is streamed.
+        chat: whether the prompts are chat messages.
     """
 
     model: str
@@ -66,21 +64,21 @@ BUNDLED = (
 
 @dataclass(frozen=True)
 class Result:
-    """What one contender did in a scene.
+    """The figures of one candidate in a scene.
 
     Attributes:
         model: name of the model.
-        contender: name of the method, or transformers'.
+        candidate: name of the method, or ``transformers``.
         tokens_per_second: after the first token; median over prompts and repeats.
         speedup: over plain decoding of the same prompt in the same repeat; the median.
         spread: lowest and highest of these ratios.
-        acceptance_rate: accepted ÷ drafted tokens; ``None`` where nothing was drafted.
+        acceptance_rate: accepted ÷ drafted tokens; ``None`` if nothing was drafted.
         identical: outputs with exactly the tokens of plain decoding.
-        outputs: how many there are.
+        outputs: number of outputs.
     """
 
     model: str
-    contender: str
+    candidate: str
     tokens_per_second: float
     speedup: float
     spread: tuple[float, float]
@@ -93,12 +91,12 @@ def run_demo(console: Console, *, max_new_tokens: int, device: str) -> bool:
     """Shows every scene and prints a table.
 
     Args:
-        console: where text and table go.
-        max_new_tokens: longest output of a prompt.
-        device: where to run.
+        console: console for text and table.
+        max_new_tokens: longest output of a prompt, in tokens.
+        device: device as torch names it, or ``auto``.
 
     Returns:
-        Whether every method wrote exactly what plain decoding writes.
+        Whether every output of every method was identical to plain decoding.
     """
     scenes = [scene for scene in (REAL, *BUNDLED) if _is_there(scene, console)]
     results: list[Result] = []
@@ -107,10 +105,10 @@ def run_demo(console: Console, *, max_new_tokens: int, device: str) -> bool:
     console.print(make_table(results))
     console.print(
         f"Greedy, at most {max_new_tokens} new tokens, {REPEATS} repeats in turns; tokens/s after the first token; "
-        "speedup over plain decoding, median (lowest to highest).",
+        "median speedup over plain decoding (lowest to highest).",
         style="dim",
     )
-    return all(result.identical == result.outputs for result in results if result.contender != TRANSFORMERS)
+    return all(result.identical == result.outputs for result in results if result.candidate != TRANSFORMERS)
 
 
 def _is_there(scene: Scene, console: Console) -> bool:
@@ -118,36 +116,34 @@ def _is_there(scene: Scene, console: Console) -> bool:
     if model is None or find_installed(model) is not None:
         return True
     console.print(
-        f"{scene.model} is not installed (`selfspec models install {scene.model}` brings it); going on with the "
+        f"{scene.model} is not installed (`selfspec models install {scene.model}` brings it); continuing with the "
         "bundled checkpoints."
     )
     return False
 
 
 def play(console: Console, scene: Scene, max_new_tokens: int, device: str) -> list[Result]:
-    """Shows a scene: one method is seen writing, then all take turns.
+    """Shows a scene: streams one method's outputs, then measures all candidates in turns.
 
     Returns:
-        Plain decoding's result, those of the methods, that of transformers.
+        The results of plain decoding, the methods, and transformers.
     """
     plain, engines = make_engines(scene, device)
     params = SamplingParams(max_new_tokens=max_new_tokens)
     seen = next(iter(engines))
     for name in scene.prompts:
-        _write_for_all_to_see(
-            console, f"{scene.model}, {name}, drafting with {seen}", scene, name, engines[seen], params
-        )
-    contenders: dict[str, Contender] = {PLAIN: _contender(plain, params)}
-    contenders |= {name: _contender(engine, params) for name, engine in engines.items()}
-    contenders[TRANSFORMERS] = _transformers(plain, params)
+        _stream(console, f"{scene.model}, {name}, drafting with {seen}", scene, name, engines[seen], params)
+    candidates: dict[str, Candidate] = {PLAIN: _candidate(plain, params)}
+    candidates |= {name: _candidate(engine, params) for name, engine in engines.items()}
+    candidates[TRANSFORMERS] = _transformers(plain, params)
     prompts = [plain.encode(scene.prompt(name)) for name in scene.prompts]
-    return summarise(scene.model, hold_contest(contenders, prompts, REPEATS))
+    return summarise(scene.model, run_benchmark(candidates, prompts, REPEATS))
 
 
 def make_engines(scene: Scene, device: str) -> tuple[Engine, dict[str, Engine]]:
-    """Plain decoding, and by name the scene's methods, all with the same model.
+    """Makes engines for plain decoding and, by name, for the scene's methods, all with the same model.
 
-    In bfloat16 where a verification is exact in it, in float32 elsewhere.
+    The dtype is bfloat16 if verification is exact in it, otherwise float32.
     """
     model: Any
     model, tokenizer = load_model(scene.model, dtype="auto", device=device)
@@ -161,7 +157,7 @@ def make_engines(scene: Scene, device: str) -> tuple[Engine, dict[str, Engine]]:
     return plain, engines
 
 
-def _contender(engine: Engine, params: SamplingParams) -> Contender:
+def _candidate(engine: Engine, params: SamplingParams) -> Candidate:
     def write(prompt_ids: Sequence[int]) -> Sample:
         result = engine.generate(prompt_ids, params)
         return Sample(result.token_ids, result.seconds - result.prefill_seconds, 0, result)
@@ -169,7 +165,7 @@ def _contender(engine: Engine, params: SamplingParams) -> Contender:
     return write
 
 
-def _transformers(plain: Engine, params: SamplingParams) -> Contender:
+def _transformers(plain: Engine, params: SamplingParams) -> Candidate:
     def write(prompt_ids: Sequence[int]) -> Sample:
         output = generate_timed(plain.target.model, prompt_ids, params.max_new_tokens, {}, eos_ids=plain.eos_ids)
         return Sample(output.token_ids, output.seconds, 0)
@@ -178,14 +174,14 @@ def _transformers(plain: Engine, params: SamplingParams) -> Contender:
 
 
 def summarise(model: str, outcome: Outcome) -> list[Result]:
-    """One result for every contender.
+    """Computes one result per candidate.
 
     Args:
         model: name of the model.
-        outcome: what came of the contest, plain decoding among the contenders.
+        outcome: results of the benchmark, with plain decoding.
 
     Raises:
-        ModelLoadError: a contender failed.
+        ModelLoadError: a candidate failed.
     """
     for name, reason in outcome.failures.items():
         raise ModelLoadError(f"{name} failed on {model}: {reason}")
@@ -193,14 +189,14 @@ def summarise(model: str, outcome: Outcome) -> list[Result]:
     return [_summarise(model, name, _flat(samples), plain) for name, samples in outcome.samples.items()]
 
 
-def _summarise(model: str, contender: str, samples: Sequence[Sample], plain: Sequence[Sample]) -> Result:
+def _summarise(model: str, candidate: str, samples: Sequence[Sample], plain: Sequence[Sample]) -> Result:
     speeds = [_tokens_per_second(sample) for sample in samples]
     ratios = [speed / _tokens_per_second(other) for speed, other in zip(speeds, plain, strict=True)]
     generations = [sample.generation for sample in samples if sample.generation is not None]
     drafted = sum(generation.drafted for generation in generations)
     return Result(
         model=model,
-        contender=contender,
+        candidate=candidate,
         tokens_per_second=statistics.median(speeds),
         speedup=statistics.median(ratios),
         spread=(min(ratios), max(ratios)),
@@ -215,12 +211,12 @@ def _flat(repeats: Sequence[Sequence[Sample]]) -> list[Sample]:
 
 
 def _tokens_per_second(sample: Sample) -> float:
-    """Tokens after the first ÷ seconds after the first; an output of one token has no speed and counts as one."""
+    """Tokens after the first ÷ seconds after the first; an output of one token counts as one."""
     return max(1, len(sample.token_ids) - 1) / sample.seconds
 
 
 def make_table(results: Sequence[Result]) -> Table:
-    """The results as a table of at most 100 columns, one section a model."""
+    """The results as a table of at most 100 columns, with one section per model."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("model", no_wrap=True)
     table.add_column("method", no_wrap=True)
@@ -236,10 +232,10 @@ def make_table(results: Sequence[Result]) -> Table:
 def _cells(result: Result) -> tuple[str, ...]:
     rate, (lowest, highest) = result.acceptance_rate, result.spread
     share = f"{result.identical} of {result.outputs}"
-    wrong = result.identical < result.outputs and result.contender != TRANSFORMERS
+    wrong = result.identical < result.outputs and result.candidate != TRANSFORMERS
     return (
         result.model,
-        result.contender,
+        result.candidate,
         f"{result.tokens_per_second:.1f}",
         f"{result.speedup:.2f}x",
         f"{lowest:.2f}-{highest:.2f}",
@@ -248,9 +244,7 @@ def _cells(result: Result) -> tuple[str, ...]:
     )
 
 
-def _write_for_all_to_see(
-    console: Console, title: str, scene: Scene, name: str, engine: Engine, params: SamplingParams
-) -> None:
+def _stream(console: Console, title: str, scene: Scene, name: str, engine: Engine, params: SamplingParams) -> None:
     """Streams one output to the console, accepted draft tokens in green. Nothing is timed here."""
     console.rule(title, align="left")
     console.print(scene.prompts[name], style="dim", end="\n\n" if scene.chat else "", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Prompts written for this project: of the domains of the bundled checkpoints, and messages for a chat model."""
+"""Prompts written for this project: three domains of the bundled checkpoints, and messages for a chat model."""
 
 _CODE = (
     '''class LineReader:
@@ -131,7 +131,7 @@ _PROSE = (
 )
 
 PROMPTS: dict[str, tuple[str, ...]] = {"code": _CODE, "math": _MATH, "prose": _PROSE}
-"""By domain: beginnings of Python code, word problems in the form of GSM8K, beginnings of 19th-century prose."""
+"""Prompts by domain: beginnings of Python code, word problems in the form of GSM8K, beginnings of prose."""
 
 CHAT_PROMPTS: dict[str, str] = {
     "question": "Why is the sky blue during the day and red in the evening? Answer in a few sentences.",
@@ -153,4 +153,4 @@ CHAT_PROMPTS: dict[str, str] = {
         "new ones or give me back the money for them, the order number is 5518."
     ),
 }
-"""Messages for a chat model, by what they ask for. The first three are those of the demonstration."""
+"""Messages for a chat model by task. The demo uses the first three."""

@@ -1,14 +1,12 @@
-"""Function-preserving widening: the same text from a model of any size, for timing trained behaviour at real traffic.
+"""Function-preserving widening: a larger model that writes the same text, for timing trained behaviour at real traffic.
 
-Hidden size, heads, key-value heads and MLP are repeated ``k`` times. The widened residual stream is the old one ``k``
-times over, so its root mean square is the old one, and a matrix ``tile(W, (k, k)) / k`` gives every copy what ``W``
-gave: ``k`` equal terms, each divided by ``k``. Attention runs in whole blocks of the old heads, so that each query head
-meets the key-value head it met before. In exact arithmetic the logits are the same; computed, they differ by rounding.
+Hidden size, heads, key-value heads and MLP are repeated ``k`` times. The widened residual stream is ``k`` copies of the
+source's, so its root mean square is unchanged. Each matrix ``W`` becomes ``tile(W, (k, k)) / k``: a copy of the output
+is then a sum of ``k`` equal terms, each divided by ``k``. Heads are repeated in whole blocks, so each query head keeps
+its key-value head. In exact arithmetic the logits are the same; in floating point they differ by rounding.
 """
 
 import copy
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,17 +14,61 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from selfspec.errors import InvalidParameterError, ModelLoadError, OutOfMemoryError, UnsupportedModelError
+from selfspec import loading
+from selfspec.errors import InvalidParameterError, OutOfMemoryError, UnsupportedModelError
+from selfspec.limits import is_out_of_memory
 
 LARGEST_FACTOR = 64
 _REPEATED_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 
 
-def check_factor(factor: object) -> int:
-    """A widening factor, if it is one.
+def load_model(
+    name: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    widen: int = 1,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Loads a model, widened if asked for, and its tokenizer.
+
+    The factor, the architecture and the free memory are checked before any weights are read.
+
+    Args:
+        name: what ``selfspec.load_model`` takes.
+        dtype: of the weights, as ``selfspec.load_model`` takes it.
+        device: where the model runs, as ``selfspec.load_model`` takes it.
+        widen: factor to widen a Llama model by; 1 loads it unchanged.
+
+    Returns:
+        The model in eval mode on the device, and its tokenizer.
 
     Raises:
-        InvalidParameterError: it is no whole number from 1 to ``LARGEST_FACTOR``.
+        InvalidParameterError: the factor is out of range.
+        UnsupportedModelError: the model cannot be widened, or its family is not supported.
+        OutOfMemoryError: the widened weights do not fit into the free memory.
+        SelfSpecError: as ``selfspec.load_model`` raises it.
+    """
+    if check_factor(widen) == 1:
+        return loading.load_model(name, dtype=dtype, device=device)
+    chosen_dtype, chosen_device = loading.parse_dtype(dtype), loading.parse_device(device)
+    config = loading.load_config(name, dtype=chosen_dtype)
+    check_memory(config, widen, _weights_dtype(config, chosen_dtype), chosen_device)
+    model, tokenizer = loading.load_model(name, dtype=chosen_dtype, device="cpu")
+    try:
+        return widen_model(model, widen, device=chosen_device), tokenizer
+    except (MemoryError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise OutOfMemoryError(
+                f"out of memory while widening '{name}' by {widen}; choose a smaller factor or dtype"
+            ) from None
+        raise
+
+
+def check_factor(factor: object) -> int:
+    """Checks a widening factor and returns it.
+
+    Raises:
+        InvalidParameterError: the factor is not a whole number from 1 to ``LARGEST_FACTOR``.
     """
     if isinstance(factor, bool) or not isinstance(factor, int) or not 1 <= factor <= LARGEST_FACTOR:
         raise InvalidParameterError(f"the widening factor must be a whole number from 1 to {LARGEST_FACTOR}: {factor}")
@@ -34,14 +76,14 @@ def check_factor(factor: object) -> int:
 
 
 def widened_config(config: PreTrainedConfig, factor: int) -> Any:
-    """The config of a widened model.
+    """Makes the config of a widened model.
 
     Args:
         config: of a Llama model.
         factor: ``k``, 1 to ``LARGEST_FACTOR``.
 
     Returns:
-        A copy with the sizes ``k`` times as large, the head dimension as it was, and an untied head.
+        A copy with the sizes multiplied by ``k``, the same head dimension, and an untied head.
 
     Raises:
         InvalidParameterError: the factor is out of range.
@@ -50,12 +92,12 @@ def widened_config(config: PreTrainedConfig, factor: int) -> Any:
     check_factor(factor)
     if config.model_type != "llama":
         raise UnsupportedModelError(
-            f"only Llama models can be widened, not '{config.model_type}'; take a bundled checkpoint"
+            f"only Llama models can be widened, not '{config.model_type}'; use the checkpoint tiny"
         )
     if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModelError("a quantised model cannot be widened; take the checkpoint that it was made of")
+        raise UnsupportedModelError("a quantised model cannot be widened; use the unquantised checkpoint")
     widened: Any = copy.deepcopy(config)
-    # Not every config says what the head dimension is, and from the new sizes it would come out the same only by luck.
+    # Some configs leave the head dimension out; it must not be computed from the new sizes.
     widened.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for name in _REPEATED_SIZES:
         setattr(widened, name, factor * getattr(config, name))
@@ -63,26 +105,20 @@ def widened_config(config: PreTrainedConfig, factor: int) -> Any:
     return widened
 
 
-def parameter_count(config: PreTrainedConfig) -> int:
-    """Parameters of a model with this config, counted without making any of them."""
-    model = _empty_model(config)
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def check_memory(config: PreTrainedConfig, factor: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuses a widened model that the device has no room for, before anything is loaded.
+    """Checks that a widened model fits into the free memory of a device, before anything is loaded.
 
     Args:
-        config: of the model as it is.
+        config: of the model before widening.
         factor: ``k``.
         dtype: of the widened weights.
-        device: where they are to be.
+        device: where the widened model will run.
 
     Raises:
-        OutOfMemoryError: more bytes are needed than are free; the message has both.
+        OutOfMemoryError: more bytes are needed than are free; the message names both.
         UnsupportedModelError: the model cannot be widened.
     """
-    needed = parameter_count(widened_config(config, factor)) * dtype.itemsize
+    needed = loading.parameter_count(widened_config(config, factor)) * dtype.itemsize
     free = free_bytes(device)
     if free is not None and needed > free:
         raise OutOfMemoryError(
@@ -92,7 +128,7 @@ def check_memory(config: PreTrainedConfig, factor: int, dtype: torch.dtype, devi
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that can still be allocated, in bytes; ``None`` where nothing tells."""
+    """Free memory of a device in bytes; ``None`` where the system does not report it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -111,15 +147,15 @@ def widen_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> PreTrainedModel:
-    """A model ``factor`` times as wide that writes the same text.
+    """Makes a model ``factor`` times as wide that writes the same text.
 
-    Its tensors are made one by one, directly in the dtype and on the device they are to have.
+    Its tensors are made one by one, directly in their final dtype and on their final device.
 
     Args:
-        model: a Llama model; it is left as it is.
+        model: a Llama model; it is not changed.
         factor: ``k``, 1 to 64.
-        dtype: of the new weights; the model's own if not given.
-        device: where they are to be; where the model is if not given.
+        dtype: of the new weights; default: the model's.
+        device: of the new weights; default: the model's.
 
     Returns:
         The widened model, in eval mode.
@@ -136,26 +172,32 @@ def widen_model(
     for name, weight in _named_weights(source):
         tensor = _widen(name, weight.to(chosen_device), factor).to(chosen_dtype)
         shape = widened.get_parameter(name).shape
-        # Repeating comes last: the copies are made of numbers that are rounded already.
+        # Repeating comes last, so all copies hold the same rounded numbers.
         repeated = tensor.repeat(*(new // old for new, old in zip(shape, tensor.shape, strict=True)))
         owner = widened.get_submodule(name.rpartition(".")[0])
         setattr(owner, name.rpartition(".")[2], torch.nn.Parameter(repeated, requires_grad=False))
-    # Frequencies are no weights: they depend on the head dimension, which stays as it is.
+    # Rope frequencies are not parameters. They depend on the head dimension, which does not change.
     widened.model.rotary_emb = type(source.model.rotary_emb)(config).to(chosen_device)
     widened.generation_config = copy.deepcopy(source.generation_config)
     result: PreTrainedModel = widened.eval()
     return result
 
 
+def _weights_dtype(config: PreTrainedConfig, dtype: Any) -> torch.dtype:
+    """The dtype of the loaded weights; ``auto`` is the dtype that the checkpoint was saved in."""
+    chosen = config.dtype if dtype == "auto" else dtype
+    return chosen if isinstance(chosen, torch.dtype) else loading.DTYPES.get(str(chosen), torch.float32)
+
+
 def _empty_model(config: PreTrainedConfig, **options: Any) -> Any:
-    """The model of a config, without any numbers in it."""
+    """Makes the model of a config on the meta device."""
     make: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"):
         return make(config, **options)
 
 
 def _named_weights(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """All weights by name, the head also where it is tied to the embedding."""
+    """All weights by name, including a head that is tied to the embedding."""
     for name, weight in source.named_parameters():
         if name != "lm_head.weight":
             yield name, weight
@@ -163,75 +205,5 @@ def _named_weights(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _widen(name: str, weight: torch.Tensor, factor: int) -> torch.Tensor:
-    """What is repeated: matrices that sum over the stream are divided by ``k``; embedding, gains and biases are not."""
+    """Divides matrices that sum over the residual stream by ``k``; embedding, gains and biases stay unchanged."""
     return weight if weight.dim() == 1 or name == "model.embed_tokens.weight" else weight.float() / factor
-
-
-def check_output_folder(folder: Path) -> None:
-    """Refuses a place that a model cannot be written to.
-
-    Raises:
-        ModelLoadError: it is a file, a folder with something in it, or below a file.
-    """
-    if folder.is_dir():
-        if any(folder.iterdir()):
-            raise ModelLoadError(f"the folder '{folder}' is not empty; name a new or an empty one")
-        return
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    if not existing.is_dir():
-        raise ModelLoadError(f"'{existing}' is a file; name a new or an empty folder")
-    if not os.access(existing, os.W_OK):
-        raise ModelLoadError(f"no permission to write in '{existing}'; name another folder")
-
-
-def save_widened(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, source: str, factor: int
-) -> None:
-    """Writes a widened model as a folder that ``load_model`` takes: all of it, or nothing.
-
-    Args:
-        model: from ``widen_model``.
-        tokenizer: the source's.
-        folder: where to; new or empty.
-        source: name of the model that was widened.
-        factor: ``k``.
-
-    Raises:
-        ModelLoadError: the folder cannot be written to, or the disk has not the room.
-    """
-    check_output_folder(folder)
-    partial = folder.absolute().with_name(f".{folder.absolute().name}.partial-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
-        _check_disk(model, partial)
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        (partial / "README.md").write_text(_note(model, source, factor), encoding="utf-8")
-        folder.mkdir(exist_ok=True)
-        for file in partial.iterdir():
-            file.rename(folder / file.name)
-    except OSError as error:
-        raise ModelLoadError(f"cannot write '{folder}': {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _check_disk(model: Any, folder: Path) -> None:
-    needed = sum(parameter.nbytes for parameter in model.parameters())
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise ModelLoadError(
-            f"the widened model takes {needed:,} bytes, but {free:,} are free on the disk; "
-            "choose a smaller factor or dtype, or another place"
-        )
-
-
-def _note(model: Any, source: str, factor: int) -> str:
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return (
-        f"# {source}, widened {factor} times\n\n"
-        f"Made with `selfspec models widen {source} --factor {factor}`: hidden size, heads, key-value heads and MLP\n"
-        f"of `{source}` are repeated {factor} times and its matrices divided by {factor}, so that the model has\n"
-        f"{parameters:,} parameters and writes the same text up to rounding. It knows nothing more than `{source}`;\n"
-        "it is for timing. Source, data and licence are those of that model.\n"
-    )

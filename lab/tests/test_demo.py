@@ -9,13 +9,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from checkpoints import CHAT_TEMPLATE, make_tokenizer
-from models import build
+from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
+from helpers.models import build
 from selfspec import Engine
 from selfspec.errors import ModelLoadError
 from selfspec.types import Generation, PhaseSeconds, Round
 from selfspec_lab import demo
-from selfspec_lab.bench.contest import Outcome, Sample
+from selfspec_lab.bench.benchmark import Outcome, Sample
 from selfspec_lab.demo import PLAIN, TRANSFORMERS
 from selfspec_lab.prompts import CHAT_PROMPTS
 
@@ -140,7 +140,7 @@ def test_bfloat16_is_kept_only_where_it_is_exact(console: Console, monkeypatch: 
 def test_table_fits_100_columns() -> None:
     row = demo.Result("tiny-early-exit", TRANSFORMERS, 12345.6, 12.34, (10.01, 14.99), 0.99, 6, 6)
     console = Console(file=io.StringIO(), width=100)
-    console.print(demo.make_table([row, replace(row, model="tiny", contender="prompt-lookup", identical=5)]))
+    console.print(demo.make_table([row, replace(row, model="tiny", candidate="prompt-lookup", identical=5)]))
     text = printed(console)
     assert "…" not in text
     assert all(cell in text for cell in ("tiny-early-exit", TRANSFORMERS, "12345.6", "12.34x", "6 of 6", "5 of 6"))

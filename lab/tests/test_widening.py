@@ -11,15 +11,16 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 from typer.testing import CliRunner, Result
 
-from checkpoints import save_checkpoint
-from models import VARIANTS, build, prompt
+from helpers.checkpoints import save_checkpoint
+from helpers.models import VARIANTS, build, prompt
 from selfspec import Engine
 from selfspec.cli.app import app
 from selfspec.errors import InvalidParameterError, ModelLoadError, OutOfMemoryError, UnsupportedModelError
-from selfspec.loading import load_model, resolve_name
+from selfspec.loading import parameter_count, resolve_name
 from selfspec_lab import widening
 from selfspec_lab.prompts import PROMPTS
-from selfspec_lab.widening import check_memory, parameter_count, save_widened, widen_model, widened_config
+from selfspec_lab.widened_folder import save_widened
+from selfspec_lab.widening import check_memory, load_model, widen_model, widened_config
 
 LLAMAS = [name for name in VARIANTS if name.startswith("llama")]
 
@@ -163,14 +164,16 @@ def test_widened_models_are_drafted_for_too(checkpoint: Path) -> None:
     assert result.drafted > result.accepted > 0
 
 
-def test_generate_takes_the_factor(checkpoint: Path) -> None:
-    options = ("generate", "abc", "--model", str(checkpoint), "--device", "cpu", "--max-new-tokens", "12", "--json")
-    plain, wide = run(*options), run(*options, "--widen", "2")
-    assert wide.exit_code == 0, wide.stderr
-    assert json.loads(wide.stdout)["token_ids"] == json.loads(plain.stdout)["token_ids"]
-    refused = run(*options, "--widen", "0")
+def test_a_command_of_the_library_takes_the_folder(checkpoint: Path, tmp_path: Path) -> None:
+    wide = tmp_path / "wide"
+    refused = run("models", "widen", str(checkpoint), str(wide), "--factor", "0")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "whole number from 1 to 64" in refused.stderr
+    assert run("models", "widen", str(checkpoint), str(wide), "--factor", "2").exit_code == 0
+    options = ("--device", "cpu", "--max-new-tokens", "12", "--json")
+    small, large = (run("generate", "abc", "--model", str(model), *options) for model in (checkpoint, wide))
+    assert large.exit_code == 0, large.stderr
+    assert json.loads(large.stdout)["token_ids"] == json.loads(small.stdout)["token_ids"]
 
 
 def test_large_models_are_written_in_shards(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

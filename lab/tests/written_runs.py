@@ -31,7 +31,7 @@ def played(drafted: int, accepted: int, kept: KeptSet | None = KEPT, seconds: Ph
 
 
 def measured(
-    contender: str,
+    candidate: str,
     prompt_key: str = "a",
     seconds: float = 4.0,
     records: Sequence[Round] | None = None,
@@ -54,7 +54,7 @@ def measured(
     }
     return Measurement(
         prompt=prompt_key,
-        contender=contender,
+        candidate=candidate,
         repeat=repeat,
         decode_seconds=seconds,
         rounds=None if records is None else tuple(records),
@@ -62,14 +62,14 @@ def measured(
     )
 
 
-def failed(contender: str, prompt_key: str = "a", error: str = "RuntimeError: no luck", **options: Any) -> Measurement:
-    return replace(measured(contender, prompt_key, **options), error=error, token_ids=(), rounds=None, bytes=None)
+def failed(candidate: str, prompt_key: str = "a", error: str = "RuntimeError: no luck", **options: Any) -> Measurement:
+    return replace(measured(candidate, prompt_key, **options), error=error, token_ids=(), rounds=None, bytes=None)
 
 
 def write_run(folder: Path, measurements: Sequence[Measurement], **options: Any) -> Path:
-    """Writes a folder as the benchmark does; prompts and contenders are those of the measurements."""
+    """Writes a folder as the benchmark does; prompts and candidates are those of the measurements."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = {each.contender: None for each in measurements}
+    names = {each.candidate: None for each in measurements}
     prompts = {each.prompt: each.category for each in sorted(measurements, key=lambda each: each.position)}
     fields: dict[str, Any] = {
         "benchmark": "run",
@@ -125,10 +125,10 @@ def three_prompts() -> list[Measurement]:
     ]
 
 
-def many(contenders: int, categories: int, *, kept: bool = True, prompts: int = 2) -> list[Measurement]:
-    """A run of so many contenders, plain decoding among them, with long names."""
+def many(candidates: int, categories: int, *, kept: bool = True, prompts: int = 2) -> list[Measurement]:
+    """A run of so many candidates, plain decoding among them, with long names."""
     names = ["autoregressive", "transformers-prompt-lookup"]
-    names += [f"layer-drafting-method-{number}" for number in range(contenders - len(names))]
+    names += [f"layer-drafting-method-{number}" for number in range(candidates - len(names))]
     generator = np.random.default_rng(0)
     measurements = []
     for position in range(categories * prompts):

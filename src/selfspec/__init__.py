@@ -7,10 +7,12 @@ from selfspec import errors
 from selfspec.errors import SelfSpecError
 
 if TYPE_CHECKING:
-    from selfspec.engine import Engine, Stream
+    from selfspec.engine import Engine
+    from selfspec.generation import Stream
     from selfspec.hf.generate import custom_generate
     from selfspec.loading import load_model
     from selfspec.methods import METHODS
+    from selfspec.prompt_forms import Prompt, Prompts
     from selfspec.types import Generation, Round, SamplingParams, TextPiece
 
 __version__ = "0.1.0"
@@ -19,6 +21,8 @@ __all__ = [
     "METHODS",
     "Engine",
     "Generation",
+    "Prompt",
+    "Prompts",
     "Round",
     "SamplingParams",
     "SelfSpecError",
@@ -33,9 +37,11 @@ _HOMES = {
     "METHODS": "selfspec.methods",
     "Engine": "selfspec.engine",
     "Generation": "selfspec.types",
+    "Prompt": "selfspec.prompt_forms",
+    "Prompts": "selfspec.prompt_forms",
     "Round": "selfspec.types",
     "SamplingParams": "selfspec.types",
-    "Stream": "selfspec.engine",
+    "Stream": "selfspec.generation",
     "TextPiece": "selfspec.types",
     "custom_generate": "selfspec.hf.generate",
     "load_model": "selfspec.loading",
@@ -43,7 +49,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what needs torch when it is first used, so that ``selfspec --help`` need not wait for it."""
+    """Imports a public name when it is first used, so that ``selfspec --help`` does not import torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'selfspec' has no attribute '{name}'")
     return getattr(import_module(_HOMES[name]), name)

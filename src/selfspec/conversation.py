@@ -9,7 +9,7 @@ Message = dict[str, str]
 """``role`` (system, user or assistant) and ``content``, as chat templates take them."""
 
 ANSWER_SHARE = 4
-"""Old exchanges leave for the sake of an answer until it has this part of the context: a quarter."""
+"""Old exchanges are dropped until one ``ANSWER_SHARE``-th of the context is free for the answer."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Turn:
-    """A user's message that is ready to be answered. Made by ``Conversation.begin``.
+    """A user's message with the prompt that answers it. Returned by ``Conversation.begin``.
 
     Attributes:
         user: the message.
-        messages: what the model reads: the system prompt, the exchanges that fit, the message.
-        token_ids: the same as tokens.
+        messages: the prompt as messages: the system prompt, the exchanges that fit, the user's message.
+        token_ids: the prompt as token ids.
         max_new_tokens: longest answer, in tokens.
-        left_out: how many of the oldest exchanges do not fit the context.
+        left_out: number of the oldest exchanges that do not fit the context.
     """
 
     user: str
@@ -42,17 +42,18 @@ class Turn:
 class Conversation:
     """The exchanges of a chat, as many as fit the model's context.
 
-    A turn changes nothing before its answer is kept, so a message that could not be answered leaves no trace.
+    ``begin`` changes nothing; ``keep`` does. A message that could not be answered is not part of the conversation.
 
     Args:
-        encode: gives the token ids of messages, through the model's chat template.
-        room: gives the number of new tokens that fit after a prompt of so many, not positive where none do.
+        encode: maps messages to token ids with the model's chat template.
+        room: maps the length of a prompt in tokens to the number of new tokens that fit after it; zero or negative if
+            none do.
         max_new_tokens: longest answer, in tokens.
-        system: the system prompt; ``None`` leaves it to the chat template.
+        system: the system prompt; ``None`` uses the chat template's own, if it has one.
 
     Attributes:
         system: the system prompt.
-        exchanges: those that the next turn starts from, oldest first.
+        exchanges: the exchanges that the next prompt is made of, oldest first.
     """
 
     def __init__(
@@ -70,13 +71,16 @@ class Conversation:
         self._max_new_tokens = max_new_tokens
 
     def begin(self, user: str) -> Turn:
-        """Prepares a message to be answered.
+        """Builds the prompt for a message.
 
-        As few of the oldest exchanges are left out as give the answer its room: ``max_new_tokens``, but at most a
+        The oldest exchanges are left out, as few as possible, until the answer fits: ``max_new_tokens``, but at most a
         quarter of the context. The system prompt and the message always stay.
 
         Args:
             user: the message.
+
+        Returns:
+            The message with its prompt.
 
         Raises:
             ContextLengthError: the message does not fit the context even without any exchange.
@@ -97,26 +101,26 @@ class Conversation:
         return Turn(user, tuple(messages), token_ids, min(self._max_new_tokens, room), left_out)
 
     def keep(self, turn: Turn, answer: str) -> None:
-        """Adds a message with its answer, and drops the exchanges that the turn left out.
+        """Adds a message and its answer, and drops the exchanges that the turn left out.
 
         Args:
-            turn: the last one begun.
-            answer: its answer, or as much as was written of it.
+            turn: returned by the last ``begin``.
+            answer: the answer, complete or stopped early.
         """
         self.exchanges = [*self.exchanges[turn.left_out :], Exchange(turn.user, answer)]
 
     def reset(self) -> None:
-        """Forgets all exchanges. The system prompt stays."""
+        """Removes all exchanges. The system prompt stays."""
         self.exchanges = []
 
     def set_system(self, system: str) -> None:
-        """Takes another system prompt and forgets all exchanges.
+        """Sets the system prompt and removes all exchanges.
 
         Args:
             system: the system prompt.
 
         Raises:
-            SelfSpecError: ``encode`` refuses it; the conversation is left as it was.
+            SelfSpecError: ``encode`` refuses it; the conversation is unchanged.
         """
         self._encode([_message("system", system), _message("user", "Hello")])
         self.system = system

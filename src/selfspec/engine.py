@@ -1,34 +1,27 @@
 """The public door: an engine generates with a model and a method that drafts with the model's own layers."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from selfspec.batch import Batch
-from selfspec.decoding.loop import decode
-from selfspec.decoding.output import Output
-from selfspec.decoding.request import Request
-from selfspec.decoding.text import TextStream
-from selfspec.errors import InvalidParameterError, InvalidPromptError, TokenizerMismatchError
-from selfspec.limits import check_context, explain_out_of_memory
+from selfspec.errors import InvalidParameterError
+from selfspec.generation import Batch, Setup, Stream, rule_of
 from selfspec.loading import load_model
-from selfspec.memory import PeakMemory
 from selfspec.methods import make_method
 from selfspec.methods.base import Method
 from selfspec.methods.registry import find_method
 from selfspec.methods.settings import parse_settings, suggest
 from selfspec.methods.state import read_state, write_state
-from selfspec.prompt_forms import Prompt, Prompts, as_batch, as_ids, is_chat
+from selfspec.prompt_encoding import PromptEncoder
+from selfspec.prompt_forms import Prompt, Prompts, as_batch
 from selfspec.runtimes.fingerprint import fingerprint
 from selfspec.runtimes.target import Target
-from selfspec.sampling.processors import ScoreProcessor, build_processors
-from selfspec.sampling.rules import Coupled, Greedy, Rule, Speculative, seeded_generator
-from selfspec.types import Generation, Round, SamplingParams, TextPiece
+from selfspec.sampling.rules import Rule
+from selfspec.types import Generation, SamplingParams
 
 _WARM_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -42,10 +35,13 @@ class Engine:
         model: a supported Hugging Face causal language model, in eval mode. It computes what it did,
             bit for bit; its weights may move in memory (see ``Target``).
         tokenizer: its tokenizer; needed for text, not for token ids.
-        method: the name of a method, or a method made for this model.
+        method: the name of a method, a class of your own, or a method made for this model.
         settings: values of the method's settings by name.
         prefill_chunk: longest part of a prompt to run at once, in tokens.
+        max_batch: most prompts of a list to generate at a time; each of them holds a cache for its whole length.
         runtime: how the model's sublayers run, one of ``selfspec.runtimes.target.RUNTIMES``.
+        rule: makes the sampling rule of a request. Other functions than the default are for experiments: their rules
+            need not be lossless.
 
     Attributes:
         target: the model, taken apart.
@@ -63,14 +59,18 @@ class Engine:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        method: str | Method = "autoregressive",
+        method: str | type[Method] | Method = "autoregressive",
         *,
         settings: Mapping[str, Any] | None = None,
         prefill_chunk: int = 1024,
+        max_batch: int = 16,
         runtime: str = "auto",
+        rule: Callable[[SamplingParams, torch.device], Rule] = rule_of,
     ) -> None:
         if prefill_chunk < 1:
             raise InvalidParameterError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
+        if max_batch < 1:
+            raise InvalidParameterError(f"max_batch must be at least 1, not {max_batch}")
         if isinstance(method, Method):
             if settings:
                 raise InvalidParameterError("a method that is made already has its settings; pass its name to set them")
@@ -84,27 +84,26 @@ class Engine:
             self.target = Target(model, runtime)
             self.method = make_method(method, self.target, settings)
         self.tokenizer = tokenizer
-        self._prefill_chunk = prefill_chunk
         self.eos_ids = _eos_ids(model, tokenizer)
-        if tokenizer is not None:
-            _check_vocabulary(tokenizer, self.target)
+        encoder = PromptEncoder(tokenizer, self.target.vocab_size)
+        self._setup = Setup(self.target, self.method, tokenizer, encoder, self.eos_ids, prefill_chunk, max_batch, rule)
 
     @classmethod
     def from_pretrained(
         cls,
         name: str | Path,
-        method: str = "autoregressive",
+        method: str | type[Method] = "autoregressive",
         *,
         settings: Mapping[str, Any] | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
-        widen: int = 1,
         runtime: str = "auto",
     ) -> "Engine":
         """Loads a model by name (see ``load_model``) and makes an engine for it."""
-        parse_settings(find_method(method).Settings, method, settings or {})  # what is wrong there needs no weights
-        model, tokenizer = load_model(name, dtype=dtype, device=device, widen=widen)
-        return cls(model, tokenizer, method, settings=settings, runtime=runtime)
+        chosen = find_method(method)
+        parse_settings(chosen.Settings, chosen.name, settings or {})  # what is wrong there needs no weights
+        model, tokenizer = load_model(name, dtype=dtype, device=device)
+        return cls(model, tokenizer, chosen, settings=settings, runtime=runtime)
 
     def warmup(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Does ahead of the first request what would otherwise slow it down; the method learns nothing from it.
@@ -133,7 +132,8 @@ class Engine:
 
         A list of numbers is one prompt of token ids, and a list of messages one chat. A list or tuple of texts, of
         token-id sequences (or tensors), or of chats is several prompts. All of them are checked before the first is
-        run, and each gives what it gives alone with the same parameters; a seed is the same for all.
+        run, then up to ``max_batch`` run together. Each gives what it gives alone with the same parameters; a seed is
+        the same for all. Logits processors of your own are called for one prompt at a time, in turns.
 
         Args:
             prompt: text, token ids, or chat messages; or a list of prompts of one form.
@@ -151,9 +151,9 @@ class Engine:
         if prompts is None:
             return self.stream(prompt, params, **changes).result  # type: ignore[arg-type]
         chosen = _change(params or SamplingParams(), changes)
-        return Batch(self, [(one, chosen) for one in prompts]).results()
+        return Batch(self._setup, [(one, chosen) for one in prompts]).results()
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **changes: Any) -> "Stream":
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **changes: Any) -> Stream:
         """Writes the output piece by piece.
 
         Prompt and parameters are checked at once; the model runs when the stream is read.
@@ -169,10 +169,7 @@ class Engine:
         Raises:
             SelfSpecError: prompt or parameters do not fit.
         """
-        chosen = _change(params or SamplingParams(), changes)
-        if chosen.stop and self.tokenizer is None:
-            raise InvalidParameterError("stop strings need a tokenizer; give the engine one")
-        return Stream(self, self.encode(prompt), chosen)
+        return Stream(self._setup, prompt, _change(params or SamplingParams(), changes))
 
     def save_state(self, path: str | Path) -> None:
         """Writes what the method has learned so far to a file.
@@ -207,151 +204,19 @@ class Engine:
         Raises:
             InvalidPromptError: the prompt is empty without a BOS token, out of vocabulary, or not one sequence.
         """
-        if isinstance(prompt, str):
-            token_ids = self._encode_text(prompt)
-        elif is_chat(prompt):
-            token_ids = self._encode_chat(prompt)
-        else:
-            token_ids = as_ids(prompt)
-        return self._check_ids(token_ids)
+        return self._setup.encoder.encode(prompt)
 
-    def _encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        tokenizer = self._require_tokenizer()
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InvalidPromptError(
-                f"the prompt is not valid text: character {error.start} is a lone surrogate, {text[error.start]!r}; "
-                "decode the bytes that it came from as what they are"
-            ) from error
-        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    def batch(self, prompts: Sequence[tuple[Prompt, SamplingParams]], name: str = "prompt") -> Batch:
+        """Prompts with parameters of their own, to be generated together piece by piece.
 
-    def _encode_chat(self, messages: Sequence[Any]) -> list[int]:
-        tokenizer = self._require_tokenizer()
-        if not getattr(tokenizer, "chat_template", None):
-            raise InvalidPromptError("the tokenizer has no chat template; give a plain prompt")
-        try:
-            text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        except Exception as error:  # templates raise whatever they like
-            raise InvalidPromptError(f"the chat template refused the messages: {error}") from error
-        return self._encode_text(text, add_special_tokens=not _starts_with_bos(tokenizer, text))
+        Args:
+            prompts: each prompt with its parameters.
+            name: what an error calls a prompt, before its index.
 
-    def _check_ids(self, token_ids: list[int]) -> list[int]:
-        if not token_ids:
-            bos = getattr(self.tokenizer, "bos_token_id", None)
-            if bos is None:
-                raise InvalidPromptError("the prompt is empty and there is no BOS token to start from; give some text")
-            return [bos]
-        for token_id in token_ids:
-            if not 0 <= token_id < self.target.vocab_size:
-                raise InvalidPromptError(
-                    f"token id {token_id} of the prompt is outside the model's vocabulary of {self.target.vocab_size}"
-                )
-        return token_ids
-
-    def _require_tokenizer(self) -> Any:
-        if self.tokenizer is None:
-            raise InvalidPromptError("text needs a tokenizer; give the engine one, or give token ids")
-        return self.tokenizer
-
-    def _make_rule(self, params: SamplingParams) -> Rule:
-        if not params.samples:
-            return Greedy()
-        if params.acceptance == "coupled" or (params.acceptance == "auto" and params.seed is not None):
-            assert params.seed is not None
-            return Coupled(params.seed)
-        seed = params.seed if params.seed is not None else int(torch.randint(2**62, (1,)))
-        return Speculative(seeded_generator(seed, self.target.device))
-
-    def _make_output(self, prompt_ids: Sequence[int], params: SamplingParams) -> Output:
-        return Output(
-            prompt_ids,
-            max_new_tokens=params.max_new_tokens,
-            eos_ids=frozenset() if params.ignore_eos else self.eos_ids,
-            stop_ids=frozenset(params.stop_token_ids),
-            text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
-            criteria=params.stopping_criteria,
-        )
-
-
-class Stream(Iterator[TextPiece]):
-    """The pieces of one output, as they become certain.
-
-    Made by ``Engine.stream``. Abandoning it half-way, by an exception too, leaves nothing behind in the engine.
-    """
-
-    def __init__(self, engine: Engine, prompt_ids: list[int], params: SamplingParams) -> None:
-        check_context(len(prompt_ids), params.max_new_tokens, engine.target.context_limit)
-        self._engine = engine
-        self._prompt_ids = prompt_ids
-        self._output = engine._make_output(prompt_ids, params)
-        self._processor = ScoreProcessor(build_processors(params))
-        self._rule = engine._make_rule(params)
-        self._params = params
-        self._result: Generation | None = None
-        self._records: list[Round] = []
-        self._pieces = self._run()
-
-    def __next__(self) -> TextPiece:
-        return next(self._pieces)
-
-    @property
-    def rounds(self) -> tuple[Round, ...]:
-        """The rounds so far, also of a stream that was abandoned."""
-        return tuple(self._records)
-
-    @property
-    def result(self) -> Generation:
-        """The finished output; reads the rest of the stream first."""
-        for _ in self._pieces:
-            pass
-        if self._result is None:
-            raise RuntimeError("the stream ended before the output was complete")
-        return self._result
-
-    def _run(self) -> Iterator[TextPiece]:
-        started = time.perf_counter()
-        memory = PeakMemory(self._engine.target.device)
-        prefill_seconds = 0.0
-        with explain_out_of_memory(len(self._prompt_ids), self._params.max_new_tokens):
-            for record in self._rounds():
-                if record is None:
-                    prefill_seconds = time.perf_counter() - started
-                else:
-                    self._records.append(record)
-                yield from self._output.take_pieces()
-        self._result = self._finish(time.perf_counter() - started, prefill_seconds, memory.peak_bytes())
-
-    def _rounds(self) -> Iterator[Round | None]:
-        engine = self._engine
-        request = Request(
-            engine.target,
-            self._prompt_ids,
-            max_new_tokens=self._params.max_new_tokens,
-            rule=self._rule,
-            processor=self._processor,
-            sibling_rows=engine.method.needs.sibling_rows,
-            probe_rows=engine.method.needs.probe_rows,
-        )
-        yield from decode(engine.target, engine.method, request, self._output, engine._prefill_chunk)
-
-    def _finish(self, seconds: float, prefill_seconds: float, peak: int) -> Generation:
-        output, engine = self._output, self._engine
-        assert output.finish_reason is not None
-        tokenizer = engine.tokenizer
-        return Generation(
-            text="" if tokenizer is None else str(tokenizer.decode(output.token_ids, skip_special_tokens=True)),
-            token_ids=tuple(output.token_ids),
-            origins=tuple(output.origins),
-            prompt_token_count=len(self._prompt_ids),
-            method=engine.method.name,
-            settings=asdict(engine.method.settings),
-            finish_reason=output.finish_reason,
-            seconds=seconds,
-            prefill_seconds=prefill_seconds,
-            rounds=self.rounds,
-            peak_memory_bytes=peak,
-        )
+        Raises:
+            SelfSpecError: a prompt or its parameters do not fit; the message names the prompt.
+        """
+        return Batch(self._setup, prompts, name)
 
 
 def _change(params: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
@@ -365,10 +230,6 @@ def _change(params: SamplingParams, changes: Mapping[str, Any]) -> SamplingParam
         raise
 
 
-def _starts_with_bos(tokenizer: Any, text: str) -> bool:
-    return bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
-
-
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
     """The ids that end an output: those of the generation config, else the config's, else the tokenizer's."""
     for source in (model.generation_config, model.config, tokenizer):
@@ -376,12 +237,3 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
         if ids is not None:
             return frozenset([ids] if isinstance(ids, int) else ids)
     return frozenset()
-
-
-def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, target: Target) -> None:
-    largest = max(tokenizer.get_vocab().values(), default=-1)
-    if largest >= target.vocab_size:
-        raise TokenizerMismatchError(
-            f"the tokenizer's largest id is {largest}, but the model has {target.vocab_size} embeddings; "
-            "load the tokenizer that belongs to this model"
-        )

@@ -1,10 +1,10 @@
-"""Every error a user can cause. Each message says what was wrong and what to do about it."""
+"""Errors that a user can cause. Each message says what is wrong and what to do about it."""
 
 import textwrap
 
 
 class SelfSpecError(Exception):
-    """Base of all errors that selfspec raises on purpose."""
+    """Base class of all errors that selfspec raises."""
 
 
 class UnsupportedModelError(SelfSpecError):
@@ -39,6 +39,10 @@ class UnknownMethodError(SelfSpecError):
     """No method has this name."""
 
 
+class MethodLoadError(SelfSpecError):
+    """A method from outside selfspec cannot be imported, or is no complete method."""
+
+
 class InvalidSettingError(SelfSpecError):
     """A method's setting is unknown, of the wrong type or out of range."""
 
@@ -55,12 +59,27 @@ class OutOfMemoryError(SelfSpecError):
     """The device ran out of memory; the engine stays usable."""
 
 
+class MissingPackageError(SelfSpecError):
+    """A feature needs a package that is not installed; the message says what to install."""
+
+
+class PluginError(SelfSpecError):
+    """A command that another package adds cannot be loaded."""
+
+
 class NoGainWarning(UserWarning):
-    """A method turned out to be no faster than plain decoding on this model; another one is the better choice."""
+    """A method is no faster than plain decoding on this model; use another method."""
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line of at most 240 characters."""
+    """The message of an exception in one line of at most 240 characters.
+
+    Args:
+        error: the exception.
+
+    Returns:
+        Its first line, or all of it if the first line ends in a colon; the name of its class if it has no message.
+    """
     lines = str(error).strip().splitlines() or [type(error).__name__]
     text = " ".join(lines) if lines[0].rstrip().endswith(":") else lines[0]
     return textwrap.shorten(text, 240, placeholder=" …")

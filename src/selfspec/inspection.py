@@ -1,4 +1,4 @@
-"""What ``selfspec inspect`` shows: an output's rounds, with consecutive ones merged where nothing changes."""
+"""What ``selfspec inspect`` shows: the rounds of an output, equal neighbours merged."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from typing import Any, Literal
 from selfspec.types import Generation, PhaseSeconds, Round
 
 DraftKind = Literal["layers", "tokens", "none"]
-"""What drafted a round: sublayers of the target, tokens found elsewhere, or nothing."""
+"""How a round was drafted: by sublayers of the target, by token lookup (no sublayers), or not at all."""
 
 PHASES = ("draft", "verify", "select", "other")
-"""The phases of a round, as ``PhaseSeconds`` names them, in the order in which they are shown."""
+"""The phases of a round, named as in ``PhaseSeconds``, in display order."""
 
 
 def draft_kind(record: Round) -> DraftKind:
-    """What drafted a round. A kept set that got to draft no token, as at the end of an output, is none."""
+    """How a round was drafted: ``none`` if it drafted no token, even if it had a kept set (at the end of an output)."""
     if not record.candidates:
         return "none"
     return "tokens" if record.kept is None else "layers"
@@ -25,10 +25,10 @@ def draft_kind(record: Round) -> DraftKind:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive rounds, shown as one.
+    """Consecutive rounds, shown as one line.
 
     Attributes:
-        first: number of the first of them, counted from 1.
+        first: number of the first round, counted from 1.
         rounds: the rounds, at least one.
     """
 
@@ -42,34 +42,34 @@ class Stretch:
 
     @cached_property
     def kind(self) -> DraftKind:
-        """What drafted most of the rounds."""
+        """How most of the rounds were drafted."""
         return Counter(map(draft_kind, self.rounds)).most_common(1)[0][0]
 
     @cached_property
     def kept_shares(self) -> tuple[float, ...]:
-        """By sublayer the share, 0 to 1, of the rounds drafted by layers that kept it; empty without such a round."""
+        """For each sublayer the share, 0 to 1, of layer-drafted rounds that kept it; empty without such a round."""
         kept = [record.kept for record in self.rounds if draft_kind(record) == "layers" and record.kept is not None]
         counts = Counter(index for layers in kept for index in layers.sublayers)
         return tuple(counts[index] / len(kept) for index in range(kept[0].total)) if kept else ()
 
     @property
     def attention_share(self) -> float | None:
-        """Kept share of attention sublayers, mean over the rounds drafted by layers; ``None`` without such a round."""
+        """Kept share of attention sublayers, mean over layer-drafted rounds; ``None`` without such a round."""
         return _mean(self.kept_shares[::2])
 
     @property
     def mlp_share(self) -> float | None:
-        """Kept share of MLP sublayers, mean over the rounds drafted by layers; ``None`` without such a round."""
+        """Kept share of MLP sublayers, mean over layer-drafted rounds; ``None`` without such a round."""
         return _mean(self.kept_shares[1::2])
 
     @property
     def drafted(self) -> float:
-        """Draft tokens a round, on average."""
+        """Mean number of draft tokens per round."""
         return sum(record.drafted for record in self.rounds) / len(self.rounds)
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted ÷ drafted; ``None`` where nothing was drafted."""
+        """Accepted ÷ drafted; ``None`` if nothing was drafted."""
         drafted = sum(record.drafted for record in self.rounds)
         return sum(record.accepted for record in self.rounds) / drafted if drafted else None
 
@@ -80,12 +80,16 @@ class Stretch:
 
     @property
     def threshold(self) -> float | None:
-        """Confidence threshold, mean over the rounds that had one; ``None`` without any."""
+        """Mean confidence threshold of the rounds that had one; ``None`` if none had."""
         return _mean([record.threshold for record in self.rounds if record.threshold is not None])
 
 
 def merge_equal(records: Sequence[Round]) -> list[Stretch]:
-    """The rounds, consecutive ones merged where the same sublayers drafted, or the same kind of draft without them."""
+    """Merges consecutive rounds with the same kept set, or of the same kind where no sublayers drafted.
+
+    Args:
+        records: rounds in order.
+    """
     stretches: list[Stretch] = []
     first = 1
     for _, group in groupby(records, key=lambda record: (kind := draft_kind(record), kind == "layers" and record.kept)):
@@ -95,11 +99,14 @@ def merge_equal(records: Sequence[Round]) -> list[Stretch]:
 
 
 def condense(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
-    """Joins short neighbours, so that of many stretches at most ``2 most + 1`` are left. Long ones stay as they are.
+    """Joins short neighbours until at most ``2 most + 1`` stretches are left. Long stretches stay as they are.
 
     Args:
         stretches: consecutive stretches.
-        most: up to so many stretches nothing is joined.
+        most: number of stretches up to which nothing is joined.
+
+    Returns:
+        The stretches in order.
     """
     if len(stretches) <= most:
         return list(stretches)
@@ -115,13 +122,13 @@ def condense(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
 
 @dataclass(frozen=True)
 class Inspection:
-    """An output, taken apart.
+    """An output with the facts that describe its rounds.
 
     Attributes:
         model: name of the model.
-        dtype: of its weights, as ``float32``.
-        device: where it ran, as torch names it.
-        sublayers: the target's sublayers, ``2L``.
+        dtype: dtype of its weights, for example ``float32``.
+        device: torch device it ran on.
+        sublayers: number of sublayers of the target, ``2L``.
         generation: the output with its rounds.
     """
 
@@ -133,13 +140,13 @@ class Inspection:
 
     @property
     def whole(self) -> Stretch | None:
-        """All rounds as one; ``None`` where the output ended with its first token."""
+        """All rounds as one stretch; ``None`` if the output has only its first token."""
         records = self.generation.rounds
         return Stretch(1, records) if records else None
 
     @property
     def seconds(self) -> PhaseSeconds:
-        """Where the time of all rounds went."""
+        """Seconds of all rounds by phase."""
         return add_seconds(self.generation.rounds)
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,14 +155,14 @@ class Inspection:
         Returns:
             Everything of ``Generation.to_dict``, and:
 
-            * ``model``: its name, with its ``dtype``, its ``device`` and how many ``sublayers`` it has, ``2L``;
+            * ``model`` (its name), ``dtype``, ``device`` and ``sublayers`` (their number, ``2L``);
             * ``prefill_seconds``: wall time up to the first token;
             * ``phase_seconds``: by phase (``draft``, ``verify``, ``select``, ``other``) the seconds of all rounds;
-            * ``attention_share``, ``mlp_share``: kept share of either kind of sublayer, 0 to 1, mean over the rounds
-              drafted by layers; null without such a round;
-            * ``records``: the rounds in order, each with ``kind`` (``layers``, ``tokens`` or ``none``), ``kept`` (the
+            * ``attention_share``, ``mlp_share``: kept share of the attention and the MLP sublayers, 0 to 1, mean over
+              layer-drafted rounds; null without such a round;
+            * ``rounds``: the rounds in order, each with ``kind`` (``layers``, ``tokens`` or ``none``), ``kept`` (the
               sublayers that drafted, ascending; null unless the kind is ``layers``), ``drafted``, ``candidates``,
-              ``accepted``, ``token_ids``, ``threshold`` (null without such a rule) and ``seconds`` by phase.
+              ``accepted``, ``token_ids``, ``threshold`` (null without a confidence threshold) and ``seconds`` by phase.
         """
         whole = self.whole
         return {
@@ -168,33 +175,25 @@ class Inspection:
             "phase_seconds": asdict(self.seconds),
             "attention_share": whole.attention_share if whole else None,
             "mlp_share": whole.mlp_share if whole else None,
-            "records": [_describe(record) for record in self.generation.rounds],
+            "rounds": [_describe(record) for record in self.generation.rounds],
         }
 
 
 def add_seconds(records: Sequence[Round]) -> PhaseSeconds:
-    """The seconds of several rounds, phase by phase."""
+    """Seconds of several rounds, summed by phase."""
     return PhaseSeconds(**{phase: sum(getattr(record.seconds, phase) for record in records) for phase in PHASES})
 
 
 def shares(seconds: PhaseSeconds) -> dict[str, float]:
-    """Each phase's share of the time of all four, 0 to 1, by its name."""
+    """For each phase its share of the total time, 0 to 1."""
     total = sum(asdict(seconds).values())
     return {phase: getattr(seconds, phase) / total if total else 0.0 for phase in PHASES}
 
 
 def _describe(record: Round) -> dict[str, Any]:
     kind = draft_kind(record)
-    return {
-        "kind": kind,
-        "kept": list(record.kept.sublayers) if kind == "layers" and record.kept is not None else None,
-        "drafted": record.drafted,
-        "candidates": record.candidates,
-        "accepted": record.accepted,
-        "token_ids": list(record.token_ids),
-        "threshold": record.threshold,
-        "seconds": asdict(record.seconds),
-    }
+    kept = list(record.kept.sublayers) if kind == "layers" and record.kept is not None else None
+    return {"kind": kind, **record.to_dict(), "kept": kept}
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -1,4 +1,4 @@
-"""What a request may ask for, and what to say when the memory does not suffice."""
+"""Limits of a request: the model's context and the memory of the device."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,12 @@ from selfspec.errors import ContextLengthError, OutOfMemoryError
 
 
 def check_context(prompt_length: int, max_new_tokens: int, context_limit: int) -> None:
-    """Refuses a request that could outgrow the model's context.
+    """Refuses a request that could exceed the model's context.
+
+    Args:
+        prompt_length: tokens of the prompt.
+        max_new_tokens: longest output, in tokens.
+        context_limit: tokens of the context.
 
     Raises:
         ContextLengthError: prompt and new tokens together are longer than the context.
@@ -25,17 +30,21 @@ def check_context(prompt_length: int, max_new_tokens: int, context_limit: int) -
 
 @contextlib.contextmanager
 def explain_out_of_memory(prompt_length: int, max_new_tokens: int) -> Iterator[None]:
-    """Turns the many ways of running out of memory into one error that says what to reduce.
+    """Turns every out-of-memory exception into one error that says what to reduce.
+
+    Args:
+        prompt_length: tokens of the prompt.
+        max_new_tokens: longest output, in tokens.
 
     Raises:
-        OutOfMemoryError: the device or the host had not enough memory.
+        OutOfMemoryError: the device or the host ran out of memory.
     """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        # The cause holds frames, and the frames hold the tensors that did not fit.
+        # Without the cause: its frames would keep the tensors alive that did not fit.
         message = (
             f"out of memory with a prompt of {prompt_length} tokens and up to {max_new_tokens} new ones; "
             "reduce max_new_tokens, the prompt, or prefill_chunk, or load the model in bfloat16"
@@ -44,7 +53,7 @@ def explain_out_of_memory(prompt_length: int, max_new_tokens: int) -> Iterator[N
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says, in one of many ways, that the device or the host had not enough memory."""
+    """Whether an exception means that the device or the host ran out of memory."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     text = str(error).lower()

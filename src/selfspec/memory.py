@@ -1,4 +1,4 @@
-"""Peak memory of a request, as far as device and operating system tell."""
+"""Peak memory of a request."""
 
 import sys
 
@@ -6,10 +6,13 @@ import torch
 
 
 class PeakMemory:
-    """Watches the memory from its making on.
+    """Measures peak memory, starting when it is created.
 
-    On a CUDA device it is the allocator's peak since then, weights included; elsewhere the largest resident size that
-    the process ever had, since operating systems keep no other peak.
+    On a CUDA device this is the allocator's peak since then, weights included. Elsewhere it is the largest resident
+    size the process has ever had, the only peak that operating systems record.
+
+    Args:
+        device: device of the model.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -18,7 +21,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
 
     def peak_bytes(self) -> int:
-        """The peak so far, in bytes."""
+        """The peak so far, in bytes; 0 on Windows without CUDA, which reports none."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         return _peak_resident_bytes()

@@ -1,10 +1,10 @@
-"""Pictures of an inspection. Needs matplotlib (``selfspec[bench]``), which nothing else imports."""
+"""Pictures of an inspection. Needs matplotlib (``selfspec[plots]``)."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selfspec.errors import InvalidParameterError, SelfSpecError
+from selfspec.errors import InvalidParameterError, MissingPackageError
 from selfspec.inspection import PHASES, Inspection, Stretch, merge_equal, shares
 from selfspec.types import Round
 
@@ -22,10 +22,10 @@ PHASE_STYLES: dict[str, dict[str, Any]] = {
     "select": {"facecolor": "#d55e00", "hatch": "////"},
     "other": {"facecolor": "#cccccc"},
 }
-"""Colours of Okabe and Ito: any colour vision tells them apart, and their brightness does where there is no colour."""
+"""Colours of Okabe and Ito, distinguishable with any colour vision and, by their brightness, in greyscale."""
 
 WITHOUT_LAYERS: dict[str, dict[str, Any]] = {
-    "tokens": {"facecolor": "white", "edgecolor": "#cc79a7", "hatch": "////", "linewidth": 0, "label": "tokens found"},
+    "tokens": {"facecolor": "white", "edgecolor": "#cc79a7", "hatch": "////", "linewidth": 0, "label": "token lookup"},
     "none": {"facecolor": "white", "edgecolor": "#bbbbbb", "hatch": "..", "linewidth": 0, "label": "no draft"},
 }
 
@@ -33,11 +33,14 @@ _ROOM_FOR_CANDIDATES = 4
 
 
 def check_picture(path: Path) -> None:
-    """Refuses a picture that could not be saved, before anything is spent on what it shows.
+    """Refuses a picture that cannot be saved. Called before the model is loaded.
+
+    Args:
+        path: the picture.
 
     Raises:
-        InvalidParameterError: the suffix is unknown, or there is no such folder.
-        SelfSpecError: matplotlib is not installed.
+        InvalidParameterError: the suffix is unknown, or the folder does not exist.
+        MissingPackageError: matplotlib is not installed.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise InvalidParameterError(f"a picture is saved as {', '.join(SUFFIXES)}, but this is '{path.name}'")
@@ -49,15 +52,15 @@ def check_picture(path: Path) -> None:
 
 
 def check_drawing() -> None:
-    """Refuses to draw where there is nothing to draw with.
+    """Checks that matplotlib is installed.
 
     Raises:
-        SelfSpecError: matplotlib is not installed.
+        MissingPackageError: matplotlib is not installed.
     """
     try:
-        import matplotlib.figure  # noqa: F401 - only to know whether it is there
+        import matplotlib.figure  # noqa: F401 - only tests whether it is installed
     except ImportError as error:
-        raise SelfSpecError("a picture needs matplotlib; run: pip install 'selfspec[bench]'") from error
+        raise MissingPackageError("a picture needs matplotlib; run: pip install 'selfspec[plots]'") from error
 
 
 def save_picture(inspection: Inspection, path: Path) -> None:
@@ -65,11 +68,11 @@ def save_picture(inspection: Inspection, path: Path) -> None:
 
     Args:
         inspection: the output.
-        path: the picture; an existing one is replaced.
+        path: the picture; an existing file is replaced.
 
     Raises:
-        InvalidParameterError: it cannot be written there.
-        SelfSpecError: matplotlib is not installed.
+        InvalidParameterError: the file cannot be written.
+        MissingPackageError: matplotlib is not installed.
     """
     check_picture(path)
     try:
@@ -79,13 +82,13 @@ def save_picture(inspection: Inspection, path: Path) -> None:
 
 
 def draw(inspection: Inspection) -> "Figure":
-    """Kept sublayers, drafts, threshold and time over the rounds, one above the other.
+    """Draws kept sublayers, drafts, threshold and time over the rounds, in panels from top to bottom.
 
     Args:
         inspection: the output.
 
     Returns:
-        A figure of its own, without the global state of pyplot.
+        A figure that does not use the global state of pyplot.
     """
     from matplotlib.figure import Figure
 
@@ -120,13 +123,13 @@ def _title(inspection: Inspection) -> str:
     result = inspection.generation
     return (
         f"{result.method} on {inspection.model} ({inspection.dtype}, {inspection.device})\n"
-        f"{result.new_token_count} tokens, {result.round_count} rounds, {result.accepted} of {result.drafted} draft tokens "
-        f"accepted ({result.acceptance_rate:.0%}), mean generated length {result.mean_generated_length:.2f}"
+        f"{result.new_token_count} tokens, {result.round_count} rounds, {result.accepted} of {result.drafted} draft "
+        f"tokens accepted ({result.acceptance_rate:.0%}), mean generated length {result.mean_generated_length:.2f}"
     )
 
 
 def _draw_kept(panel: "Axes", inspection: Inspection, kind: str, colour: str) -> None:
-    """One kind of sublayer: a row for each layer, a column for each round, hatched where no layers drafted."""
+    """Draws one kind of sublayer: one row per layer, one column per round, hatched where no layers drafted."""
     import numpy as np
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Patch
@@ -170,9 +173,9 @@ def _draw_drafts(panel: "Axes", records: Sequence[Round]) -> None:
     _draw_steps(panel, [record.accepted for record in records], facecolor=ACCEPTED, label=f"accepted{rate}")
     candidates = [record.candidates for record in records]
     if sum(candidates) > drafted:
-        # Of a wide tree they would leave no room for what was accepted.
+        # The candidates of a wide tree would compress the rest of the panel.
         shown = max(candidates) <= _ROOM_FOR_CANDIDATES * max(record.drafted for record in records)
-        label = f"{sum(candidates) / len(records):.0f} candidates a round"
+        label = f"{sum(candidates) / len(records):.0f} candidates per round"
         values = candidates if shown else [float("nan")] * len(records)
         _draw_steps(panel, values, fill=False, color="black", linestyle=":" if shown else "", label=label)
     panel.set_ylabel("draft\ntokens")
@@ -199,7 +202,7 @@ def _draw_time(panel: "Axes", inspection: Inspection) -> None:
         label = f"{phase} ({by_phase[phase]:.0%}, {sum(spent) / 1000:.2f} s)"
         _draw_steps(panel, top, baseline=below, label=label, **PHASE_STYLES[phase])
         below = top
-    panel.set_ylabel("time\nms a round")
+    panel.set_ylabel("time\nms per round")
     panel.set_ylim(bottom=0)
     _place_legend(panel, panel.patches[::-1])
 
@@ -211,7 +214,7 @@ def _draw_steps(panel: "Axes", values: Sequence[float], *, fill: bool = True, **
 
 
 def _edges(rounds: Sequence[Any]) -> list[float]:
-    """Round 1 spans 0.5 to 1.5, and so on."""
+    """Edges of the rounds on the x axis: round 1 spans 0.5 to 1.5, and so on."""
     return [index + 0.5 for index in range(len(rounds) + 1)]
 
 

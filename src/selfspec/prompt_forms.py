@@ -1,4 +1,4 @@
-"""The forms a prompt may have, and how a list of prompts is told from one prompt."""
+"""The forms of a prompt, and how a list of prompts is distinguished from one prompt."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
@@ -22,7 +22,7 @@ Prompts = (
 
 
 def as_batch(prompt: Prompt | Prompts) -> list[Prompt] | None:
-    """The prompts of a list of prompts.
+    """Returns the prompts of a list of prompts.
 
     The first element decides: a list of numbers is one prompt of token ids and a list of messages is one chat, but a
     list of texts, sequences or tensors is several prompts.
@@ -31,7 +31,7 @@ def as_batch(prompt: Prompt | Prompts) -> list[Prompt] | None:
         prompt: one prompt, or a list or tuple of prompts.
 
     Returns:
-        The prompts in their order; ``None`` where ``prompt`` is one prompt.
+        The prompts in order; ``None`` if ``prompt`` is one prompt.
 
     Raises:
         InvalidPromptError: the list is empty, or its elements have different forms.
@@ -40,7 +40,8 @@ def as_batch(prompt: Prompt | Prompts) -> list[Prompt] | None:
         return None
     if not prompt:
         raise InvalidPromptError(
-            "this list holds no prompt and no token; an empty text, '', starts from the BOS token, if there is one"
+            "the list is empty: it has neither prompts nor token ids; an empty text, '', starts from the BOS token, "
+            "if there is one"
         )
     if not isinstance(prompt[0], (str, Sequence, torch.Tensor)):
         return None
@@ -57,7 +58,7 @@ def is_chat(prompt: object) -> TypeGuard[Sequence[Mapping[str, str]]]:
     """Whether a prompt is a list of chat messages.
 
     Raises:
-        InvalidPromptError: its first element is a message and another one is not.
+        InvalidPromptError: the first element is a message, another one is not.
     """
     if not (isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping)):
         return False
@@ -90,8 +91,8 @@ def as_ids(prompt: object) -> list[int]:
         if isinstance(token_id, bool) or not isinstance(token_id, Integral):
             several = isinstance(token_id, (str, Sequence, torch.Tensor))
             raise InvalidPromptError(
-                f"a prompt is a sequence of token ids, but {token_id!r} is none (index {index})"
-                + ("; for a list of prompts there is Engine.generate" if several else "")
+                f"a prompt is a sequence of token ids, but {token_id!r} at index {index} is not a token id"
+                + ("; give a list of prompts to Engine.generate" if several else "")
             )
     return [int(token_id) for token_id in prompt]
 
@@ -103,7 +104,7 @@ _ROWS_REMEDY = (
 
 
 def _form(prompt: object) -> str:
-    """What a prompt of a list is, in words."""
+    """The form of a prompt, for messages."""
     if isinstance(prompt, str):
         return "text"
     if is_chat(prompt):

@@ -1,4 +1,4 @@
-"""How times are taken: warmed up, in turns, several times over, with the device's work included."""
+"""Timing: warmed up, interleaved, repeated, and synchronised with the device."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -10,13 +10,23 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def in_turn(names: Sequence[Name], turn: int) -> list[Name]:
-    """The names in their order, another one first each turn, so that a machine that slows down favours none."""
+    """The names, rotated by one each turn, so that a drift of the machine's speed favours none of them.
+
+    Args:
+        names: in order.
+        turn: number of the turn, from 0.
+    """
     first = turn % len(names) if names else 0
     return [*names[first:], *names[:first]]
 
 
 def timed(task: Callable[[], object], device: torch.device) -> float:
-    """Seconds that a task takes, the work that it queued on the device included."""
+    """Wall-clock seconds of a task, including the work that it queues on the device.
+
+    Args:
+        task: what to time.
+        device: where it runs.
+    """
     wait_for(device)
     started = time.perf_counter()
     task()
@@ -27,16 +37,16 @@ def timed(task: Callable[[], object], device: torch.device) -> float:
 def interleaved_samples(
     tasks: Mapping[Name, Callable[[], object]], device: torch.device, *, repeats: int, warm_up: int = 1
 ) -> dict[Name, list[float]]:
-    """Seconds of each task, all of them taking turns.
+    """Times several tasks in turns.
 
     Args:
         tasks: by name.
         device: where they run.
-        repeats: timed runs of each.
-        warm_up: runs of each before that are not timed.
+        repeats: timed runs of each task.
+        warm_up: untimed runs of each task before those.
 
     Returns:
-        By name one number a repeat.
+        For each name the seconds of its repeats.
     """
     names = list(tasks)
     samples: dict[Name, list[float]] = {name: [] for name in names}
@@ -49,7 +59,7 @@ def interleaved_samples(
 
 
 def wait_for(device: torch.device) -> None:
-    """Waits until the device has done what it was given."""
+    """Waits until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

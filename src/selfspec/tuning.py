@@ -1,9 +1,10 @@
 """The offline search of Draft & Verify: Bayesian optimisation of the skipped sublayers for tokens per second."""
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,11 @@ _STAMPED = ("selfspec", "torch", "transformers", "scikit-learn")
 
 @dataclass(frozen=True)
 class Trial:
-    """One set, measured.
+    """The measurement of one set of skipped sublayers.
 
     Attributes:
         skipped: sublayer indices, ascending.
-        tokens_per_second: decoding speed over all calibration prompts, prefill aside.
+        tokens_per_second: decoding speed over all calibration prompts, without prefill.
         acceptance_rate: accepted draft tokens ÷ draft tokens.
     """
 
@@ -33,20 +34,20 @@ class Trial:
 def tune(
     engine: "Engine", prompts: Sequence[str], *, iterations: int, max_new_tokens: int = 32, seed: int = 0
 ) -> Iterator[Trial]:
-    """Measures sets of skipped sublayers, uniform skipping first, then what a Gaussian process proposes.
+    """Measures sets of skipped sublayers: uniform skipping first, then proposals of a Gaussian process.
 
-    As in the authors' search any number of sublayers may be skipped, and texts are of fixed length: they go on past
-    end-of-sequence tokens. First and last layer are always kept (as in SWIFT; Draft & Verify frees them too).
+    As in the authors' search, any number of sublayers may be skipped, and outputs have a fixed length: they continue
+    past end-of-sequence tokens. First and last layer are always kept, as in SWIFT; Draft & Verify may skip them.
 
     Args:
-        engine: with method ``self-spec``. Its profile changes with every trial.
+        engine: an engine with method ``self-spec``. Its profile changes with every trial.
         prompts: calibration prompts, at least one.
         iterations: sets to measure, at least 1.
-        max_new_tokens: tokens to write for each prompt, at least 2.
-        seed: fixes the random numbers of the search; the measured times still vary.
+        max_new_tokens: tokens to generate for each prompt, at least 2.
+        seed: seed of the search; measured times still vary.
 
     Yields:
-        Every trial as it is finished. Stopping in between loses nothing.
+        Each trial when it is finished. The iterator may be abandoned at any time.
     """
     from selfspec.methods.layer_search import Observations, generator_of, point_of, skipped_by, suggest_point
     from selfspec.methods.self_spec import SelfSpec
@@ -79,33 +80,45 @@ def _measure(engine: Any, skipped: tuple[int, ...], prompts: Sequence[str], max_
 
 
 def write_profile(engine: Any, best: Trial, iterations: int, path: Path) -> None:
-    """Writes a trial as the profile that ``Engine.load_state`` takes.
+    """Writes a trial as a profile, a state file for ``Engine.load_state``.
 
     Args:
-        engine: with method ``self-spec``; takes up the profile.
+        engine: an engine with method ``self-spec``; it uses the profile from then on.
         best: the trial.
-        iterations: how many were made to find it.
-        path: the file; an existing one is replaced.
+        iterations: number of trials of the search.
+        path: the file; an existing file is replaced.
 
     Raises:
         StateError: the file cannot be written.
     """
     from selfspec.methods.self_spec import Profile
 
-    versions = {name: version(name) for name in _STAMPED} | {"device": str(engine.target.device)}
+    versions = _versions() | {"device": str(engine.target.device)}
     engine.method.adopt(Profile(best.skipped, best.tokens_per_second, iterations, versions))
     engine.save_state(path)
 
 
+def _versions() -> dict[str, str]:
+    """Versions of the packages that a search uses, as far as they are installed."""
+    versions = {}
+    for name in _STAMPED:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
+
+
 def read_prompts(path: Path) -> list[str]:
-    """Calibration prompts from a UTF-8 file.
+    """Reads calibration prompts from a UTF-8 file.
 
     Args:
-        path: ``.jsonl`` has one JSON object a line, with a string ``prompt``; any other file one prompt a line. Empty
-            lines do not count.
+        path: a ``.jsonl`` file has one JSON object per line, with a string ``prompt``; any other file has one prompt
+            per line. Empty lines are ignored.
+
+    Returns:
+        The prompts, at least one.
 
     Raises:
-        InvalidPromptError: the file cannot be read, is not UTF-8, or has no prompts, or a line of JSON has none.
+        InvalidPromptError: the file cannot be read, is not UTF-8 or has no prompts, or a line of JSON has no prompt.
     """
     try:
         text = path.read_bytes().decode("utf-8")
@@ -116,10 +129,10 @@ def read_prompts(path: Path) -> list[str]:
             f"prompts file '{path}' is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}; "
             "save it as UTF-8"
         ) from error
-    # Only newlines end a line: JSON and prompts may contain the other characters that ``splitlines`` cuts at.
+    # Not ``splitlines``: prompts may contain the other characters that it splits at.
     lines = [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
-        raise InvalidPromptError(f"prompts file '{path}' has no prompts; write one a line")
+        raise InvalidPromptError(f"prompts file '{path}' has no prompts; write one per line")
     if path.suffix != ".jsonl":
         return [line for _, line in lines]
     return [_prompt_of(line, f"line {number} of '{path}'") for number, line in lines]
@@ -130,7 +143,7 @@ def _prompt_of(line: str, where: str) -> str:
         entry = json.loads(line)
     except ValueError as error:
         raise InvalidPromptError(
-            f"{where} is not JSON ({error}); give one object a line, or name the file .txt"
+            f"{where} is not JSON ({error}); give one object per line, or name the file .txt"
         ) from error
     prompt = entry.get("prompt") if isinstance(entry, dict) else None
     if not isinstance(prompt, str) or not prompt:
@@ -139,14 +152,25 @@ def _prompt_of(line: str, where: str) -> str:
 
 
 def check_request(method: str, iterations: int, max_new_tokens: int, out: Path) -> None:
-    """Refuses what needs no model to be refused.
+    """Checks a request of ``selfspec tune`` before the model is loaded.
+
+    Args:
+        method: name of the method.
+        iterations: sets to measure.
+        max_new_tokens: tokens to generate for each prompt.
+        out: where to write the profile.
 
     Raises:
         InvalidParameterError: the method has no profile, or a number is too small.
-        StateError: the profile cannot be written there.
+        StateError: the profile cannot be written to ``out``.
+        MissingPackageError: scikit-learn is not installed; the first set, uniform skipping, is measured without it.
     """
     if method != "self-spec":
-        raise InvalidParameterError(f"'{method}' has no profile to tune; self-spec has one")
+        raise InvalidParameterError(f"'{method}' has no profile to tune; run `selfspec tune self-spec`")
+    if iterations > 1:
+        from selfspec.methods.layer_search import require_gaussian_process
+
+        require_gaussian_process()
     if iterations < 1:
         raise InvalidParameterError(f"iterations must be at least 1, not {iterations}")
     if max_new_tokens < 2:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from transformers import LogitsProcessor, StoppingCriteria
@@ -150,6 +150,40 @@ class Round:
         """Kept share of MLP sublayers in the draft, 0 to 1; ``None`` where no layers drafted."""
         return None if self.kept is None else self.kept.mlp_share
 
+    def to_dict(self) -> dict[str, Any]:
+        """The round as a JSON object: its attributes, ``kept`` as a list of sublayers, ``seconds`` by phase."""
+        return {
+            "kept": None if self.kept is None else list(self.kept.sublayers),
+            "drafted": self.drafted,
+            "candidates": self.candidates,
+            "accepted": self.accepted,
+            "token_ids": list(self.token_ids),
+            "threshold": self.threshold,
+            "seconds": asdict(self.seconds),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any], sublayers: int) -> "Round":
+        """The round that ``to_dict`` described.
+
+        Args:
+            fields: the object.
+            sublayers: number of sublayers of the model, ``2L``.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is not such an object.
+        """
+        kept = fields["kept"]
+        return cls(
+            drafted=fields["drafted"],
+            candidates=fields["candidates"],
+            accepted=fields["accepted"],
+            token_ids=tuple(fields["token_ids"]),
+            kept=None if kept is None else KeptSet(tuple(kept), sublayers),
+            threshold=fields["threshold"],
+            seconds=PhaseSeconds(**fields["seconds"]),
+        )
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -228,7 +262,7 @@ class Generation:
             "settings": dict(self.settings),
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
-            "rounds": self.round_count,
+            "round_count": self.round_count,
             "drafted": self.drafted,
             "accepted": self.accepted,
             "acceptance_rate": self.acceptance_rate,

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from checkpoints import CHAT_TEMPLATE, make_tokenizer, save_checkpoint
-from models import ROPE_SWITCH, build, plain_text, prompt
+from helpers import commands
+from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer, save_checkpoint
+from helpers.gguf_files import save_gguf
+from helpers.models import ROPE_SWITCH, build, plain_text, prompt
 from selfspec import METHODS, Engine, SamplingParams
-from selfspec.cli.app import app
 from selfspec.cli.chat_commands import ChatCommands
 from selfspec.cli.chat_session import ChatSession
 from selfspec.cli.chat_terminal import HISTORY_FILE, CommandCompleter, open_history, talk
@@ -40,11 +40,8 @@ NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no syst
 
 
 @pytest.fixture(autouse=True)
-def _undo_globals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The history is the test's own, and what ``silence_libraries`` changes is changed back."""
-    monkeypatch.setattr("selfspec.cli.chat_terminal.cache_folder", lambda: tmp_path / "cache" / "selfspec")
-    with warnings.catch_warnings():
-        yield
+def _cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +78,7 @@ def run(model: str, *arguments: str, lines: Sequence[str] = (), raw: bytes | Non
     """The command, with a pipe for its standard input."""
     options = ("--model", model, "--max-new-tokens", str(TOKENS))
     given = raw if raw is not None else "".join(f"{text}\n" for text in lines)
-    result: Any = CliRunner().invoke(app, ["chat", *options, *arguments], input=given)
-    return result
+    return commands.run("chat", *options, *arguments, input=given)
 
 
 # The conversation
@@ -215,20 +211,21 @@ def test_mistakes_end_it_before_the_first_message(checkpoint: str, arguments: tu
     assert result.stderr.count("\n") == 1
 
 
-def test_a_model_without_a_template_is_refused_before_its_weights_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_a_template_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "model")
-    message = f"error: '{folder}' has no chat template, so it cannot chat; choose a model that was trained to"
-    monkeypatch.setattr("selfspec.cli.chat._check_template_early", lambda _: None)
-    late = run(str(folder), lines=["hello"])
-    monkeypatch.undo()
     for weights in folder.glob("*.safetensors"):
         weights.unlink()
-    early = run(str(folder), lines=["hello"])
-    for result in (late, early):
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr.startswith(message)
+    result = run(str(folder), lines=["hello"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: '{folder}' has no chat template, so it cannot chat; choose")
+
+
+def test_a_gguf_file_without_a_template_is_refused(tmp_path: Path) -> None:
+    """Its tokenizer is in the same file as its weights, so it is refused after they are loaded."""
+    file = save_gguf(build("llama"), tmp_path / "model.gguf", chat_template=None)
+    result = run(str(file), lines=["hello"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "has no chat template, so it cannot chat; choose" in result.stderr
 
 
 def test_a_template_without_system_prompts() -> None:
@@ -244,7 +241,7 @@ def test_an_unknown_command_is_answered_with_the_list(capsys: pytest.CaptureFixt
     chat.read("/halp me")
     output = capsys.readouterr()
     assert output.out == ""
-    assert "there is no command '/halp'; to send a message that begins with a slash, write two" in output.err
+    assert "there is no command '/halp'; to send a message that begins with a slash, begin it with two" in output.err
     assert all(f"\n{name}" in output.err for name in chat.commands)
     assert chat.failed
     assert not chat.session.conversation.exchanges
@@ -448,7 +445,7 @@ def test_a_message_stopped_before_the_first_word_is_not_kept(
     chat = new_chat(interactive=True)
     with interrupt_forward(1):
         chat.read("hello")
-    assert capsys.readouterr() == ("", "(stopped before the first word; the message is not kept)\n")
+    assert capsys.readouterr() == ("", "(stopped before the first word; the message is dropped)\n")
     assert not chat.session.conversation.exchanges
     assert chat.session.last is None
 
@@ -609,7 +606,7 @@ def test_ctrl_c_for_real(checkpoint: str, tmp_path: Path) -> None:
     timer = threading.Timer(120, process.kill)
     timer.start()
     try:
-        read_until("Ctrl-D leaves.")
+        read_until("Ctrl-D ends the chat.")
         os.write(ours, b"three\r")
         read_until(max(re.findall("[!-~]+", answer("three")), key=len))
         os.write(ours, b"\x03")

@@ -3,19 +3,21 @@
 import inspect
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.main import get_command
+from typer.testing import Result
 
-from checkpoints import save_checkpoint
+from helpers.checkpoints import save_checkpoint
+from helpers.commands import run
 from selfspec import METHODS, Engine, SamplingParams, __version__
 from selfspec.cli.app import app
 from selfspec.cli.generate import generate as generate_command
@@ -33,18 +35,6 @@ LAYERSKIP = ("--method", "layerskip", "--set", "exit_layer=2", "--set", "draft_l
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     template = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
     return str(save_checkpoint(tmp_path_factory.mktemp("checkpoint"), chat_template=template))
-
-
-@pytest.fixture(autouse=True)
-def _undo_silence() -> Iterator[None]:
-    """What ``silence_libraries`` changes is global."""
-    with warnings.catch_warnings():
-        yield
-
-
-def run(*arguments: str, **options: Any) -> Result:
-    result: Any = CliRunner().invoke(app, list(arguments), **options)
-    return result
 
 
 def generate(model: str, *arguments: str, **options: Any) -> Result:
@@ -132,7 +122,8 @@ def test_stats_go_to_stderr(checkpoint: str, form: tuple[str, ...]) -> None:
     assert result.stderr.startswith("layerskip: 24 tokens, ")
     assert "draft tokens accepted" in result.stderr
     assert len(result.stderr.splitlines()) == 1
-    assert result.stdout == expected(checkpoint).text or json.loads(result.stdout)
+    written = json.loads(result.stdout)["text"] if form else result.stdout
+    assert written == expected(checkpoint).text
 
 
 def test_dtype_and_device(checkpoint: str) -> None:
@@ -232,7 +223,7 @@ def test_who_gets_colour(
         (("x", "--device", "gpu"), "device 'gpu' cannot be used"),
         (("x", "--model", "./nowhere"), "there is no model './nowhere'"),
         (("",), "the prompt is empty and there is no BOS"),
-        (("x", "--json", "--show-drafts"), "--show-drafts colours text"),
+        (("x", "--json", "--show-drafts"), "--show-drafts colours the streamed text"),
         (("x", "--prompt-file", "y"), "not both"),
         (("--prompt-file", "nowhere.txt"), "cannot read prompt file 'nowhere.txt': No such file"),
         (("--prompt-file", "."), "cannot read prompt file '.': Is a directory"),
@@ -355,7 +346,7 @@ def test_methods_lists_every_setting() -> None:
 
 
 def test_info(checkpoint: str) -> None:
-    facts = json.loads(run("info", checkpoint, "--json").stdout)
+    facts = json.loads(run("info", "--model", checkpoint, "--json").stdout)
     assert facts["family"] == "Llama"
     assert (facts["layers"], facts["sublayers"], facts["hidden_size"]) == (6, 12, 64)
     assert (facts["vocabulary"], facts["context"], facts["dtype"]) == (128, 1024, "float32")
@@ -372,7 +363,7 @@ def test_info(checkpoint: str) -> None:
     [("mistral-window", "16 positions in 6 of 6 layers", False), ("gemma3", "16 positions in 4 of 6 layers", True)],
 )
 def test_info_as_text(variant: str, windows: str, tied: bool, tmp_path: Path) -> None:
-    text = run("info", str(save_checkpoint(tmp_path, variant))).stdout
+    text = run("info", "--model", str(save_checkpoint(tmp_path, variant))).stdout
     lines = dict(line.split("  ", 1) for line in text.splitlines())
     assert lines["windows"].strip() == windows
     assert lines["tied embedding"].strip() == ("yes" if tied else "no")
@@ -381,9 +372,33 @@ def test_info_as_text(variant: str, windows: str, tied: bool, tmp_path: Path) ->
 
 def test_info_of_what_is_not_supported(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    result = run("info", str(tmp_path))
+    result = run("info", "--model", str(tmp_path))
     assert result.exit_code == 2
     assert result.stderr.startswith("error: model family 'mamba' is not supported")
+
+
+def test_info_takes_the_model_as_an_option_only() -> None:
+    result = run("info", "smollm2")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "error: give the model with --model: selfspec info --model smollm2\n"
+    assert "BARE" not in run("info", "--help").stdout
+
+
+def commands_of(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The commands of a group and of the groups in it, each with its path; not those of other packages."""
+    for name, command in group.commands.items():
+        yield from commands_of(command, *path, name) if hasattr(command, "commands") else [((*path, name), command)]
+
+
+def test_every_help_text_ends_with_an_example_that_is_understood() -> None:
+    found = dict(commands_of(get_command(app)))
+    assert {("generate",), ("chat",), ("inspect",), ("info",), ("tune",), ("models", "install")} <= found.keys()
+    for path, command in found.items():
+        example = (command.epilog or "").partition("Example: selfspec ")[2]
+        words = shlex.split(example)
+        assert words[: len(path)] == list(path), f"selfspec {' '.join(path)} --help has no example"
+        command.make_context(path[-1], words[len(path) :])
+        assert " ".join(run(*path, "--help").stdout.split()).endswith(" ".join(example.split())), path
 
 
 # The bundled checkpoint

@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from rich.console import Console
-from test_state import Counting
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from checkpoints import save_checkpoint
-from models import build, prompt
+from helpers.commands import run
+from helpers.counting import Counting
+from helpers.models import build, prompt
 from selfspec import METHODS, Engine, plots
-from selfspec.cli.app import app
 from selfspec.cli.inspection_text import MOST_LINES, print_inspection
 from selfspec.inspection import Inspection, Stretch, condense, draft_kind, merge_equal, shares
 from selfspec.model.kept import KeptSet
@@ -148,13 +147,13 @@ def test_json_fields() -> None:
     described = inspection([tree, FOUND, CUT_SHORT]).to_dict()
     assert described["sublayers"] == 12
     assert (described["model"], described["dtype"], described["device"]) == ("tiny", "float32", "cpu")
-    assert (described["rounds"], described["drafted"], described["accepted"]) == (3, 7, 4)
+    assert (described["round_count"], described["drafted"], described["accepted"]) == (3, 7, 4)
     assert (described["attention_share"], described["mlp_share"]) == (1.0, pytest.approx(2 / 6))
     assert described["prefill_seconds"] == 0.5
     assert described["phase_seconds"] == pytest.approx(
         {"select": 0.003, "draft": 0.012, "verify": 0.006, "other": 0.009}
     )
-    assert described["records"][0] == {
+    assert described["rounds"][0] == {
         "kind": "layers",
         "kept": [0, 1, 2, 4, 6, 8, 10, 11],
         "drafted": 3,
@@ -164,7 +163,7 @@ def test_json_fields() -> None:
         "threshold": 0.5,
         "seconds": {"select": 0.001, "draft": 0.004, "verify": 0.002, "other": 0.003},
     }
-    assert [(record["kind"], record["kept"]) for record in described["records"][1:]] == [
+    assert [(record["kind"], record["kept"]) for record in described["rounds"][1:]] == [
         ("tokens", None),
         ("none", None),
     ]
@@ -203,7 +202,7 @@ def test_text_shows_the_kept_sublayers_of_all_rounds() -> None:
     assert rows["1-16"] == ["██····", "3.00", "33%", "2.00", "0.600"]
     assert rows["17-20"] == ["█▄▄▄▄█", "3.00", "33%", "2.00", "0.700"]
     assert rows["21"] == ["█▀▀▀▀█", "2.00", "100%", "3.00", "0.900"]
-    assert rows["22"] == ["tokens", "found", "4.00", "50%", "3.00", "-"]
+    assert rows["22"] == ["token", "lookup", "4.00", "50%", "3.00", "-"]
     assert rows["23"] == ["no", "draft", "0.00", "-", "1.00", "-"]
 
 
@@ -279,12 +278,12 @@ def test_colours_add_nothing_but_colours() -> None:
 def test_an_output_of_one_token_has_no_rounds(tmp_path: Path) -> None:
     empty = inspection([])
     assert "no rounds" in printed(empty)
-    assert empty.to_dict()["records"] == []
+    assert empty.to_dict()["rounds"] == []
     save_picture(empty, tmp_path / "empty.png")
 
 
 def test_accelerators_queue_their_work() -> None:
-    note = "A phase lasts until its work is queued"
+    note = "A phase ends when its work is queued"
     assert note in printed(inspection(MIXED, device="cuda:0"))
     assert note not in printed(inspection(MIXED))
 
@@ -303,7 +302,7 @@ def test_the_picture_shows_every_round() -> None:
                 assert to_hex(picture[layer, index]) == (colour if kept else SKIPPED), (layer, index)
         hatched = [patch for patch in panel.patches if patch.get_hatch()]
         assert [(patch.get_x(), patch.get_width(), patch.get_label()) for patch in hatched] == [
-            (21.5, 1, "tokens found"),
+            (21.5, 1, "token lookup"),
             (22.5, 1, "no draft"),
         ]
     assert list(drafts.patches[0].get_data().values) == [record.drafted for record in MIXED]
@@ -321,7 +320,7 @@ def test_a_tree_shows_all_candidates(candidates: int, drawn: bool) -> None:
     shown = inspection([played(candidates=candidates), NOTHING])
     panel = draw(shown).axes[2]
     labels = [text.get_text() for text in panel.get_legend().get_texts()]
-    assert labels == ["drafted", "accepted (33%)", f"{candidates / 2:.0f} candidates a round"]
+    assert labels == ["drafted", "accepted (33%)", f"{candidates / 2:.0f} candidates per round"]
     assert np.isnan(panel.patches[2].get_data().values).any() != drawn
     assert ["candidates", "█", "0", "to", str(candidates)] in [line.split() for line in printed(shown).splitlines()]
     assert "candidates" not in printed(inspection(MIXED))
@@ -337,16 +336,8 @@ def test_formats(suffix: str, start: bytes, tmp_path: Path) -> None:
 # The command
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_checkpoint(tmp_path_factory.mktemp("checkpoint")))
-
-
 def inspect(model: str, *arguments: str, **options: Any) -> Result:
-    result: Any = CliRunner().invoke(
-        app, ["inspect", "--model", model, "--max-new-tokens", "24", *arguments], **options
-    )
-    return result
+    return run("inspect", "--model", model, "--max-new-tokens", "24", *arguments, **options)
 
 
 LAYERSKIP = ("--method", "layerskip-dv", "--set", "exit_layer=3", "--set", "threshold=0.2")
@@ -361,7 +352,7 @@ def test_json_is_what_the_engine_did(checkpoint: str) -> None:
     assert wanted.accepted > 0
     assert shown["token_ids"] == list(wanted.token_ids)
     assert shown["sublayers"] == 12
-    for record, played_round in zip(shown["records"], wanted.rounds, strict=True):
+    for record, played_round in zip(shown["rounds"], wanted.rounds, strict=True):
         assert record["kept"] == ([0, 1, 2, 3, 4, 5] if played_round.drafted else None)
         for name in ("drafted", "candidates", "accepted", "threshold"):
             assert record[name] == getattr(played_round, name)
@@ -423,7 +414,7 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = inspect("./no-such-model", "x", "--method", "uniform", "--out", str(tmp_path / "a.png"))
     assert result.exit_code == 2
-    assert result.stderr == "error: a picture needs matplotlib; run: pip install 'selfspec[bench]'\n"
+    assert result.stderr == "error: a picture needs matplotlib; run: pip install 'selfspec[plots]'\n"
 
 
 def test_a_picture_that_cannot_be_written(checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

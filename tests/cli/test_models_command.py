@@ -1,30 +1,24 @@
-"""``selfspec models``: what is there, and bringing what is not."""
+"""``selfspec models``: the list, the installation and the cards of models."""
 
 import hashlib
 import json
 import sys
-import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from gguf_files import save_gguf
-from models import LAYERS, VOCABULARY, build
-from selfspec.cli.app import app
+from helpers import commands
+from helpers.gguf_files import save_gguf
+from helpers.models import LAYERS, VOCABULARY, build
 from selfspec.loading import INSTALLABLE, bundled_models, packages
 from selfspec.loading.catalog import read_card
 
 
 @pytest.fixture(autouse=True)
-def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cache folder of the test's own, and warnings as they were."""
+def _cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with warnings.catch_warnings():
-        yield
 
 
 @pytest.fixture
@@ -33,16 +27,15 @@ def _not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> Result:
-    result: Any = CliRunner().invoke(app, ["models", *arguments])
-    return result  # type: ignore[no-any-return]
+    return commands.run("models", *arguments)
 
 
 @pytest.mark.usefixtures("_not_installed")
-def test_list_tells_what_is_not_installed_and_how_to_bring_it() -> None:
+def test_list_names_models_that_are_not_installed_with_the_command_that_installs_them() -> None:
     described = json.loads(run("list", "--json").stdout)
     assert described["smollm2"] == {"installed": False}
     assert all(described[name]["parameters"] > 10_000_000 for name in bundled_models())
-    assert "bring it by `selfspec models install smollm2`" in run("list").stdout
+    assert "not installed; run `selfspec models install smollm2`" in run("list").stdout
 
 
 def test_list_describes_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +90,7 @@ def test_install_of_a_name_that_is_unknown() -> None:
 
 
 def test_install_of_what_is_bundled_has_nothing_to_do() -> None:
-    assert run("install", "tiny").stdout == "tiny is part of selfspec\n"
+    assert run("install", "tiny").stdout == "tiny is a bundled checkpoint and needs no installation\n"
 
 
 @pytest.mark.parametrize("name", [*INSTALLABLE, *bundled_models()])

@@ -1,98 +1,17 @@
 """Greedy text in float32 is token for token what transformers' own ``generate`` writes, with every method."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 
-from drafts import FINDERS
-from models import FAMILY_NAMES, LAYERS, ROPE_SWITCH, VARIANTS, VOCABULARY, build, plain_text, prompt
+from helpers.drafts import FINDERS
+from helpers.models import FAMILY_NAMES, ROPE_SWITCH, VARIANTS, VOCABULARY, build, plain_text, prompt
+from helpers.runs import DEFAULT_RUNS, RUNS, Run
 from selfspec.engine import Engine
 from selfspec.methods import METHODS
 from selfspec.types import Generation
 
-
-@dataclass(frozen=True)
-class Run:
-    """A method at work on one prompt."""
-
-    length: int
-    settings: dict[str, Any] = field(default_factory=dict)
-    new_tokens: int = 24
-
-
-RUNS: dict[str, tuple[Run, ...]] = {
-    "autoregressive": (Run(1), Run(17), Run(64)),
-    "clasp": (
-        Run(1, {"skipped_layers": 2, "update_interval": 1, "draft_exit_threshold": 0.2, "draft_length": 4}),
-        Run(17, {"skip_ratio": 0.5, "update_interval": 3, "draft_exit_threshold": 0.0, "draft_length": 3}),
-        Run(64, {"skipped_layers": 1, "update_interval": 2, "draft_exit_threshold": 0.3, "draft_length": 8}),
-    ),
-    "adaptive-cosine": (
-        Run(1, {"skip_ratio": 0.3, "update_interval": 1, "confidence_threshold": 0.0, "draft_length": 3}),
-        Run(17, {"skip_ratio": 0.5, "candidates": "attention", "confidence_threshold": 0.2}),
-        Run(64, {"skip_ratio": 0.4, "update_interval": 3, "recent_rounds": 2, "confidence_threshold": 0.3}),
-    ),
-    "uniform": (
-        Run(1, {"skip_ratio": 0.5, "draft_length": 3, "confidence_threshold": 0.0}),
-        Run(17, {"skip_ratio": 0.3, "draft_length": 8, "confidence_threshold": 0.3}),
-        Run(64, {"skip_ratio": 1.0, "draft_length": 2, "confidence_threshold": 0.9}),
-    ),
-    "knapspec": (
-        Run(1, {"interval": 5, "recent_rounds": 3}),
-        Run(64, {"interval": 8, "confidence_threshold": 0.3, "tpt": "with_head"}),
-    ),
-    "layerskip": (
-        Run(2, {"exit_layer": 1, "draft_length": 2}),
-        Run(64, {"exit_layer": 3, "draft_length": 6}),
-        Run(17, {"exit_layer": LAYERS - 1, "draft_length": 20}),
-    ),
-    "layerskip-fs": (
-        Run(1, {"exit_layer": 5, "draft_length": 2}),
-        Run(64, {"exit_layer": 2, "draft_length": 9, "max_draft_length": 10}),
-    ),
-    "layerskip-dv": (
-        Run(2, {"exit_layer": 4, "threshold": 0.2}),
-        Run(64, {"exit_layer": 2, "threshold": 0.8, "step": 0.1}),
-    ),
-    "del": (
-        Run(2),
-        Run(17, {"d_max": 3, "omega": 0.0, "keep_prompt": True}),
-        Run(64, {"d_max": 40, "omega": 1.0, "context_window": 5, "carry_over": True}),
-    ),
-    "swift": (
-        Run(1, {"context_window": 6, "bayesian_interval": 3, "confidence_threshold": 0.3, "max_draft_length": 5}),
-        Run(17, {"context_window": 4, "skip_ratio": 0.6, "dynamic_verification": False}),
-        Run(64, {"context_window": 8, "confidence_threshold": 0.0, "max_draft_length": 3, "max_siblings": 5}),
-    ),
-    "self-spec": (
-        Run(2, {"threshold": 0.2}),
-        Run(64, {"skip_ratio": 0.7, "threshold": 0.8, "step": 0.1}),
-    ),
-    "jacobi": (
-        Run(1, {"block_size": 8, "initial": "prompt"}, new_tokens=48),
-        Run(17, {"block_size": 16, "initial": "prompt"}, new_tokens=48),
-        Run(2, {"block_size": 24, "initial": "prompt"}, new_tokens=64),
-    ),
-    "lookahead": (
-        Run(1, {"window_size": 4, "ngram_size": 3, "guess_set_size": 4}, new_tokens=48),
-        Run(17, {"window_size": 5, "ngram_size": 4, "guess_set_size": 3, "keep_pool": True}, new_tokens=48),
-        Run(64, {"window_size": 3, "ngram_size": 2, "guess_set_size": 8, "pool_from_prompt": True}, new_tokens=33),
-    ),
-    "prompt-lookup": (
-        Run(1, {"num_tokens": 4}, new_tokens=48),
-        Run(64, {"max_matching_ngram_size": 1}, new_tokens=33),
-    ),
-    "suffix": (Run(1, {"max_spec_factor": 2.0}, new_tokens=48), Run(64, new_tokens=33)),
-    "token-recycling": (
-        Run(1, {"candidates": 8, "tree_size": 24, "prompt_rows": 0}, new_tokens=48),
-        Run(64, {"candidates": 4, "tree_size": 12, "tree_depth": 4}, new_tokens=33),
-    ),
-}
-"""Settings that suit six layers; a method without an entry runs with its defaults."""
-
-DEFAULT_RUNS = (Run(1), Run(64))
 EVERY_KIND = ("autoregressive", "clasp", "layerskip", "swift", "uniform")
 """Methods that together run a model in every way there is: chains, trees, shared prefixes, rows between rounds."""
 

@@ -2,66 +2,23 @@
 
 import functools
 import gc
-import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from models import SUBLAYERS, VOCABULARY, build, prompt
-from scripted import Scripted
-from selfspec.decoding.draft import LayerDraft
+from helpers.allocations import AllocationCounter
+from helpers.models import SUBLAYERS, VOCABULARY, build, prompt
+from helpers.scripted import Scripted
+from selfspec.decoding.drafter import Needs
+from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.engine import Engine
 from selfspec.methods import METHODS
-from selfspec.methods.base import Method, Needs
+from selfspec.methods.base import Method
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 
 PROMPT_LENGTH, NEW_TOKENS, CHUNK = 900, 16, 64
-
-
-class AllocationCounter(TorchDispatchMode):
-    """Counts the bytes of living tensors that are made while it is on.
-
-    Attributes:
-        peak: most bytes alive at once.
-        largest: largest single allocation since the last ``restart``.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = self.largest = self._live = 0
-        self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-    def restart(self) -> None:
-        """Forgets the largest allocation."""
-        self.largest = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, arguments: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None
-    ) -> Any:
-        held = {id(leaf.untyped_storage()) for leaf in tree_leaves((arguments, keywords)) if torch.is_tensor(leaf)}
-        output = function(*arguments, **(keywords or {}))
-        for leaf in tree_leaves(output):
-            if torch.is_tensor(leaf) and id(leaf.untyped_storage()) not in held:
-                self._note(leaf.untyped_storage())
-        return output
-
-    def _note(self, storage: Any) -> None:
-        if storage in self._known:
-            return
-        size = storage.nbytes()
-        self._known[storage] = size
-        self._live += size
-        self.peak, self.largest = max(self.peak, self._live), max(self.largest, size)
-        weakref.finalize(storage, self._free, size)
-
-    def _free(self, size: int) -> None:
-        self._live -= size
 
 
 @functools.cache

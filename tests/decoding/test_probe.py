@@ -2,82 +2,72 @@
 
 import pytest
 import torch
-from transformers import LogitsProcessorList
 
-from models import SUBLAYERS, VARIANTS, build, prompt
-from selfspec.decoding.loop import prefill
+from helpers.models import SUBLAYERS, VARIANTS, build, prompt
+from selfspec.decoding.context import Context
+from selfspec.decoding.drafter import Needs
 from selfspec.decoding.probe import Probe
-from selfspec.decoding.request import Request
-from selfspec.methods.base import Needs
+from selfspec.decoding.reading import read_text
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
-from selfspec.sampling.processors import ScoreProcessor
-from selfspec.sampling.rules import Greedy
 
 LENGTH = 40
 COUNT, ROWS = 5, 3
 
 
-def prefilled(name: str, probe_rows: int = 0) -> tuple[Target, Request]:
+def prefilled(name: str, probe_rows: int = 0, length: int = LENGTH) -> tuple[Target, Context]:
     target = Target(build(name))
-    processor = ScoreProcessor(LogitsProcessorList())
-    request = Request(
-        target, prompt(LENGTH), max_new_tokens=4, rule=Greedy(), processor=processor, probe_rows=probe_rows
-    )
-    prefill(target, request, chunk=16)
-    return target, request
+    return target, read_text(
+        target, prompt(LENGTH)[:length], Needs(probe_rows=probe_rows), max_new_tokens=40, chunk=16
+    )[0]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_branches_equal_each_branch_alone(name: str) -> None:
-    target, request = prefilled(name, COUNT * ROWS)
-    alone_target, alone = prefilled(name)
-    alone.state.cache.rollback(LENGTH - ROWS)
-    committed = [keys[:, :, :LENGTH].clone() for keys in request.state.cache.keys]
+    target, context = prefilled(name, COUNT * ROWS)
+    alone_target, alone = prefilled(name, length=LENGTH - ROWS)
+    committed = [keys[:, :, :LENGTH].clone() for keys in context.cache.keys]
     states = torch.randn(COUNT, ROWS, target.hidden_size, generator=torch.Generator().manual_seed(0))
-    together = Probe(target, request).branches(ROWS)
+    together = Probe(context).branches(ROWS)
     for sublayer in range(SUBLAYERS):
         with torch.inference_mode():
             parallel = together.run(sublayer, states)
-            step = alone_target.begin(alone.state, ROWS)
+            step = alone_target.lay_out(alone.state, ROWS)
             expected = [alone_target.run(state, (sublayer,), step).hidden_states for state in states]
         torch.testing.assert_close(parallel, torch.stack(expected), rtol=1e-4, atol=1e-4)
         states = parallel
-    assert all(map(torch.equal, committed, (keys[:, :, :LENGTH] for keys in request.state.cache.keys)))
+    assert all(map(torch.equal, committed, (keys[:, :, :LENGTH] for keys in context.cache.keys)))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_candidate_scores_the_recent_tokens_as_if_it_had_read_them_last(name: str) -> None:
-    target, request = prefilled(name, probe_rows=8)
-    alone_target, alone = prefilled(name)
-    alone.state.cache.rollback(LENGTH - 8)
+    _, context = prefilled(name, probe_rows=8)
+    alone_target, alone = prefilled(name, length=LENGTH - 8)
     kept = KeptSet((0, 1, 4, 6, 7, 11), SUBLAYERS)
     with torch.inference_mode():
-        scored = Probe(target, request).score(kept, 8)
-        step = alone_target.begin(alone.state, 8)
-        read = alone_target.embed(alone.token_ids[LENGTH - 8 : LENGTH])
+        scored = Probe(context).score(kept, 8)
+        step = alone_target.lay_out(alone.state, 8)
+        read = alone_target.embed(context.token_ids[LENGTH - 8 : LENGTH])
         expected = alone_target.logits(alone_target.run(read, kept.sublayers, step).hidden_states)
     torch.testing.assert_close(scored, expected, rtol=1e-4, atol=1e-4)
-    assert request.state.cache.length == LENGTH
+    assert context.cache.length == LENGTH
 
 
 def test_the_full_set_predicts_what_the_target_wrote() -> None:
-    target, request = prefilled("llama", probe_rows=1)
+    _, context = prefilled("llama", probe_rows=1)
     with torch.inference_mode():
-        scores = Probe(target, request).score(KeptSet.full(SUBLAYERS), 1)
-    assert int(scores.argmax()) == int(request.pending)
+        scores = Probe(context).score(KeptSet.full(SUBLAYERS), 1)
+    assert int(scores.argmax()) == int(context.pending)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 1024])
 @pytest.mark.parametrize("rows", [1, 10, 64])
 def test_the_prefill_hands_over_the_states_of_the_last_prompt_rows(chunk: int, rows: int) -> None:
     target, _ = prefilled("gemma3")
-    processor = ScoreProcessor(LogitsProcessorList())
     states = {}
     for size in (chunk, LENGTH):
-        request = Request(target, prompt(LENGTH), max_new_tokens=4, rule=Greedy(), processor=processor)
         needs = Needs(prompt_rows=rows if size == chunk else LENGTH, prompt_states=frozenset({0, 5, SUBLAYERS}))
-        states[size] = prefill(target, request, size, needs).hidden_states
+        states[size] = read_text(target, prompt(LENGTH), needs, chunk=size)[1].hidden_states
     for index in (0, 5, SUBLAYERS):
         kept = states[chunk][index]
         assert len(kept) == min(rows, LENGTH)

@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessorList
 
-from models import FAMILY_NAMES, SUBLAYERS, build, plain_text, prompt
-from selfspec.decoding.draft import LayerDraft, Proposal
-from selfspec.decoding.drafting import propose
-from selfspec.decoding.loop import prefill
-from selfspec.decoding.request import Request
+from helpers.models import FAMILY_NAMES, SUBLAYERS, build, plain_text, prompt
+from selfspec.decoding.context import Context
+from selfspec.decoding.drafter import Needs
+from selfspec.decoding.drafting import run_drafts
+from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.proposal import Proposal
+from selfspec.decoding.reading import read_text
 from selfspec.decoding.verification import verify
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import StackOutput, Sublayer, Target
-from selfspec.sampling.processors import ScoreProcessor
-from selfspec.sampling.rules import Greedy
 from selfspec.sampling.tree import TokenTree
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
@@ -36,27 +35,23 @@ KEPT_SETS = {
 WIDTHS = {"chain": None, "tree": lambda _: 3}
 
 
-def drafted(name: str, kept: tuple[int, ...], shape: str, length: int = 40) -> tuple[Target, Request, Proposal]:
-    """A request behind its prefill, and a draft of four tokens or of a tree around them."""
+def drafted(name: str, kept: tuple[int, ...], shape: str, length: int = 40) -> tuple[Target, Context, Proposal]:
+    """A context after its prefill, and a draft of four tokens or of a tree around them."""
     target = Target(build(name))
-    processor = ScoreProcessor(LogitsProcessorList())
-    request = Request(
-        target, prompt(length), max_new_tokens=40, rule=Greedy(), processor=processor, sibling_rows=SIBLINGS
-    )
-    prefill(target, request, chunk=1024)
+    context, _ = read_text(target, prompt(length), Needs(sibling_rows=SIBLINGS), max_new_tokens=40)
     draft = LayerDraft(KeptSet(kept, SUBLAYERS), 4, widths=WIDTHS[shape])
     with torch.inference_mode():
-        return target, request, propose(target, request, draft, ALL_STATES)
+        return target, context, run_drafts(target, [draft.propose(context, ALL_STATES)])[0]
 
 
-def verified(target: Target, request: Request, proposal: Proposal) -> StackOutput:
+def verified(target: Target, context: Context, proposal: Proposal) -> StackOutput:
     with torch.inference_mode():
-        return verify(target, request, proposal, ALL_STATES)
+        return verify(target, [context], [proposal], [ALL_STATES])[0]
 
 
-def cache_rows(request: Request, rows: int) -> torch.Tensor:
+def cache_rows(context: Context, rows: int) -> torch.Tensor:
     """What a verification has written, ``[layers and kinds, heads, rows, head_dim]``."""
-    cache = request.state.cache
+    cache = context.cache
     return torch.cat([buffer[:, :, cache.length : cache.length + rows] for buffer in (*cache.keys, *cache.values)])
 
 
@@ -64,15 +59,15 @@ def cache_rows(request: Request, rows: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_sharing_changes_nothing(name: str, shape: str) -> None:
     for where, kept in KEPT_SETS.items():
-        target, request, proposal = drafted(name, kept, shape)
+        target, context, proposal = drafted(name, kept, shape)
         rows = len(proposal.tree) + 1
         assert proposal.tree.is_chain == (shape == "chain")
-        shared = verified(target, request, proposal)
-        shared_cache = cache_rows(request, rows).clone()
+        shared = verified(target, context, proposal)
+        shared_cache = cache_rows(context, rows).clone()
 
-        other_target, other_request, other_proposal = drafted(name, kept, shape)
+        other_target, other_context, other_proposal = drafted(name, kept, shape)
         assert torch.equal(proposal.token_ids, other_proposal.token_ids)
-        alone = verified(other_target, other_request, replace(other_proposal, shared_prefix=0, shared_states=None))
+        alone = verified(other_target, other_context, replace(other_proposal, shared_prefix=0, shared_states={}))
 
         for index in ALL_STATES:
             torch.testing.assert_close(
@@ -81,7 +76,7 @@ def test_sharing_changes_nothing(name: str, shape: str) -> None:
                 **CLOSE,
                 msg=lambda text, i=index, w=where: f"{w}: h[{i}]: {text}",
             )
-        torch.testing.assert_close(shared_cache, cache_rows(other_request, rows), **CLOSE)
+        torch.testing.assert_close(shared_cache, cache_rows(other_context, rows), **CLOSE)
         with torch.inference_mode():
             choices = [target.logits(output.hidden_states).argmax(-1).tolist() for output in (shared, alone)]
         assert choices[0] == choices[1], where
@@ -92,7 +87,7 @@ def test_sharing_changes_nothing(name: str, shape: str) -> None:
 def test_shared_sublayers_run_only_for_rows_not_yet_drafted(
     where: str, kept: tuple[int, ...], shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, request, proposal = drafted("gemma3", kept, shape)
+    target, context, proposal = drafted("gemma3", kept, shape)
     rows_run: dict[int, list[int]] = defaultdict(list)
     run = Sublayer.__call__
 
@@ -101,7 +96,7 @@ def test_shared_sublayers_run_only_for_rows_not_yet_drafted(
         return run(sublayer, hidden_states, step)
 
     monkeypatch.setattr(Sublayer, "__call__", counted)
-    verified(target, request, proposal)
+    verified(target, context, proposal)
 
     rows, known, shared_prefix = len(proposal.tree) + 1, 4, KeptSet(kept, SUBLAYERS).shared_prefix
     for index in range(SUBLAYERS):
@@ -111,10 +106,10 @@ def test_shared_sublayers_run_only_for_rows_not_yet_drafted(
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_a_drafted_state_below_the_shared_prefix_is_the_targets(name: str) -> None:
-    target, request, proposal = drafted(name, KEPT_SETS["even, and more above"], "chain")
+    target, context, proposal = drafted(name, KEPT_SETS["even, and more above"], "chain")
     assert proposal.shared_states is not None
     assert set(proposal.shared_states) == {0, 1, 2, 3, 4}
-    alone = verified(target, request, replace(proposal, shared_prefix=0, shared_states=None))
+    alone = verified(target, context, replace(proposal, shared_prefix=0, shared_states={}))
     for index, states in proposal.shared_states.items():
         assert len(states) == 4
         torch.testing.assert_close(states, alone.captured[index][:4], **CLOSE)
@@ -122,8 +117,8 @@ def test_a_drafted_state_below_the_shared_prefix_is_the_targets(name: str) -> No
 
 def test_a_verification_chooses_what_plain_decoding_writes() -> None:
     """Given the true continuation, every row's choice is the next token of it."""
-    target, request, _ = drafted("gemma3", (), "chain")
+    target, context, _ = drafted("gemma3", (), "chain")
     text = plain_text("gemma3", prompt(40), 12)
     truth = Proposal(torch.tensor(text[1:9]), TokenTree.chain(8))
-    output = verified(target, request, truth)
+    output = verified(target, context, truth)
     assert tuple(target.logits(output.hidden_states).argmax(-1).tolist()) == text[1:10]

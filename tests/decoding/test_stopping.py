@@ -6,24 +6,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LogitsProcessorList
 
-from models import LAYERS, build, plain_text, prompt
-from scripted import Scripted
-from selfspec.decoding.draft import LayerDraft, Proposal
-from selfspec.decoding.loop import prefill
-from selfspec.decoding.request import Request
+from helpers.models import LAYERS, build, plain_text, prompt
+from helpers.scripted import Scripted
+from selfspec.decoding.drafter import Feedback
+from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.proposal import Proposal
+from selfspec.decoding.reading import read_text
 from selfspec.decoding.stopping import ConfidenceThreshold, DraftVerifyThreshold
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError
 from selfspec.methods import make_method
-from selfspec.methods.base import Feedback
 from selfspec.methods.uniform import evenly_skipped
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance
-from selfspec.sampling.processors import ScoreProcessor
-from selfspec.sampling.rules import Greedy
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import Generation
 
@@ -181,8 +178,7 @@ def test_uniform_that_skips_nothing_is_refused() -> None:
 
 def test_a_round_without_a_draft_teaches_finite_state_nothing() -> None:
     target = Target(build("llama"))
-    request = Request(target, [1], max_new_tokens=4, rule=Greedy(), processor=ScoreProcessor(LogitsProcessorList()))
-    drafter = make_method("layerskip-fs", target).begin(prefill(target, request, 1))
+    drafter = make_method("layerskip-fs", target).begin(read_text(target, [1])[1])
     before = drafter.plan()
     empty = Proposal(torch.empty(0, dtype=torch.long), TokenTree(()))
     drafter.learn(Feedback(before, empty, Acceptance((0,), (3,)), torch.zeros(1, 8)))

@@ -19,9 +19,9 @@ from transformers import (
 )
 from transformers.generation import LogitsProcessor
 
-from checkpoints import make_tokenizer
-from models import build, prompt
-from selfspec import custom_generate
+from helpers.checkpoints import make_tokenizer
+from helpers.models import build, prompt
+from selfspec import Engine, custom_generate
 from selfspec.errors import InvalidParameterError, InvalidPromptError, InvalidSettingError, UnknownMethodError
 from selfspec.hf.generate import CustomGenerate
 from selfspec.methods.registry import DEFAULT_METHOD
@@ -77,11 +77,24 @@ def test_arguments_mean_what_they_mean_to_generate(prompts: torch.Tensor, argume
     assert torch.equal(written, expected)
 
 
-def test_the_method_drafts() -> None:
-    loop = drafting()
-    MODEL.generate(PROMPT, max_new_tokens=10, do_sample=False, custom_generate=loop)
-    result = loop._engine.generate(PROMPT, max_new_tokens=30)
-    assert result.accepted > 0
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
+    """The engines that are built during a test."""
+    built: list[Engine] = []
+    build_engine = Engine.__init__
+
+    def noted(self: Engine, *arguments: Any, **options: Any) -> None:
+        build_engine(self, *arguments, **options)
+        built.append(self)
+
+    monkeypatch.setattr(Engine, "__init__", noted)
+    return built
+
+
+def test_the_method_drafts(engines: list[Engine]) -> None:
+    MODEL.generate(PROMPT, max_new_tokens=10, do_sample=False, custom_generate=drafting())
+    (engine,) = engines
+    assert engine.generate(PROMPT, max_new_tokens=30).accepted > 0
 
 
 def test_return_dict() -> None:
@@ -162,22 +175,14 @@ def greedy(model: Any, token_ids: list[int], **options: Any) -> list[int]:
     return model.generate(ids, **common, **options)[0].tolist()
 
 
-def kept_loops(model: Any) -> list[CustomGenerate]:
-    return [value for value in vars(model).values() if isinstance(value, CustomGenerate)]
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
-def test_the_function_itself_drafts_with_the_default_method(name: str) -> None:
-    model, text = build(name), prompt(6) * 3
+def test_the_function_itself_drafts_with_the_default_method(name: str, engines: list[Engine]) -> None:
+    model, text = copy.deepcopy(build(name)), prompt(6) * 3
     expected = greedy(model, text)
     assert greedy(model, text, custom_generate=custom_generate) == expected
-    (loop,) = kept_loops(model)
-    engine = loop._engine
-    assert engine is not None
-    assert engine.method.name == DEFAULT_METHOD == "suffix"
     assert greedy(model, text, custom_generate=custom_generate) == expected
-    assert kept_loops(model) == [loop]
-    assert loop._engine is engine  # it is built once
+    (engine,) = engines  # built once
+    assert engine.method.name == DEFAULT_METHOD == "suffix"
     assert engine.generate(text, max_new_tokens=30).drafted > 0
 
 
@@ -194,44 +199,43 @@ def test_the_function_itself_streams_and_takes_keywords() -> None:
     assert written[0, 6:].tolist() == PLAIN[:14]
 
 
-def test_a_call_without_a_method_takes_the_default_too() -> None:
+def test_a_call_without_a_method_takes_the_default_too(engines: list[Engine]) -> None:
     loop = custom_generate(seed=3)
     assert isinstance(loop, CustomGenerate)
     assert greedy(MODEL, PROMPT[0].tolist(), custom_generate=loop)[6:] == PLAIN[:30]
-    assert loop._engine is not None
-    assert loop._engine.method.name == DEFAULT_METHOD
+    assert [engine.method.name for engine in engines] == [DEFAULT_METHOD]
 
 
-def test_threads_share_what_is_built() -> None:
+def test_threads_share_what_is_built(engines: list[Engine]) -> None:
     model = copy.deepcopy(build("llama"))
     prompts = [[seed, *prompt(6), 2 * seed] for seed in range(8)]
     alone = [greedy(model, one) for one in prompts]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda one: greedy(model, one, custom_generate=custom_generate), prompts))
     assert together == alone
-    assert len(kept_loops(model)) == 1
+    assert len(engines) == 1
 
 
-def test_a_model_is_freed_after_use() -> None:
+def test_a_model_is_freed_after_use(engines: list[Engine]) -> None:
     model = copy.deepcopy(build("llama"))
     expected = greedy(model, prompt(6))
     assert greedy(model, prompt(6), custom_generate=custom_generate) == expected
-    watched = [weakref.ref(model), weakref.ref(model.model), weakref.ref(kept_loops(model)[0]._engine)]
+    watched = [weakref.ref(model), weakref.ref(model.model), weakref.ref(engines.pop())]
     del model
     gc.collect()
     assert [reference() for reference in watched] == [None, None, None]
 
 
-def test_a_model_can_be_copied_and_pickled_after_use() -> None:
+def test_a_model_can_be_copied_and_pickled_after_use(engines: list[Engine]) -> None:
     model = build.__wrapped__("llama")  # the shared one may have hooks of other tests, which cannot be pickled
     expected = greedy(model, prompt(6), custom_generate=custom_generate)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert kept_loops(other)[0]._engine is None
         with torch.no_grad():
             other.lm_head.weight.copy_(other.lm_head.weight.flip(0))
         changed = greedy(other, prompt(6))
         assert changed != expected
         assert greedy(other, prompt(6), custom_generate=custom_generate) == changed
+        assert engines[-1].target.model is other
     assert greedy(model, prompt(6), custom_generate=custom_generate) == expected
 
 

@@ -18,8 +18,8 @@ import torch
 from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM, GgufConfig
 
-from gguf_files import CHAT_TEMPLATE, MERGED, save_gguf
-from models import build
+from helpers.gguf_files import CHAT_TEMPLATE, MERGED, save_gguf
+from helpers.models import build
 from selfspec import Engine
 from selfspec.errors import ModelLoadError, UnsupportedModelError
 from selfspec.loading import INSTALLABLE, catalog, load_model, model, packages, unpacked
@@ -129,11 +129,11 @@ def overwrite(path: Path, offset: int, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda path: cut(path, 0), "no GGUF file"),
-        (lambda path: cut(path, 10), "cut short"),
-        (lambda path: cut(path, 1000), "cut short"),
-        (lambda path: cut(path, path.stat().st_size - 100), "cut short"),
-        (lambda path: overwrite(path, 0, b"GGML"), "no GGUF file"),
+        (lambda path: cut(path, 0), "not a GGUF file"),
+        (lambda path: cut(path, 10), "truncated"),
+        (lambda path: cut(path, 1000), "truncated"),
+        (lambda path: cut(path, path.stat().st_size - 100), "truncated"),
+        (lambda path: overwrite(path, 0, b"GGML"), "not a GGUF file"),
         (lambda path: overwrite(path, 4, struct.pack("<I", 99)), "GGUF version"),
     ],
     ids=["empty", "head cut", "fields cut", "weights cut", "another format", "another version"],
@@ -211,7 +211,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no model")
-    with pytest.raises(ModelLoadError, match=r"no \.gguf"):
+    with pytest.raises(ModelLoadError, match=r"not a \.gguf"):
         load_model(tmp_path / "notes.txt")
 
 

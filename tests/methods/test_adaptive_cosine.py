@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from models import LAYERS, SUBLAYERS, build, plain_text, prompt
+from helpers.models import LAYERS, SUBLAYERS, build, plain_text, prompt
+from helpers.recording import record
 from selfspec import Engine
 from selfspec.errors import InvalidSettingError
-from selfspec.methods import adaptive_cosine, make_method
+from selfspec.methods import make_method
 from selfspec.methods.adaptive_cosine import AdaptiveCosine, similarity_sums
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
@@ -33,7 +34,7 @@ def cosines(name: str, token_ids: list[int]) -> list[list[float]]:
     sequence = target.new_sequence(length, capacity=length, last_length=length)
     result = []
     with torch.inference_mode():
-        step = target.begin(sequence, length)
+        step = target.lay_out(sequence, length)
         stream = target.embed(torch.tensor(token_ids))
         for sublayer in range(SUBLAYERS):
             before, stream = stream, target.run(stream, (sublayer,), step).hidden_states
@@ -91,39 +92,29 @@ def test_similarity_sums_by_hand() -> None:
 def test_later_choices_go_by_the_last_committed_tokens(
     interval: int, recent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = note_watched(monkeypatch)
+    feedbacks = record(AdaptiveCosine, monkeypatch)
     result = generate(update_interval=interval, recent_rounds=recent, skip_ratio=0.4)
     text = prompt(17) + list(result.token_ids)
     committed = [17]
-    for number, record in enumerate(result.rounds):
+    for number, played in enumerate(result.rounds):
         left = interval - number % interval
-        assert watched[number] == (set(range(2, SUBLAYERS - 1)) if left <= recent else set())
+        watched = set(feedbacks[number].hidden_states)
+        assert watched == (set(range(2, SUBLAYERS - 1)) if left <= recent else set())
         if number and number % interval == 0:
             tokens = range(committed[-1 - min(recent, interval)], committed[-1])
-            assert record.kept
-            assert record.kept.skipped == closest("llama", text[: committed[-1]], tokens, count=3)
-        committed.append(committed[-1] + len(record.token_ids))
+            assert played.kept
+            assert played.kept.skipped == closest("llama", text[: committed[-1]], tokens, count=3)
+        committed.append(committed[-1] + len(played.token_ids))
     assert len(committed) > 2 * interval
     assert result.accepted > 0
 
 
-def note_watched(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
-    watched: list[set[int]] = []
-    learn = adaptive_cosine._AdaptiveCosineDrafter.learn
-
-    def noted(drafter: Any, feedback: Any) -> None:
-        watched.append(set(feedback.hidden_states))
-        learn(drafter, feedback)
-
-    monkeypatch.setattr(adaptive_cosine._AdaptiveCosineDrafter, "learn", noted)
-    return watched
-
-
 def test_by_default_the_choice_of_the_prompt_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = note_watched(monkeypatch)
+    feedbacks = record(AdaptiveCosine, monkeypatch)
     result = generate()
-    assert len({record.kept for record in result.rounds}) == 1
-    assert not any(watched)
+    assert len({played.kept for played in result.rounds}) == 1
+    assert len(feedbacks) == result.round_count
+    assert not any(feedback.hidden_states for feedback in feedbacks)
 
 
 @pytest.mark.parametrize("new_tokens", [1, 2, 3, 4, 5])

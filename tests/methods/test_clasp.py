@@ -8,34 +8,28 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessorList
 
-from models import LAYERS, build, plain_text, prompt
+from helpers.models import LAYERS, build, plain_text, prompt
+from helpers.recording import record
 from selfspec import Engine, load_model
-from selfspec.decoding.fused_selection import Passage, carry_out
-from selfspec.decoding.loop import prefill
+from selfspec.decoding.context import Context
+from selfspec.decoding.drafter import Needs, Prefill
+from selfspec.decoding.fused_selection import SelectionSteps, run_selection
 from selfspec.decoding.probe import Probe
-from selfspec.decoding.request import Request
+from selfspec.decoding.reading import read_text
 from selfspec.errors import InvalidSettingError
 from selfspec.methods import clasp, make_method
-from selfspec.methods.base import Needs, Prefill
 from selfspec.methods.clasp import Clasp, choose_skipped, program
 from selfspec.runtimes.target import Target
-from selfspec.sampling.processors import ScoreProcessor
-from selfspec.sampling.rules import Greedy
 from selfspec_lab.prompts import PROMPTS
 
 LENGTH = 40
 FAMILIES = ["llama", "mistral-window", "gemma3", "granite", "phi3-longrope", "qwen3-moe-window"]
 
 
-def started(target: Target, prompt_ids: list[int], needs: Needs) -> tuple[Request, Prefill]:
-    """A request behind its prefill."""
-    processor = ScoreProcessor(LogitsProcessorList())
-    request = Request(
-        target, prompt_ids, max_new_tokens=4, rule=Greedy(), processor=processor, probe_rows=needs.probe_rows
-    )
-    return request, prefill(target, request, 16, needs)
+def started(target: Target, prompt_ids: list[int], needs: Needs) -> tuple[Context, Prefill]:
+    """The context of a request after its prefill, and what a method is given of it."""
+    return read_text(target, prompt_ids, needs, max_new_tokens=4, chunk=16)
 
 
 def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -43,39 +37,39 @@ def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 class Alone:
-    """The state of a prompt's last token behind any layers, each by a plain forward of one row."""
+    """The state of a prompt's last token after any layers, each by a plain forward of one row."""
 
     def __init__(self, target: Target, prompt_ids: list[int]) -> None:
         self.target = target
-        self.request, _ = started(target, prompt_ids, Needs())
-        self.request.state.cache.rollback(len(prompt_ids) - 1)
+        self.context, _ = started(target, prompt_ids, Needs())
+        self.context.cache.length = len(prompt_ids) - 1
         self.known = {(): target.embed(torch.tensor(prompt_ids[-1:]))}
 
     def layer(self, layer: int, state: torch.Tensor) -> torch.Tensor:
-        step = self.target.begin(self.request.state, 1)
-        return self.target.run(state, (2 * layer, 2 * layer + 1), step).hidden_states
+        forward = self.target.lay_out(self.context.state, 1)
+        return self.target.run(state, (2 * layer, 2 * layer + 1), forward).hidden_states
 
-    def behind(self, layers: tuple[int, ...]) -> torch.Tensor:
+    def after(self, layers: tuple[int, ...]) -> torch.Tensor:
         if layers not in self.known:
-            self.known[layers] = self.layer(layers[-1], self.behind(layers[:-1])[None])
+            self.known[layers] = self.layer(layers[-1], self.after(layers[:-1])[None])
         return self.known[layers][0]
 
 
 def every_state(
-    behind: Callable[[tuple[int, ...]], torch.Tensor], layers: range, skips: int
+    after: Callable[[tuple[int, ...]], torch.Tensor], layers: range, skips: int
 ) -> dict[tuple[int, int], tuple[int, ...]]:
     """Algorithm 1 as a double loop over whole layer sets, with nothing shared: by (i, j) the layers that ran."""
     before = tuple(range(layers.start))
     best: dict[tuple[int, int], tuple[int, ...]] = {(0, 0): before}
     for i, layer in enumerate(layers, start=1):
-        aim = behind(tuple(range(layer + 1)))
+        aim = after(tuple(range(layer + 1)))
         for j in range(min(i, skips) + 1):
             run = best[i - 1, j] + (layer,) if (i - 1, j) in best else None
             skip = best.get((i - 1, j - 1))
             if run is None or skip is None:
                 best[i, j] = run or skip or ()
             else:
-                best[i, j] = run if cosine(behind(run), aim) > cosine(behind(skip), aim) else skip
+                best[i, j] = run if cosine(after(run), aim) > cosine(after(skip), aim) else skip
     return best
 
 
@@ -85,16 +79,16 @@ def compare_with_every_state(target: Target, prompt_ids: list[int], **settings: 
     _, prefilled = started(target, prompt_ids, method.needs)
     aims = torch.stack([prefilled.hidden_states[index][-1] for index in sorted(method.boundaries)])
     alone = Alone(target, prompt_ids)
-    wanted = every_state(alone.behind, method.layers, method.skips)
-    rows = carry_out(program(aims, method.layers, method.skips), prefilled.probe.branches(1).run)
+    wanted = every_state(alone.after, method.layers, method.skips)
+    rows = run_selection(program(aims, method.layers, method.skips), prefilled.probe.branches(1).run)
     compared = 0
     for i, row in enumerate(rows, start=1):
         for j, state in enumerate(row.states, start=row.lowest):
-            torch.testing.assert_close(state, alone.behind(wanted[i, j]), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(state, alone.after(wanted[i, j]), rtol=1e-4, atol=1e-4)
             compared += 1
     assert compared > len(rows)
     assert max(len(row.runs) for row in rows) == method.needs.probe_rows
-    skipped = carry_out(choose_skipped(aims, method.layers, method.skips), prefilled.probe.branches(1).run)
+    skipped = run_selection(choose_skipped(aims, method.layers, method.skips), prefilled.probe.branches(1).run)
     assert skipped == tuple(layer for layer in method.layers if layer not in wanted[len(rows), method.skips])
 
 
@@ -125,15 +119,15 @@ class Rotations:
         cos, sin = math.cos(angle), math.sin(angle)
         return torch.tensor([[cos, -sin], [sin, cos]], dtype=state.dtype) @ state
 
-    def behind(self, layers: tuple[int, ...]) -> torch.Tensor:
+    def after(self, layers: tuple[int, ...]) -> torch.Tensor:
         return self.turned(torch.tensor([1.0, 0.0], dtype=torch.float64), sum(self.angles[layer] for layer in layers))
 
     def aims(self, layers: range) -> torch.Tensor:
-        return torch.stack([self.behind(tuple(range(end))) for end in range(layers.start, layers.stop + 1)])
+        return torch.stack([self.after(tuple(range(end))) for end in range(layers.start, layers.stop + 1)])
 
     def choose(self, skips: int, layers: range | None = None) -> tuple[int, ...]:
         layers = layers or range(len(self.angles))
-        return carry_out(choose_skipped(self.aims(layers), layers, skips), self.run)
+        return run_selection(choose_skipped(self.aims(layers), layers, skips), self.run)
 
 
 def test_rotations_by_hand() -> None:
@@ -141,7 +135,7 @@ def test_rotations_by_hand() -> None:
     assert Rotations(10, 1, 20, 2).choose(2) == (1, 3)
     assert Rotations(10, 1, 20, 2).choose(3) == (0, 1, 3)
     assert Rotations(10, 1, 20, 2).choose(4) == (0, 1, 2, 3)
-    # Skipping 0 and 2 would end exactly where the target ends; behind layer 1 the program has given that way up.
+    # Skipping 0 and 2 would end exactly where the target ends; after layer 1 the program has given that way up.
     assert Rotations(30, 5, -30, 40).choose(2) == (1, 2)
     assert Rotations(1, 10, 9, 20, 2).choose(1, range(1, 4)) == (2,), "only the free layers"
     assert Rotations(0, 0, 10).choose(1) == (1,), "of two equals the later is skipped: skipping wins ties"
@@ -163,7 +157,7 @@ def test_every_state_is_the_nearer_of_its_two(degrees: list[int], data: st.DataO
     skips = data.draw(st.integers(1, len(layers)))
     aims = rotations.aims(layers)
     before = {0: aims[0]}
-    for i, row in enumerate(carry_out(program(aims, layers, skips), rotations.run), start=1):
+    for i, row in enumerate(run_selection(program(aims, layers, skips), rotations.run), start=1):
         states = dict(enumerate(row.states, start=row.lowest))
         assert set(states) == set(range(max(0, skips - len(layers) + i), min(i, skips) + 1))
         for j, state in states.items():
@@ -193,9 +187,9 @@ def rank(target: Target, prompt_ids: list[int], **settings: Any) -> tuple[float,
     assert isinstance(method, Clasp)
     _, prefilled = started(target, prompt_ids, method.needs)
     aims = torch.stack([prefilled.hidden_states[index][-1] for index in sorted(method.boundaries)])
-    chosen = carry_out(choose_skipped(aims, method.layers, method.skips), prefilled.probe.branches(1).run)
+    chosen = run_selection(choose_skipped(aims, method.layers, method.skips), prefilled.probe.branches(1).run)
     alone = Alone(target, prompt_ids)
-    start = alone.behind(tuple(range(method.layers.start)))[None]
+    start = alone.after(tuple(range(method.layers.start)))[None]
     similarities = {
         skipped: cosine(state[0], aims[-1]) for skipped, state in every_set(alone, method.layers, method.skips, start)
     }
@@ -243,27 +237,22 @@ def generate(name: str = "llama", prompt_length: int = 17, new_tokens: int = 40,
 @pytest.mark.parametrize("interval", [1, 3, 1000])
 def test_it_chooses_once_every_interval(interval: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[tuple[int, ...]] = []
-    watched: list[set[int]] = []
-    learn = clasp._ClaspDrafter.learn
 
-    def choose(*arguments: Any) -> Passage[tuple[int, ...]]:
+    def choose(*arguments: Any) -> SelectionSteps[tuple[int, ...]]:
         chosen.append((yield from choose_skipped(*arguments)))
         return chosen[-1]
 
-    def noted(drafter: Any, feedback: Any) -> None:
-        watched.append(set(feedback.hidden_states))
-        learn(drafter, feedback)
-
     monkeypatch.setattr(clasp, "choose_skipped", choose)
-    monkeypatch.setattr(clasp._ClaspDrafter, "learn", noted)
+    feedbacks = record(Clasp, monkeypatch)
     result = generate(update_interval=interval, skipped_layers=3)
     assert result.round_count > 6
     assert result.accepted > 0
     assert len(chosen) == math.ceil(result.round_count / interval)
-    for number, (record, states) in enumerate(zip(result.rounds, watched, strict=True)):
+    for number, (played, feedback) in enumerate(zip(result.rounds, feedbacks, strict=True)):
         skipped = chosen[number // interval]
-        assert record.kept.skipped == tuple(sublayer for layer in skipped for sublayer in (2 * layer, 2 * layer + 1))
-        assert states == (set(range(0, 2 * LAYERS + 1, 2)) if (number + 1) % interval == 0 else set())
+        assert played.kept.skipped == tuple(sublayer for layer in skipped for sublayer in (2 * layer, 2 * layer + 1))
+        watched = set(feedback.hidden_states)
+        assert watched == (set(range(0, 2 * LAYERS + 1, 2)) if (number + 1) % interval == 0 else set())
     if interval == 1:
         assert len(set(chosen)) > 1, "the choice never changed"
 
@@ -278,7 +267,7 @@ def test_it_chooses_by_the_states_of_the_last_committed_token(name: str, monkeyp
         heads.append(probe.token_ids[: probe.committed].tolist())
         return branches(probe, rows)
 
-    def choose(states: torch.Tensor, *arguments: Any) -> Passage[tuple[int, ...]]:
+    def choose(states: torch.Tensor, *arguments: Any) -> SelectionSteps[tuple[int, ...]]:
         seen.append((heads[-1], states.clone()))
         return choose_skipped(states, *arguments)
 
@@ -351,7 +340,7 @@ def test_fixed_layers_are_never_skipped() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"skipped_layers": 2, "skip_ratio": 0.5}, "say the same; give only one"),
+        ({"skipped_layers": 2, "skip_ratio": 0.5}, "both set the number of layers; give only one"),
         ({"skipped_layers": 6}, r"skipped_layers 6 skips 6 layers: this model has 6; skip 1 to 5"),
         ({"skip_ratio": 0.05}, r"skip_ratio 0\.05 skips 0 layers: this model has 6; skip 1 to 5"),
         ({"fixed_first_layers": 4}, r"skips 3 layers: this model has 6, 2 of them free, skip 1 to 2"),

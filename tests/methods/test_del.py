@@ -4,7 +4,6 @@ import copy
 import functools
 import threading
 import warnings
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,25 +12,24 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LogitsProcessorList, PreTrainedModel
+from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
-from checkpoints import make_tokenizer
-from models import FAMILY_NAMES, LAYERS, build, plain_text, prompt
+from helpers.checkpoints import make_tokenizer
+from helpers.models import FAMILY_NAMES, LAYERS, build, plain_text, prompt
+from helpers.recording import Recording
 from selfspec import load_model
 from selfspec.cli.app import app
-from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
-from selfspec.decoding.loop import prefill
-from selfspec.decoding.request import Request
+from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.drafter import Drafter, Feedback, Prefill
+from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.reading import read_text
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
 from selfspec.methods import dynamic_exit, make_method
-from selfspec.methods.base import Drafter, Feedback, Prefill
 from selfspec.methods.dynamic_exit import Choice, Del, DelSettings, Statistics, choose, count_matches, shadow_tokens
 from selfspec.runtimes.shadow_head import ShadowHead
 from selfspec.runtimes.target import Target
-from selfspec.sampling.processors import ScoreProcessor
-from selfspec.sampling.rules import Greedy
 from selfspec.types import Generation
 from selfspec_lab.prompts import PROMPTS
 
@@ -44,23 +42,18 @@ class Recorded(Del):
 
     def begin(self, prefill: Prefill) -> Drafter:
         self.rounds: list[tuple[Choice, Feedback]] = []
-        return _Recording(self, super().begin(prefill))
+        return _WithChoices(self, super().begin(prefill))
 
 
-class _Recording(Drafter):
+class _WithChoices(Recording):
     def __init__(self, method: Recorded, drafter: Any) -> None:
-        self._method, self._drafter = method, drafter
-
-    def plan(self) -> Draft:
-        return self._drafter.plan()
-
-    @property
-    def watched(self) -> Collection[int]:
-        return self._drafter.watched
+        super().__init__(drafter, [])
+        self.rounds = method.rounds
 
     def learn(self, feedback: Feedback) -> None:
-        self._method.rounds.append((self._drafter.choice, feedback))
-        self._drafter.learn(feedback)
+        drafter: Any = self.drafter
+        self.rounds.append((drafter.choice, feedback))
+        super().learn(feedback)
 
 
 @functools.cache
@@ -218,9 +211,7 @@ def test_short_prompts_are_all_that_the_first_choice_has() -> None:
 def test_shadow_tokens_are_those_of_truncated_models(name: str) -> None:
     method = make_method("del", Target(build(name)))
     assert isinstance(method, Del)
-    processor = ScoreProcessor(LogitsProcessorList())
-    request = Request(method.target, prompt(PROMPT), max_new_tokens=4, rule=Greedy(), processor=processor)
-    prefilled = prefill(method.target, request, 16, method.needs)
+    _, prefilled = read_text(method.target, prompt(PROMPT), method.needs, max_new_tokens=4, chunk=16)
     with torch.inference_mode():
         states = [prefilled.hidden_states[boundary] for boundary in method.boundaries]
         tokens, confidences = shadow_tokens(ShadowHead(method.target, 1), states)
@@ -240,19 +231,22 @@ def test_shadow_tokens_of_all_layers_are_read_together(monkeypatch: pytest.Monke
     run(method, "llama")
     valid = [min(32, PROMPT), *(feedback.accepted + 1 for _, feedback in method.rounds)]
     assert rows == [count * LAYERS for count in valid]
-    assert method._head.one_pass
+    assert method.head.one_pass
 
 
-def test_logits_take_a_small_share_of_the_models_memory() -> None:
+def test_logits_take_a_small_share_of_the_models_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(dynamic_exit, "ShadowHead", lambda _, memory: given.append(memory))
+    recorded("llama")
     weights = sum(parameter.nbytes for parameter in build("llama").parameters())
-    assert recorded("llama")._head._memory == int(0.005 * weights)
+    assert given == [int(0.005 * weights)]
 
 
 def test_only_valid_rows_are_counted() -> None:
     method = recorded("llama", omega=1.0, carry_over=True)
     result = run(method, "llama")
     assert any(feedback.accepted < feedback.drafted for _, feedback in method.rounds)
-    counts = method._carried.sums[0].sum(0)
+    counts = method.state().tensors["sums"][0].sum(0)
     assert counts.tolist() == [NEW_TOKENS - 1] * (LAYERS - 1), "one row for every token that a round committed"
     assert result.drafted > result.accepted > 0
 

@@ -12,27 +12,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, LlamaConfig, LogitsProcessorList
+from transformers import AutoModelForCausalLM, LlamaConfig
 
-from models import LAYERS, SUBLAYERS, VOCABULARY, build, plain_text, prompt
+from helpers.models import LAYERS, SUBLAYERS, VOCABULARY, build, plain_text, prompt
 from selfspec import load_model
-from selfspec.decoding.draft import LayerDraft, NoDraft
-from selfspec.decoding.fused_selection import Passage, carry_out
-from selfspec.decoding.loop import prefill
+from selfspec.decoding.draft import NoDraft
+from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
+from selfspec.decoding.fused_selection import SelectionSteps, run_selection
+from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.probe import Probe
-from selfspec.decoding.request import Request
+from selfspec.decoding.reading import read_text
 from selfspec.engine import Engine
 from selfspec.errors import StateError
 from selfspec.methods import knapspec, make_method
-from selfspec.methods.base import Drafter, Feedback, Needs, Prefill
 from selfspec.methods.knapsack import Candidates, Table, backtrack, best_candidate, fill_table, integer_weights
-from selfspec.methods.knapspec import KnapSpec, KnapSpecDrafter, KnapSpecSettings, find_candidates
+from selfspec.methods.knapspec import KnapSpec, KnapSpecDrafter, KnapSpecSettings, acceptance_rates, find_candidates
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.latency import LatencyProfile
 from selfspec.runtimes.target import Target
-from selfspec.sampling.processors import ScoreProcessor
-from selfspec.sampling.rules import Greedy
 from selfspec.types import Generation
 from selfspec_lab.prompts import PROMPTS
 
@@ -56,11 +54,7 @@ class Scene:
     def __init__(self, target: Target, token_ids: list[int], rows: int, probe_rows: int) -> None:
         self.target, self.rows = target, rows
         states = frozenset(range(2, target.sublayer_count + 1))
-        processor = ScoreProcessor(LogitsProcessorList())
-        self.request = Request(
-            target, token_ids, max_new_tokens=2, rule=Greedy(), processor=processor, probe_rows=probe_rows
-        )
-        prefilled = prefill(target, self.request, 1024, Needs(0, probe_rows, rows, states))
+        self.context, prefilled = read_text(target, token_ids, Needs(0, probe_rows, rows, states))
         self.references = torch.stack([prefilled.hidden_states[index] for index in sorted(states)])
         self.probe: Probe = prefilled.probe
 
@@ -70,19 +64,20 @@ class Scene:
 
     def table(self, weights: list[int | None], budget: int, threshold: float) -> Table:
         """The program's table at these tokens."""
-        return carry_out(fill_table(self.references, weights, budget, threshold), self.run)
+        return run_selection(fill_table(self.references, weights, budget, threshold), self.run)
 
     def run_alone(self, sublayer: int, state: torch.Tensor) -> torch.Tensor:
         """Runs a sublayer on one state, as rows at the end of a sequence that stops before them."""
-        length = self.request.state.cache.length
-        self.request.state.cache.rollback(length - self.rows)
-        states = self.target.run(state, (sublayer,), self.target.begin(self.request.state, self.rows)).hidden_states
-        self.request.state.cache.length = length
+        cache = self.context.cache
+        length, cache.length = cache.length, cache.length - self.rows
+        forward = self.target.lay_out(self.context.state, self.rows)
+        states = self.target.run(state, (sublayer,), forward).hidden_states
+        cache.length = length
         return states
 
     def candidates(self, weights: tuple[int, int], threshold: float = 0.5, selection_rows: int = 1024) -> Candidates:
         passage = find_candidates(self.target, self.references, weights=weights, similarity_threshold=threshold)
-        return carry_out(passage, self.probe.branches(self.rows, selection_rows).run)
+        return run_selection(passage, self.probe.branches(self.rows, selection_rows).run)
 
 
 def scene(name: str = "llama", rows: int = ROWS, length: int = LENGTH) -> Scene:
@@ -146,11 +141,11 @@ def test_backtracking_finds_the_set_that_made_the_state() -> None:
     assert candidates.kept[0] == KeptSet.full(SUBLAYERS)
     for kept, similarity, alpha in zip(candidates.kept, candidates.similarities, candidates.acceptance, strict=True):
         # The window's own keys are the candidate's, as in the branch that it was found in.
-        step = stage.target.begin(
-            stage.request.state, ROWS, start=stage.probe.committed, prefix=stage.probe.committed - ROWS
-        )
-        states = stage.target.run(stage.target.embed(stage.request.token_ids[-ROWS - 1 : -1]), kept.sublayers, step)
-        assert float(similarity) == pytest.approx(cosine(states.hidden_states, stage.references[-1]), abs=1e-5)
+        committed = stage.probe.committed
+        forward = stage.target.lay_out(stage.context.state, ROWS, start=committed, prefix=committed - ROWS)
+        embedded = stage.target.embed(stage.context.token_ids[-ROWS - 1 : -1])
+        states = stage.target.run(embedded, kept.sublayers, forward).hidden_states
+        assert float(similarity) == pytest.approx(cosine(states, stage.references[-1]), abs=1e-5)
         agreeing = (stage.probe.score(kept, ROWS).argmax(-1) == full).float().mean()
         assert float(alpha) == pytest.approx(float(agreeing))
     assert {0, 1, SUBLAYERS - 2, SUBLAYERS - 1}.isdisjoint(s for kept in candidates.kept for s in kept.skipped)
@@ -170,14 +165,24 @@ def test_one_program_gives_for_every_budget_what_programs_of_their_own_give() ->
 
 
 @torch.inference_mode()
-def test_forwards_in_parts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwards_in_parts_change_nothing() -> None:
     stage = scene("gemma3")
     whole = stage.candidates((1, 3))
-    monkeypatch.setattr(knapspec, "_SCRATCH_SHARE", 10**9)  # one branch's logits at a time
     parts = stage.candidates((1, 3), selection_rows=2 * ROWS + 1)
     assert parts.kept == whole.kept
     torch.testing.assert_close(parts.similarities, whole.similarities)
     assert torch.equal(parts.acceptance, whole.acceptance)
+
+
+@torch.inference_mode()
+def test_acceptance_in_parts_is_that_of_whole_logits() -> None:
+    stage = scene("gemma3")
+    states = torch.stack([stage.references[index] for index in (-1, 0, -2, 3, -1)])
+    choices = stage.target.logits(states.flatten(0, 1)).argmax(-1).view(5, ROWS)
+    wanted = [sum(map(int.__eq__, row, choices[0].tolist())) / ROWS for row in choices.tolist()]
+    for most_rows in (None, 1, ROWS, 5 * ROWS):
+        assert acceptance_rates(stage.target, states, most_rows).tolist() == pytest.approx(wanted)
+    assert wanted[0] == wanted[4] == 1 > min(wanted)
 
 
 def toy_items() -> st.SearchStrategy[list[int | None]]:
@@ -191,7 +196,7 @@ def test_the_table_without_a_model(weights: list[int | None], budget: int, seed:
     generator = torch.Generator().manual_seed(seed)
     added = torch.randn(len(weights), 2, 4, generator=generator)
     references = torch.cat([torch.randn(1, 2, 4, generator=generator), added]).cumsum(0)
-    table = carry_out(fill_table(references, weights, budget, -1.0), lambda index, states: states + added[index])
+    table = run_selection(fill_table(references, weights, budget, -1.0), lambda index, states: states + added[index])
     skipped = backtrack(table.skips, weights)
     possible = {0}
     for weight in weights:
@@ -393,9 +398,9 @@ class ObservedDrafter(KnapSpecDrafter):
         self.committed.append(len(feedback.acceptance.rows))
         super().learn(feedback)
 
-    def _select(self, references: torch.Tensor) -> None:
-        self.looked_at.append((self.rounds, self._probe.committed, references))
-        super()._select(references)
+    def select(self, references: torch.Tensor) -> None:
+        self.looked_at.append((self.rounds, self.probe.committed, references))
+        super().select(references)
 
 
 def observed(name: str = "llama", latencies: LatencyProfile | None = None, **settings: Any) -> Observed:
@@ -426,7 +431,7 @@ def test_when_it_selects_and_what_it_looks_at(
     method = observed(interval=interval, recent_rounds=recent, recent_tokens=20)
     result = write(method, "llama")
     (drafter,) = method.drafters
-    last = drafter.rounds - 1  # no selection behind the last round
+    last = drafter.rounds - 1  # no selection after the last round
     assert last > 14
     assert [round_ for round_, _, _ in drafter.looked_at] == list(filter(starts, range(last + 1)))
     assert drafter.watched_rounds == list(filter(watches, range(last + 1)))
@@ -444,7 +449,7 @@ def test_the_window_is_bounded(recent_tokens: int, monkeypatch: pytest.MonkeyPat
     seen = []
     original = knapspec.find_candidates
 
-    def spied(target: Target, references: torch.Tensor, **options: Any) -> Passage[Candidates]:
+    def spied(target: Target, references: torch.Tensor, **options: Any) -> SelectionSteps[Candidates]:
         seen.append(references.shape[1])
         return original(target, references, **options)
 
@@ -476,7 +481,7 @@ def test_confidence_or_the_selected_length_ends_drafts() -> None:
 def test_nothing_is_drafted_where_nothing_can_be_gained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head costs so much that no draft step pays; the paper's formula does not know."""
     costly = profile(outside=1.0)
-    monkeypatch.setattr(knapspec, "_acceptance", lambda _, states: torch.tensor([1.0] + [0.9] * (len(states) - 1)))
+    monkeypatch.setattr(knapspec, "acceptance_rates", lambda _, states: torch.tensor([1.0] + [0.9] * (len(states) - 1)))
     assert write(observed(latencies=costly), "llama").accepted > 0
     method = observed(latencies=costly, tpt="with_head", interval=6)
     result = write(method, "llama")

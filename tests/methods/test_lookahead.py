@@ -8,15 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from test_loop_distribution import TARGET, TableTarget
 from transformers import LogitsProcessorList
 
-from drafts import begin, ngram_model, paths, play
-from models import VOCABULARY, build, prompt
+from helpers.drafts import begin, ngram_model, paths, play
+from helpers.models import VOCABULARY, build, prompt
+from helpers.table import TARGET, TableTarget, speculative
 from selfspec.decoding.draft import TokenDraft
-from selfspec.decoding.loop import decode
+from selfspec.decoding.events import Advanced
 from selfspec.decoding.output import Output
 from selfspec.decoding.request import Request
+from selfspec.decoding.scheduler import Scheduler
 from selfspec.engine import Engine
 from selfspec.errors import StateError
 from selfspec.methods import find_method, make_method
@@ -24,7 +25,6 @@ from selfspec.methods.lookahead import NgramPool, TreeBuilder, Window
 from selfspec.methods.state import LearnedState
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor
-from selfspec.sampling.rules import Speculative, seeded_generator
 
 NGRAMS = st.lists(st.tuples(*[st.integers(0, 3)] * 3), max_size=60)
 
@@ -97,7 +97,7 @@ def test_rounds_are_those_of_a_naive_lookahead(room: int) -> None:
     history: list[tuple[int, ...]] = []
     accepted = verified = 0
     for _ in range(25):
-        before, levels = list(text), [list(level) for level in drafter._window.levels]
+        before, levels = list(text), [list(level) for level in drafter.window.levels]
         draft, stood = play(drafter, model, text, VOCABULARY, room)
         found = paths(draft)
         known = [ngram[1:] for ngram in reversed(history) if ngram[0] == before[-1]]
@@ -113,7 +113,7 @@ def test_rounds_are_those_of_a_naive_lookahead(room: int) -> None:
                 first = before[-1] if column == 0 else levels[0][column]
                 history.append((first, *(level[column] for level in levels[1:]), newest[-1]))
         iterated = [*levels[1:], newest]
-        for level, wanted in zip(drafter._window.levels, iterated, strict=True):
+        for level, wanted in zip(drafter.window.levels, iterated, strict=True):
             assert len(level) == columns
             for place, token in enumerate(wanted[stood:]):
                 assert token is None or level[place] == token
@@ -192,11 +192,13 @@ def test_sampled_trees_write_the_targets_distribution(name: str, settings: dict[
     for run in range(3):
         target: Any = SmallTarget()
         method = find_method(name)(target, find_method(name).Settings(**settings))
-        room = method.needs.sibling_rows
-        rule, processor = Speculative(seeded_generator(run, "cpu")), ScoreProcessor(LogitsProcessorList())
-        request = Request(target, [0, 1, 2], max_new_tokens=length, rule=rule, processor=processor, sibling_rows=room)
-        output = Output([0, 1, 2], max_new_tokens=length)
-        accepted += sum(record.accepted for record in decode(target, method, request, output, 16) if record)
+        output = Output(max_new_tokens=length)
+        processor = ScoreProcessor(LogitsProcessorList())
+        request = Request([0, 1, 2], length, speculative(run), processor, output, method)
+        scheduler = Scheduler(target, prefill_chunk=16, max_batch=1)
+        scheduler.add(request)
+        while scheduler.busy:
+            accepted += sum(event.round.accepted for event in scheduler.step() if isinstance(event, Advanced))
         np.add.at(counts, (output.token_ids[:-1], output.token_ids[1:]), 1)
     expected = TARGET.double().numpy() * counts.sum(1, keepdims=True)
     possible = expected > 0

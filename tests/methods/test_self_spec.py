@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from checkpoints import save_checkpoint
-from models import LAYERS, SUBLAYERS, build, plain_text, prompt
+from helpers.checkpoints import save_checkpoint
+from helpers.models import LAYERS, SUBLAYERS, build, plain_text, prompt
 from selfspec import tuning
 from selfspec.cli.app import app
 from selfspec.engine import Engine
@@ -95,7 +95,7 @@ def test_profile_and_threshold_are_saved_and_loaded(tmp_path: Path) -> None:
 def test_a_damaged_profile_changes_nothing(changes: dict[str, Any]) -> None:
     _, method = make_engine()
     before = method.state()
-    with pytest.raises(StateError, match=r"(tune|learn) it anew"):
+    with pytest.raises(StateError, match=r"(tune|learn) it again"):
         method.restore(LearnedState({**before.values, **changes}))
     assert method.state() == before
 

@@ -7,7 +7,6 @@ import random
 import sys
 import threading
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,76 +14,22 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_identity import DEFAULT_RUNS, RUNS
 from typer.testing import CliRunner, Result
 
-from checkpoints import save_checkpoint
-from models import LAYERS, VOCABULARY, build, plain_text, prompt
+from helpers.checkpoints import save_checkpoint
+from helpers.counting import Counting, CountingSettings
+from helpers.models import build, plain_text, prompt
+from helpers.runs import DEFAULT_RUNS, RUNS
 from selfspec import METHODS, Engine
 from selfspec.cli.app import app
-from selfspec.decoding.draft import Draft, LayerDraft
 from selfspec.decoding.output import Output
 from selfspec.errors import StateError
 from selfspec.methods import state as state_module
-from selfspec.methods.base import Drafter, Feedback, Method, Prefill
-from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState, read_state, write_state
-from selfspec.model.kept import KeptSet
 from selfspec.runtimes.fingerprint import fingerprint
 from selfspec.runtimes.target import Target
 
 MODEL = {"family": "llama", "layers": 6, "dtype": "float32", "weights": "0123456789abcdef"}
-
-
-@dataclass(frozen=True)
-class CountingSettings(MethodSettings):
-    keeps: bool = setting(True, "whether it keeps its counts")
-
-
-class Counting(Method):
-    """Counts requests, and how often each token was committed."""
-
-    name = "counting"
-    summary = "counts tokens"
-    source = "tests"
-    Settings = CountingSettings
-    learns = True
-
-    def __init__(self, target: Target, settings: CountingSettings) -> None:
-        super().__init__(target, settings)
-        self.lock = threading.Lock()
-        self.requests = 0
-        self.counts = torch.zeros(VOCABULARY, dtype=torch.long)
-
-    def begin(self, prefill: Prefill) -> Drafter:
-        with self.lock:
-            self.requests += 1
-        return _Counter(self)
-
-    def state(self) -> LearnedState:
-        if not self.settings.keeps:
-            raise StateError("counting keeps nothing; set keeps=true")
-        with self.lock:
-            return LearnedState({"requests": self.requests}, {"counts": self.counts.clone()})
-
-    def restore(self, state: LearnedState) -> None:
-        counts = state.tensors.get("counts")
-        if counts is None or counts.shape != self.counts.shape:
-            raise StateError("there are no counts in it")
-        with self.lock:
-            self.requests, self.counts = state.values["requests"], counts.clone()
-
-
-class _Counter(Drafter):
-    def __init__(self, method: Counting) -> None:
-        self._method = method
-
-    def plan(self) -> Draft:
-        return LayerDraft(KeptSet.early_exit(LAYERS // 2, 2 * LAYERS), 3)
-
-    def learn(self, feedback: Feedback) -> None:
-        with self._method.lock:
-            self._method.counts += torch.bincount(torch.tensor(feedback.acceptance.token_ids), minlength=VOCABULARY)
 
 
 def counting(name: str = "llama", **settings: Any) -> Engine:
@@ -540,7 +485,7 @@ def test_an_interrupted_output_keeps_what_was_learned(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--method", "layerskip", "--state", "s"), "layerskip learns nothing from one request to the next"),
+        (("--method", "layerskip", "--state", "s"), "layerskip learns nothing"),
         (("--state", "s"), "leave --state out, or choose a method that learns: "),
         (("--method", "countin", "--state", "s"), "did you mean 'counting'?"),
         (("--method", "counting", "--state", "nowhere/s"), "there is no folder"),
@@ -574,5 +519,5 @@ def test_methods_says_which_keep_a_state() -> None:
     listed = json.loads(CliRunner().invoke(app, ["methods", "--json"]).stdout)
     assert {name for name, method in listed.items() if method["learns"]} == {*LEARNERS, "counting"}
     text = CliRunner().invoke(app, ["methods"]).stdout
-    assert text.count("--state FILE keeps it") == len(LEARNERS) + 1
-    assert "\ncounting: counts tokens\n    source: tests\n    learns from one request to the next" in text
+    assert text.count("--state FILE saves what it has learned") == len(LEARNERS) + 1
+    assert "\ncounting: counts tokens\n    source: tests\n    learns from request to request; --state FILE" in text

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_loop_distribution import DRAWS, KEPT, p_value, speculative
 
-from models import LAYERS, SUBLAYERS, build, plain_text, prompt
-from selfspec.decoding.draft import LayerDraft
+from helpers.matchness import matchness_from_scratch
+from helpers.models import LAYERS, SUBLAYERS, build, plain_text, prompt
+from helpers.table import DRAWS, KEPT, p_value, speculative
+from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.engine import Engine
@@ -300,22 +301,6 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], KeptSet, in
     return steps
 
 
-@torch.inference_mode()
-def matchness_from_scratch(model: Target, token_ids: list[int], kept: KeptSet, window: int) -> float:
-    """Every token of the window on its own: the target reads what is before the window, the candidate the rest."""
-    matches, start = 0, len(token_ids) - window - 1
-    for position in range(start, len(token_ids) - 1):
-        sequence = model.new_sequence(start, capacity=position + 1, last_length=position + 1)
-        ids = torch.tensor(token_ids[: position + 1])
-        if start:
-            model.run(model.embed(ids[:start]), range(SUBLAYERS), model.begin(sequence, start))
-            sequence.cache.commit(range(start))
-        step = model.begin(sequence, position + 1 - start)
-        hidden_states = model.run(model.embed(ids[start:]), kept.sublayers, step).hidden_states
-        matches += int(model.logits(hidden_states)[-1].argmax()) == token_ids[position + 1]
-    return matches / window
-
-
 @pytest.mark.parametrize("window", ["fixed", "sliding"])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral-window"])
 def test_matchness_is_that_of_every_token_alone(
@@ -585,7 +570,7 @@ def test_a_damaged_state_changes_nothing(changes: dict[str, Any]) -> None:
     before = state.state()
     tensors = {name: changes.pop(name) if name in changes else tensor for name, tensor in before.tensors.items()}
     damaged = LearnedState({**before.values, **changes}, {n: t for n, t in tensors.items() if t is not None})
-    with pytest.raises(StateError, match="learn it anew"):
+    with pytest.raises(StateError, match="learn it again"):
         state.restore(damaged)
     assert same(state.state(), before)
 

@@ -9,13 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LogitsProcessorList
 
-from drafts import begin, ngram_model, paths, play, preferences
-from models import VOCABULARY, build, plain_text, prompt
+from helpers.drafts import begin, ngram_model, paths, play, preferences
+from helpers.models import VOCABULARY, build, plain_text, prompt
 from selfspec.decoding.draft import NoDraft, TokenDraft
-from selfspec.decoding.loop import prefill
-from selfspec.decoding.request import Request
+from selfspec.decoding.reading import read_text
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, StateError
 from selfspec.methods import make_method
@@ -26,8 +24,6 @@ from selfspec.methods.state import LearnedState
 from selfspec.methods.suffix_automaton import SuffixAutomaton
 from selfspec.methods.token_recycling import Candidates, TokenRecycling, best_template, hit_rate
 from selfspec.runtimes.target import Target
-from selfspec.sampling.processors import ScoreProcessor
-from selfspec.sampling.rules import Greedy
 
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 METHODS: dict[str, dict[str, Any]] = {
@@ -258,10 +254,8 @@ def test_the_prompt_fills_the_matrix() -> None:
     model, ids = build("llama"), prompt(17)
     for rows in (0, 5):
         method = make("token-recycling", candidates=3, prompt_rows=rows)
-        processor = ScoreProcessor(LogitsProcessorList())
-        request = Request(method.target, ids, max_new_tokens=3, rule=Greedy(), processor=processor)
         with torch.inference_mode():
-            method.begin(prefill(method.target, request, 64, method.needs))
+            method.begin(read_text(method.target, ids, method.needs, max_new_tokens=3)[1])
         found = method.candidates.copy()
         with torch.no_grad():
             best = model(torch.tensor([ids])).logits[0].topk(3).indices

@@ -20,7 +20,7 @@ def commits(draw: st.DrawFn) -> tuple[str, int, tuple[int, ...]]:
     return "commit", rows, tuple(sorted(draw(st.sets(st.integers(0, rows - 1)))))
 
 
-operations = st.lists(commits() | st.tuples(st.just("rollback"), st.floats(0, 1)), max_size=25)
+operations = st.lists(commits() | st.tuples(st.just("shorten"), st.floats(0, 1)), max_size=25)
 
 
 def new_cache() -> KeyValueCache:
@@ -28,7 +28,7 @@ def new_cache() -> KeyValueCache:
 
 
 def write_rows(cache: KeyValueCache, rows: int) -> list[torch.Tensor]:
-    """Writes random rows behind the committed ones; returns each, ``[layers, keys or values, heads, head_dim]``."""
+    """Writes random rows after the committed ones; returns each, ``[layers, keys or values, heads, head_dim]``."""
     written = torch.randn(CACHE_LAYERS, 2, 1, 3, rows, 4)
     for layer in range(CACHE_LAYERS):
         cache.write(layer, cache.length, written[layer, 0], written[layer, 1])
@@ -45,9 +45,9 @@ def test_any_history_leaves_the_rows_that_were_kept(history: list[tuple]) -> Non
     cache, naive = new_cache(), []
     buffers = [tensor.data_ptr() for tensor in (*cache.keys, *cache.values)]
     for kind, *details in history:
-        if kind == "rollback":
+        if kind == "shorten":
             naive = naive[: int(details[0] * len(naive))]
-            cache.rollback(len(naive))
+            cache.length = len(naive)
             continue
         count, kept = details
         if len(naive) + count > CAPACITY:
@@ -75,12 +75,6 @@ def test_size_counts_keys_and_values_of_every_layer() -> None:
     assert new_cache().size_in_bytes == CACHE_LAYERS * 2 * 3 * CAPACITY * 4 * 4
 
 
-def test_rows_behind_the_end_are_refused() -> None:
+def test_rows_past_the_end_are_refused() -> None:
     with pytest.raises(AssertionError, match="do not fit"):
         new_cache().write(0, CAPACITY - 1, torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 2, 4))
-
-
-@pytest.mark.parametrize("length", [-1, 1])
-def test_rollback_only_goes_back(length: int) -> None:
-    with pytest.raises(AssertionError, match="cannot roll"):
-        new_cache().rollback(length)

@@ -17,7 +17,7 @@ from transformers import (
     T5Config,
 )
 
-from models import FAMILY_NAMES, ROPE_SWITCH, VARIANTS, WINDOW, build, plain_text, prompt
+from helpers.models import FAMILY_NAMES, ROPE_SWITCH, VARIANTS, WINDOW, build, plain_text, prompt
 from selfspec.engine import Engine
 from selfspec.errors import ContextLengthError, UnsupportedModelError
 from selfspec.model.families import FAMILIES, find_family
@@ -33,7 +33,7 @@ def all_logits(target: Target, token_ids: list[int]) -> torch.Tensor:
     """Logits of every position, in one forward of all sublayers."""
     state = target.new_sequence(len(token_ids), capacity=len(token_ids), last_length=len(token_ids))
     with torch.inference_mode():
-        step = target.begin(state, len(token_ids))
+        step = target.lay_out(state, len(token_ids))
         rows = target.embed(torch.tensor(token_ids))
         return target.logits(target.run(rows, range(target.sublayer_count), step).hidden_states)
 
@@ -218,8 +218,8 @@ def test_longrope_is_exact_on_either_side_of_the_switch(length: int, new_tokens:
 
 def test_longrope_takes_other_frequencies_past_the_switch() -> None:
     target = Target(build("phi3-longrope"))
-    positions, like = torch.arange(8), torch.zeros(1)
-    short, long = (target._rope.rotations(like, positions, long=long)[None][0] for long in (False, True))
+    states = [target.new_sequence(length, capacity=length, last_length=length) for length in (8, ROPE_SWITCH + 1)]
+    (short, _), (long, _) = (target.lay_out(state, 8).turn(None) for state in states)
     assert not torch.allclose(short, long, atol=0.1)
 
 

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models import FAMILY_NAMES, SUBLAYERS, VOCABULARY, build, plain_text, prompt
-from scripted import Script, Scripted
-from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, TokenDraft
+from helpers.models import FAMILY_NAMES, SUBLAYERS, VOCABULARY, build, plain_text, prompt
+from helpers.scripted import Script, Scripted
+from selfspec.decoding.draft import Draft, NoDraft, TokenDraft
+from selfspec.decoding.drafter import Needs
+from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError
-from selfspec.methods.base import Needs
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import ROOT, TokenTree

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.model import masks
-from selfspec.model.masks import Layout
+from selfspec.model.cache import KeyValueCache
+from selfspec.model.forward import Rows, SequenceState
 from selfspec.sampling.tree import TokenTree
 
 
@@ -22,10 +23,11 @@ class Case:
     visible: tuple[tuple[bool, ...], ...] | None
 
     @property
-    def layout(self) -> Layout:
+    def rows(self) -> Rows:
+        sequence = SequenceState(KeyValueCache(1, 1, 1, 1, dtype=torch.float32, device=torch.device("cpu")))
         visible = None if self.visible is None else torch.tensor(self.visible, dtype=torch.bool)
         positions = torch.tensor(self.positions)
-        return Layout(self.start, len(self.positions), self.prefix, positions, min(self.positions), visible)
+        return Rows(sequence, self.start, len(self.positions), self.prefix, positions, min(self.positions), visible)
 
     def sees(self, row: int, slot: int, window: int | None) -> bool:
         """The definition."""
@@ -42,7 +44,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Chains, trees and arbitrary masks, right behind the prefix or with a gap."""
+    """Chains, trees and arbitrary masks, right after the prefix or with a gap."""
     prefix, rows = draw(st.just(0) | st.integers(1, 12)), draw(st.integers(1, 6))
     if draw(st.booleans()):
         start = draw(st.sampled_from([prefix, prefix + draw(st.integers(1, 4))]))
@@ -70,10 +72,10 @@ def defined_mask(case: Case, first: int, window: int | None) -> torch.Tensor:
 
 @given(cases(), windows)
 def test_each_row_sees_what_the_definition_says(case: Case, window: int | None) -> None:
-    layout = case.layout
-    first = layout.first_slot(window)
-    assert torch.equal(layout.visibility(window), defined_mask(case, first, window))
-    left_out = [(row, slot) for row in range(layout.rows) for slot in range(first) if case.sees(row, slot, window)]
+    rows = case.rows
+    first = rows.first_slot(window)
+    assert torch.equal(rows.visibility(window), defined_mask(case, first, window))
+    left_out = [(row, slot) for row in range(rows.count) for slot in range(first) if case.sees(row, slot, window)]
     assert not left_out, "rows see slots that attention will not read"
 
 
@@ -81,24 +83,24 @@ def test_each_row_sees_what_the_definition_says(case: Case, window: int | None) 
 def test_the_mask_may_be_left_out_only_where_attention_does_without(
     case: Case, window: int | None, causal_kernel: bool
 ) -> None:
-    layout = case.layout
-    mask = layout.mask(window, torch.float32, additive=False, causal_kernel=causal_kernel)
-    wanted = defined_mask(case, layout.first_slot(window), window)
+    rows = case.rows
+    mask = rows.mask(window, torch.float32, additive=False, causal_kernel=causal_kernel)
+    wanted = defined_mask(case, rows.first_slot(window), window)
     if mask is not None:
         assert mask.shape == (1, 1, *wanted.shape)
         assert torch.equal(mask[0, 0], wanted)
-    elif layout.rows > 1:
+    elif rows.count > 1:
         assert causal_kernel, "only a causal kernel can do without a mask for several rows"
-        assert torch.equal(wanted, torch.ones(layout.rows, layout.rows, dtype=torch.bool).tril())
+        assert torch.equal(wanted, torch.ones(rows.count, rows.count, dtype=torch.bool).tril())
     else:
         assert wanted.all()
 
 
 @given(cases(), windows, st.sampled_from([torch.float32, torch.bfloat16]))
 def test_an_additive_mask_is_zero_or_lowest(case: Case, window: int | None, dtype: torch.dtype) -> None:
-    layout = case.layout
-    mask = layout.mask(window, dtype, additive=True, causal_kernel=False)
-    wanted = defined_mask(case, layout.first_slot(window), window)
+    rows = case.rows
+    mask = rows.mask(window, dtype, additive=True, causal_kernel=False)
+    wanted = defined_mask(case, rows.first_slot(window), window)
     if mask is None:
         assert wanted.all()
         return
@@ -108,10 +110,10 @@ def test_an_additive_mask_is_zero_or_lowest(case: Case, window: int | None, dtyp
 
 
 def test_a_mask_is_made_once_for_each_window() -> None:
-    layout = Case(5, 5, (5, 6, 7), None).layout
+    rows = Case(5, 5, (5, 6, 7), None).rows
     options = {"dtype": torch.float32, "additive": False, "causal_kernel": True}
-    assert layout.mask(2, **options) is layout.mask(2, **options)
-    assert layout.mask(2, **options).shape != layout.mask(None, **options).shape
+    assert rows.mask(2, **options) is rows.mask(2, **options)
+    assert rows.mask(2, **options).shape != rows.mask(None, **options).shape
 
 
 @given(st.integers(1, 12))
@@ -129,4 +131,4 @@ def test_branches_see_themselves_only(count: int, length: int) -> None:
 
 @pytest.mark.parametrize(("window", "first"), [(None, 0), (4, 17), (1, 20), (100, 0)])
 def test_attention_reads_no_further_back_than_the_window(window: int | None, first: int) -> None:
-    assert Case(20, 20, (20, 21, 22), None).layout.first_slot(window) == first
+    assert Case(20, 20, (20, 21, 22), None).rows.first_slot(window) == first

@@ -12,16 +12,17 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from models import FAMILY_NAMES, SUBLAYERS, VARIANTS, build, prompt
+from helpers.models import FAMILY_NAMES, SUBLAYERS, VARIANTS, build, prompt
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError, NonFiniteLogitsError, UnsupportedModelError
 from selfspec.model import masks
+from selfspec.model.forward import SequenceState
 from selfspec.runtimes import kernels
-from selfspec.runtimes.compiled import CompiledAttention, CompiledMLP, CompiledProduct
+from selfspec.runtimes.compiled import CompiledMLP, CompiledProduct
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
-from selfspec.runtimes.kernels import most_rows
+from selfspec.runtimes.kernels import most_attending, most_rows
 from selfspec.runtimes.products import Product
-from selfspec.runtimes.target import SequenceState, Target
+from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
 
 CLOSE: dict[str, Any] = {"rtol": 2e-5, "atol": 2e-5}
@@ -60,13 +61,13 @@ def layouts() -> list[dict[str, Any]]:
 @torch.inference_mode()
 def run(target: Target, state: SequenceState, token_ids: list[int], **layout: Any) -> torch.Tensor:
     """Logits of all rows, ``[rows, vocab]``."""
-    step = target.begin(state, len(token_ids), **layout)
+    step = target.lay_out(state, len(token_ids), **layout)
     hidden_states = target.run(target.embed(torch.tensor(token_ids)), range(target.sublayer_count), step).hidden_states
     return target.logits(hidden_states)
 
 
 def outputs(target: Target, prefix: int) -> list[torch.Tensor]:
-    """Logits behind a prefix for every layout, with those of the prefix itself before them."""
+    """Logits after a prefix for every layout, with those of the prefix itself before them."""
     state = target.new_sequence(prefix, capacity=prefix + 60, last_length=prefix + 1)
     found = [run(target, state, prompt(prefix))]
     state.cache.commit(range(prefix))
@@ -87,7 +88,7 @@ def test_fused_blocks_compute_what_the_modules_do(name: str, runtime: str) -> No
     for prefix in (50, 90):
         for index, (ours, wanted) in enumerate(zip(outputs(fused, prefix), outputs(generic, prefix), strict=True)):
             torch.testing.assert_close(
-                ours, wanted, **CLOSE, msg=lambda text, i=index, n=prefix: f"layout {i} behind {n}: {text}"
+                ours, wanted, **CLOSE, msg=lambda text, i=index, n=prefix: f"layout {i} after {n}: {text}"
             )
 
 
@@ -111,20 +112,27 @@ def has_compiler() -> bool:
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 
-COMPILED = ["llama", "mistral", "qwen2", "smollm3", "phi3", "granite", "mixtral", "qwen3_moe"]
-"""Model types with attention or MLP that the kernels know; norms of heads and norms behind a branch they do not."""
+NOT_COMPILED = ("gemma2", "gemma3_text", "starcoder2", "stablelm")
+"""Model types whose norms or activations the kernels do not know."""
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", VARIANTS)
-def test_what_looks_like_llama_is_compiled(name: str) -> None:
-    target = Target(build(name))
-    attentions = sum(isinstance(sublayer, CompiledAttention) for sublayer in target.sublayers)
-    mlps = sum(isinstance(sublayer, CompiledMLP) for sublayer in target.sublayers)
-    kind = build(name).config.model_type
-    assert attentions == (SUBLAYERS // 2 if kind in COMPILED and kind != "qwen3_moe" else 0)
-    llama_like = kind in COMPILED or kind == "qwen3"  # whose attention norms its heads
-    assert mlps == (FUSED_MLPS.get(name, SUBLAYERS // 2) if llama_like else 0)
+def test_mlps_with_known_norms_and_activation_run_in_kernels(name: str) -> None:
+    mlps = sum(native(sublayer) for sublayer in Target(build(name)).sublayers[1::2])
+    known = build(name).config.model_type not in NOT_COMPILED
+    assert mlps == (FUSED_MLPS.get(name, SUBLAYERS // 2) if known else 0)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("head_dim", "known"), [(64, True), (96, True), (24, False), (544, False)])
+def test_attention_runs_in_kernels_where_its_heads_fit_them(head_dim: int, known: bool) -> None:
+    assert native(Target(fresh(head_dim=head_dim)).sublayers[0]) == known
+
+
+def native(sublayer: Any) -> bool:
+    """Whether a sublayer can be part of a native forward."""
+    return getattr(sublayer, "native", None) is not None
 
 
 ROW_COUNTS = (*range(1, 18), 40, 64, 96, 97, 200)
@@ -156,47 +164,43 @@ def test_a_compiled_product_is_torchs(dtype: torch.dtype, inputs: int, outputs_c
 def test_rows_of_a_compiled_mlp_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
     target = Target(copy.deepcopy(build("llama")).to(dtype), "compiled")
     rows = torch.randn(100, target.hidden_size, generator=torch.Generator().manual_seed(6)).to(dtype)
-    mlp, step = target.sublayers[1], target.begin(target.new_sequence(1, 1, 1), 1)
+    mlp, state = target.sublayers[1], target.new_sequence(100, capacity=100, last_length=100)
     with torch.inference_mode():
-        alone = torch.cat([mlp(row[None], step) for row in rows])
+        alone = torch.cat([mlp(row[None], target.lay_out(state, 1)) for row in rows])
         for count in (2, 7, 16, 90, 100):
             if count <= most_rows(dtype):
-                assert torch.equal(mlp(rows[:count], step), alone[:count])
+                assert torch.equal(mlp(rows[:count], target.lay_out(state, count)), alone[:count])
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "key_heads", "head_dim"), [(4, 2, 64), (4, 1, 128), (2, 2, 192)])
 def test_compiled_attention_is_torchs(dtype: torch.dtype, heads: int, key_heads: int, head_dim: int) -> None:
-    """For queries that fill tiles and that do not, behind a prefix and as a tree; and rows do not depend on others."""
+    """For queries that fill tiles and that do not, after a prefix and as a tree; and rows do not depend on others."""
     shape = {"num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": head_dim}
-    target = Target(fresh(**shape).to(dtype), "compiled")
-    attention: Any = target.sublayers[0]
-    attention._most_attending = 64  # whatever this processor is good at
+    model = fresh(**shape).to(dtype)
+    target = Target(model, "compiled")
+    compiled, fused = target.sublayers[0], Target(model, "fused").sublayers[0]
     close: dict[str, Any] = CLOSE if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.02}
     draw = torch.Generator().manual_seed(8)
     state = target.new_sequence(70, capacity=70, last_length=70)
     with torch.inference_mode():
         state.cache.keys[0].normal_(generator=draw)
         state.cache.values[0].normal_(generator=draw)
-        rows = torch.randn(12, heads + 2 * key_heads, head_dim, generator=draw).to(dtype)
-        queries = rows.narrow(1, 0, heads)
+        rows = torch.randn(12, target.hidden_size, generator=draw).to(dtype)
         for start in (0, 1, 41):
             state.cache.length = start
-            alone = [
-                attention._attend(queries[row : row + 1], target.begin(state, 1, start=start + row))
-                for row in range(12)
-            ]
+            steps = [target.lay_out(state, 1, start=start + row) for row in range(12)]
+            alone = torch.cat([compiled(row[None], step) for row, step in zip(rows, steps, strict=True)])
             for count in (1, 2, 3, 5, 12):
-                step = target.begin(state, count)
-                ours = attention._attend(queries[:count], step)
-                wanted = FusedAttention._attend(attention, queries[:count], step)
-                torch.testing.assert_close(ours, wanted, **close)
-                assert torch.equal(ours, torch.cat(alone[:count]))
+                forward = target.lay_out(state, count)
+                ours = compiled(rows[:count], forward)
+                torch.testing.assert_close(ours, fused(rows[:count], forward), **close)
+                if count <= most_attending(dtype):
+                    assert torch.equal(ours, alone[:count])
         tree = random_tree(9, 5)
-        step = target.begin(state, 10, depths=list(tree.depths), visible=tree.visibility())
-        ours, wanted = attention._attend(queries[:10], step), FusedAttention._attend(attention, queries[:10], step)
-        torch.testing.assert_close(ours, wanted, **close)
+        forward = target.lay_out(state, 10, depths=list(tree.depths), visible=tree.visibility())
+        torch.testing.assert_close(compiled(rows[:10], forward), fused(rows[:10], forward), **close)
 
 
 @needs_compiler
@@ -322,14 +326,15 @@ def test_weights_are_shared_and_the_model_computes_what_it_did(options: dict[str
     parameters, wanted = dict(model.named_parameters()), [own_logits(model, rows) for rows in (1, 9)]
     values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     bytes_before = sum(storages(model).values())
-    targets = [Target(model), Target(model)]
-    assert sum(storages(model).values()) == bytes_before
+    targets = [Target(model)]
+    joined = storages(model)
+    targets.append(Target(model))
+    assert storages(model) == joined, "the second engine joined them once more"
+    assert sum(joined.values()) == bytes_before
     for sublayer in targets[0].sublayers:
         for product in (value for value in vars(sublayer).values() if hasattr(value, "weight")):
             assert product.weight.untyped_storage().data_ptr() in storages(model)
     assert [target.fused_count for target in targets] == [4, 4]
-    first, second = (target.sublayers[0]._qkv.weight for target in targets)  # type: ignore[attr-defined]
-    assert first.data_ptr() == second.data_ptr(), "the second engine laid them together once more"
     assert all(model.get_parameter(name) is parameter for name, parameter in parameters.items())
     assert all(torch.equal(parameters[name], value) for name, value in values.items())
     assert all(torch.equal(own_logits(model, rows), logits) for rows, logits in zip((1, 9), wanted, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from models import FAMILY_NAMES, SUBLAYERS, build, prompt
+from helpers.models import FAMILY_NAMES, SUBLAYERS, build, prompt
 from selfspec import METHODS, Engine, SamplingParams
 from selfspec.runtimes.arena import FEWEST_SLOTS
 from selfspec.runtimes.target import Target
@@ -56,8 +56,8 @@ graphs_work = pytest.mark.usefixtures("_graphs_work")
 
 
 def recorded(target: Target) -> int:
-    assert target._graphs is not None
-    return target._graphs.recorded
+    assert target.graphs is not None
+    return target.graphs.recorded
 
 
 @graphs_work
@@ -102,7 +102,7 @@ def test_replays_compute_what_the_fused_blocks_do(dtype: torch.dtype, tolerance:
         streams = []
         for start in range(0, 360, 3):
             ids = torch.tensor(prompt(3, seed=start), device="cuda")
-            step = target.begin(state, 3)
+            step = target.lay_out(state, 3)
             streams.append(target.run(target.embed(ids), range(SUBLAYERS), step).hidden_states)
             state.cache.commit(range(3))
             torch.full((1 + start, 1000), torch.nan, device="cuda")

@@ -17,16 +17,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 
-from models import FAMILY_NAMES, SUBLAYERS, build, plain_text, prompt
+from helpers.models import FAMILY_NAMES, SUBLAYERS, build, plain_text, prompt
 from selfspec.engine import Engine
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.model import masks
-from selfspec.model.masks import Layout
+from selfspec.model.cache import KeyValueCache
+from selfspec.model.forward import Forward, Rows, SequenceState
 from selfspec.runtimes import arena, graphs
 from selfspec.runtimes.arena import FEWEST_SLOTS, Arena, LeasedCache
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.graphs import MOST_ROWS, SHORTEST_SPAN, CudaRecorder, Graphs
-from selfspec.runtimes.target import SequenceState, Target
+from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import Generation, SamplingParams
 
@@ -117,14 +118,14 @@ def own(name: str) -> PreTrainedModel:
 
 
 def graphs_of(target: Target) -> Graphs:
-    assert target._graphs is not None
-    return target._graphs
+    assert target.graphs is not None
+    return target.graphs
 
 
 @torch.inference_mode()
 def run(target: Target, state: SequenceState, token_ids: list[int], **layout: Any) -> torch.Tensor:
     """Logits of all rows, ``[rows, vocab]``."""
-    step = target.begin(state, len(token_ids), **layout)
+    step = target.lay_out(state, len(token_ids), **layout)
     hidden_states = target.run(target.embed(torch.tensor(token_ids)), range(target.sublayer_count), step).hidden_states
     return target.logits(hidden_states)
 
@@ -233,7 +234,7 @@ def test_text_grows_from_one_span_into_the_next() -> None:
     result = engine.generate(prompt(length), max_new_tokens=24)
     assert result.token_ids == plain_text("gemma3", prompt(length), 24)
     assert_drafts_stand(result)
-    assert {span for _, _, span in graphs_of(engine.target)._replays} == {0, SHORTEST_SPAN, 2 * SHORTEST_SPAN}
+    assert {span for _, _, span in graphs_of(engine.target).recordings} == {0, SHORTEST_SPAN, 2 * SHORTEST_SPAN}
 
 
 @recording
@@ -246,7 +247,7 @@ def test_another_kept_set_records_nothing_anew() -> None:
     before = graphs_of(target).recorded
     with torch.inference_mode():
         for kept in ((0, 1, 4), tuple(range(0, SUBLAYERS, 2)), (3, 7, 8)):
-            step = target.begin(state, 1)
+            step = target.lay_out(state, 1)
             target.run(target.embed(torch.tensor([1])), kept, step)
     assert graphs_of(target).recorded == before
 
@@ -270,12 +271,12 @@ def test_what_a_run_returns_is_not_overwritten_by_the_next() -> None:
     state = target.new_sequence(8, capacity=20, last_length=20)
     with torch.inference_mode():
         rows = target.embed(torch.tensor([1, 2, 3]))
-        first = target.run(rows, range(SUBLAYERS), target.begin(state, 3), {0, 3, SUBLAYERS})
+        first = target.run(rows, range(SUBLAYERS), target.lay_out(state, 3), {0, 3, SUBLAYERS})
         last = torch.empty_like(rows[1:])
-        target.run(rows, range(SUBLAYERS), target.begin(state, 3), copies={3: last})
+        target.run(rows, range(SUBLAYERS), target.lay_out(state, 3), copies={3: last})
         kept = {index: states.clone() for index, states in first.captured.items()}
         output = first.hidden_states.clone()
-        target.run(2 * rows, range(SUBLAYERS), target.begin(state, 3), {0, 3, SUBLAYERS})
+        target.run(2 * rows, range(SUBLAYERS), target.lay_out(state, 3), {0, 3, SUBLAYERS})
     assert torch.equal(kept[0], rows)
     assert torch.equal(last, kept[3][1:])
     assert torch.equal(first.hidden_states, output)
@@ -292,7 +293,7 @@ def test_two_steps_may_take_turns() -> None:
         run(target, state, prompt(20))
         state.cache.commit(range(20))
         with torch.inference_mode():
-            one, other = target.begin(state, 2), target.begin(state, 2, start=22, prefix=20)
+            one, other = target.lay_out(state, 2), target.lay_out(state, 2, start=22, prefix=20)
             streams = [target.embed(torch.tensor([5, 6])), target.embed(torch.tensor([7, 8]))]
             for sublayer in range(SUBLAYERS):
                 for index, step in enumerate((one, other)):
@@ -300,6 +301,24 @@ def test_two_steps_may_take_turns() -> None:
         found.append(streams)
     for ours_stream, wanted in zip(*found, strict=True):
         torch.testing.assert_close(ours_stream, wanted, **CLOSE)
+
+
+@recording
+def test_rows_of_several_sequences_run_without_graphs() -> None:
+    """The sequence that has the arena, and one with a cache of its own."""
+    target, streams = Target(own("gemma3"), "graphs"), []
+    states = [target.new_sequence(20, capacity=60, last_length=60) for _ in range(2)]
+    for state, token in zip(states, (5, 6), strict=True):
+        run(target, state, prompt(20, seed=token))
+        state.cache.commit(range(20))
+        streams.append(run(target, state, [token]))
+    recorded = graphs_of(target).recorded
+    with torch.inference_mode():
+        forward = Forward.join([target.lay_out(state, 1) for state in states])
+        together = target.run(target.embed(torch.tensor([5, 6])), range(SUBLAYERS), forward).hidden_states
+        logits = target.logits(together, widest=1)
+    assert graphs_of(target).recorded == recorded > 0
+    torch.testing.assert_close(logits, torch.cat(streams), **CLOSE)
 
 
 @recording
@@ -343,16 +362,18 @@ def test_a_longer_request_gets_a_larger_arena_after_the_smaller_is_gone(monkeypa
     monkeypatch.setattr(arena, "FEWEST_SLOTS", SHORTEST_SPAN)
     engine = Engine(own("llama"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     engine.generate(prompt(17), max_new_tokens=24)
-    old = weakref.ref(graphs_of(engine.target)._arena.slots.untyped_storage())
-    make, found = engine.target._new_slots, []
+    old = weakref.ref(graphs_of(engine.target).arena.slots.untyped_storage())
+    found: list[tuple[int, bool]] = []
 
-    def make_alone(slots: int) -> torch.Tensor:
-        found.append((slots, old() is None))
-        return make(slots)
+    def make_alone(make_slots: Callable[[int], torch.Tensor], capacity: int) -> Arena:
+        alone = old() is None
+        made = Arena(make_slots, capacity)
+        found.append((made.capacity, alone))
+        return made
 
-    monkeypatch.setattr(graphs_of(engine.target), "_make_slots", make_alone)
+    monkeypatch.setattr(graphs, "Arena", make_alone)
     engine.generate(prompt(SHORTEST_SPAN - 8), max_new_tokens=12)
-    assert found == [(2 * SHORTEST_SPAN + 1, True)]
+    assert found == [(2 * SHORTEST_SPAN, True)]
     assert engine.generate(prompt(17), max_new_tokens=24).token_ids == plain_text("llama", prompt(17), 24)
     assert len(found) == 1
 
@@ -367,7 +388,7 @@ def test_an_arena_is_lent_empty() -> None:
     assert lender.slots.sum() == 16
     with pytest.raises(AssertionError, match="do not fit"):
         cache.write(1, 4, torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4))
-    cache.clear_behind(4)
+    cache.clear_from(4)
     assert lender.slots.sum() == 8
     del cache
     assert lender.lease(5).keys[1].sum() == 0
@@ -395,7 +416,7 @@ def test_what_is_not_fused_runs_between_the_replays() -> None:
     engine = Engine(model, method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     assert engine.target.fused_count == SUBLAYERS - 2
     assert engine.generate(prompt(17), max_new_tokens=24).token_ids == plain_text("llama", prompt(17), 24)
-    assert {index for index, *_ in graphs_of(engine.target)._replays} == set(range(SUBLAYERS)) - {2, 5}
+    assert {index for index, *_ in graphs_of(engine.target).recordings} == set(range(SUBLAYERS)) - {2, 5}
 
 
 @recording
@@ -407,9 +428,9 @@ def test_a_draft_that_is_no_number_spoils_nothing(monkeypatch: pytest.MonkeyPatc
     state.cache.commit(range(20))
     expected = run(target, state, [1])
     with torch.inference_mode():
-        step = target.begin(state, 6)
+        step = target.lay_out(state, 6)
         target.run(torch.full((6, target.hidden_size), torch.nan), range(SUBLAYERS), step)
-    assert graphs_of(target)._arena.slots.isnan().any()
+    assert graphs_of(target).arena.slots.isnan().any()
     assert torch.equal(run(target, state, [1]), expected)
 
 
@@ -477,7 +498,7 @@ def test_a_recorder_that_fails_is_given_up_with_one_warning(
     fallbacks = [str(warning.message) for warning in caught if "graphs runtime" in str(warning.message)]
     assert len(fallbacks) == 1, fallbacks
     assert reason in fallbacks[0]
-    assert graphs_of(engine.target)._arena is None, "an arena that nobody will use was kept"
+    assert graphs_of(engine.target).arena is None, "an arena that nobody will use was kept"
 
 
 def test_without_a_device_for_it_the_fused_blocks_run_with_one_warning() -> None:
@@ -496,7 +517,7 @@ def test_without_a_device_for_it_the_fused_blocks_run_with_one_warning() -> None
 
 @recording
 def test_auto_does_not_choose_graphs() -> None:
-    assert Target(own("llama"))._graphs is None
+    assert Target(own("llama")).graphs is None
 
 
 def test_the_strict_recorder_is_strict() -> None:
@@ -559,22 +580,23 @@ def test_a_capture_is_warmed_up_and_always_ended(fails: bool, monkeypatch: pytes
         recorder.record(function)()
     middle = ["failed", "end"] if fails else ["run", "end", "replay"]
     assert log == ["run", "begin in the pool, thread_local", *middle]
-    assert not graphs._capturing.locked()
+    assert not graphs.capturing.locked()
 
 
 @pytest.mark.parametrize("window", [None, 4, 50])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_filled_mask_is_the_layouts_own_with_nothing_around_it(window: int | None, seed: int) -> None:
+def test_a_filled_mask_is_the_rows_own_with_nothing_around_it(window: int | None, seed: int) -> None:
     tree = random_tree(6, seed)
     positions = torch.tensor([10 + depth for depth in tree.depths])
-    for layout in (
-        Layout(10, 7, 10, torch.arange(10, 17), 10),
-        Layout(12, 7, 10, torch.arange(10, 17), 10),
-        Layout(10, 7, 10, positions, 10, tree.visibility()),
+    sequence = SequenceState(KeyValueCache(1, 1, 1, 1, dtype=torch.float32, device=torch.device("cpu")))
+    for rows in (
+        Rows(sequence, 10, 7, 10, torch.arange(10, 17), 10),
+        Rows(sequence, 12, 7, 10, torch.arange(10, 17), 10),
+        Rows(sequence, 10, 7, 10, positions, 10, tree.visibility()),
     ):
         mask = torch.ones(8, 3, 32, dtype=torch.bool)
-        layout.fill(window, mask)
+        rows.fill(window, mask)
         wanted = torch.zeros(8, 32, dtype=torch.bool)
-        wanted[:7, layout.first_slot(window) : layout.end] = layout.visibility(window)
+        wanted[:7, rows.first_slot(window) : rows.end] = rows.visibility(window)
         wanted[7, 0] = True
         assert all(torch.equal(mask[:, repeat], wanted) for repeat in range(3))

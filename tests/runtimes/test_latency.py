@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from models import LAYERS, SUBLAYERS, build
+from helpers.models import LAYERS, SUBLAYERS, build
 from selfspec import timing
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes import latency
-from selfspec.runtimes.latency import LatencyProfile, PartSeconds, measure_latencies
+from selfspec.runtimes.latency import LatencyProfile, PartSeconds, SharedCache, measure_latencies
 from selfspec.runtimes.target import Target
 
 PROFILE = LatencyProfile(
@@ -68,20 +67,27 @@ def test_a_profile_with_a_field_missing_is_refused() -> None:
         LatencyProfile.from_dict(values)
 
 
+def line(contexts: list[int], seconds: list[float]) -> tuple[float, float]:
+    """Slope and base of what was measured at some contexts."""
+    return PartSeconds(tuple(contexts), tuple(seconds), mlp=1.0, head=1.0, embedding=1.0).attention_line
+
+
 def test_the_line_is_that_of_least_squares() -> None:
     contexts = [10, 50, 200, 1000]
     seconds = [3.0, 4.5, 7.0, 31.0]
     slope, base = np.polyfit(contexts, seconds, 1)
-    assert latency._fit_line(contexts, seconds) == pytest.approx((slope, base))
+    assert line(contexts, seconds) == pytest.approx((slope, base))
 
 
 @pytest.mark.parametrize(("contexts", "seconds"), [([1, 2, 3], [3.0, 2.0, 1.0]), ([5], [2.0])])
 def test_attention_never_gets_cheaper_with_the_context(contexts: list[int], seconds: list[float]) -> None:
-    assert latency._fit_line(contexts, seconds) == (0.0, 2.0)
+    slope, base = line(contexts, seconds)
+    assert slope == 0.0
+    assert base == pytest.approx(seconds[-1])
 
 
 def test_an_intercept_stays_above_nothing() -> None:
-    slope, base = latency._fit_line([1, 2, 3], [0.0, 2.0, 4.0])
+    slope, base = line([1, 2, 3], [0.0, 2.0, 4.0])
     assert slope == 2.0
     assert 0 < base < 1e-6
 
@@ -117,9 +123,9 @@ class SlowTarget(Target):
 
     def run(self, hidden_states: torch.Tensor, sublayers: Any, step: Any, capture: Any = ()) -> Any:
         for index in sublayers:
-            kind = "mlp" if index % 2 else f"attention at {step.layout.start}"
+            kind = "mlp" if index % 2 else f"attention at {step.parts[0].start}"
             layer = 1 + index // 2  # layers differ; the profile is their mean
-            self.spend(f"{kind} of {index}", layer * (3.0 if index % 2 else 2.0 + 0.125 * step.layout.start))
+            self.spend(f"{kind} of {index}", layer * (3.0 if index % 2 else 2.0 + 0.125 * step.parts[0].start))
         return super().run(hidden_states, sublayers, step, capture)
 
 
@@ -152,7 +158,7 @@ def test_measuring_on_the_real_clock(name: str) -> None:
 
 def test_layers_share_the_scratch_memory() -> None:
     target = Target(build("llama"))
-    cache = latency._SharedCache(target.new_sequence(1, 1, 1).cache, slots=100)
+    cache = SharedCache(target.new_sequence(1, 1, 1).cache, slots=100)
     assert cache.size_in_bytes == 2 * 2 * 100 * 2 * 24 * 4  # kinds, buffers, slots, heads, head dimension, bytes
     row = torch.full((1, 2, 1, 24), 7.0)
     cache.write(LAYERS - 1, 5, row, row)

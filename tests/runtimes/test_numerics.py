@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from models import FAMILY_NAMES, SUBLAYERS, build, prompt
+from helpers.models import FAMILY_NAMES, SUBLAYERS, build, prompt
 from selfspec.engine import Engine
 from selfspec.loading import load_model
 from selfspec.methods import METHODS as METHODS_BY_NAME
@@ -41,7 +41,7 @@ def target_logits(target: Target, token_ids: list[int], rows: int) -> torch.Tens
     logits = []
     for start in range(0, length, rows):
         chunk = torch.tensor(token_ids[start : start + rows])
-        step = target.begin(state, len(chunk))
+        step = target.lay_out(state, len(chunk))
         logits.append(target.logits(target.run(target.embed(chunk), range(SUBLAYERS), step).hidden_states).float())
         state.cache.commit(range(len(chunk)))
     return torch.cat(logits)

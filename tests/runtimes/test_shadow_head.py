@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_memory import AllocationCounter
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from models import FAMILY_NAMES, VOCABULARY, build
+from helpers.allocations import AllocationCounter
+from helpers.models import FAMILY_NAMES, VOCABULARY, build
 from selfspec.runtimes.shadow_head import ShadowHead
 from selfspec.runtimes.target import Target
 

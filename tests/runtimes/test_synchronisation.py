@@ -15,18 +15,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessor
 
-from models import SUBLAYERS, build, prompt
-from scripted import Script, Scripted
-from selfspec.decoding import layer_drafting
-from selfspec.decoding.draft import Draft, LayerDraft, TokenDraft
+from helpers.models import SUBLAYERS, build, prompt
+from helpers.scripted import Script, Scripted
+from selfspec.decoding import layer_draft
+from selfspec.decoding.draft import Draft, TokenDraft
+from selfspec.decoding.drafter import Feedback, Needs
+from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.engine import Engine
 from selfspec.errors import NonFiniteLogitsError
-from selfspec.methods.base import Feedback, Needs
 from selfspec.model import transfer
+from selfspec.model.forward import Forward, SequenceState
 from selfspec.model.kept import KeptSet
-from selfspec.model.transfer import Arrival, pack, unpack
-from selfspec.runtimes.target import Target
+from selfspec.model.transfer import AsyncCopy, pack, unpack
+from selfspec.runtimes.target import StackOutput, Target
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import Generation
 
@@ -70,14 +72,14 @@ class Watch(TorchDispatchMode):
 
     Attributes:
         waits: reads that wait at once.
-        arrivals: values sent on their way and awaited later.
+        copies: asynchronous copies that are awaited later.
         past: names of operations that a device would make the host wait for.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits = 0
-        self.arrivals = 0
+        self.copies = 0
         self.past: list[str] = []
         self.inside = False
 
@@ -99,19 +101,19 @@ class Watch(TorchDispatchMode):
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     watch = Watch()
-    begin, wait, read, send = Arrival.__init__, Arrival.wait, transfer.read, transfer.send
+    begin, wait, read, send = AsyncCopy.__init__, AsyncCopy.wait, transfer.read, transfer.send
 
-    def counted_begin(arrival: Arrival, *values: torch.Tensor) -> None:
-        watch.arrivals += 1
-        begin(arrival, *values)
+    def counted_begin(copied: AsyncCopy, *values: torch.Tensor) -> None:
+        watch.copies += 1
+        begin(copied, *values)
 
-    def counted_wait(arrival: Arrival) -> list[Any]:
+    def counted_wait(copied: AsyncCopy) -> list[Any]:
         with watch.transferring():
-            return wait(arrival)
+            return wait(copied)
 
     def counted_read(*values: torch.Tensor) -> list[Any]:
         watch.waits += 1
-        watch.arrivals -= 1  # the one that it makes
+        watch.copies -= 1  # the one that it makes
         return read(*values)
 
     def watched_send(*arguments: Any) -> torch.Tensor:
@@ -128,8 +130,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
         return call
 
-    monkeypatch.setattr(Arrival, "__init__", counted_begin)
-    monkeypatch.setattr(Arrival, "wait", counted_wait)
+    monkeypatch.setattr(AsyncCopy, "__init__", counted_begin)
+    monkeypatch.setattr(AsyncCopy, "wait", counted_wait)
     monkeypatch.setattr(transfer, "read", counted_read)
     monkeypatch.setattr(transfer, "send", watched_send)
     for name in ("tolist", "numpy"):  # they read memory without an operation
@@ -157,7 +159,7 @@ def test_the_watch_notices(watch: Watch, reading: Any) -> None:
         assert watch.past == []
         reading(values)
     assert len(watch.past) > 0
-    assert watch.waits == watch.arrivals == 0
+    assert watch.waits == watch.copies == 0
 
 
 def chain(_: tuple[int, ...]) -> Draft:
@@ -210,19 +212,19 @@ def test_a_round_waits_once(watch: Watch, drafts: str, rule: str) -> None:
     with watch:
         play(counting, **RULES[rule])
     assert watch.past == []
-    assert counts[0] == (2, 0), "the prompt's tokens and the first new one"
+    assert counts[0] == (1, 0), "the first new token"
     assert [later[0] - earlier[0] for earlier, later in itertools.pairwise(counts)] == [1] * (len(counts) - 1)
-    assert watch.waits == 2 + len(counts)
-    assert watch.arrivals == 0
+    assert watch.waits == 1 + len(counts)
+    assert watch.copies == 0
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_of_stopping_reads_each_confidence_once(watch: Watch, rule: str) -> None:
+def test_a_stopping_rule_reads_each_confidence_once(watch: Watch, rule: str) -> None:
     with watch:
         result, feedbacks = play(stopping_chain, **RULES[rule])
     assert watch.past == []
-    assert watch.waits == 2 + len(result.rounds)
-    assert watch.arrivals == result.drafted == sum(len(feedback.proposal.confidences) for feedback in feedbacks)
+    assert watch.waits == 1 + len(result.rounds)
+    assert watch.copies == result.drafted == sum(len(feedback.proposal.confidences) for feedback in feedbacks)
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
@@ -232,8 +234,8 @@ def test_a_tree_waits_no_more_often(watch: Watch, rule: str) -> None:
     assert any(record.candidates > record.drafted for record in result.rounds)
     # The target lays out a tree's positions, and moves the rows of its path, with tensors that the host makes.
     assert set(watch.past) <= {"aten::lift_fresh"}
-    assert watch.waits == 2 + len(result.rounds)
-    assert watch.arrivals == result.drafted
+    assert watch.waits == 1 + len(result.rounds)
+    assert watch.copies == result.drafted
 
 
 @pytest.mark.parametrize(("method", "stops"), [("autoregressive", 0), ("layerskip", 0), ("layerskip-dv", 1)])
@@ -243,12 +245,12 @@ def test_the_methods_wait_no_more_often(watch: Watch, method: str, stops: int, r
     with watch:
         result = engine.generate(PROMPT, max_new_tokens=NEW_TOKENS, **RULES[rule])
     assert watch.past == []
-    assert watch.waits == 2 + len(result.rounds)
-    assert watch.arrivals == result.drafted * stops
+    assert watch.waits == 1 + len(result.rounds)
+    assert watch.copies == result.drafted * stops
     assert method == "autoregressive" or min(result.drafted, result.accepted) > 0
 
 
-def test_a_packed_arrival_is_what_was_sent() -> None:
+def test_packed_values_are_what_was_copied() -> None:
     """What one copy from a device carries, without the copy."""
     values = (
         torch.tensor([3, 2**52 + 1, -7]),
@@ -258,7 +260,7 @@ def test_a_packed_arrival_is_what_was_sent() -> None:
         torch.empty(0, dtype=torch.long),
     )
     lists = [value.tolist() for value in values]
-    assert unpack(pack(values), values) == lists == Arrival(*values).wait()
+    assert unpack(pack(values), values) == lists == AsyncCopy(*values).wait()
     assert isinstance(unpack(pack(values), values)[0][0], int)
 
 
@@ -286,18 +288,25 @@ def test_a_head_start_changes_nothing(
     kept: tuple[int, ...], script: Script, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
-    begin = layer_drafting.LayerDrafting._begin
+    ran: list[tuple[int, ...]] = []
+    lay_out, run = Target.lay_out, Target.run
 
-    def noted(drafting: Any, token: torch.Tensor, step: int, count: int) -> Any:
-        begun.append(count)
-        return begin(drafting, token, step, count)
+    def noted(target: Target, state: SequenceState, rows: int, **layout: Any) -> Forward:
+        if rows == 1 and set(layout) == {"start"}:  # a step of a draft
+            begun.append(layout["start"])
+        return lay_out(target, state, rows, **layout)
+
+    def noted_run(target: Target, states: torch.Tensor, sublayers: Any, *others: Any, **more: Any) -> StackOutput:
+        ran.append(tuple(sublayers))
+        return run(target, states, sublayers, *others, **more)
 
     def script_of_kept(written: tuple[int, ...]) -> Draft:
         draft = script(written)
         assert isinstance(draft, LayerDraft)
         return LayerDraft(KeptSet(kept, SUBLAYERS), draft.limit, draft.stop, draft.widths)
 
-    monkeypatch.setattr(layer_drafting.LayerDrafting, "_begin", noted)
+    monkeypatch.setattr(Target, "lay_out", noted)
+    monkeypatch.setattr(Target, "run", noted_run)
     expected = play(script_of_kept, **RULES[rule])
     assert len(begun) == expected[0].drafted, "no step in vain without a head start"
     lengths = {len(feedback.proposal.confidences) for feedback in expected[1]}
@@ -305,23 +314,24 @@ def test_a_head_start_changes_nothing(
     stopped = sum(feedback.drafted < 6 for feedback in expected[1][:-3])
     for head_start in (1, 3, 8, SUBLAYERS):
         begun.clear()
-        monkeypatch.setattr(layer_drafting, "head_start", lambda _, count=head_start: count)
+        ran.clear()
+        monkeypatch.setattr(layer_draft, "head_start", lambda _, count=head_start: count)
         assert_same(play(script_of_kept, **RULES[rule]), expected)
         assert len(begun) >= expected[0].drafted + stopped, "a stop finds a step begun"
-        assert begun.count(head_start) > 0
+        assert kept[:head_start] in ran
 
 
 def test_only_an_accelerator_gets_a_head_start() -> None:
-    assert layer_drafting.head_start(torch.device("cpu")) == 0
-    assert layer_drafting.head_start(torch.device("cuda", 1)) == layer_drafting.HEAD_START > 0
+    assert layer_draft.head_start(torch.device("cpu")) == 0
+    assert layer_draft.head_start(torch.device("cuda", 1)) == layer_draft.HEAD_START > 0
 
 
 def test_trees_that_never_stop_need_no_confidence_before_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Widths alone do not hold the next step up."""
     order: list[str] = []
-    wait, logits = Arrival.wait, Target.logits
-    monkeypatch.setattr(Arrival, "wait", lambda arrival: order.append("wait") or wait(arrival))
-    monkeypatch.setattr(Target, "logits", lambda target, states: order.append("logits") or logits(target, states))
+    wait, logits = AsyncCopy.wait, Target.logits
+    monkeypatch.setattr(AsyncCopy, "wait", lambda copied: order.append("wait") or wait(copied))
+    monkeypatch.setattr(Target, "logits", lambda target, *given: order.append("logits") or logits(target, *given))
     play(tree)
     assert ["logits"] * 3 + ["wait"] * 3 in [order[start : start + 6] for start in range(len(order))]
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from models import FAMILY_NAMES, LAYERS, SUBLAYERS, VARIANTS, build, plain_text, prompt
+from helpers.models import FAMILY_NAMES, LAYERS, SUBLAYERS, VARIANTS, build, plain_text, prompt
 from selfspec.engine import Engine
 from selfspec.model import masks
-from selfspec.runtimes.target import SequenceState, StackOutput, Target
+from selfspec.model.forward import SequenceState
+from selfspec.runtimes.target import StackOutput, Target
 from selfspec.sampling.tree import TokenTree
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
@@ -79,7 +80,7 @@ def run_rows(
     target: Target, state: SequenceState, token_ids: list[int], kept: tuple[int, ...] | None = None, **layout: Any
 ) -> StackOutput:
     """One forward, capturing everything."""
-    step = target.begin(state, len(token_ids), **layout)
+    step = target.lay_out(state, len(token_ids), **layout)
     sublayers = range(SUBLAYERS) if kept is None else kept
     return target.run(target.embed(torch.tensor(token_ids)), sublayers, step, EVERY_BOUNDARY)
 
@@ -137,7 +138,7 @@ def test_only_what_was_asked_for_is_captured(name: str) -> None:
     target = Target(build(name))
     state = target.new_sequence(3, capacity=3, last_length=3)
     with torch.inference_mode():
-        step = target.begin(state, 3)
+        step = target.lay_out(state, 3)
         rows = target.embed(torch.tensor([1, 2, 3]))
         output = target.run(rows, (0, 1, 4), step, {0, 3, 12})
     assert set(output.captured) == {0, 3, 12}

@@ -19,9 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from selfspec.sampling import rejection
 from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching
-from selfspec.sampling.rejection import accept_rejection
+from selfspec.sampling.rejection import accept_rejection, decide_tree, walk_tree
 from selfspec.sampling.tree import ROOT, TokenTree
 
 VOCAB = 4
@@ -242,23 +241,19 @@ def run(function: Callable[..., Verdict], drafted: tuple, one_hot: bool) -> Acce
     return function(tree, torch.tensor(tokens, dtype=torch.long), target_probs, numbers, probs, rows).read()
 
 
-@given(rounds(), st.booleans())
-def test_the_rule_is_the_oracle(drafted: tuple, one_hot: bool) -> None:
+@pytest.mark.parametrize("function", [accept_rejection, decide_tree, walk_tree])
+@given(drafted=rounds(), one_hot=st.booleans())
+def test_the_rule_is_the_oracle(function: Callable[..., Verdict], drafted: tuple, one_hot: bool) -> None:
+    """In every form: the one that a CPU takes, and the one that reads no trial before the end."""
     tree, tokens, target, uniforms, draft = drafted
     rows = [parent + 1 for parent in tree.parents]
     expected = oracle(tree, tokens, target, uniforms, None if one_hot else draft, rows)
-    assert run(accept_rejection, drafted, one_hot) == expected
+    assert run(function, drafted, one_hot) == expected
 
 
 @given(rounds(chain=True), st.booleans())
-def test_the_chain_path_is_the_walk(drafted: tuple, one_hot: bool) -> None:
-    assert run(rejection._decide_chain, drafted, one_hot) == run(rejection._walk_tree, drafted, one_hot)
-
-
-@given(rounds(), st.booleans())
-def test_a_tree_decided_at_once_is_the_walk(drafted: tuple, one_hot: bool) -> None:
-    """What a device does without a look at the outcome of any trial."""
-    assert run(rejection._decide_tree, drafted, one_hot) == run(rejection._walk_tree, drafted, one_hot)
+def test_a_chain_is_accepted_as_a_tree_is(drafted: tuple, one_hot: bool) -> None:
+    assert run(accept_rejection, drafted, one_hot) == run(walk_tree, drafted, one_hot)
 
 
 def step_by_step(

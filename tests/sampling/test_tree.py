@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.sampling.tree import ROOT, TokenTree, as_chain_length
+from selfspec.sampling.tree import ROOT, TokenTree
 
 
 @st.composite
@@ -52,12 +52,6 @@ def test_children_are_the_nodes_of_a_parent_in_order(tree: TokenTree) -> None:
 def test_a_chain_is_a_tree_without_siblings(tree: TokenTree) -> None:
     assert tree.is_chain == all(len(children) <= 1 for children in tree.children)
     assert tree.is_chain == (tree == TokenTree.chain(len(tree)))
-
-
-@given(trees())
-def test_leading_chain(tree: TokenTree) -> None:
-    longest = max(length for length in range(len(tree) + 1) if tree.parents[:length] == TokenTree.chain(length).parents)
-    assert as_chain_length(tree.parents) == longest
 
 
 def test_a_chain_is_causal() -> None:

@@ -1,4 +1,4 @@
-"""The other baseline: transformers' own ``generate`` with the same weights."""
+"""Transformers' ``generate`` with the same weights, as a second baseline."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from selfspec.timing import wait_for
+from selfspec.measuring import wait_for
 
 VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
     "dynamic": dict,
     "static": lambda: {"cache_implementation": "static", "disable_compile": True},
     "compiled": lambda: {"cache_implementation": "static", "compile_config": _compile_everywhere()},
 }
-"""By name what ``generate`` is told beside length and prompt: nothing, a static cache, one with a compiled step."""
+"""Options of ``generate`` by variant: none, a static cache, a static cache with a compiled step."""
 
 _NO_TOKEN = -1
 
@@ -25,9 +25,9 @@ class TimedOutput:
     """An output of ``generate``.
 
     Attributes:
-        token_ids: its tokens.
-        prefill_seconds: until the first step was there.
-        seconds: from the first token to the last, without the prefill.
+        token_ids: the output.
+        prefill_seconds: time to the first token.
+        seconds: time from the first token to the last.
     """
 
     token_ids: tuple[int, ...]
@@ -44,18 +44,18 @@ def generate_timed(
     eos_ids: Collection[int] = (),
     temperature: float = 0.0,
 ) -> TimedOutput:
-    """Writes an output.
+    """Generates and times an output.
 
-    Where drafting gives several tokens in the first step already, ``seconds`` is that of the later steps' tokens,
-    stretched to all tokens but the first: the speed is right, and the first step's drafts count for nothing.
+    If the first step gives several tokens (assisted generation), ``seconds`` is the time of the later tokens, scaled to
+    all tokens after the first. So the speed is that of the later steps.
 
     Args:
         model: the model.
         prompt_ids: the prompt.
         max_new_tokens: longest output.
-        options: more of the generation config, as one of ``VARIANTS``.
+        options: further options of the generation config, as in ``VARIANTS``.
         eos_ids: tokens that end the output; without any it has exactly ``max_new_tokens``.
-        temperature: 0 is greedy; otherwise tokens are drawn from torch's own random numbers.
+        temperature: 0 is greedy; otherwise tokens are sampled with torch's global generator.
     """
     inputs = torch.tensor([list(prompt_ids)], device=model.device)
     first_step = _FirstStepClock(len(prompt_ids))
@@ -66,7 +66,7 @@ def generate_timed(
     output = generate(
         inputs,
         attention_mask=torch.ones_like(inputs),
-        # An id that no token has: without one ``generate`` falls back on the model's own.
+        # No token has this id; without an id, ``generate`` would use the model's own.
         generation_config=config(
             max_new_tokens=max_new_tokens,
             eos_token_id=sorted(eos_ids) or _NO_TOKEN,
@@ -85,7 +85,7 @@ def generate_timed(
 
 
 class _FirstStepClock(StoppingCriteria):
-    """Notes when the first step was done and how many tokens it gave, and never stops."""
+    """Records the end of the first step and its number of tokens; never stops generation."""
 
     def __init__(self, prompt_length: int) -> None:
         self.seen = 0.0
@@ -102,7 +102,7 @@ class _FirstStepClock(StoppingCriteria):
 
 
 def _compile_everywhere() -> CompileConfig:
-    """The default configuration, which ``generate`` follows on accelerators only unless it is told otherwise."""
+    """The default configuration, extended from accelerators to all devices."""
     config: Any = CompileConfig()
     config._compile_all_devices = True
     return config  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
-"""Rounds whose acceptance is a matter of chance: they show what the runtime costs, whatever the model thinks.
+"""Rounds with random acceptance, to measure the runtime independently of the model.
 
-Not lossless, and of no use outside of a benchmark: drafted tokens stand or fall without a look at the target's scores.
+Not lossless, and only for benchmarks: acceptance ignores the target's scores.
 """
 
 import random
@@ -10,17 +10,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from selfspec.engine import Engine
+from selfspec import Engine
 from selfspec.errors import InvalidParameterError
-from selfspec.methods.base import Method
+from selfspec.methods.api import Method
 from selfspec.sampling.acceptance import Acceptance, Verdict
-from selfspec.sampling.rules import Greedy, Rule
+from selfspec.sampling.rules import Greedy
 from selfspec.sampling.tree import TokenTree
-from selfspec.types import SamplingParams
 
 
 def check_probability(probability: float) -> float:
-    """A probability, if it is one.
+    """Checks and returns a probability.
 
     Raises:
         InvalidParameterError: it is not from 0 to 1.
@@ -31,14 +30,14 @@ def check_probability(probability: float) -> float:
 
 
 class ForcedAcceptance:
-    """Accepts each drafted token with one probability, given that those before it stand (NOT LOSSLESS).
+    """Accepts each drafted token with a fixed probability if those before it are accepted (NOT LOSSLESS).
 
-    It is the ``α`` of ``objective.expected_tokens``. Drafting and the traffic between host and device are those of
-    ``Greedy``; of a tree the extended path, whose nodes come first, is walked.
+    The probability is the ``α`` of ``objective.expected_tokens``. Drafting and transfers between host and device are
+    those of ``Greedy``. In a tree only the first child of each node can be accepted.
 
     Args:
         probability: ``α``, 0 to 1.
-        source: the random numbers.
+        source: random numbers.
     """
 
     needs_draft_probs = False
@@ -61,7 +60,7 @@ class ForcedAcceptance:
         target_scores: torch.Tensor,
         positions: Sequence[int],
     ) -> Verdict:
-        """Accepts by the dice alone; see ``Rule.accept``."""
+        """Accepts at random; see ``Rule.accept``."""
 
         def interpret(drafted: list[int], chosen: list[int]) -> Acceptance:
             rows = [0]
@@ -73,15 +72,15 @@ class ForcedAcceptance:
 
 
 class ForcedEngine(Engine):
-    """An engine whose rounds have forced acceptance (NOT LOSSLESS).
+    """An engine with forced acceptance (NOT LOSSLESS).
 
     Args:
         model: the model.
         tokenizer: its tokenizer.
-        method: what drafts.
+        method: the method, or its name.
         settings: values of the method's settings.
-        probability: that a drafted token stands.
-        seed: of the random numbers.
+        probability: probability that a drafted token is accepted.
+        seed: seed of the random numbers.
     """
 
     def __init__(
@@ -94,9 +93,5 @@ class ForcedEngine(Engine):
         probability: float,
         seed: int = 0,
     ) -> None:
-        super().__init__(model, tokenizer, method, settings=settings)
-        self._probability = check_probability(probability)
-        self._source = random.Random(seed)
-
-    def _make_rule(self, params: SamplingParams) -> Rule:
-        return ForcedAcceptance(self._probability, self._source)
+        rule = ForcedAcceptance(probability, random.Random(seed))
+        super().__init__(model, tokenizer, method, settings=settings, rule=lambda params, device: rule)

@@ -1,4 +1,4 @@
-"""What GGUF says of a model: the families and dtypes that it has words for, and the names of tensors."""
+"""Supported families and dtypes in GGUF, and its names of tensors."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +11,12 @@ from selfspec.errors import UnsupportedModelError
 
 @dataclass(frozen=True)
 class Architecture:
-    """How llama.cpp calls a family.
+    """A family of models in llama.cpp.
 
     Attributes:
-        name: in the file.
-        permuted: the two halves that rope turns against each other lie interleaved in the rows of ``q`` and ``k``;
-            elsewhere one lies after the other, as in transformers.
+        name: its name in the file.
+        permuted: whether the two halves of a rotary pair are interleaved in the rows of ``q`` and ``k``; otherwise the
+            second half follows the first, as in transformers.
     """
 
     name: str
@@ -45,34 +45,34 @@ _IN_LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-"""By the name of a module in transformers what GGUF calls it."""
+"""Names in GGUF by the names of modules in transformers."""
 
 TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-"""What GGUF calls each dtype."""
+"""Names of dtypes in GGUF."""
 
 
 def check_writable(model: PreTrainedModel, context: int) -> None:
-    """Refuses a model that cannot be said in GGUF, or that llama.cpp would compute otherwise.
+    """Checks that a model can be written as GGUF and that llama.cpp computes it in the same way.
 
     Args:
         model: the model.
-        context: positions that are to be used, prompt and output together.
+        context: number of positions needed, for prompt and output.
 
     Raises:
-        UnsupportedModelError: the family or a feature of the model; the message names it.
+        UnsupportedModelError: the family or a feature is not supported; the message names it.
     """
     config: Any = model.config
     if config.model_type not in ARCHITECTURES:
         raise UnsupportedModelError(
-            f"a GGUF file is written of the families {', '.join(ARCHITECTURES)}, not of {config.model_type}"
+            f"GGUF files can be written for the families {', '.join(ARCHITECTURES)}, not for {config.model_type}"
         )
     if model.dtype not in TYPES:
-        raise UnsupportedModelError(f"a GGUF file is written in float32, bfloat16 or float16, not in {model.dtype}")
+        raise UnsupportedModelError(f"GGUF files can be written in float32, bfloat16 or float16, not in {model.dtype}")
     rope = config.rope_parameters
     obstacles = {
         f"hidden_act {config.hidden_act}": config.hidden_act != "silu",
         f"rope of type {rope['rope_type']}": rope["rope_type"] not in ("default", "linear", "llama3"),
-        "a rope of a part of the head": rope.get("partial_rotary_factor", 1.0) != 1.0,
+        "rope on a part of the head": rope.get("partial_rotary_factor", 1.0) != 1.0,
         "biases in a Qwen3 attention": config.model_type == "qwen3" and config.attention_bias,
         f"attention through a window of {_window(config)} positions, for a context of {context}": (
             context > (_window(config) or context)
@@ -84,15 +84,15 @@ def check_writable(model: PreTrainedModel, context: int) -> None:
 
 
 def head_dim(config: Any) -> int:
-    """Size of a head of the attention."""
+    """Size of an attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def gguf_name(name: str) -> str:
-    """What GGUF calls a tensor of transformers.
+    """The name in GGUF of a tensor of transformers.
 
     Raises:
-        UnsupportedModelError: it has no word for it.
+        UnsupportedModelError: GGUF has no name for it.
     """
     module, _, kind = name.rpartition(".")
     if module in _OUTSIDE:
@@ -104,7 +104,7 @@ def gguf_name(name: str) -> str:
 
 
 def _window(config: Any) -> int | None:
-    """The positions that some layer attends to at most; ``None`` where all attend to everything."""
+    """Size of the sliding window; ``None`` if no layer has one."""
     window = getattr(config, "sliding_window", None)
     by_layer = getattr(config, "layer_types", None)
     return None if by_layer is not None and "sliding_attention" not in by_layer else window

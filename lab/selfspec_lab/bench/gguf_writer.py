@@ -1,7 +1,7 @@
-"""Writes a model's weights as a GGUF file, for llama.cpp: the same numbers in the same dtype, and no tokenizer.
+"""Writes a model's weights as a GGUF file for llama.cpp, with the same values in the same dtype, without a tokenizer.
 
-Token ids go in and come out, so the file says ``no_vocab`` and how many ids there are. Tensors are written one by one:
-no more than one of them is copied at a time.
+Prompts and outputs are token ids, so the file has ``no_vocab`` and the size of the vocabulary. Tensors are written one
+by one; at most one is copied at a time.
 """
 
 import importlib
@@ -24,7 +24,7 @@ _ROPE_FREQUENCIES = "rope_freqs.weight"
 
 
 def gguf_bytes(model: PreTrainedModel) -> int:
-    """Bytes that the file takes at most."""
+    """Upper bound of the file's size, in bytes."""
     aligned = 32
     norms = 4 * sum(weight.numel() for weight in model.parameters() if weight.dim() == 1)
     header = 2**20
@@ -32,9 +32,9 @@ def gguf_bytes(model: PreTrainedModel) -> int:
 
 
 def write_gguf(model: PreTrainedModel, path: Path) -> None:
-    """Writes a model that ``check_writable`` has let pass.
+    """Writes a model that has passed ``check_writable``.
 
-    Matrices keep the model's dtype; vectors (norms and biases) are float32, as llama.cpp wants them.
+    Matrices keep the model's dtype; vectors (norms and biases) are float32, as llama.cpp requires.
 
     Args:
         model: the model, on any device.
@@ -42,7 +42,7 @@ def write_gguf(model: PreTrainedModel, path: Path) -> None:
 
     Raises:
         SelfSpecError: the package ``gguf`` is not installed.
-        InvalidParameterError: there is no room for the file, or it cannot be written.
+        InvalidParameterError: there is too little space, or the file cannot be written.
     """
     free, needed = shutil.disk_usage(path.parent).free, gguf_bytes(model)
     if free < needed:
@@ -64,7 +64,7 @@ def write_gguf(model: PreTrainedModel, path: Path) -> None:
 
 
 def _write(writer: Any, model: PreTrainedModel, gguf: Any) -> None:
-    """Head, list of the tensors, tensors."""
+    """Writes the header, the list of tensors, and the tensors."""
     _add_config(writer, model, gguf)
     for name, tensor in _tensors(model):
         kind = TYPES[torch.float32 if tensor.dim() == 1 else tensor.dtype]
@@ -87,7 +87,7 @@ def import_gguf() -> Any:
     try:
         return importlib.import_module("gguf")
     except ImportError as error:
-        raise SelfSpecError("writing a GGUF file needs gguf; run: pip install 'selfspec[peers]'") from error
+        raise SelfSpecError("writing a GGUF file needs gguf; run: pip install 'selfspec[gguf]'") from error
 
 
 def _add_config(writer: Any, model: PreTrainedModel, gguf: Any) -> None:
@@ -115,7 +115,7 @@ def _add_config(writer: Any, model: PreTrainedModel, gguf: Any) -> None:
 
 
 def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """The model's tensors by their names in GGUF, in their order in the file."""
+    """The model's tensors with their names in GGUF, in the order of the file."""
     config: Any = model.config
     if config.rope_parameters["rope_type"] == "llama3":
         yield _ROPE_FREQUENCIES, _frequency_factors(config)
@@ -126,7 +126,7 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _frequency_factors(config: Any) -> torch.Tensor:
-    """What llama.cpp divides each frequency of the rope by, ``[head_dim / 2]``."""
+    """Divisors of the rope frequencies in llama.cpp, ``[head_dim / 2]``."""
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     size = head_dim(config)
     exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
@@ -134,7 +134,7 @@ def _frequency_factors(config: Any) -> torch.Tensor:
 
 
 def _permuted(name: str, tensor: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
-    """The tensor with its rows in llama.cpp's order: the rows of ``q`` and ``k``, ``[heads * head_dim, ...]``."""
+    """The tensor with rows in llama.cpp's order, which differs for ``q`` and ``k``, ``[heads * head_dim, ...]``."""
     config: Any = model.config
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name.split(".")[-2])
     if heads is None or not ARCHITECTURES[config.model_type].permuted:

@@ -1,4 +1,4 @@
-"""``selfspec bench overhead``: what plain decoding, drafting and selecting cost, and what they could cost at best."""
+"""``selfspec bench overhead``: the costs of plain decoding, drafting and selection, and their lower bounds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,38 +7,38 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from selfspec.engine import Engine
+from selfspec import Engine
 from selfspec.errors import InvalidParameterError
 from selfspec.limits import check_context
-from selfspec.loading import load_model
+from selfspec.measuring import ROW_COUNTS, StepBytes, Target, copy_bytes_per_second
 from selfspec.methods import make_method
-from selfspec.runtimes.target import Target
 from selfspec.types import SamplingParams
 from selfspec_lab.bench import overhead_figures as figures
 from selfspec_lab.bench.baseline import VARIANTS, generate_timed
-from selfspec_lab.bench.contest import Contender, Outcome, Sample, hold_contest
-from selfspec_lab.bench.cost import StepBytes
+from selfspec_lab.bench.benchmark import Candidate, Outcome, Sample, run_benchmark
 from selfspec_lab.bench.forced import ForcedEngine, check_probability
 from selfspec_lab.bench.llama_cpp.overhead import NAME as LLAMA_CPP
 from selfspec_lab.bench.llama_cpp.overhead import OverheadPeer
-from selfspec_lab.bench.memory import ResidentPeak, copy_bytes_per_second
 from selfspec_lab.bench.options import PLAIN, BenchOptions, make_engines
+from selfspec_lab.bench.resident_peak import ResidentPeak
+from selfspec_lab.bench.spread import Measured
 from selfspec_lab.bench.stamp import make_stamp
-from selfspec_lab.bench.timing import Measured
-from selfspec_lab.bench.verify_rows import ROW_COUNTS, verify_rows_seconds
+from selfspec_lab.bench.verify_rows import verify_rows_seconds
 from selfspec_lab.prompts import PROMPTS
+from selfspec_lab.widening import load_model
 
 _TRANSFORMERS = "transformers: "
 
 
 @dataclass(frozen=True)
 class OverheadOptions(BenchOptions):
-    """What to measure. Outputs have exactly ``max_new_tokens`` tokens; ends of texts are ignored.
+    """What to measure. Outputs have exactly ``max_new_tokens`` tokens; end-of-sequence tokens are ignored.
 
     Attributes:
-        force_acceptance: probability with which drafted tokens stand, whatever the model says; ``None`` is honest.
-        compile: measure ``generate`` with a compiled step too, which takes a while to compile.
-        llama_cpp: measure llama.cpp too, where it is installed and can run the model.
+        force_acceptance: probability with which drafted tokens are accepted regardless of the model (not lossless);
+            ``None`` for normal acceptance.
+        compile: also measure ``generate`` with a compiled step.
+        llama_cpp: also measure llama.cpp, if it is installed and can run the model.
     """
 
     repeats: int = 5
@@ -53,11 +53,11 @@ class OverheadOptions(BenchOptions):
 
 
 def run_overhead(options: OverheadOptions, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Measures everything.
+    """Loads the model and measures it.
 
     Args:
         options: what to measure.
-        progress: is told what goes on.
+        progress: is called with a line of text before each step.
 
     Returns:
         The report, ready for JSON.
@@ -76,27 +76,32 @@ def measure_overhead(
     options: OverheadOptions,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """``run_overhead`` with a model that is loaded already."""
+    """Measures a loaded model; arguments and result as for ``run_overhead``."""
     target = Target(model, options.runtime)
     plain = Engine(model, tokenizer, make_method(PLAIN, target))
     prompts = [plain.encode(texts[0]) for texts in PROMPTS.values()]
     for prompt in prompts:
         check_context(len(prompt), options.max_new_tokens, target.context_limit)
     engines, failures = _make_engines(plain, options)
-    contenders = {PLAIN: _engine_contender(plain, options)}
-    contenders |= {
-        _TRANSFORMERS + name: _transformers_contender(model, make(), options)
+    candidates = {PLAIN: _engine_candidate({PLAIN: plain}, PLAIN, options)}
+    candidates |= {
+        _TRANSFORMERS + name: _transformers_candidate(model, make(), options)
         for name, make in VARIANTS.items()
         if options.compile or name != "compiled"
     }
-    contenders |= {name: _engine_contender(engine, options) for name, engine in engines.items()}
+    candidates |= {name: _engine_candidate(engines, name, options) for name in engines}
 
     context = max(map(len, prompts)) + options.max_new_tokens
     with OverheadPeer(model, context, wanted=options.llama_cpp) as llama_cpp:
         if llama_cpp.error is None:
-            contenders[LLAMA_CPP] = llama_cpp.contender(options.max_new_tokens)
+            candidates[LLAMA_CPP] = llama_cpp.candidate(options.max_new_tokens)
         machine = _Machine(target, prompts, options.max_new_tokens, llama_cpp)
-        outcome = hold_contest(contenders, prompts, options.repeats, before_repeat=machine.measure, progress=progress)
+
+        def start_repeat() -> None:
+            engines.update(_make_engines(plain, options)[0])  # without what the methods have learned
+            machine.measure()
+
+        outcome = run_benchmark(candidates, prompts, options.repeats, before_repeat=start_repeat, progress=progress)
     if PLAIN in outcome.failures:
         raise RuntimeError(f"plain decoding failed: {outcome.failures[PLAIN]}")
     outcome.failures |= failures
@@ -107,7 +112,7 @@ def measure_overhead(
 
 
 class _Machine:
-    """What is measured beside the contenders, once a repeat: copy bandwidth and the width of verifications."""
+    """Measurements beside the candidates, once per repeat: copy bandwidth and forwards of several rows."""
 
     def __init__(
         self, target: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int, llama_cpp: OverheadPeer
@@ -135,10 +140,12 @@ def _make_engines(plain: Engine, options: OverheadOptions) -> tuple[dict[str, En
     return make_engines(plain, options.method_names, options.settings, **forced)
 
 
-def _engine_contender(engine: Engine, options: OverheadOptions) -> Contender:
+def _engine_candidate(engines: Mapping[str, Engine], name: str, options: OverheadOptions) -> Candidate:
+    """A candidate that runs the engine that has the name at that time."""
     params = SamplingParams(max_new_tokens=options.max_new_tokens, ignore_eos=True)
 
     def write(prompt_ids: Sequence[int]) -> Sample:
+        engine = engines[name]
         peak = ResidentPeak(engine.target.device)
         result = engine.generate(prompt_ids, params)
         return Sample(result.token_ids, result.seconds - result.prefill_seconds, peak.peak_bytes(), result)
@@ -146,7 +153,7 @@ def _engine_contender(engine: Engine, options: OverheadOptions) -> Contender:
     return write
 
 
-def _transformers_contender(model: PreTrainedModel, variant: Mapping[str, Any], options: OverheadOptions) -> Contender:
+def _transformers_candidate(model: PreTrainedModel, variant: Mapping[str, Any], options: OverheadOptions) -> Candidate:
     def write(prompt_ids: Sequence[int]) -> Sample:
         peak = ResidentPeak(model.device)
         output = generate_timed(model, prompt_ids, options.max_new_tokens, variant)
@@ -205,13 +212,13 @@ def _options(target: Target, options: OverheadOptions, machine: _Machine) -> dic
 
 
 def _transformers_report(outcome: Outcome, plain_speeds: Sequence[float], options: OverheadOptions) -> dict[str, Any]:
-    """``generate`` as it comes, and its variants; ``plain_speedup`` is that of our plain decoding over it."""
+    """Figures of ``generate`` and its variants; ``plain_speedup`` is the speed of our plain decoding ÷ theirs."""
     reports: dict[str, Any] = {}
     for variant in VARIANTS:
         samples = outcome.samples.get(_TRANSFORMERS + variant)
         speeds = [figures.tokens_per_second(repeat) for repeat in samples or ()]
         ratios = [plain / speed for plain, speed in zip(plain_speeds, speeds, strict=False)]
-        left_out = "left out on request" if variant == "compiled" and not options.compile else None
+        left_out = "not requested" if variant == "compiled" and not options.compile else None
         reports[variant] = {
             **Measured.of(speeds).fields("tokens_per_second"),
             **Measured.of(ratios).fields("plain_speedup"),
@@ -225,10 +232,10 @@ def _texts(repeats: Sequence[Sequence[Sample]]) -> list[list[tuple[int, ...]]]:
 
 
 def check_out(path: Path) -> None:
-    """Refuses a place that a report cannot be written to.
+    """Checks that a report can be written to a path.
 
     Raises:
-        InvalidParameterError: its folder is missing, or it is a folder itself.
+        InvalidParameterError: its folder is missing, or it is a folder.
     """
     if path.is_dir():
         raise InvalidParameterError(f"--out '{path}' is a folder; name a file")

@@ -1,12 +1,13 @@
-"""From samples to the figures of ``selfspec bench overhead``: one value a repeat, then median and spread."""
+"""The figures of ``selfspec bench overhead``: one value per repeat, then median and spread."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from selfspec.measuring import StepBytes
 from selfspec.types import Generation, PhaseSeconds
-from selfspec_lab.bench.contest import Sample
-from selfspec_lab.bench.cost import StepBytes, decoding_bytes
-from selfspec_lab.bench.timing import Measured
+from selfspec_lab.bench.benchmark import Sample
+from selfspec_lab.bench.cost import decoding_bytes
+from selfspec_lab.bench.spread import Measured
 
 Figures = dict[str, float | None]
 
@@ -23,26 +24,26 @@ METHOD_FIGURES = (
     "other_share",
     "peak_memory_bytes",
 )
-"""What is measured of every method.
+"""The figures of every method.
 
-``speedup`` is over plain decoding in the same repeat; ``ideal_speedup`` and ``efficiency`` are those of
-``DecodingBytes.ideal_speedup``; ``cost_coefficient`` is the measured time of a draft step ÷ that of a plain step. The
-shares are of the time after the first token; ``other_share`` is all that is neither selection, draft nor verification.
-A selection that rides on a verification (``decoding.riding``) is counted with it.
-On an accelerator a phase lasts until its work is queued, and the time until it is done falls into the phase that waits.
+``speedup`` is over plain decoding in the same repeat; ``ideal_speedup`` is ``DecodingBytes.ideal_speedup``;
+``efficiency`` is speedup ÷ ideal speedup; ``cost_coefficient`` is the time of a draft step ÷ that of a plain step. The
+shares are of the time after the first token; ``other_share`` is what is neither selection, draft nor verification.
+A selection that is fused with a verification counts as verification.
+On an accelerator a phase ends when its work is queued; time until the work is done belongs to the phase that waits.
 """
 
 
 def tokens_per_second(samples: Sequence[Sample]) -> float:
-    """Tokens after the first ÷ seconds after the first token, all prompts together."""
+    """Tokens after the first ÷ seconds after the first token, over all prompts."""
     return sum(len(sample.token_ids) - 1 for sample in samples) / sum(sample.seconds for sample in samples)
 
 
 def plain_figures(samples: Sequence[Sample], costs: StepBytes, copy_bytes_per_second: float) -> Figures:
     """One repeat of plain decoding.
 
-    ``bandwidth_fraction`` is the bytes that a step has to read (the weights of all sublayers, norms and head; keys and
-    values of the context that the step really had) × tokens a second ÷ the copy bandwidth.
+    ``bandwidth_fraction`` is bytes that a step reads (weights of sublayers, norms and head; keys and values of its
+    context) × tokens per second ÷ copy bandwidth.
     """
     speed, step_bytes = tokens_per_second(samples), decoding_bytes(costs, _generations(samples)).plain_step
     return {
@@ -54,7 +55,7 @@ def plain_figures(samples: Sequence[Sample], costs: StepBytes, copy_bytes_per_se
 
 
 def method_figures(samples: Sequence[Sample], plain: Sequence[Sample], costs: StepBytes) -> Figures:
-    """One repeat of a method, against plain decoding of the same prompts in the same repeat."""
+    """One repeat of a method, compared with plain decoding of the same prompts in the same repeat."""
     generations = _generations(samples)
     read = decoding_bytes(costs, generations)
     records = [record for generation in generations for record in generation.rounds]
@@ -81,7 +82,7 @@ def method_figures(samples: Sequence[Sample], plain: Sequence[Sample], costs: St
 
 
 def over_repeats(repeats: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
-    """The figures of all repeats as a report has them: each one's median, and its spread beside it."""
+    """Median and spread of every figure over the repeats, as fields of a report."""
     fields: dict[str, Any] = {}
     for name in repeats[0]:
         fields.update(Measured.of(figures[name] for figures in repeats).fields(name))
@@ -89,7 +90,7 @@ def over_repeats(repeats: Sequence[Mapping[str, float | None]]) -> dict[str, Any
 
 
 def by_repeat(function: Callable[..., Figures], *columns: Sequence[Any]) -> dict[str, Any]:
-    """``over_repeats`` of a function of each repeat's samples."""
+    """Applies a function to each repeat's samples, then ``over_repeats``."""
     return over_repeats([function(*row) for row in zip(*columns, strict=True)])
 
 

@@ -1,4 +1,4 @@
-"""Where and with what a result came about, so that it can be judged and made again."""
+"""The stamp of a result: commit, versions and hardware, so that it can be reproduced."""
 
 import importlib.metadata
 import os
@@ -18,16 +18,16 @@ _GIT_SECONDS = 20
 
 
 def make_stamp(device: torch.device, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """What a result is stamped with.
+    """Makes the stamp of a result.
 
     Args:
-        device: where it was measured.
-        packages: installed packages that were used beside those that every result uses.
+        device: the device of the measurement.
+        packages: further packages whose versions belong to the result.
 
     Returns:
         ``date`` (UTC), ``commit`` and ``dirty`` (``None`` outside of a checkout), ``versions``, ``hardware``,
-        ``threads`` and the ``load_average`` of the last minute, which tells of other work on the machine (``None``
-        where the system keeps none).
+        ``threads``, and the ``load_average`` of the last minute, a sign of other work on the machine (``None`` if
+        the system has none).
     """
     commit, dirty = git_state(Path(selfspec.__file__))
     return {
@@ -56,7 +56,7 @@ def make_stamp(device: torch.device, packages: Sequence[str] = ()) -> dict[str, 
 
 
 def package_version(name: str) -> str | None:
-    """The version of an installed package; ``None`` where it is not installed under this name."""
+    """The version of an installed package; ``None`` if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -64,11 +64,11 @@ def package_version(name: str) -> str | None:
 
 
 def git_state(file: Path) -> tuple[str | None, bool | None]:
-    """The commit that a file is checked out from, and whether its checkout differs from it, new files included.
+    """The commit of a file's checkout, and whether the checkout has changes or new files.
 
     Args:
-        file: a file of the package. One that the repository around it does not track, as in an environment that lies
-            in somebody else's checkout, has no commit.
+        file: a file of the package. If the repository does not track it, for instance in a virtual environment inside
+            another checkout, both results are ``None``.
     """
     folder = file.parent
     if _git(folder, "ls-files", "--error-unmatch", file.name) is None:

@@ -1,13 +1,11 @@
-"""What the width of a verification costs: the full model over several rows, against one row."""
+"""Times forwards of the full model over several rows."""
 
 from collections.abc import Sequence
 
 import torch
 
-from selfspec.runtimes.target import Target
-from selfspec_lab.bench.timing import interleaved_seconds
-
-ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+from selfspec.measuring import ROW_COUNTS, Target
+from selfspec_lab.bench.spread import median_seconds
 
 _REPEATS = 5
 
@@ -16,16 +14,16 @@ _REPEATS = 5
 def verify_rows_seconds(
     target: Target, token_ids: Sequence[int], context: int, row_counts: Sequence[int] = ROW_COUNTS
 ) -> dict[int, float]:
-    """Median seconds of verifying chains of some widths, taken in turns: layout, all sublayers, final norm, head.
+    """Median seconds of verification forwards: layout, all sublayers, final norm and head, timed in turns.
 
     Args:
         target: the model.
-        token_ids: what fills context and rows, repeated as often as it takes.
-        context: committed tokens before the rows.
-        row_counts: widths; those that the model's context has no room for are left out.
+        token_ids: tokens for context and rows, repeated as needed.
+        context: number of committed tokens before the rows.
+        row_counts: numbers of rows; those that exceed the model's context are left out.
 
     Returns:
-        Seconds by width.
+        Seconds by number of rows.
     """
     fitting = [rows for rows in row_counts if context + rows <= target.context_limit]
     if not fitting:
@@ -37,10 +35,10 @@ def verify_rows_seconds(
     everything = range(target.sublayer_count)
 
     def forward(start: int, end: int) -> None:
-        step = target.begin(state, end - start)
+        step = target.lay_out(state, end - start)
         target.logits(target.run(target.embed(ids[start:end]), everything, step).hidden_states[-fitting[-1] :])
 
     forward(0, context)
     state.cache.commit(range(context))
     tasks = {rows: lambda rows=rows: forward(context, context + rows) for rows in fitting}
-    return interleaved_seconds(tasks, target.device, repeats=_REPEATS)
+    return median_seconds(tasks, target.device, repeats=_REPEATS)

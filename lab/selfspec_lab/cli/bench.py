@@ -7,21 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from selfspec.cli import options
-from selfspec.cli.terminal import silence_libraries
+from selfspec.cli.api import make_console, silence_libraries
+from selfspec.cli.api import options as shared_options
+from selfspec_lab.cli import bench_options as options
+from selfspec_lab.cli.bench_batches import batches
 from selfspec_lab.cli.bench_options import parse_method_settings, parse_names
 from selfspec_lab.cli.bench_run import leaderboard, report, run
 
-bench = typer.Typer(no_args_is_help=True, help="Benchmarks.")
-bench.command("run")(run)
-bench.command("report")(report)
-bench.command("leaderboard")(leaderboard)
-
-WIDTH = 100
-"""Columns where there is no terminal that has a width."""
+bench = typer.Typer(no_args_is_help=True, help="Runs benchmarks and writes their reports.")
+bench.command("run", epilog="Example: selfspec bench run --out results --model smollm2 --methods suffix")(run)
+bench.command("batches", epilog="Example: selfspec bench batches --model smollm2 --methods suffix")(batches)
+bench.command("report", epilog="Example: selfspec bench report results")(report)
+bench.command("leaderboard", epilog="Example: selfspec bench leaderboard runs leaderboard.md")(leaderboard)
 
 
-@bench.command()
+@bench.command(epilog="Example: selfspec bench overhead --model tiny --widen 8 --dtype bfloat16")
 def overhead(
     model: options.Model = "tiny",
     widen: options.Widen = 1,
@@ -29,21 +29,21 @@ def overhead(
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
     methods: options.Methods = "all",
-    settings: options.MethodSettings = None,
+    settings: options.Settings = None,
     repeats: options.Repeats = 5,
-    max_new_tokens: Annotated[int, typer.Option(help="Length of every output, ends of texts ignored.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="Length of every output; ends of texts are ignored.")] = 64,
     force_acceptance: Annotated[
         float | None,
-        typer.Option(help="Accept drafted tokens with this probability, whatever the model says: NOT LOSSLESS."),
+        typer.Option(help="Accept each draft token with this probability, without comparing: NOT LOSSLESS."),
     ] = None,
     compiled: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Measure transformers with a compiled step too.")
+        bool, typer.Option("--compile/--no-compile", help="Also measure transformers with a compiled step.")
     ] = True,
     llama_cpp: Annotated[
-        bool, typer.Option("--llama-cpp/--no-llama-cpp", help="Measure llama.cpp too, where it is installed.")
+        bool, typer.Option("--llama-cpp/--no-llama-cpp", help="Also measure llama.cpp if it is installed.")
     ] = True,
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
-    as_json: options.Json = False,
+    as_json: shared_options.Json = False,
 ) -> None:
     """Measures plain decoding against bandwidth, transformers and llama.cpp, and every method against its ideal."""
     by_method = parse_method_settings(settings or ())
@@ -82,11 +82,6 @@ def overhead(
 
 
 def _print_table(report: Mapping[str, Any]) -> None:
-    from rich.console import Console
-
     from selfspec_lab.bench.overhead_table import print_overhead
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    print_overhead(console, report)
+    print_overhead(make_console(), report)

@@ -1,4 +1,4 @@
-"""The options of ``selfspec bench run``, and what the texts of benchmarks' options say."""
+"""The options of the benchmark commands."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,24 +6,30 @@ from typing import Annotated
 
 import typer
 
-from selfspec.cli import options
-from selfspec.cli.generate import parse_assignments
+from selfspec.cli.api import options, parse_assignments
 from selfspec.errors import InvalidSettingError
 
 _WHAT, _HOW = "What is measured", "How it is measured"
+_SETTINGS_HELP = "A setting of a method; repeatable. Fixed exit layers are 6 of 16 layers unless set."
 
 Out = Annotated[Path, typer.Option(help="Folder of the results.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 
 Model = Annotated[str, typer.Option(help=options.MODEL_HELP, rich_help_panel=_WHAT)]
-Widen = Annotated[int, typer.Option(help=options.WIDEN_HELP, rich_help_panel=_WHAT)]
-Methods = Annotated[str, typer.Option(help=options.METHODS_HELP, rich_help_panel=_WHAT)]
+Widen = Annotated[
+    int,
+    typer.Option(
+        help="Widen a Llama model this many times, its text unchanged; for timing.",
+        rich_help_panel=_WHAT,
+    ),
+]
+Methods = Annotated[str, typer.Option(help="Names of methods, separated by commas, or all.", rich_help_panel=_WHAT)]
 Peers = Annotated[
     str,
     typer.Option(
         help="transformers' own: transformers, transformers-early-exit, transformers-prompt-lookup; llama-cpp, "
-        "llama-cpp-prompt-lookup (greedy, on the processor; need the extra 'peers'); "
+        "llama-cpp-prompt-lookup (greedy, on the processor; need selfspec-lab[peers]); "
         "all; none.",
         rich_help_panel=_WHAT,
     ),
@@ -36,49 +42,49 @@ Suite = Annotated[
         rich_help_panel=_WHAT,
     ),
 ]
-Limit = Annotated[int | None, typer.Option(help="At most so many questions of a category.", rich_help_panel=_WHAT)]
+Limit = Annotated[int | None, typer.Option(help="At most this many questions of each category.", rich_help_panel=_WHAT)]
 Chat = Annotated[
     bool | None,
     typer.Option(
         "--chat/--no-chat",
-        help="Ask through the chat template, or let texts go on. Without either: chat for a model whose template "
-        "marks turns by special tokens (the bundled ones are no chat models), and for Spec-Bench.",
+        help="Use the chat template, or continue the prompts as texts. Default: chat for Spec-Bench, and for models "
+        "whose chat template has special tokens (not for the bundled ones).",
         rich_help_panel=_WHAT,
     ),
 ]
-Context = Annotated[int, typer.Option(help="Tokens of a passage of text:FILE.", rich_help_panel=_WHAT)]
+Context = Annotated[int, typer.Option(help="Prompt tokens of each passage of text:FILE.", rich_help_panel=_WHAT)]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="METHOD.KEY=VALUE", help=options.METHOD_SETTINGS_HELP, rich_help_panel=_WHAT),
+    typer.Option("--set", metavar="METHOD.KEY=VALUE", help=_SETTINGS_HELP, rich_help_panel=_WHAT),
 ]
 
 MaxNewTokens = Annotated[int, typer.Option(help="Longest output.", rich_help_panel=_HOW)]
 Temperature = Annotated[
-    float, typer.Option(help="0 is greedy; else all methods sample with one seed.", rich_help_panel=_HOW)
+    float, typer.Option(help="0 is greedy; otherwise all methods sample with the same seed.", rich_help_panel=_HOW)
 ]
-Repeats = Annotated[int, typer.Option(help=options.REPEATS_HELP, rich_help_panel=_HOW)]
-Seed = Annotated[int, typer.Option(help="Of the order, of sampling, of the suite.", rich_help_panel=_HOW)]
+Repeats = Annotated[int, typer.Option(help="Number of measurements of everything.", rich_help_panel=_HOW)]
+Seed = Annotated[int, typer.Option(help="Seed of the order, of sampling and of the suite.", rich_help_panel=_HOW)]
 Dtype = Annotated[str, typer.Option(help=options.DTYPE_HELP, rich_help_panel=_HOW)]
 Device = Annotated[str, typer.Option(help=options.DEVICE_HELP, rich_help_panel=_HOW)]
 Runtime = Annotated[str, typer.Option(help=options.RUNTIME_HELP, rich_help_panel=_HOW)]
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Names with commas between."""
+    """Splits names at commas."""
     return tuple(name.strip() for name in text.split(","))
 
 
 def parse_method_settings(assignments: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Settings of several methods as ``--set`` gives them.
+    """Parses the values of ``--set`` for several methods.
 
     Args:
         assignments: each ``method.key=value``.
 
     Returns:
-        By method the values by key, still text.
+        Values by method and key, as text.
 
     Raises:
-        InvalidSettingError: one has no ``=`` or no ``.`` before it, or a key comes twice.
+        InvalidSettingError: an assignment has no ``=`` or no ``.`` before it, or a key is given twice.
     """
     settings: dict[str, dict[str, str]] = {}
     for name, value in parse_assignments(assignments).items():

@@ -26,10 +26,10 @@ class RunningSpeedups:
         if measurement.error is not None or tokens < 1:
             return
         prompt, seconds = (measurement.prompt, measurement.repeat), measurement.decode_seconds / tokens
-        if measurement.contender == PLAIN:
+        if measurement.candidate == PLAIN:
             self._plain[prompt] = seconds
         else:
-            self._waiting[prompt].append((measurement.contender, seconds))
+            self._waiting[prompt].append((measurement.candidate, seconds))
         if prompt in self._plain:
             for name, mine in self._waiting.pop(prompt, ()):
                 plain, total = self._seconds[name]
@@ -37,16 +37,16 @@ class RunningSpeedups:
 
     @property
     def speedups(self) -> dict[str, float]:
-        """By contender its speedup so far, the fastest first."""
+        """By candidate its speedup so far, the fastest first."""
         speedups = {name: plain / mine for name, (plain, mine) in self._seconds.items() if mine > 0}
         return dict(sorted(speedups.items(), key=lambda item: -item[1]))
 
 
 class RunProgress:
-    """A progress bar on standard error with the fastest contenders so far; lines where that is no terminal.
+    """A progress bar on standard error with the fastest candidates so far; lines where that is no terminal.
 
     Attributes:
-        failed: names of the contenders that failed at least once.
+        failed: names of the candidates that failed at least once.
     """
 
     def __init__(self) -> None:
@@ -87,9 +87,9 @@ class RunProgress:
         self._speedups.add(measurement)
         self._bar.advance(self._task)
         if measurement.error is not None:
-            self.failed.add(measurement.contender)
+            self.failed.add(measurement.candidate)
             self._console.print(
-                f"{measurement.contender} failed on {measurement.prompt}: {measurement.error}", markup=False
+                f"{measurement.candidate} failed on {measurement.prompt}: {measurement.error}", markup=False
             )
         prompt = (measurement.prompt, measurement.repeat)
         if prompt != self._prompt:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from selfspec.cli.terminal import silence_libraries
+from selfspec.cli.api import silence_libraries
 from selfspec.errors import InvalidParameterError
 from selfspec_lab.cli import bench_options as options
 from selfspec_lab.cli.bench_options import parse_method_settings, parse_names
@@ -35,9 +35,9 @@ def run(
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Measures methods, transformers' own ways and llama.cpp on the prompts of a suite, in turns, and writes a report.
+    """Measures methods, transformers and llama.cpp on the prompts of a suite, in turns, and writes a report.
 
-    Ctrl-C keeps what was measured; --resume goes on from there.
+    Ctrl-C keeps the results so far; --resume continues from there.
     """
     by_method = parse_method_settings(settings or ())
 
@@ -69,7 +69,7 @@ def run(
 
 
 def _measure(asked: "RunOptions", out: Path, *, resume: bool, overwrite: bool) -> set[str]:
-    """Measures and writes the report; gives the names of the contenders that failed."""
+    """Measures and writes the report; returns the names of the candidates that failed."""
     from selfspec.plots import check_drawing
     from selfspec_lab.bench.report import write_report
     from selfspec_lab.bench.run.runner import run as run_benchmark
@@ -84,7 +84,7 @@ def _measure(asked: "RunOptions", out: Path, *, resume: bool, overwrite: bool) -
             run_benchmark(asked, out, progress, resume=resume, overwrite=overwrite)
     except KeyboardInterrupt:
         if (out / "results.jsonl").is_file():
-            typer.echo(f"what was measured is in {out}; go on by --resume", err=True)
+            typer.echo(f"the results so far are in {out}; continue with --resume", err=True)
         raise
     write_report(out)
     return progress.failed
@@ -93,7 +93,7 @@ def _measure(asked: "RunOptions", out: Path, *, resume: bool, overwrite: bool) -
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders that `selfspec bench run` wrote.")],
 ) -> None:
-    """Writes the report of a run anew, or compares several runs."""
+    """Rewrites the report of a run, or compares several runs."""
     from selfspec.plots import check_drawing
     from selfspec_lab.bench.report import compare_runs, write_report
 
@@ -109,7 +109,7 @@ def leaderboard(
     runs: Annotated[Path, typer.Argument(help="Folder with the folders of runs.")],
     out: Annotated[Path, typer.Argument(help="Markdown file to write.")],
 ) -> None:
-    """Writes one page of several runs: method, suite, checkpoint, hardware."""
+    """Writes one page about several runs: method, suite, checkpoint, hardware."""
     from selfspec_lab.bench.report.leaderboard import read_summaries, render_leaderboard
 
     text = render_leaderboard(read_summaries(runs), out)
@@ -120,7 +120,7 @@ def leaderboard(
 
 
 def _print_overview(folder: Path) -> None:
-    """The report as far as its first table."""
+    """Prints the report up to its first table."""
     about, table, *_ = (folder / "report.md").read_text(encoding="utf-8").split("\n## ")
     typer.echo(f"{about}\n## {table.rstrip()}")
-    typer.echo(f"all of it in {folder / 'report.md'}, with pictures in {folder / 'report.html'}", err=True)
+    typer.echo(f"the whole report: {folder / 'report.md'}, with pictures: {folder / 'report.html'}", err=True)

@@ -1,37 +1,36 @@
-"""``selfspec experiments``: the papers' claims, tried."""
+"""``selfspec experiments``: tests the claims of the papers."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from selfspec.cli import options
-from selfspec.cli.terminal import silence_libraries
+from selfspec.cli.api import options, silence_libraries
 
-experiments = typer.Typer(no_args_is_help=True, help="Tries the claims of the papers, and says which hold.")
+experiments = typer.Typer(no_args_is_help=True, help="Tests the claims of the papers, and says which hold.")
 
 
-@experiments.command("list")
+@experiments.command("list", epilog="Example: selfspec experiments list")
 def list_experiments() -> None:
-    """Lists the experiments: what the papers say, and where."""
+    """Lists the experiments: the claim of each, and its source."""
     from selfspec_lab.experiments import EXPERIMENTS
 
     for experiment in EXPERIMENTS.values():
         typer.echo(f"{experiment.number}  {experiment.name}  ({experiment.source})\n   {experiment.claim}")
 
 
-@experiments.command("run")
+@experiments.command("run", epilog="Example: selfspec experiments run all --quick --out results")
 def run(
-    name: Annotated[str, typer.Argument(help="Name of an experiment, several with commas between, or all.")],
+    name: Annotated[str, typer.Argument(help="Names of experiments, separated by commas, or all.")],
     model: Annotated[
-        str | None, typer.Option(help=f"Instead of the checkpoint that an experiment runs on. {options.MODEL_HELP}")
+        str | None, typer.Option(help=f"Default: the checkpoint of each experiment. {options.MODEL_HELP}")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure little, with wide spreads.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure less, with wider spreads.")] = False,
     device: options.Device = "auto",
-    seed: Annotated[int, typer.Option(help="Fixes what is drawn at random.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for a JSON file and a picture of each.")] = None,
 ) -> None:
-    """Tries claims: prints each verdict with the figures that it comes from."""
+    """Runs experiments, and prints each verdict with its figures."""
     from selfspec.errors import InvalidParameterError
     from selfspec.loading import parse_device
     from selfspec.plots import check_drawing
@@ -50,7 +49,7 @@ def run(
         resolve_name(model)
     silence_libraries()
 
-    from selfspec_lab.bench.contest import explain
+    from selfspec_lab.bench.benchmark import explain
     from selfspec_lab.experiments.lab import Lab
     from selfspec_lab.experiments.store import run_experiment, save_result
 
@@ -64,7 +63,7 @@ def run(
             saved = save_result(experiment, result, out) if out is not None else ()
         except InvalidParameterError:
             raise
-        except Exception as error:  # the others are still to be tried
+        except Exception as error:  # the other experiments still run
             failed.append(each)
             typer.echo(f"{experiment_class.number}. {each}: FAILED, {explain(error)}")
             continue
@@ -77,12 +76,12 @@ def run(
         raise typer.Exit(1)
 
 
-@experiments.command("document")
+@experiments.command("document", epilog="Example: selfspec experiments document results experiments.md")
 def document(
     results: Annotated[Path, typer.Argument(help="Folder that `selfspec experiments run --out` wrote.")],
     out: Annotated[Path, typer.Argument(help="Markdown file to write.")],
 ) -> None:
-    """Writes a page of all results in a folder: claims, verdicts, figures, pictures."""
+    """Writes a page about all results in a folder: claims, verdicts, figures, pictures."""
     from selfspec.errors import InvalidParameterError
     from selfspec_lab.experiments.document import render_document
     from selfspec_lab.experiments.store import read_results

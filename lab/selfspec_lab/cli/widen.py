@@ -5,19 +5,23 @@ from typing import Annotated
 
 import typer
 
-from selfspec.cli import options
-from selfspec.cli.terminal import silence_libraries
+from selfspec.cli.api import options, silence_libraries
 
 
 def widen(
-    model: Annotated[str, typer.Argument(help=f"{options.MODEL_HELP} It has to be a Llama.")],
+    model: Annotated[str, typer.Argument(help=f"A Llama model: {options.MODEL_HELP}")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write to, new or empty.")],
-    factor: options.Widen,
+    factor: Annotated[int, typer.Option(help="How many times as wide: 1 to 64.")],
     dtype: options.Dtype = "auto",
 ) -> None:
-    """Writes a model that is FACTOR times as wide and writes the same text up to rounding."""
-    from selfspec.loading import load_model
-    from selfspec_lab.widening import check_factor, check_output_folder, save_widened
+    """Writes a model that is FACTOR times as wide and writes the same text, up to rounding.
+
+    The folder can be the --model of any command, to time the command at a larger size.
+
+    Example: selfspec models widen tiny tiny-wide --factor 8
+    """
+    from selfspec_lab.widened_folder import check_output_folder, save_widened
+    from selfspec_lab.widening import check_factor, load_model
 
     check_factor(factor)
     check_output_folder(out)

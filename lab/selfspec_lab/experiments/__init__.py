@@ -1,4 +1,4 @@
-"""One file for every claim of the papers that is tried here; importing this package makes all of them known."""
+"""The claims of the papers, one file each; importing this package registers all of them."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""What an experiment is: a claim of a paper, what is measured for it, and a verdict computed from the data alone."""
+"""An experiment: a claim of a paper, what is measured for it, and a verdict computed from the data alone."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,52 +13,54 @@ if TYPE_CHECKING:
 
     from selfspec_lab.experiments.lab import Lab
 
-Verdict = Literal["holds", "holds in part", "does not hold"]
+Verdict = Literal["holds", "mixed", "fails"]
 
 Data = dict[str, Any]
-"""What an experiment measured, ready for JSON."""
+"""The measurements of an experiment, ready for JSON."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One part of a claim, held against the data.
+    """One part of a claim, checked against the data.
 
     Attributes:
         statement: the part, as a sentence that is true or false.
-        holds: whether it is true of the data.
-        figure: the numbers that say so.
+        holds: whether the data confirm it.
+        figure: the figures from which ``holds`` follows.
+        counts: whether it counts for the verdict. A theorem, or a part that could not have failed, is shown only.
     """
 
     statement: str
     holds: bool
     figure: str
+    counts: bool = True
 
 
 class Experiment(ABC):
-    """A claim of a paper, tried on models at hand.
+    """A claim of a paper, tested on available models.
 
-    ``measure`` runs models; ``judge`` and ``draw`` are functions of what it gave, so that verdicts and pictures can be
+    ``measure`` runs models. ``judge`` and ``draw`` use only the data that it returned, so verdicts and pictures can be
     made again from committed data.
     """
 
     number: ClassVar[int]
-    """Its place among the claims of ``docs/experiments.md``."""
+    """Number of the claim in ``docs/experiments.md``."""
     name: ClassVar[str]
     claim: ClassVar[str]
-    """What the paper says, in a sentence or two."""
+    """The paper's claim, in a sentence or two."""
     source: ClassVar[str]
-    """Paper, and its figures or tables."""
+    """The paper, with its figures or tables."""
     method: ClassVar[str]
-    """What is measured here to try it, and where that differs from the paper."""
+    """What is measured here, and how it differs from the paper."""
     model: ClassVar[str] = "tiny"
-    """The checkpoint that it runs on unless another one is asked for."""
+    """The default checkpoint."""
 
     @abstractmethod
     def measure(self, lab: "Lab") -> Data:
-        """Runs what there is to run.
+        """Runs the measurements.
 
         Args:
-            lab: gives models and prompts, and says how much to measure.
+            lab: models, prompts and the amount to measure.
 
         Returns:
             The data, ready for JSON: finite numbers, text, lists, objects with text keys.
@@ -66,27 +68,32 @@ class Experiment(ABC):
 
     @abstractmethod
     def judge(self, data: Data) -> Sequence[Check]:
-        """Holds every part of the claim against the data."""
+        """Checks every part of the claim against the data."""
 
     @abstractmethod
     def draw(self, data: Data) -> "Figure":
-        """A picture like the paper's, made without the global state of pyplot."""
+        """Draws a picture like the paper's, without the global state of pyplot."""
 
 
 def verdict(checks: Sequence[Check]) -> Verdict:
-    """What the checks come to: all of them hold, some of them, or none."""
-    holding = sum(check.holds for check in checks)
-    if holding == len(checks):
+    """The verdict on a claim: all parts that count hold, none does, or some do.
+
+    Args:
+        checks: the parts; at least one counts.
+    """
+    counting = [check.holds for check in checks if check.counts]
+    assert counting, "no part of the claim could fail"
+    if all(counting):
         return "holds"
-    return "holds in part" if holding else "does not hold"
+    return "mixed" if any(counting) else "fails"
 
 
 EXPERIMENTS: dict[str, type[Experiment]] = {}
-"""Every experiment by its name, in the order of the claims."""
+"""All experiments by name, in the order of the claims."""
 
 
 def register(experiment: type[Experiment]) -> type[Experiment]:
-    """Makes an experiment known; a decorator."""
+    """Adds an experiment to ``EXPERIMENTS``; a decorator."""
     assert experiment.name not in EXPERIMENTS, f"two experiments are named {experiment.name}"
     EXPERIMENTS[experiment.name] = experiment
     ordered = sorted(EXPERIMENTS.items(), key=lambda item: item[1].number)
@@ -96,10 +103,10 @@ def register(experiment: type[Experiment]) -> type[Experiment]:
 
 
 def find_experiment(name: str) -> type[Experiment]:
-    """The experiment of a name.
+    """Finds an experiment by name.
 
     Raises:
-        InvalidParameterError: there is none.
+        InvalidParameterError: there is no experiment of this name.
     """
     if name not in EXPERIMENTS:
         raise InvalidParameterError(

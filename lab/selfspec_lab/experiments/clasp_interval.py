@@ -1,4 +1,4 @@
-"""Claim 5: CLaSp is fastest between choosing layers too often and too rarely, and skipping too few and too many."""
+"""Claim 5: CLaSp is fastest at a medium interval between selections and a medium number of skipped layers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INTERVAL = 16
-"""Rounds from one choice to the next while the number of skipped layers varies: the method's default."""
+"""Rounds between selections while the number of skipped layers varies: the method's default."""
 
 SKIPPED = 0.5
-"""Share of the layers that is skipped while the interval varies: the method's default."""
+"""Share of skipped layers while the interval varies: the method's default."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Amounts:
     """How much is measured.
 
     Attributes:
-        prompts: of each domain.
-        max_new_tokens: length of every output.
-        intervals: rounds from one choice to the next, ascending.
-        skipped: shares of the layers that are skipped, ascending.
+        prompts: prompts per domain.
+        max_new_tokens: length of every output, in tokens.
+        intervals: rounds between selections, ascending.
+        skipped: shares of skipped layers, ascending.
         widening: factor by which the checkpoint is widened.
     """
 
@@ -48,24 +48,25 @@ _FULL = Amounts(2, 144, (1, 4, 16, 64, 128), (0.125, 0.25, SKIPPED, 0.75, 0.875)
 
 @register
 class ClaspInterval(Experiment):
-    """Times drafts that are chosen more or less often, and that skip more or fewer layers."""
+    """CLaSp, figures 4a and 4b: speed over the interval and over the number of skipped layers."""
 
     number = 5
     name = "clasp-interval"
     claim = (
-        "CLaSp's speedup first rises and then falls with the interval between choices of layers, past 128 rounds "
-        "because stale sets draft worse; and it rises and then falls with the number of skipped layers, being highest "
-        "at 44 of 80."
+        "CLaSp's speedup first rises and then falls with the interval between selections of layers, past 128 rounds "
+        "because old sets draft worse. It also rises and then falls with the number of skipped layers, with its "
+        "maximum at 44 of 80."
     )
     source = "CLaSp (Chen et al. 2025), sections 3.7 and 5.3, figures 4a and 4b"
     method = (
         f"The checkpoint widened {TIMED_WIDENING} times writes the same texts (sampled with a seed at temperature "
-        f"{TEMPERATURE}, so that every contender writes the same) plainly and with CLaSp, in turns prompt by prompt; a "
+        f"{TEMPERATURE}, so all candidates write the same) plainly and with CLaSp, in turns prompt by prompt; a "
         "speedup is the ratio of the speeds on one prompt. Half of the layers are skipped while the interval varies, "
-        f"and the interval is {INTERVAL} rounds while their number varies. An interval longer than a text has rounds "
-        "is one choice a request, as nearly in the paper, whose outputs end at 1024 tokens. An optimum counts as "
-        "inside of a sweep where it is faster than both ends by more than noise: the 95 % bootstrap interval over "
-        "prompts of the ratio of speeds is above 1."
+        f"and the interval is {INTERVAL} rounds while their number varies. An interval longer than the number of "
+        "rounds means one selection per request, as almost in the paper, whose outputs end at 1024 tokens. An optimum "
+        "counts as inside the sweep if it is faster than both ends beyond noise: the 95 % bootstrap interval over "
+        "prompts of the ratio of speeds is above 1. The optimum for a prompt is chosen on the other half of the "
+        "prompts, so no prompt tests a choice that it made."
     )
     model = "tiny"
 
@@ -73,14 +74,14 @@ class ClaspInterval(Experiment):
         self.amounts = amounts
 
     def measure(self, lab: Lab) -> Data:
-        """Lets plain decoding and all settings write the same prompts in turns."""
+        """Times plain decoding and all settings in turns on the same prompts."""
         amounts = self.amounts or lab.pick(_QUICK, _FULL)
         model, _ = lab.load(self.model, widen=amounts.widening)
         layers = model.config.num_hidden_layers
         counts = dict.fromkeys(_count(share, layers) for share in amounts.skipped)
         intervals = {str(interval): _settings(interval, _count(SKIPPED, layers)) for interval in amounts.intervals}
         skipped = {str(count): _settings(INTERVAL, count) for count in counts}
-        # What is in both sweeps is measured once.
+        # A setting that is in both sweeps is measured once.
         names = {_name(settings): ("clasp", settings) for settings in (*intervals.values(), *skipped.values())}
         engines = lab.engines(self.model, {"plain": ("autoregressive", {}), **names}, widen=amounts.widening)
         prompts = [prompt for domain in PROMPTS for prompt in lab.prompts(domain, amounts.prompts)]
@@ -98,7 +99,7 @@ class ClaspInterval(Experiment):
         }
 
     def judge(self, data: Data) -> Sequence[Check]:
-        """Both optima lie inside; a longer interval costs less time and makes worse drafts."""
+        """Both optima are inside their sweeps; a longer interval takes less time and drafts worse."""
         return [
             lies_inside(data["intervals"], "interval", f"rounds (texts have up to {data['rounds']})"),
             trades_time_for_length(data["intervals"]),
@@ -106,7 +107,7 @@ class ClaspInterval(Experiment):
         ]
 
     def draw(self, data: Data) -> "Figure":
-        """Speedups as in figures 4b and 4a, and under them what makes them."""
+        """Draws speedups as in figures 4b and 4a; below, acceptance and the share of selection."""
         figure, panels = make_panels(2, 2, height=5.0, sharex="col", height_ratios=[3, 2])
         labels = ("interval between choices (rounds)", f"skipped layers (of {data['layers']})")
         for column, (sweep, label) in enumerate(zip(("intervals", "skipped"), labels, strict=True)):
@@ -118,7 +119,7 @@ class ClaspInterval(Experiment):
 
 
 def _count(share: float, layers: int) -> int:
-    """A share of the layers in whole layers, of which some are left."""
+    """A share of the layers as a number of layers, from 1 to ``layers - 1``."""
     return min(max(1, round(share * layers)), layers - 1)
 
 
@@ -131,7 +132,7 @@ def _name(settings: Mapping[str, Any]) -> str:
 
 
 def _figures(written: Sequence[Generation], plain: Sequence[Generation]) -> dict[str, Any]:
-    """What a contender came to on every prompt, and over all of them."""
+    """The figures of a candidate, by prompt and over all prompts."""
     drafted, accepted = (sum(getattr(each, name) for each in written) for name in ("drafted", "accepted"))
     selection = sum(record.seconds.select for each in written for record in each.rounds)
     pairs = zip(written, plain, strict=True)

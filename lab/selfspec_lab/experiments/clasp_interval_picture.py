@@ -1,4 +1,4 @@
-"""The pictures of claim 5: speedups as in CLaSp's figures 4a and 4b, and under them what makes them."""
+"""The pictures of claim 5: speedups as in CLaSp's figures 4a and 4b, with acceptance and share of selection."""
 
 from collections.abc import Mapping
 from statistics import median
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def draw_speedups(panel: "Axes", sweep: Mapping[str, Any]) -> None:
-    """Speedups of a sweep, with their range over prompts."""
+    """Draws the speedups of a sweep, with their range over prompts."""
     places = list(range(len(sweep)))
     speedups = [figures["speedups"] for figures in sweep.values()]
     medians = [median(each) for each in speedups]
@@ -24,7 +24,7 @@ def draw_speedups(panel: "Axes", sweep: Mapping[str, Any]) -> None:
 
 
 def draw_shares(panel: "Axes", sweep: Mapping[str, Any]) -> None:
-    """Acceptance and the time of selection over a sweep."""
+    """Draws acceptance and the share of selection over a sweep."""
     places = list(range(len(sweep)))
     lines: list[tuple[str, str, dict[str, Any]]] = [
         ("acceptance_rate", "acceptance rate", {"color": "#009e73", "marker": "s", "linestyle": "-"}),

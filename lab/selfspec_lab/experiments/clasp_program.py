@@ -1,4 +1,4 @@
-"""Claim 4: CLaSp's dynamic program is near brute force, and tokens that are near each other want similar sets."""
+"""Claim 4: CLaSp's dynamic program is close to brute force, and adjacent tokens have similar sets."""
 
 import math
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ class Amounts:
     """How much is measured.
 
     Attributes:
-        texts: of each domain.
-        written_tokens: length of what the model writes for each.
-        searched_tokens: tokens of each at which every set is tried.
-        free_layers: in the middle, of which sets skip some in the comparison with brute force, at most.
-        longest_distance: of two tokens whose sets are compared.
+        texts: texts per domain.
+        written_tokens: tokens that the model writes for each text.
+        searched_tokens: tokens per text at which every set is tried.
+        free_layers: most middle layers that sets choose from in the comparison with brute force.
+        longest_distance: greatest distance of two tokens whose sets are compared.
     """
 
     texts: int
@@ -50,23 +50,24 @@ class Amounts:
 
 @register
 class ClaspProgram(Experiment):
-    """Tries every set of layers at many tokens, and compares the program's sets at all tokens of a text."""
+    """CLaSp, figures 3a and 3b: every set of layers at some tokens, the program's sets at all tokens of a text."""
 
     number = 4
     name = "clasp-program"
     claim = (
         "The layers that CLaSp's dynamic program skips leave the hidden state nearly as close to the full model's as "
-        "those that a brute-force search skips, and far closer than random ones. Adjacent tokens want similar sets, "
-        "and the similarity falls as tokens stand further apart."
+        "those that a brute-force search skips, and far closer than random ones. Adjacent tokens have similar sets, "
+        "and the similarity falls with the distance of the tokens."
     )
     source = "CLaSp (Chen et al. 2025), figures 3a and 3b"
     method = (
-        f"The model writes texts (sampled, temperature {TEMPERATURE}). At tokens of them, with the target's keys and "
-        "values of the tokens before, each of the 924 sets of 6 of the 12 middle layers is skipped in turn; the paper "
-        "left 12 of 32 free. Compared are the cosine similarity of the final hidden state to the target's, and whether "
-        "the greedy token is the same. Random is the mean over all sets. The paper shows near and far in a picture "
-        f"without numbers; what they mean here, {NEAR}, is ours. For the similarity over distance the program picks "
-        "half of all layers at every token. Intervals in brackets are 95 % bootstrap over texts."
+        f"The model writes texts (sampled, temperature {TEMPERATURE}). At some of their tokens, with the target's keys "
+        "and values of the tokens before, each of the 924 sets of 6 of the 12 middle layers is skipped in turn; the "
+        "paper chooses from 12 of 32. Two figures are compared: the cosine similarity of the final hidden state to the "
+        "target's, and the share of greedy tokens that are the target's. Random is the mean over all sets. The paper "
+        f"shows near and far in a picture without numbers; the limit of {NEAR} is our choice. For the similarity over "
+        "distance the program picks half of all layers at every token. Intervals in brackets are 95 % bootstrap over "
+        "texts."
     )
     model = "tiny"
 
@@ -75,7 +76,7 @@ class ClaspProgram(Experiment):
 
     @torch.inference_mode()
     def measure(self, lab: Lab) -> Data:
-        """Reads texts, tries every set at some of their tokens and runs the program at all."""
+        """Tries every set at some tokens of each text and runs the program at all of them."""
         amounts = self.amounts or lab.pick(Amounts(2, 144, 4), Amounts(6, 256, 8))
         engine = lab.engine(self.model)
         layers = engine.target.layer_count
@@ -105,7 +106,7 @@ class ClaspProgram(Experiment):
         }
 
     def judge(self, data: Data) -> Sequence[Check]:
-        """Near brute force, far above random, in cosine and in greedy tokens; similar sets nearby, less so far off."""
+        """Near brute force and far above random; similar sets at adjacent tokens, less similar ones further apart."""
         return [
             near_brute_force(data, "cosine", "in the final hidden state's cosine similarity to the target's"),
             far_above_random(data),
@@ -115,7 +116,7 @@ class ClaspProgram(Experiment):
         ]
 
     def draw(self, data: Data) -> "Figure":
-        """Similarity over distance as in figure 3a, cosines text by text as in figure 3b."""
+        """Draws similarity over distance as in figure 3a, cosines by text as in figure 3b."""
         figure, (left, right) = make_panels(2)
         draw_similarity(left, data)
         draw_cosines(right, data)
@@ -123,10 +124,10 @@ class ClaspProgram(Experiment):
 
 
 def middle(layers: int, most: int) -> range:
-    """Free layers: up to ``most`` in the middle, with as many fixed ones before as behind, at least one.
+    """Up to ``most`` layers in the middle, with equally many layers before and after them, at least one.
 
     Raises:
-        UnsupportedModelError: there are not two of them.
+        UnsupportedModelError: fewer than two layers are left.
     """
     fixed = max(1, (layers - most + 1) // 2)
     if layers - 2 * fixed < 2:
@@ -135,7 +136,7 @@ def middle(layers: int, most: int) -> range:
 
 
 def _spread(count: int, length: int) -> list[int]:
-    """Indices into a row of ``length``, evenly spread."""
+    """``count`` evenly spread indices below ``length``."""
     return [int((index + 0.5) * length / count) for index in range(count)]
 
 
@@ -144,7 +145,7 @@ def _distances(longest: int) -> list[int]:
 
 
 def _search(reading: Reading, positions: Sequence[int], free: range, skips: int) -> dict[str, Any]:
-    """Means over some tokens of a text, each with every set of ``skips`` of the free layers skipped."""
+    """Means over some tokens of a text, with every set of ``skips`` free layers skipped in turn."""
     cosines: list[list[float]] = []
     agreements: list[list[float]] = []
     beaten: list[float] = []
@@ -170,13 +171,13 @@ def _search(reading: Reading, positions: Sequence[int], free: range, skips: int)
 def final_states(
     reading: Reading, position: int, free: range, skips: int
 ) -> tuple[list[tuple[int, ...]], torch.Tensor]:
-    """The state behind the last layer for every set of skipped layers of one size; sets share what they begin with.
+    """The state after the last layer, for every set of ``skips`` skipped layers; sets share their common beginnings.
 
     Args:
         reading: the text.
-        position: of the token in it.
-        free: the layers of which some are skipped; those before and behind all run.
-        skips: how many are skipped.
+        position: index of the token.
+        free: the layers to choose from; layers before and after them all run.
+        skips: number of skipped layers.
 
     Returns:
         The sets, and ``[sets, hidden]``.
@@ -195,7 +196,7 @@ def final_states(
 
 
 def jaccard(one: set[int], other: set[int]) -> float:
-    """Size of what two sets share ÷ size of what they have together."""
+    """Jaccard similarity: size of the intersection ÷ size of the union."""
     return len(one & other) / len(one | other)
 
 

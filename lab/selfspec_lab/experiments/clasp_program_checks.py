@@ -1,4 +1,4 @@
-"""What claim 4 comes to: the figures of its data, and its parts held against them."""
+"""The checks of claim 4."""
 
 import math
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from selfspec_lab.experiments.lab import bootstrap_interval
 from selfspec_lab.experiments.ranks import rank_correlation
 
 NEAR = 0.9
-"""What "near brute force" and "far above random" are taken to mean: the paper gives a picture without numbers."""
+"""Limit for "near brute force" and "far above random"; our choice, as the paper has a picture without numbers."""
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What skipped sets of one size come to, mean over tokens.
+    """A figure of skipped sets of one size, mean over tokens.
 
     Attributes:
-        program: the set that the dynamic program picks.
-        best: the set whose final state is nearest to the target's of all.
-        random: a set drawn at random: the mean over all of them.
+        program: of the set that the dynamic program picks.
+        best: of the set whose final state is nearest to the target's.
+        random: of a random set, that is the mean over all sets.
     """
 
     program: float
@@ -33,7 +33,7 @@ class Searched:
 
 
 def chance_similarity(total: int, size: int) -> float:
-    """Mean Jaccard similarity of two sets of ``size`` of ``total`` that know nothing of each other."""
+    """Mean Jaccard similarity of two independent random sets of ``size`` of ``total``."""
     pairs = math.comb(total, size)
     shared = range(max(0, 2 * size - total), size + 1)
     return sum(
@@ -57,7 +57,7 @@ def near_brute_force(data: Data, what: str, words: str) -> Check:
     Args:
         data: of the experiment.
         what: ``cosine`` or ``agreement``.
-        words: the same for readers.
+        words: description of the figure.
     """
     mean = _mean_of(data, what)
     lower, upper = bootstrap_interval([text.beyond_near for text in _searched(data, what)])
@@ -88,7 +88,7 @@ def neighbours_similar(data: Data) -> Check:
     nearest = [text["similarity"][0] for text in data["texts"]]
     lower, upper = bootstrap_interval(nearest)
     return Check(
-        "the sets of adjacent tokens are similar: nearer to equal than to chance",
+        "the sets of adjacent tokens are closer to equal than to chance",
         lower > (1 + chance) / 2,
         f"Jaccard similarity {fmean(nearest):.2f} ({lower:.2f} to {upper:.2f}), chance being {chance:.2f}",
     )
@@ -103,7 +103,7 @@ def falls_with_distance(data: Data) -> Check:
     _, highest = bootstrap_interval(ranks)
     ends = [fmean(text["similarity"][end] for text in data["texts"]) for end in (0, -1)]
     return Check(
-        "the similarity of sets falls as tokens stand further apart",
+        "the similarity of sets falls with the distance of the tokens",
         lower > 0 and highest < 0,
         f"{ends[0]:.2f} at distance {first}, {ends[1]:.2f} at {last}: a fall by {lower:.2f} to {upper:.2f}; rank "
         f"correlation with distance {fmean(ranks):.2f}, at most {highest:.2f}",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def draw_similarity(panel: "Axes", data: Data) -> None:
-    """Jaccard similarity of the program's sets over the distance of two tokens, with its interval over texts."""
+    """Draws the Jaccard similarity of the program's sets over the distance of tokens, with its interval over texts."""
     by_distance = list(zip(*(text["similarity"] for text in data["texts"]), strict=True))
     low, high = zip(*(bootstrap_interval(values) for values in by_distance), strict=True)
     panel.fill_between(data["distances"], low, high, color="#56b4e9", alpha=0.35, linewidth=0)
@@ -29,7 +29,7 @@ def draw_similarity(panel: "Axes", data: Data) -> None:
 
 
 def draw_cosines(panel: "Axes", data: Data) -> None:
-    """By text the mean cosines of brute force, program and random sets."""
+    """Draws the mean cosine of brute force, program and random sets, by text."""
     texts = data["texts"]
     places = range(1, len(texts) + 1)
     low, high = zip(*(text["band"] for text in texts), strict=True)

@@ -1,4 +1,4 @@
-"""Claim 8: a draft's state that is near enough to the target's in cosine has the same greedy token."""
+"""Claim 8: draft states with high cosine similarity to the target's have the same greedy token."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from selfspec.methods.api import KeptSet
 from selfspec.methods.uniform import evenly_skipped
-from selfspec.model.kept import KeptSet
 from selfspec_lab.experiments.base import Check, Data, Experiment, register
 from selfspec_lab.experiments.cosine_bound_checks import lemma_holds, nearer_sets_accepted, rises_with_cosine
 from selfspec_lab.experiments.cosine_bound_picture import draw_bins, draw_sets
-from selfspec_lab.experiments.cosine_pairs import EDGES, Aims, Pairs, bins, histogram, norm_range, set_figures
+from selfspec_lab.experiments.cosine_pairs import EDGES, Pairs, TargetStates, bins, histogram, norm_range, set_figures
 from selfspec_lab.experiments.lab import Lab
 from selfspec_lab.experiments.panels import make_panels
 from selfspec_lab.experiments.reading import Reading, read_own_texts
@@ -26,11 +26,11 @@ class Amounts:
     """How much is measured.
 
     Attributes:
-        texts: of each domain.
-        written_tokens: length of what the model writes for each; every one of them is drafted by every kind of set.
-        uniform: skipped shares of the evenly spread sets.
-        exits: kept shares of the layers of early exits.
-        clasp: skipped shares of CLaSp's sets, chosen anew at every token.
+        texts: texts per domain.
+        written_tokens: tokens that the model writes for each text; every kind of set drafts each of them.
+        uniform: skipped shares of evenly spread sets.
+        exits: kept shares of early exits.
+        clasp: skipped shares of CLaSp's sets, selected at every token.
     """
 
     texts: int
@@ -42,23 +42,23 @@ class Amounts:
 
 @register
 class CosineBound(Experiment):
-    """Drafts every token of some texts with many kept sets and holds the states against the target's."""
+    """KnapSpec, lemma 4.1: drafts every token of some texts with many kept sets and compares the states."""
 
     number = 8
     name = "cosine-bound"
     claim = (
-        "From a certain cosine similarity to the target's last hidden state on, which the margin of the greedy token "
-        "gives, a draft has the same greedy token. So cosine similarity stands for the acceptance rate: the nearer a "
-        "kept set's states, the more of its tokens are accepted."
+        "A draft whose last hidden state has a cosine similarity to the target's above a bound has the same greedy "
+        "token; the bound follows from the margin of the target's greedy token. So cosine similarity is a proxy for "
+        "the acceptance rate: the nearer the states of a kept set, the more of its tokens are accepted."
     )
-    source = "KnapSpec, lemma 4.1 and the text behind it"
+    source = "KnapSpec (Cha et al. 2026), lemma 4.1 and the text after it"
     method = (
         f"The model writes texts (sampled, temperature {TEMPERATURE}). At every token, with the target's keys and "
         "values of the tokens before, evenly spread sets, early exits and CLaSp's sets of several sizes draft one "
-        "token. The state is what goes into the LM head, that is behind the final norm; cosine, bound and greedy token "
-        "are computed from it in double precision. The lemma takes states of equal norm; scaling a state to it changes "
-        "neither cosine nor token, so that it speaks of every pair. Intervals in brackets are 95 % bootstrap over "
-        "texts."
+        "token. The state is the input of the LM head, after the final norm; cosine, bound and greedy token are "
+        "computed from it in double precision. The lemma assumes states of equal norm; scaling a state changes neither "
+        "its cosine nor its greedy token, so the lemma applies to every pair. Intervals in brackets are 95 % bootstrap "
+        "over texts."
     )
     model = "tiny"
 
@@ -67,17 +67,17 @@ class CosineBound(Experiment):
 
     @torch.inference_mode()
     def measure(self, lab: Lab) -> Data:
-        """Reads texts and drafts each of their tokens with every set."""
+        """Drafts each token of some texts with every set."""
         amounts = self.amounts or lab.pick(Amounts(2, 64), Amounts(5, 96))
         engine = lab.engine(self.model)
         texts: list[dict[str, Pairs]] = []
         bounds: list[torch.Tensor] = []
         task = "drafts by many sets"
         for _, reading, positions in read_own_texts(lab, engine, amounts.texts, amounts.written_tokens, task):
-            aims = Aims(reading, positions)
-            bounds.append(aims.bounds)
+            target_states = TargetStates(reading, positions)
+            bounds.append(target_states.bounds)
             drafts = _drafts(reading, positions, amounts)
-            texts.append({name: aims.pairs(draft()) for name, draft in drafts.items()})
+            texts.append({name: target_states.pairs(draft()) for name, draft in drafts.items()})
         return {
             "edges": list(EDGES),
             "tokens": sum(map(len, bounds)),
@@ -88,11 +88,11 @@ class CosineBound(Experiment):
         }
 
     def judge(self, data: Data) -> Sequence[Check]:
-        """No counterexample to the lemma; acceptance rises with the cosine, pair by pair and set by set."""
+        """No counterexample to the lemma; acceptance rises with the cosine, over pairs and over sets."""
         return [lemma_holds(data), rises_with_cosine(data), nearer_sets_accepted(data)]
 
     def draw(self, data: Data) -> "Figure":
-        """Accepted share against cosine with the bound's distribution, and acceptance against cosine set by set."""
+        """Draws acceptance over cosine with the distribution of the bound, and acceptance over cosine by set."""
         figure, (left, right) = make_panels(2)
         draw_bins(left, data)
         draw_sets(right, data)
@@ -100,7 +100,7 @@ class CosineBound(Experiment):
 
 
 def _drafts(reading: Reading, positions: Sequence[int], amounts: Amounts) -> dict[str, Callable[[], torch.Tensor]]:
-    """By name of a kind of set what computes its states, ``[len(positions), hidden]``; equal sets are named once."""
+    """Functions that compute the states ``[len(positions), hidden]`` of a kind of set, by its name."""
     layers, total = reading.target.layer_count, reading.target.sublayer_count
     kept = {}
     for share in amounts.uniform:
@@ -108,7 +108,7 @@ def _drafts(reading: Reading, positions: Sequence[int], amounts: Amounts) -> dic
             kept[f"uniform, {len(skipped)} of {total} sublayers skipped"] = KeptSet.skipping(skipped, total)
     for share in amounts.exits:
         layer = min(max(1, round(share * layers)), layers - 1)
-        kept[f"exit behind layer {layer} of {layers}"] = KeptSet.early_exit(layer, total)
+        kept[f"exit after layer {layer} of {layers}"] = KeptSet.early_exit(layer, total)
     drafts = {name: _with_set(reading, positions, each) for name, each in kept.items()}
     for share in amounts.clasp:
         skips = max(1, round(share * layers))
@@ -121,5 +121,5 @@ def _with_set(reading: Reading, positions: Sequence[int], kept: KeptSet) -> Call
 
 
 def _with_program(reading: Reading, positions: Sequence[int], skips: int) -> Callable[[], torch.Tensor]:
-    """The states of sets that are chosen anew at every token."""
+    """The states of sets that CLaSp selects at every token."""
     return lambda: torch.stack([reading.program_state(position, skips) for position in positions])

@@ -1,4 +1,4 @@
-"""What claim 8 comes to: the figures of its data, and its parts held against them."""
+"""The checks of claim 8."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -10,10 +10,10 @@ from selfspec_lab.experiments.lab import bootstrap_interval
 from selfspec_lab.experiments.ranks import rank_correlation
 
 _FEWEST = 20
-"""Pairs of a bin, under which its share of accepted ones says nothing."""
+"""Pairs that a bin needs for its accepted share to be used."""
 
 _RISES = 0.9
-"""Rank correlation from which on one thing is said to rise with another."""
+"""Least rank correlation that counts as one quantity rising with another."""
 
 
 def _total(data: Data, what: str) -> int:
@@ -21,7 +21,7 @@ def _total(data: Data, what: str) -> int:
 
 
 def lemma_holds(data: Data) -> Check:
-    """Lemma 4.1 itself, and how much of what drafts do it explains."""
+    """Lemma 4.1, a theorem, and the share of the drafts that it covers."""
     pairs, accepted, covered = (_total(data, what) for what in ("pairs", "accepted", "covered"))
     low, middle, high = data["norm_ratio"]
     return Check(
@@ -30,11 +30,12 @@ def lemma_holds(data: Data) -> Check:
         f"{_total(data, 'counterexamples')} counterexamples among {covered} pairs above the bound, which are "
         f"{covered / pairs:.1%} of all {pairs} pairs and {covered / max(accepted, 1):.1%} of the {accepted} accepted "
         f"ones (norm of draft ÷ target {middle:.2f}, {low:.2f} to {high:.2f} in 95 % of pairs)",
+        counts=False,
     )
 
 
 def accepted_shares(texts: Sequence[Data]) -> dict[int, float]:
-    """By bin of the cosine, nearest first, the accepted share of all pairs of some texts, where there are enough."""
+    """The accepted share of the pairs by bin of the cosine, nearest first, without bins of too few pairs."""
     pairs, accepted = (np.sum([text[what] for text in texts], axis=0).tolist() for what in ("pairs", "accepted"))
     return {index: accepted[index] / count for index, count in enumerate(pairs) if count >= _FEWEST}
 

@@ -1,4 +1,4 @@
-"""The pictures of claim 8: acceptance against cosine, pair by pair with the bound, and set by set."""
+"""The pictures of claim 8: acceptance over cosine, for pairs with the bound, and for sets."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def draw_bins(panel: "Axes", data: Data) -> None:
-    """Accepted share of pairs by bin of their cosine, and where the bounds of the tokens lie."""
+    """Draws the accepted share of pairs by bin of their cosine, and the distribution of the bounds."""
     shares = accepted_shares(data["texts"])
     places = list(range(len(data["edges"]) - 1))
     bounds = np.array(data["bounds"]) / data["tokens"]
@@ -27,7 +27,7 @@ def draw_bins(panel: "Axes", data: Data) -> None:
 
 
 def draw_sets(panel: "Axes", data: Data) -> None:
-    """Accepted share of each kind of set over its mean cosine."""
+    """Draws the accepted share of each kind of set over its mean cosine."""
     styles = {"uniform": ("#e69f00", "s"), "exit": ("#d55e00", "^"), "clasp": ("#0072b2", "o")}
     for kind, (colour, marker) in styles.items():
         chosen = [figures for name, figures in data["sets"].items() if name.startswith(kind)]

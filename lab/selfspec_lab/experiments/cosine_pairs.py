@@ -1,4 +1,4 @@
-"""Draft states beside the target's, as KnapSpec's lemma 4.1 has them: cosine, bound, greedy token."""
+"""Pairs of draft and target states as in KnapSpec's lemma 4.1: cosine, bound, greedy token."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from selfspec.methods.objective import sufficient_cosine
 from selfspec_lab.experiments.reading import Reading
 
 EDGES = (0.0, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 2.0)
-"""Bins of one minus the cosine, which is how the bound lies: close to a cosine of 1."""
+"""Edges of bins of ``1 - cosine``; narrow near 0, where the bounds are."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """A target's and a draft's state at each of ``n`` tokens, as the lemma has them: what goes into the LM head.
+    """The target's and a draft's input of the LM head at each of ``n`` tokens.
 
     Attributes:
         cosines: float64 ``[n]``.
-        bounds: float64 ``[n]``, the cosine from which on the lemma promises the same greedy token.
-        same: bool ``[n]``, whether the greedy token is the same, that is whether it would be accepted.
+        bounds: float64 ``[n]``, the cosine above which the lemma guarantees the same greedy token.
+        same: bool ``[n]``, whether the greedy tokens are equal, so that the draft token is accepted.
         norm_ratios: float64 ``[n]``, norm of the draft's state ÷ norm of the target's.
     """
 
@@ -32,19 +32,19 @@ class Pairs:
 
     @property
     def covered(self) -> torch.Tensor:
-        """Whether the lemma says something of each pair, bool ``[n]``."""
+        """Whether each pair is above the lemma's bound, bool ``[n]``."""
         return self.cosines >= self.bounds
 
 
-class Aims:
+class TargetStates:
     """The target's side of the pairs of a text, in double precision.
 
-    The lemma takes states of equal norm. Neither the cosine nor the greedy token changes when a draft's state is scaled
-    to the target's norm, so that it speaks of every pair.
+    The lemma assumes states of equal norm. Scaling a draft's state to the target's norm changes neither its cosine nor
+    its greedy token, so the lemma applies to every pair.
 
     Args:
         reading: the text.
-        positions: of the tokens in it.
+        positions: indices of the tokens.
     """
 
     def __init__(self, reading: Reading, positions: Sequence[int]) -> None:
@@ -56,15 +56,15 @@ class Aims:
         self.bounds = torch.stack([sufficient_cosine(state, self._head) for state in self._states])
 
     def pairs(self, drafted: torch.Tensor) -> Pairs:
-        """Holds drafts against the target.
+        """Pairs draft states with the target's.
 
         Args:
-            drafted: ``[n, hidden]``, the residual stream behind a draft's last layer at each token.
+            drafted: ``[n, hidden]``, a draft's residual stream after its last layer.
         """
         states = self._into_head(drafted)
-        norms, aims = states.norm(dim=-1), self._states.norm(dim=-1)
-        cosines = (states * self._states).sum(-1) / (norms * aims)
-        return Pairs(cosines, self.bounds, self._greedy(states) == self._tokens, norms / aims)
+        norms, target_norms = states.norm(dim=-1), self._states.norm(dim=-1)
+        cosines = (states * self._states).sum(-1) / (norms * target_norms)
+        return Pairs(cosines, self.bounds, self._greedy(states) == self._tokens, norms / target_norms)
 
     def _into_head(self, hidden_states: torch.Tensor) -> torch.Tensor:
         normed: torch.Tensor = self._norm(hidden_states)
@@ -75,20 +75,20 @@ class Aims:
 
 
 def norm_range(drafts: Sequence[Pairs]) -> list[float]:
-    """Median of the ratios of norms between the ends of their middle 95 %."""
+    """The 2.5 %, 50 % and 97.5 % quantiles of the ratios of norms."""
     ratios = torch.cat([pairs.norm_ratios for pairs in drafts])
     low, median, high = np.quantile(ratios.numpy(), (0.025, 0.5, 0.975))
     return [float(low), float(median), float(high)]
 
 
 def histogram(distances: torch.Tensor) -> list[int]:
-    """How many of some values of one minus a cosine are in each bin; rounding may have put them a little outside."""
+    """Counts values of ``1 - cosine`` by bin; values that rounding put outside are clamped."""
     inside = distances.clamp(EDGES[0], EDGES[-1]).numpy()
     return [int(count) for count in np.histogram(inside, EDGES)[0]]
 
 
 def bins(drafts: Iterable[Pairs]) -> dict[str, list[int]]:
-    """By bin the pairs of a text, and those of them that are accepted."""
+    """The pairs of a text and the accepted pairs, counted by bin."""
     pairs, accepted = np.zeros(len(EDGES) - 1, int), np.zeros(len(EDGES) - 1, int)
     for each in drafts:
         pairs += histogram(1 - each.cosines)
@@ -97,7 +97,7 @@ def bins(drafts: Iterable[Pairs]) -> dict[str, list[int]]:
 
 
 def set_figures(texts: Sequence[Pairs]) -> dict[str, float]:
-    """Mean cosine and counts of a kind of set over all texts."""
+    """Mean cosine and counts for a kind of set, over all texts."""
     covered = torch.cat([pairs.covered for pairs in texts])
     same = torch.cat([pairs.same for pairs in texts])
     return {

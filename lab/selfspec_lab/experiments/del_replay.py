@@ -1,18 +1,18 @@
-"""What early exit at any fixed layer and draft length would have done on a text, from one reading of it.
+"""Replays early exit at any fixed layer and draft length on a text, from one forward over the text.
 
-The first ``E`` layers of a draft compute the target's own states while the tokens drafted so far are right, and behind
-the first wrong one the round ends. So the draft tokens of layer ``E`` that count are its shadow tokens on the target's
-text, and the rounds of ``layerskip`` follow from where those agree with it.
+While the drafted tokens are right, the first ``E`` layers of a draft compute the target's own states; after the first
+wrong token the round ends. So the draft tokens of layer ``E`` that matter are its shadow tokens on the target's text,
+and the rounds of ``layerskip`` follow from where these agree with the text.
 """
 
 from collections.abc import Iterable, Sequence
 
 import torch
 
-from selfspec.methods.base import Needs
+from selfspec.measuring import Target
+from selfspec.methods.api import Needs
 from selfspec.methods.dynamic_exit import shadow_tokens
-from selfspec.runtimes.shadow_head import ShadowHead
-from selfspec.runtimes.target import Target
+from selfspec.methods.testing import ShadowHead
 from selfspec.types import Generation
 from selfspec_lab.experiments.prefilled import prefill_text
 
@@ -20,7 +20,7 @@ _LOGITS_BYTES = 1 << 26
 
 
 def shadow_matches(target: Target, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> list[list[bool]]:
-    """Where each exit layer would have drafted the token that the target wrote.
+    """Where each exit layer would have drafted the target's token.
 
     Args:
         target: the model.
@@ -28,7 +28,7 @@ def shadow_matches(target: Target, prompt_ids: Sequence[int], output_ids: Sequen
         output_ids: the target's greedy output, at least two tokens.
 
     Returns:
-        For each exit layer from 1 to ``L - 1``, for each token of the output but the first.
+        ``[L - 1][tokens - 1]``: for each exit layer from 1, for each output token after the first.
     """
     boundaries = range(2, target.sublayer_count + 1, 2)
     needs = Needs(prompt_rows=len(output_ids) - 1, prompt_states=frozenset(boundaries))
@@ -44,8 +44,8 @@ def replay_rounds(matches: Sequence[bool], draft_length: int) -> list[tuple[int,
     """The rounds of drafts of fixed length by one exit layer.
 
     Args:
-        matches: from ``shadow_matches``, those of the layer.
-        draft_length: ``γ``; the last rounds draft no more than what is left to write behind them.
+        matches: the row of ``shadow_matches`` for the layer.
+        draft_length: ``γ``; the last rounds draft at most the tokens that are left, minus one.
 
     Returns:
         Drafted and accepted tokens of each round.
@@ -62,11 +62,11 @@ def replay_rounds(matches: Sequence[bool], draft_length: int) -> list[tuple[int,
 
 
 def tokens_per_loaded_layer(rounds: Iterable[tuple[int, int, int]], layer_count: int) -> float:
-    """DEL's eTPL of one output (appendix B.4): tokens ÷ layers loaded for them, ``1 / L`` in plain decoding.
+    """DEL's eTPL of one output (appendix B.4): tokens ÷ loaded layers; ``1 / L`` for plain decoding.
 
     Args:
-        rounds: of each the layers that drafted, the draft tokens and the tokens committed; at least one.
-        layer_count: ``L``, which every verification loads.
+        rounds: for each round the exit layer, the drafted tokens and the committed tokens; at least one.
+        layer_count: ``L``; every verification loads all layers.
     """
     tokens = layers = 0
     for exit_layer, drafted, committed in rounds:
@@ -84,7 +84,7 @@ def replayed_tokens_per_layer(
 
 
 def generated_tokens_per_layer(generation: Generation, layer_count: int) -> float:
-    """Tokens per loaded layer of an output that an early-exit method wrote, of at least two tokens."""
+    """Tokens per loaded layer of an early-exit method's output of at least two tokens."""
     return tokens_per_loaded_layer(
         [
             (len(record.kept.sublayers) // 2 if record.kept else 0, record.drafted, len(record.token_ids))

@@ -1,4 +1,4 @@
-"""Claim 6: DEL against every static choice of exit layer and draft length, and its decay factor (DEL, tables 1, 6)."""
+"""Claim 6: DEL against all static choices of exit layer and draft length, and its decay factor (DEL, tables 1, 6)."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ _MOST_EXITS = 15
 _TIMED_STATIC = 3
 
 ByPrompt = dict[str, dict[str, list[float]]]
-"""Name of what drafts to domain to one number a prompt."""
+"""One number per prompt, by name of the drafter and domain."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Amounts:
     """How much is measured.
 
     Attributes:
-        prompts: of each domain, for tokens per layer; at least 2.
+        prompts: prompts per domain for tokens per layer; at least 2.
         max_new_tokens: length of their outputs.
-        omegas: decay factors for tokens per layer, the paper's among them.
-        timed_omegas: those that are timed, the paper's among them.
-        draft_lengths: of the static choices; their exit layers are all that there are, up to 15.
-        timed_prompts: of each domain, for speed.
+        omegas: decay factors for tokens per layer, including the paper's.
+        timed_omegas: decay factors to time, including the paper's.
+        draft_lengths: draft lengths of the static choices; their exit layers are all layers, at most 15.
+        timed_prompts: prompts per domain for speed.
         timed_tokens: length of their outputs.
-        repeats: how often speed is measured.
-        widen: factor of the model whose speed is measured.
+        repeats: repeats of the timing.
+        widen: factor by which the timed model is widened.
     """
 
     prompts: int = 10
@@ -56,24 +56,24 @@ QUICK = Amounts(
 
 @register
 class DelStatic(Experiment):
-    """Tokens per layer over all domains and in each, whether a static choice is best everywhere, speed, ω."""
+    """DEL, tables 1 and 6: tokens per loaded layer over all domains and in each, speed, and the decay factor ω."""
 
     number = 6
     name = "del-static"
     claim = (
-        "Over several tasks no one static choice of exit layer E and draft length γ is as good as DEL, which writes "
-        "the most tokens per loaded layer and is the fastest on every task. It is largely insensitive to its decay "
-        "factor ω (2.54 to 2.60 times as fast as plain decoding for ω from 0.5 to 1)."
+        "Over several tasks no static choice of exit layer E and draft length γ is as good as DEL, which generates the "
+        "most tokens per loaded layer and is the fastest on every task. It is largely insensitive to its decay factor "
+        "ω (speedup 2.54 to 2.60 for ω from 0.5 to 1)."
     )
     source = "DEL (Entezari Zarch et al. 2025), tables 1 and 6"
     method = (
-        "Greedy outputs of the bundled prompts of three domains. Tokens per loaded layer (eTPL, appendix B.4), mean "
-        "over prompts: of DEL from its rounds; of every exit layer with eight draft lengths from 1 to 18 by replaying "
-        "the rounds of early exit on the target's text, which is exact. As in the paper a static choice is picked on "
-        "other prompts than those it is judged on, here on the other half, and also in hindsight. Speed on the "
+        "Greedy outputs for the bundled prompts of three domains. Tokens per loaded layer (eTPL, appendix B.4), mean "
+        "over prompts: for DEL from its rounds; for every exit layer with eight draft lengths from 1 to 18 by "
+        "replaying the rounds of early exit on the target's text, which is exact. As in the paper a static choice is "
+        "picked on other prompts than it is tested on, here on the other half, and also in hindsight. Speed on the "
         f"checkpoint widened {TIMED_WIDENING} times: plain decoding, DEL with three ω, and the best draft lengths of "
-        "the three best exit layers by eTPL, taking turns. The paper takes up to 1000 outputs of up to 512 tokens of "
-        "1B to 70B models, and varies ω on one task."
+        "the three best exit layers by eTPL, in turns. The paper uses up to 1000 outputs of up to 512 tokens, models "
+        "of 1B to 70B parameters, and varies ω on one task."
     )
     model = "tiny-early-exit"
 
@@ -81,7 +81,7 @@ class DelStatic(Experiment):
         self._amounts = amounts
 
     def measure(self, lab: Lab) -> Data:
-        """Tokens per layer of static choices and of DEL, then speeds."""
+        """Counts tokens per layer of static choices and of DEL, then measures speed."""
         amounts: Amounts = self._amounts or lab.pick(QUICK, Amounts())
         static, layers = _replay_static(lab, self.model, amounts)
         data: Data = {
@@ -90,9 +90,9 @@ class DelStatic(Experiment):
             "del": _tokens_per_layer_of_del(lab, self.model, amounts),
         }
         best = checks.best_static(data)
-        contenders: dict[str, tuple[str, Mapping[str, Any]]] = {"plain": ("autoregressive", {})}
-        contenders |= {checks.del_name(omega): ("del", {"omega": omega}) for omega in amounts.timed_omegas}
-        contenders |= {name: ("layerskip", _settings_of(name)) for name in _choices_to_time(data)}
+        candidates: dict[str, tuple[str, Mapping[str, Any]]] = {"plain": ("autoregressive", {})}
+        candidates |= {checks.del_name(omega): ("del", {"omega": omega}) for omega in amounts.timed_omegas}
+        candidates |= {name: ("layerskip", _settings_of(name)) for name in _choices_to_time(data)}
         return {
             **data,
             "best_static": {best: static[best]},
@@ -100,11 +100,11 @@ class DelStatic(Experiment):
                 "for all": pick_elsewhere(static, PROMPTS),
                 "for each": {each: pick_elsewhere(static, [each])[each] for each in PROMPTS},
             },
-            "speed": _measure_speeds(lab, self.model, amounts, contenders),
+            "speed": _measure_speeds(lab, self.model, amounts, candidates),
         }
 
     def judge(self, data: Data) -> Sequence[Check]:
-        """Seven parts; see the module of the checks."""
+        """Seven parts; see ``del_static_checks``."""
         return [
             checks.fewer_layers(data),
             checks.fewer_layers_in_hindsight(data),
@@ -116,21 +116,10 @@ class DelStatic(Experiment):
         ]
 
     def draw(self, data: Data) -> "Figure":
-        """Static choices by exit layer, the domains, the decay factor."""
+        """Draws static choices by exit layer, the domains, and the decay factor."""
         from selfspec_lab.experiments.del_static_picture import draw
 
         return draw(data)
-
-
-def static_name(exit_layer: int, draft_length: int) -> str:
-    """As in the paper's tables: ``E6-γ4``."""
-    return f"E{exit_layer}-γ{draft_length}"
-
-
-def split_static_name(name: str) -> tuple[int, int]:
-    """Exit layer and draft length of a ``static_name``."""
-    exit_layer, draft_length = name.removeprefix("E").split("-γ")
-    return int(exit_layer), int(draft_length)
 
 
 def _replay_static(lab: Lab, model_name: str, amounts: Amounts) -> tuple[ByPrompt, int]:
@@ -138,17 +127,19 @@ def _replay_static(lab: Lab, model_name: str, amounts: Amounts) -> tuple[ByPromp
     engine = lab.engine(model_name)
     layers = engine.target.layer_count
     if layers < 3:
-        raise InvalidParameterError(f"a model of {layers} layers has no choice of exit layer; take one of at least 3")
+        raise InvalidParameterError(
+            f"a model of {layers} layers has no choice of exit layer; use one of at least 3 layers"
+        )
     exits = range(1, layers, -(-(layers - 1) // _MOST_EXITS))
     choices = [(exit_layer, length) for exit_layer in exits for length in amounts.draft_lengths]
-    static: ByPrompt = {static_name(*choice): {domain: [] for domain in PROMPTS} for choice in choices}
+    static: ByPrompt = {checks.static_name(*choice): {domain: [] for domain in PROMPTS} for choice in choices}
     for domain in PROMPTS:
         lab.progress(f"replaying {len(choices)} static choices on {domain}")
         for prompt in lab.prompts(domain, amounts.prompts):
             output = engine.generate(prompt, max_new_tokens=amounts.max_new_tokens, ignore_eos=True)
             matches = shadow_matches(engine.target, engine.encode(prompt), output.token_ids)
             for choice in choices:
-                static[static_name(*choice)][domain].append(replayed_tokens_per_layer(matches, *choice, layers))
+                static[checks.static_name(*choice)][domain].append(replayed_tokens_per_layer(matches, *choice, layers))
     return static, layers
 
 
@@ -172,14 +163,14 @@ def _tokens_per_layer_of_del(lab: Lab, model_name: str, amounts: Amounts) -> ByP
 
 
 def pick_elsewhere(static: ByPrompt, domains: Iterable[str]) -> dict[str, list[float]]:
-    """The static choices that are best for some domains on the other half of the prompts.
+    """Picks, for each half of the prompts, the static choice that is best on the other half.
 
     Args:
         static: tokens per loaded layer of every static choice.
-        domains: those that the choice has to be good for, all of them together.
+        domains: the domains over which the choice is made, all together.
 
     Returns:
-        Tokens per loaded layer by domain and prompt, of the choice picked on the other prompts.
+        Tokens per loaded layer of the picks, by domain and prompt.
     """
     chosen = list(domains)
     picks = [
@@ -191,11 +182,11 @@ def pick_elsewhere(static: ByPrompt, domains: Iterable[str]) -> dict[str, list[f
 
 
 def _measure_speeds(
-    lab: Lab, model_name: str, amounts: Amounts, contenders: Mapping[str, tuple[str, Mapping[str, Any]]]
+    lab: Lab, model_name: str, amounts: Amounts, candidates: Mapping[str, tuple[str, Mapping[str, Any]]]
 ) -> dict[str, list[float]]:
-    """Tokens per second over all domains: contender to one number a repeat."""
+    """Tokens per second over all domains by candidate, one number per repeat."""
     measured = lab.measure_speeds(
-        lab.engines(model_name, contenders, widen=amounts.widen),
+        lab.engines(model_name, candidates, widen=amounts.widen),
         [prompt for domain in PROMPTS for prompt in lab.prompts(domain, amounts.timed_prompts)],
         max_new_tokens=amounts.timed_tokens,
         repeats=amounts.repeats,
@@ -209,10 +200,10 @@ def _choices_to_time(data: Data) -> list[str]:
     ordered = sorted(static, key=lambda name: statistics.fmean(static[name].values()), reverse=True)
     best_of_exit: dict[int, str] = {}
     for name in ordered:
-        best_of_exit.setdefault(split_static_name(name)[0], name)
+        best_of_exit.setdefault(checks.split_static_name(name)[0], name)
     return list(best_of_exit.values())[:_TIMED_STATIC]
 
 
 def _settings_of(name: str) -> dict[str, int]:
-    exit_layer, draft_length = split_static_name(name)
+    exit_layer, draft_length = checks.split_static_name(name)
     return {"exit_layer": exit_layer, "draft_length": draft_length}

@@ -4,8 +4,15 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from selfspec_lab.experiments.base import Data
-from selfspec_lab.experiments.del_static import split_static_name
-from selfspec_lab.experiments.del_static_checks import OMEGA, best_static, del_means, del_name, ratios, timed_del
+from selfspec_lab.experiments.del_static_checks import (
+    OMEGA,
+    best_static,
+    del_means,
+    del_name,
+    ratios,
+    split_static_name,
+    timed_del,
+)
 from selfspec_lab.experiments.panels import make_panels
 
 if TYPE_CHECKING:
@@ -17,7 +24,7 @@ _DEL, _STATIC, _OWN = "#0072b2", "#e69f00", "#009e73"
 
 
 def draw(data: Data) -> "Figure":
-    """Static choices by exit layer, the domains, the decay factor; everything over plain decoding."""
+    """Draws static choices by exit layer, the domains, and the decay factor, with plain decoding."""
     figure, (grid, domains, decay) = make_panels(3, width=11.0)
     _draw_grid(grid, data)
     _draw_domains(domains, data)

@@ -1,4 +1,4 @@
-"""Claim 9: DEL on a model that was not trained for early exit is slower than no speculation (KnapSpec, table 2)."""
+"""Claim 9: on models not trained for early exit, DEL is slower than plain decoding (KnapSpec, table 2)."""
 
 import statistics
 import warnings
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from selfspec.engine import Engine
+from selfspec import Engine
 from selfspec.errors import NoGainWarning
 from selfspec_lab.experiments.base import Check, Data, Experiment, register
 from selfspec_lab.experiments.figures import repeats_text, with_spread
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TRAINED = "tiny-early-exit"
 """The checkpoint that was trained for early exit."""
 
-_CONTENDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {"plain": ("autoregressive", {}), "DEL": ("del", {})}
+_CANDIDATES: Mapping[str, tuple[str, Mapping[str, Any]]] = {"plain": ("autoregressive", {}), "DEL": ("del", {})}
 _LABELS = {"untrained": "not trained for early exit", "trained": "trained for early exit"}
 
 
@@ -29,12 +29,12 @@ class Amounts:
     """How much is measured.
 
     Attributes:
-        prompts: of each domain, for acceptance.
+        prompts: prompts per domain for acceptance.
         max_new_tokens: length of their outputs.
-        timed_prompts: of each domain, for speed.
+        timed_prompts: prompts per domain for speed.
         timed_tokens: length of their outputs.
-        repeats: how often speed is measured.
-        widen: factor of the models whose speed is measured.
+        repeats: repeats of the timing.
+        widen: factor by which the timed models are widened.
     """
 
     prompts: int = 10
@@ -50,20 +50,21 @@ QUICK = Amounts(prompts=3, max_new_tokens=32, timed_prompts=1, timed_tokens=32, 
 
 @register
 class DelUntrained(Experiment):
-    """Speed without training, speed with it, and acceptance of both."""
+    """KnapSpec, table 2: speed and acceptance of DEL, with and without training for early exit."""
 
     number = 9
     name = "del-untrained"
     claim = (
-        "DEL on models that were not trained for early exit is slower than plain decoding: 0.68 to 0.99 times its "
-        "speed in all 24 cells of the table, with 0 to 66 % of the draft tokens accepted."
+        "On models not trained for early exit, DEL is slower than plain decoding: 0.68 to 0.99 times its speed in all "
+        "24 cells of the table, with 0 to 66 % of the draft tokens accepted."
     )
     source = "KnapSpec (Cha et al. 2026), table 2 and section 5.1"
     method = (
-        "Speed of DEL over plain decoding on three domains, taking turns, on `tiny`, which was trained to bear skipped "
-        f"sublayers but not early exits, and on `{TRAINED}`, both widened {TIMED_WIDENING} times; acceptance on more "
-        "prompts, not widened. Our DEL drafts nothing in a round for which its objective says so; the authors' goes on "
-        "drafting. The paper takes models of 1B to 70B and long contexts, and compares with no trained one."
+        "Speed of DEL over plain decoding on three domains, in turns, on `tiny`, which was trained for skipped "
+        f"sublayers but not for early exits, and on `{TRAINED}`, both widened {TIMED_WIDENING} times; acceptance on "
+        "more prompts, not widened. Our DEL drafts nothing in rounds where its objective is highest at a draft length "
+        "of 0; the authors' code always drafts. The paper has models of 1B to 70B parameters, long contexts, and no "
+        "trained model for comparison."
     )
     model = "tiny"
 
@@ -71,10 +72,10 @@ class DelUntrained(Experiment):
         self._amounts = amounts
 
     def measure(self, lab: Lab) -> Data:
-        """Speeds and acceptance, with training and without."""
+        """Measures speed and acceptance, with and without training."""
         amounts: Amounts = self._amounts or lab.pick(QUICK, Amounts())
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NoGainWarning)  # that is what is shown here
+            warnings.simplefilter("ignore", NoGainWarning)  # the experiment shows it
             return {
                 "speed": _measure_speeds(lab, self.model, amounts),
                 "drafts": {
@@ -83,11 +84,11 @@ class DelUntrained(Experiment):
             }
 
     def judge(self, data: Data) -> Sequence[Check]:
-        """Slower without training, faster with it, and fewer drafts accepted."""
+        """Without training DEL is slower and accepts fewer tokens; with training it is faster."""
         return [_slower(data), _faster_when_trained(data), _fewer_accepted(data)]
 
     def draw(self, data: Data) -> "Figure":
-        """Speed and acceptance by domain."""
+        """Draws speed and acceptance by domain."""
         figure, (speed, acceptance) = make_panels(2)
         styles = {"untrained": ("#d55e00", "////", -0.2), "trained": ("#0072b2", "", 0.2)}
         domains = list(data["speed"])
@@ -113,7 +114,7 @@ class DelUntrained(Experiment):
 
 
 def _labs(lab: Lab, model_name: str) -> dict[str, tuple[Lab, str]]:
-    """By kind of checkpoint what loads it: the trained one stays what it is where the lab has a model of its own."""
+    """The lab and the model name of each kind of checkpoint; another model replaces only the untrained one."""
     if lab.model is None:
         return {"untrained": (lab, model_name), "trained": (lab, TRAINED)}
     other = Lab(quick=lab.quick, device=lab.device, seed=lab.seed, progress=lab.progress)
@@ -121,11 +122,11 @@ def _labs(lab: Lab, model_name: str) -> dict[str, tuple[Lab, str]]:
 
 
 def _measure_speeds(lab: Lab, model_name: str, amounts: Amounts) -> dict[str, dict[str, list[float]]]:
-    """Tokens per second: domain to kind and contender to one number a repeat."""
+    """Tokens per second by domain and by kind and candidate, one number per repeat."""
     engines: dict[str, Engine] = {}
     for kind, (each, name) in _labs(lab, model_name).items():
-        made = each.engines(name, _CONTENDERS, widen=amounts.widen)
-        engines |= {f"{kind} {contender}": engine for contender, engine in made.items()}
+        made = each.engines(name, _CANDIDATES, widen=amounts.widen)
+        engines |= {f"{kind} {candidate}": engine for candidate, engine in made.items()}
     speeds = {}
     for domain in PROMPTS:
         measured = lab.measure_speeds(
@@ -139,7 +140,7 @@ def _measure_speeds(lab: Lab, model_name: str, amounts: Amounts) -> dict[str, di
 
 
 def _count_drafts(lab: Lab, model_name: str, amounts: Amounts) -> dict[str, list[list[int]]]:
-    """By domain, for each prompt: tokens drafted, tokens accepted, tokens written after the first."""
+    """Drafted tokens, accepted tokens, and output tokens after the first; by domain, for each prompt."""
     engine = lab.engine(model_name, "del")
     counts: dict[str, list[list[int]]] = {}
     for domain in PROMPTS:
@@ -153,7 +154,7 @@ def _count_drafts(lab: Lab, model_name: str, amounts: Amounts) -> dict[str, list
 
 
 def _ratios(data: Data, domain: str, kind: str) -> list[float]:
-    """Speed of DEL over plain decoding, one number a repeat."""
+    """Speed of DEL ÷ plain decoding, one number per repeat."""
     speeds = data["speed"][domain]
     return [mine / plain for mine, plain in zip(speeds[f"{kind} DEL"], speeds[f"{kind} plain"], strict=True)]
 
@@ -173,7 +174,7 @@ def _speeds_text(data: Data, kind: str) -> str:
 
 def _slower(data: Data) -> Check:
     return Check(
-        "without training for early exit DEL is slower than plain decoding in every domain, in every repeat",
+        "without training for early exit, DEL is slower than plain decoding in every domain and repeat",
         all(max(_ratios(data, domain, "untrained")) < 1 for domain in data["speed"]),
         f"{_speeds_text(data, 'untrained')} (paper: 0.68× to 0.99×)",
     )
@@ -181,14 +182,14 @@ def _slower(data: Data) -> Check:
 
 def _faster_when_trained(data: Data) -> Check:
     return Check(
-        "with that training it is faster than plain decoding in every domain, in every repeat",
+        "with that training, it is faster than plain decoding in every domain and repeat",
         all(min(_ratios(data, domain, "trained")) > 1 for domain in data["speed"]),
         _speeds_text(data, "trained"),
     )
 
 
 def _fewer_accepted(data: Data) -> Check:
-    """Beyond the noise over prompts; a prompt for which nothing was drafted says nothing about acceptance."""
+    """Beyond noise over prompts; prompts for which nothing was drafted are left out."""
     intervals, texts = {}, {}
     for kind, by_domain in data["drafts"].items():
         rates = [accepted / drafted for counts in by_domain.values() for drafted, accepted, _ in counts if drafted]
@@ -200,7 +201,7 @@ def _fewer_accepted(data: Data) -> Check:
             f"{by_name} (95 % interval of a prompt's {low:.2f} to {high:.2f}; {share:.0%} of the text drafted)"
         )
     return Check(
-        "without it fewer of the draft tokens are accepted",
+        "without it, a smaller share of the draft tokens is accepted",
         intervals["untrained"][1] < intervals["trained"][0],
         f"{texts['untrained']}, against {texts['trained']} with training",
     )

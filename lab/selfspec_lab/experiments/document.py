@@ -1,4 +1,4 @@
-"""``docs/experiments.md``: claims, verdicts, figures and pictures, from results in a folder."""
+"""Renders ``docs/experiments.md``: claims, verdicts, figures and pictures, from results in a folder."""
 
 import os
 from collections.abc import Mapping
@@ -9,19 +9,21 @@ from selfspec_lab.experiments.base import EXPERIMENTS
 
 
 def render_document(results: Mapping[str, Mapping[str, Any]], folder: Path, page: Path) -> str:
-    """The page as Markdown.
+    """Renders the page as Markdown.
 
     Args:
-        results: by name, as ``read_results`` gives them.
-        folder: where they and their pictures are.
-        page: where the page will be, which pictures are named from.
+        results: by name, as ``read_results`` returns them.
+        folder: the folder of the results and their pictures.
+        page: path of the page; links to pictures are relative to it.
     """
     pictures = Path(os.path.relpath(folder, page.parent))
     parts = [
-        "# The papers' claims, tried here",
+        "# The papers' claims, tested here",
         "Generated from the results by `selfspec experiments document`; do not edit. `selfspec experiments run NAME` "
-        "tries a claim again. A verdict is computed from the data alone: *holds* if every part does, *holds in part* "
-        "if some do. These are small models on the hardware named below; a trend can carry over, a number cannot.",
+        "tests a claim again. A verdict is computed from the data alone: *holds* if every part of the claim holds, "
+        "*fails* if none does, *mixed* otherwise. A part marked *not counted* is a theorem or could not have failed; "
+        "it is shown and does not affect the verdict. These are small models on the hardware named below; a trend can "
+        "carry over, a number cannot.",
         _overview(results),
         *(_section(name, result, pictures) for name, result in results.items()),
     ]
@@ -43,9 +45,8 @@ def _section(name: str, result: Mapping[str, Any], pictures: Path) -> str:
     experiment = EXPERIMENTS[name]
     checks = ["| part | holds | measured |", "| --- | --- | --- |"]
     for check in result["checks"]:
-        checks.append(
-            f"| {_cell(check['statement'])} | {'yes' if check['holds'] else 'no'} | {_cell(check['figure'])} |"
-        )
+        holds = ("yes" if check["holds"] else "no") + ("" if check["counts"] else ", not counted")
+        checks.append(f"| {_cell(check['statement'])} | {holds} | {_cell(check['figure'])} |")
     return "\n\n".join(
         [
             f"## {experiment.number}. {name}",

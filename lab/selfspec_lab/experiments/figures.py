@@ -1,14 +1,14 @@
-"""How checks write down what was measured several times."""
+"""Formats figures that were measured several times."""
 
 import statistics
 from collections.abc import Sequence
 
 
 def with_spread(samples: Sequence[float], form: str = ".2f") -> str:
-    """The median, with the lowest and the highest in brackets where there are several: ``1.20 (1.15 to 1.31)``.
+    """The median, with lowest and highest if there are several samples: ``1.20 (1.15 to 1.31)``.
 
     Args:
-        samples: one number a repeat.
+        samples: one number per repeat.
         form: format of a number.
     """
     median = format(statistics.median(samples), form)

@@ -1,4 +1,4 @@
-"""Claim 7: KnapSpec follows the context, its objective predicts speed, and its two settings are well chosen."""
+"""Claim 7: KnapSpec adapts to the context, its objective predicts speed, and its interval and threshold are good."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,14 +28,14 @@ QUICK = Amounts(knapspec_shares.QUICK, knapspec_prediction.QUICK, knapspec_inter
 
 @register
 class KnapspecContext(Experiment):
-    """Four parts, each in a module of its own."""
+    """KnapSpec, figures 2, 3, 4 and 6; each part is a module."""
 
     number = 7
     name = "knapspec-context"
     claim = (
-        "KnapSpec skips a larger share of attention as context grows; tokens per time (TPT) predicts throughput better "
-        "than acceptance does (Pearson 0.84 against 0.54); speed against the interval between selections has an "
-        "interior optimum, while their share of the time falls; pruning at a cosine of 0.5 loses nothing."
+        "KnapSpec skips a larger share of attention as the context grows. Tokens per time (TPT) predicts throughput "
+        "better than acceptance does (Pearson 0.84 against 0.54). Speed has an interior maximum over the interval "
+        "between selections, while the share of selection falls. Pruning at a cosine of 0.5 loses nothing."
     )
     source = "KnapSpec (Cha et al. 2026), figures 2, 3, 4 and 6"
     method = " ".join(
@@ -47,7 +47,7 @@ class KnapspecContext(Experiment):
         self._amounts = amounts
 
     def measure(self, lab: Lab) -> Data:
-        """One part after another."""
+        """Measures one part after another."""
         amounts: Amounts = self._amounts or lab.pick(QUICK, Amounts())
         return {
             "shares": knapspec_shares.measure(lab, amounts.shares),
@@ -66,7 +66,7 @@ class KnapspecContext(Experiment):
         ]
 
     def draw(self, data: Data) -> "Figure":
-        """The paper's four figures side by side, figure 2 in two panels."""
+        """Draws the paper's four figures, figure 2 in two panels."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(11.0, 6.4), layout="constrained")

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from selfspec.engine import Engine
+from selfspec import Engine
+from selfspec.measuring import LatencyProfile, Target
+from selfspec.methods.api import KeptSet
 from selfspec.methods.objective import tokens_per_time
-from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency import LatencyProfile
-from selfspec.runtimes.target import Target
 from selfspec_lab.experiments.base import Check, Data
 from selfspec_lab.experiments.knapspec_scene import MODEL, knapspec_with, measure_profile
 from selfspec_lab.experiments.knapspec_sets import (
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 METHOD = (
-    "Figure 2: kept sets of four kinds (random ones, evenly spread ones, KnapSpec's candidates, early exits) draft "
-    f"with one fixed length on the checkpoint widened {TIMED_WIDENING} times; their tokens per second against "
-    "acceptance, estimated by equation 9 on the same texts, and against TPT with that acceptance and the latencies "
-    "measured here. The paper does not say which sets its points are (Llama-3.1-8B, GovReport)."
+    "Figure 2: kept sets of four kinds (random, evenly spread, KnapSpec's candidates, early exits) draft with one "
+    f"fixed length on the checkpoint widened {TIMED_WIDENING} times. Their tokens per second are compared with "
+    "acceptance, estimated by equation 9 on the same texts, and with TPT for that acceptance and the latencies "
+    "measured here. The paper (Llama-3.1-8B, GovReport) does not say which sets it measured."
 )
 
 PAPER = {"tpt": 0.837, "acceptance": 0.538}
@@ -56,13 +55,13 @@ class Amounts:
     """How much is measured.
 
     Attributes:
-        random: how many random sets.
-        others: how many sets of each other kind.
-        domains: how many of the three, with one prompt each.
+        random: number of random sets.
+        others: number of sets of each other kind.
+        domains: number of domains, with one prompt each.
         max_new_tokens: length of the outputs, at least 16.
         draft_length: tokens of every draft.
-        repeats: how often speed is measured.
-        widen: factor of the model whose speed is measured.
+        repeats: repeats of the timing.
+        widen: factor by which the timed model is widened.
     """
 
     random: int = 10
@@ -78,7 +77,7 @@ QUICK = Amounts(random=5, others=2, domains=1, max_new_tokens=32, repeats=1)
 
 
 def measure(lab: Lab, amounts: Amounts) -> Data:
-    """Every set's acceptance, predicted throughput, and throughput."""
+    """Measures acceptance, predicted throughput and throughput of every set."""
     prompts = [lab.prompts(domain, 1)[0] for domain in list(PROMPTS)[: amounts.domains]]
     model, tokenizer = lab.load(MODEL, widen=amounts.widen)
     wide = Target(model)
@@ -134,7 +133,7 @@ def judge(data: Data) -> Sequence[Check]:
 
 
 def draw(by_tpt: "Axes", by_acceptance: "Axes", data: Data) -> None:
-    """Throughput against either."""
+    """Draws throughput over TPT and over acceptance."""
     for panel, name, label in (
         (by_tpt, "tpt", "TPT, tokens/s"),
         (by_acceptance, "acceptance", "estimated acceptance"),
@@ -156,12 +155,12 @@ def draw(by_tpt: "Axes", by_acceptance: "Axes", data: Data) -> None:
 
 
 def correlation(data: Data, name: str) -> float:
-    """Pearson's correlation of a figure of the sets with their throughput; 0 where one of the two never changes."""
+    """Pearson's correlation of a figure of the sets with their throughput; 0 if one of them is constant."""
     return float(_pearson(np.array([each[name] for each in data["sets"]]), np.array(_throughputs(data))))
 
 
 def _make_sets(lab: Lab, plain: Engine, profile: LatencyProfile, amounts: Amounts) -> dict[KeptSet, str]:
-    """The sets with their kinds, each once."""
+    """The sets and their kinds; each set once."""
     target = plain.target
     sublayers = target.sublayer_count
     method = knapspec_with(target, profile)
@@ -189,7 +188,7 @@ def _throughputs(data: Data) -> list[float]:
 
 
 def _interval_of_difference(data: Data) -> tuple[float, float]:
-    """95 % of the differences of the two correlations over sets drawn again (percentile bootstrap)."""
+    """95 % percentile bootstrap interval over sets of the difference of the two correlations."""
     tpt, acceptance = (np.array([each[name] for each in data["sets"]]) for name in ("tpt", "acceptance"))
     throughputs = np.array(_throughputs(data))
     drawn = np.random.default_rng(0).integers(len(throughputs), size=(_RESAMPLES, len(throughputs)))
@@ -199,7 +198,7 @@ def _interval_of_difference(data: Data) -> tuple[float, float]:
 
 
 def _pearson(one: Numbers, other: Numbers) -> Numbers:
-    """Correlation along the last axis; 0 where one of the two never changes."""
+    """Pearson's correlation along the last axis; 0 if one of the two is constant."""
     one, other = (each - each.mean(-1, keepdims=True) for each in (one, other))
     spread = np.sqrt((one**2).sum(-1) * (other**2).sum(-1))
     correlations: Numbers = np.where(spread > 1e-12, (one * other).sum(-1) / np.maximum(spread, 1e-12), 0.0)

@@ -1,4 +1,4 @@
-"""What the parts of claim 7 share: KnapSpec with known latencies, what it selects at the end of a text, long texts."""
+"""Shared by the parts of claim 7: KnapSpec with given latencies, its selections at the end of texts, long texts."""
 
 import importlib
 import inspect
@@ -9,44 +9,42 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from selfspec.errors import InvalidParameterError
-from selfspec.methods.base import Prefill
+from selfspec.measuring import LatencyProfile, Target, measure_latencies
+from selfspec.methods.api import LearnedState, Prefill
 from selfspec.methods.knapsack import Selection
 from selfspec.methods.knapspec import KnapSpec, KnapSpecDrafter, KnapSpecSettings
-from selfspec.methods.state import LearnedState
-from selfspec.runtimes.latency import LatencyProfile, measure_latencies
-from selfspec.runtimes.target import Target
 from selfspec_lab.experiments.prefilled import prefill_text
 
 MODEL = "tiny"
-"""The checkpoint that the parts run on unless another one is asked for."""
+"""The default checkpoint."""
 
 _PASSES = 30
 
 _MODULES = ("argparse", "difflib", "heapq", "shutil", "tarfile", "textwrap", "configparser", "optparse")
-"""Of the standard library, with sources of several thousand tokens."""
+"""Modules of the standard library with sources of several thousand tokens."""
 
 
 def measure_profile(target: Target) -> LatencyProfile:
-    """The latencies of this model on this machine, now, whatever profile may be kept of it.
+    """Measures the latencies of a model, ignoring kept profiles.
 
     Raises:
-        InvalidParameterError: the model has no sublayers to select from.
+        InvalidParameterError: the model has too few layers to select from.
     """
     if target.layer_count < 3:
         raise InvalidParameterError(
-            f"knapspec never skips the first and the last layer, so a model of {target.layer_count} layers leaves it "
-            "nothing to select; take one of at least 3"
+            f"knapspec never skips the first and the last layer, so a model of {target.layer_count} layers leaves "
+            "nothing to select; use one of at least 3 layers"
         )
     return measure_latencies(target, repeats=_PASSES)
 
 
 def knapspec_with(target: Target, profile: LatencyProfile, **settings: Any) -> KnapSpec:
-    """KnapSpec that takes given latencies instead of measuring any.
+    """KnapSpec with given latencies instead of measured ones.
 
     Args:
         target: the model.
         profile: its latencies.
-        **settings: values of its settings by name.
+        **settings: values of its settings.
     """
     method = KnapSpec(target, KnapSpecSettings(**settings))
     method.restore(LearnedState({"latency_profile": profile.to_dict()}))
@@ -54,13 +52,13 @@ def knapspec_with(target: Target, profile: LatencyProfile, **settings: Any) -> K
 
 
 def read(method: KnapSpec, token_ids: Sequence[int]) -> Prefill:
-    """Runs a text through the target for the method to select at its end."""
+    """Prefills a text, so that the method can select at its end."""
     return prefill_text(method.target, token_ids, method.needs)
 
 
 @torch.inference_mode()
 def select(method: KnapSpec, prefilled: Prefill) -> Selection:
-    """What the method selects for the first round behind a text."""
+    """The method's selection for the first round after a text."""
     drafter = method.begin(prefilled)
     assert isinstance(drafter, KnapSpecDrafter)
     assert drafter.selection is not None
@@ -71,9 +69,9 @@ def read_sources(tokenizer: PreTrainedTokenizerBase, count: int, tokens: int) ->
     """The first tokens of modules of the standard library.
 
     Args:
-        tokenizer: the model's.
-        count: how many modules, up to eight.
-        tokens: length of each.
+        tokenizer: the model's tokenizer.
+        count: number of modules, up to eight.
+        tokens: number of tokens of each.
 
     Returns:
         Token ids of each.
@@ -83,5 +81,5 @@ def read_sources(tokenizer: PreTrainedTokenizerBase, count: int, tokens: int) ->
 
 
 def last_tokens(document: Sequence[int], count: int) -> list[int]:
-    """A document's end behind its first token, which may be one that texts begin with: the same end at any length."""
+    """The document's first token (which may be BOS), then its last ``count - 1`` tokens."""
     return [document[0], *document[len(document) - count + 1 :]]

@@ -1,4 +1,4 @@
-"""Kept sets of every kind, what they would get accepted, and a method that drafts with any one of them."""
+"""Kept sets of several kinds, their estimated acceptance, and a method that drafts with a fixed set."""
 
 import random
 from collections.abc import Sequence
@@ -6,24 +6,22 @@ from dataclasses import dataclass
 
 import torch
 
-from selfspec.decoding.draft import LayerDraft
-from selfspec.decoding.fused_selection import carry_out
-from selfspec.methods.base import Drafter, FixedDrafter, Method, Needs, Prefill
+from selfspec.measuring import Target
+from selfspec.methods.api import Drafter, FixedDrafter, KeptSet, LayerDraft, Method, Needs, Prefill
 from selfspec.methods.knapsack import integer_weights
 from selfspec.methods.knapspec import KnapSpec, find_candidates
+from selfspec.methods.testing import run_selection
 from selfspec.methods.uniform import evenly_skipped
-from selfspec.model.kept import KeptSet
-from selfspec.runtimes.target import Target
 from selfspec_lab.experiments.knapspec_scene import read
 from selfspec_lab.experiments.prefilled import prefill_text
 
 _WINDOW = 16
-"""Tokens that a set's acceptance is estimated on at a time, as in KnapSpec."""
+"""Tokens per window on which acceptance is estimated, as in KnapSpec."""
 
 
 @dataclass(frozen=True)
 class FixedSetSettings:
-    """What ``FixedSet`` drafts.
+    """Settings of ``FixedSet``.
 
     Attributes:
         kept: the sublayers that run.
@@ -35,7 +33,7 @@ class FixedSetSettings:
 
 
 class FixedSet(Method):
-    """Drafts with one kept set and one length, whatever comes of it; for experiments, so it is not registered."""
+    """Always drafts with one kept set and one length. For experiments only, so it is not registered."""
 
     name = "fixed-set"
     summary = "any kept set, drafts of fixed length"
@@ -49,20 +47,20 @@ class FixedSet(Method):
 
 
 def random_sets(sublayers: int, count: int, generator: random.Random) -> list[KeptSet]:
-    """Sets that skip anything but first and last layer, from a seventh to five sevenths of it."""
+    """Random sets that keep the first and the last layer and skip 1/7 to 5/7 of the other sublayers."""
     free = range(2, sublayers - 2)
     counts = [generator.randint(max(1, len(free) // 7), max(1, 5 * len(free) // 7)) for _ in range(count)]
     return [KeptSet.skipping(generator.sample(free, number), sublayers) for number in counts]
 
 
 def uniform_sets(sublayers: int, count: int) -> list[KeptSet]:
-    """Evenly spread sets that skip from a fifth to seven tenths of the sublayers between first and last layer."""
+    """Evenly spread sets that skip 0.2 to 0.7 of the sublayers between the first and the last layer."""
     ratios = [0.2 + 0.5 * index / max(1, count - 1) for index in range(count)]
     return [KeptSet.skipping(evenly_skipped(sublayers // 2, ratio), sublayers) for ratio in ratios]
 
 
 def early_exits(sublayers: int, count: int) -> list[KeptSet]:
-    """The first layers, from a quarter of them to all but one."""
+    """Early exits after a quarter of the layers up to all layers but the last."""
     layers = sublayers // 2
     first, last = max(1, layers // 4), layers - 1
     exits = [first + (last - first) * index // max(1, count - 1) for index in range(count)]
@@ -71,12 +69,12 @@ def early_exits(sublayers: int, count: int) -> list[KeptSet]:
 
 @torch.inference_mode()
 def knapspec_sets(method: KnapSpec, token_ids: Sequence[int], count: int) -> list[KeptSet]:
-    """Candidates of KnapSpec's program at the end of a text, from a small skipped weight to a large one.
+    """Candidates of KnapSpec's program at the end of a text, by ascending skipped weight.
 
     Args:
-        method: with latencies.
+        method: KnapSpec with latencies.
         token_ids: the text.
-        count: how many.
+        count: number of sets.
     """
     prefilled = read(method, token_ids)
     references = torch.stack([prefilled.hidden_states[index] for index in method.watched])
@@ -88,7 +86,7 @@ def knapspec_sets(method: KnapSpec, token_ids: Sequence[int], count: int) -> lis
         similarity_threshold=method.settings.similarity_threshold,
     )
     branches = prefilled.probe.branches(references.shape[1], method.selection_rows)
-    found = carry_out(passage, branches.run).kept[1:]  # the first is the whole model
+    found = run_selection(passage, branches.run).kept[1:]  # the first is the whole model
     return [found[(len(found) - 1) * (index + 1) // count] for index in range(count)] if found else []
 
 
@@ -96,16 +94,16 @@ def knapspec_sets(method: KnapSpec, token_ids: Sequence[int], count: int) -> lis
 def estimate_acceptance(
     target: Target, text: Sequence[int], prompt_length: int, kept_sets: Sequence[KeptSet]
 ) -> list[list[float]]:
-    """``α̂`` (equation 9): how often sets choose as the target does, in windows of 16 tokens over its output.
+    """``α̂`` (equation 9): share of tokens on which a set agrees with the target, in windows of 16 output tokens.
 
     Args:
         target: the model.
-        text: prompt and greedy output, this of at least 16 tokens.
-        prompt_length: tokens of the prompt.
+        text: prompt and greedy output of at least 16 tokens.
+        prompt_length: number of tokens of the prompt.
         kept_sets: the sets.
 
     Returns:
-        For each window the share of every set, 0 to 1.
+        ``[windows][sets]``, shares from 0 to 1.
     """
     shares = []
     for end in range(prompt_length + _WINDOW, len(text) + 1, _WINDOW):

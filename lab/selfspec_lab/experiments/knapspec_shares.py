@@ -1,4 +1,4 @@
-"""Claim 7, first part: KnapSpec skips more attention as context grows (KnapSpec, figure 3)."""
+"""Claim 7, first part: KnapSpec skips more attention as the context grows (KnapSpec, figure 3)."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from selfspec.errors import InvalidParameterError
-from selfspec.methods.base import Prefill
+from selfspec.measuring import LatencyProfile, Target
+from selfspec.methods.api import Prefill
 from selfspec.methods.knapsack import integer_weights
 from selfspec.methods.knapspec import KnapSpec
 from selfspec.plots import ATTENTION, MLP
-from selfspec.runtimes.latency import LatencyProfile
-from selfspec.runtimes.target import Target
 from selfspec_lab.experiments.base import Check, Data
 from selfspec_lab.experiments.knapspec_scene import (
     MODEL,
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 METHOD = (
-    "Figure 3: what KnapSpec selects at the end of sources of Python's standard library of which the model sees more "
-    "or less, so that all contexts end with the same tokens, with latencies measured here; not widened, as wider "
-    "layers outgrow attention at these lengths. Beyond the model's context, once more at the longest one with the "
-    "latency that attention would have by the measured line at up to 32K tokens; the checks are without that. The "
-    "paper goes to 32K tokens with Qwen3-8B, and has SWIFT beside it."
+    "Figure 3: KnapSpec's selections at the end of sources of Python's standard library, with latencies measured here. "
+    "The model sees more or less of a source, so all contexts end with the same tokens. The model is not widened, as "
+    "at these lengths MLPs would dominate. For contexts beyond the model's, selections at the longest one are repeated "
+    "with the latency that attention would have at up to 32K tokens by the measured line; the checks ignore these. The "
+    "paper goes to 32K tokens with Qwen3-8B, and compares with SWIFT."
 )
 
 
@@ -41,9 +40,9 @@ class Amounts:
     """How much is measured.
 
     Attributes:
-        contexts: tokens of context, ascending; those that the model has no room for are left out.
-        documents: how many texts, up to eight.
-        pretended: contexts beyond the model's, ascending, that attention is as slow as in.
+        contexts: numbers of context tokens, ascending; those that exceed the model's context are left out.
+        documents: number of texts, up to eight.
+        pretended: contexts beyond the model's, ascending, whose attention latency is used.
     """
 
     contexts: tuple[int, ...] = (128, 512, 1024, 1900)
@@ -55,14 +54,14 @@ QUICK = Amounts(contexts=(128, 1024, 1900), documents=3, pretended=(32768,))
 
 
 def measure(lab: Lab, amounts: Amounts) -> Data:
-    """Selections at every context of every document, and the latencies that they were made with."""
+    """Measures latencies, and selects at every context of every document."""
     model, tokenizer = lab.load(MODEL)
     target = Target(model)
     contexts = [each for each in amounts.contexts if each < target.context_limit - 1]
     if len(contexts) < 2:
         raise InvalidParameterError(
             f"knapspec-context compares contexts of {amounts.contexts[0]} tokens and more, but this model ends at "
-            f"{target.context_limit}; take one with a longer context"
+            f"{target.context_limit}; use one with a longer context"
         )
     profile = measure_profile(target)
     method, longest = knapspec_with(target, profile), contexts[-1]
@@ -86,7 +85,7 @@ def measure(lab: Lab, amounts: Amounts) -> Data:
 
 
 def judge(data: Data) -> Sequence[Check]:
-    """Whether the share grows, and whether it outgrows that of the MLPs."""
+    """Whether the skipped share of attention grows, and whether it exceeds that of the MLPs."""
     skipped: dict[str, list[list[float]]] = data["skipped"]
     shortest, longest = min(skipped, key=int), max(skipped, key=int)
     growth = [after[0] - before[0] for before, after in zip(skipped[shortest], skipped[longest], strict=True)]
@@ -118,7 +117,7 @@ def judge(data: Data) -> Sequence[Check]:
 
 
 def draw(panel: "Axes", data: Data) -> None:
-    """Skipped shares against context, pretended ones with hollow markers."""
+    """Draws skipped shares over the context; hollow markers are for latencies of longer contexts."""
     skipped: dict[str, list[list[float]]] = data["skipped"]
     contexts, beyond = sorted(map(int, skipped)), sorted(map(int, data["pretended"]))
     for kind, (name, colour, marker) in enumerate((("attention", ATTENTION, "o"), ("MLP", MLP, "s"))):
@@ -149,16 +148,16 @@ def draw(panel: "Axes", data: Data) -> None:
 
 
 def _as_slow_as_in(profile: LatencyProfile, context: int, longest: int) -> LatencyProfile:
-    """Latencies with which attention takes at the longest context what the line says of another."""
+    """Latencies in which attention at the longest context takes as long as in another context."""
     return replace(profile, attention_base=profile.attention_base + profile.attention_per_token * (context - longest))
 
 
 def _skipped_shares(method: KnapSpec, prefilled: Prefill) -> list[float]:
-    """Of attention and of MLP."""
+    """Skipped shares of attention and of MLP."""
     kept = select(method, prefilled).kept
     return [1 - kept.attention_share, 1 - kept.mlp_share]
 
 
 def _mean(shares: Sequence[Sequence[float]], kind: int) -> float:
-    """Of attention (0) or of MLP (1)."""
+    """Mean share of attention (``kind`` 0) or of MLP (1)."""
     return statistics.fmean(pair[kind] for pair in shares)

@@ -1,4 +1,4 @@
-"""What experiments work with: models, prompts, plain outputs, and speeds measured side by side."""
+"""Models and prompts for experiments, and speeds measured in turns."""
 
 import random
 import statistics
@@ -9,31 +9,31 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from selfspec.engine import Engine
-from selfspec.loading import load_model
+from selfspec import Engine
+from selfspec.measuring import Target, in_turn
 from selfspec.methods import make_method
-from selfspec.methods.base import Method
-from selfspec.runtimes.target import Target
-from selfspec.timing import in_turn
+from selfspec.methods.api import Method
 from selfspec.types import Generation, SamplingParams
 from selfspec_lab.bench.bootstrap import bootstrap_interval
-from selfspec_lab.experiments.base import Data
 from selfspec_lab.prompts import PROMPTS
+from selfspec_lab.widening import load_model
 
 __all__ = ["TIMED_WIDENING", "Lab", "Speed", "bootstrap_interval"]
 
 TIMED_WIDENING = 4
-"""Factor by which a bundled checkpoint is widened where times are measured: 0.16 billion parameters, far more than a
-processor's cache holds, so that a step takes the time of its bytes."""
+"""Factor by which bundled checkpoints are widened for timing: 0.16 billion parameters, far larger than a processor's
+cache, so that a step is bound by memory."""
+
+_WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Decoding speed of one contender over the same prompts.
+    """Decoding speed of one candidate.
 
     Attributes:
-        samples: tokens after the first ÷ seconds after the first token, one number a repeat.
-        generations: the outputs of the last repeat.
+        samples: tokens after the first ÷ seconds after the first token, over all prompts; one number per repeat.
+        generations: outputs of the last repeat.
     """
 
     samples: tuple[float, ...]
@@ -41,15 +41,15 @@ class Speed:
 
     @property
     def median(self) -> float:
-        """Tokens a second, the median over the repeats."""
+        """Tokens per second, the median over the repeats."""
         return statistics.median(self.samples)
 
     def over(self, other: "Speed") -> float:
-        """Speedup over another contender of the same run: the median of the repeats' ratios."""
+        """Speedup over another candidate of the same run, the median over the repeats."""
         return statistics.median(mine / theirs for mine, theirs in zip(self.samples, other.samples, strict=True))
 
-    def to_dict(self, plain: "Speed | None" = None) -> Data:
-        """Speed, its spread, acceptance and length, and the speedup over ``plain``, ready for JSON."""
+    def to_dict(self, plain: "Speed | None" = None) -> dict[str, Any]:
+        """Speed with spread, acceptance, mean length, and speedup over ``plain``, ready for JSON."""
         drafted = sum(generation.drafted for generation in self.generations)
         rounds = sum(generation.round_count for generation in self.generations)
         return {
@@ -62,14 +62,14 @@ class Speed:
 
 
 class Lab:
-    """Models and prompts for experiments, and how much of them to use.
+    """Models, prompts and the amount to measure.
 
     Args:
-        model: a name that ``load_model`` takes, instead of the checkpoints that the experiments run on by default.
-        quick: measure little: minutes for all experiments together, at the price of wide spreads.
-        device: as torch names it, or ``auto``.
-        seed: fixes whatever an experiment draws at random.
-        progress: is told what goes on.
+        model: name of a model as ``load_model`` takes it, instead of an experiment's default.
+        quick: measure little: minutes for all experiments, with wide spreads.
+        device: device as torch names it, or ``auto``.
+        seed: seed of all random choices.
+        progress: is called with a line of text before each step.
     """
 
     def __init__(
@@ -89,15 +89,15 @@ class Lab:
         self._load = cache(self._load_now)
 
     def pick(self, quick: Any, full: Any) -> Any:
-        """The first where little is to be measured, else the second."""
+        """``quick`` if little is to be measured, otherwise ``full``."""
         return quick if self.quick else full
 
     def random(self) -> random.Random:
-        """Random numbers that are the same in every run with this seed."""
+        """A generator of random numbers with the lab's seed."""
         return random.Random(self.seed)
 
     def load(self, default: str, *, widen: int = 1) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """A float32 model and its tokenizer, loaded once: the lab's own, or else the experiment's default."""
+        """Loads a float32 model and its tokenizer, once: the lab's model if it has one, otherwise ``default``."""
         return self._load(self.model or default, widen)
 
     def _load_now(self, name: str, widen: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -112,23 +112,23 @@ class Lab:
         *,
         widen: int = 1,
     ) -> Engine:
-        """An engine on ``load(default, widen=widen)``."""
+        """Makes an engine with the model of ``load(default, widen=widen)``."""
         model, tokenizer = self.load(default, widen=widen)
         return Engine(model, tokenizer, method, settings=settings)
 
     def engines(
-        self, default: str, contenders: Mapping[str, tuple[str, Mapping[str, Any]]], *, widen: int = 1
+        self, default: str, candidates: Mapping[str, tuple[str, Mapping[str, Any]]], *, widen: int = 1
     ) -> dict[str, Engine]:
-        """Engines by name, each from the name of a method and its settings, all with one target."""
+        """Makes engines by name from names of methods and their settings, all with one target."""
         model, tokenizer = self.load(default, widen=widen)
         target = Target(model)
         return {
             name: Engine(model, tokenizer, make_method(method, target, settings))
-            for name, (method, settings) in contenders.items()
+            for name, (method, settings) in candidates.items()
         }
 
     def prompts(self, domain: str, count: int | None = None) -> tuple[str, ...]:
-        """The bundled prompts of a domain (``code``, ``math``, ``prose``), or the first of them."""
+        """The bundled prompts of a domain (``code``, ``math``, ``prose``), at most the first ``count``."""
         return PROMPTS[domain][:count]
 
     def measure_speeds(
@@ -140,32 +140,57 @@ class Lab:
         repeats: int,
         before_repeat: Callable[[], None] = lambda: None,
     ) -> dict[str, Speed]:
-        """Lets engines write the same prompts in turns, greedily and to full length, and takes their speeds.
-
-        Each is warmed up on the first prompt. They take turns prompt by prompt, another one first each time.
+        """Measures the greedy decoding speed of engines in turns, each warmed up on the first prompt.
 
         Args:
-            engines: by name.
-            prompts: text or token ids.
-            max_new_tokens: length of every output.
-            repeats: how often all of it is measured.
-            before_repeat: runs before each repeat.
+            engines: engines by name.
+            prompts: texts or token ids.
+            max_new_tokens: length of every output, in tokens.
+            repeats: number of repeats.
+            before_repeat: is called before each repeat.
         """
         params = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True)
-        for engine in engines.values():
-            engine.generate(prompts[0], params, max_new_tokens=min(16, max_new_tokens))
+        requests = [(prompt, params) for prompt in prompts]
+        warm_up(engines, prompts[0], max_new_tokens)
         samples: dict[str, list[float]] = {name: [] for name in engines}
-        generations: dict[str, list[Generation]] = {}
-        turn = 0
+        written: dict[str, list[Generation]] = {}
         for repeat in range(repeats):
-            self.progress(f"measuring {len(engines)} contenders, repeat {repeat + 1} of {repeats}")
+            self.progress(f"measuring {len(engines)} candidates, repeat {repeat + 1} of {repeats}")
             before_repeat()
-            generations = {name: [] for name in engines}
-            for prompt in prompts:
-                for name in in_turn(list(engines), turn):
-                    generations[name].append(engines[name].generate(prompt, params))
-                turn += 1
-            for name, written in generations.items():
-                seconds = sum(each.seconds - each.prefill_seconds for each in written)
-                samples[name].append(sum(len(each.token_ids) - 1 for each in written) / seconds)
-        return {name: Speed(tuple(samples[name]), tuple(generations[name])) for name in engines}
+            written = generate_in_turn(engines, requests, first_turn=repeat * len(requests))
+            for name, generations in written.items():
+                seconds = sum(each.seconds - each.prefill_seconds for each in generations)
+                samples[name].append(sum(len(each.token_ids) - 1 for each in generations) / seconds)
+        return {name: Speed(tuple(samples[name]), tuple(written[name])) for name in engines}
+
+
+def warm_up(engines: Mapping[str, Engine], prompt: str | Sequence[int], max_new_tokens: int) -> None:
+    """Generates a short output with every engine."""
+    for engine in engines.values():
+        engine.generate(prompt, max_new_tokens=min(_WARM_UP_TOKENS, max_new_tokens), ignore_eos=True)
+
+
+def generate_in_turn(
+    engines: Mapping[str, Engine],
+    requests: Sequence[tuple[str | Sequence[int], SamplingParams]],
+    *,
+    first_turn: int = 0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, list[Generation]]:
+    """Generates every request with all engines before the next request, with another engine first each time.
+
+    Args:
+        engines: engines by name.
+        requests: prompts (text or token ids) with their sampling parameters.
+        first_turn: number of turns before this call.
+        progress: is called with a line of text before each request.
+
+    Returns:
+        The outputs by engine, one per request.
+    """
+    written: dict[str, list[Generation]] = {name: [] for name in engines}
+    for turn, (prompt, params) in enumerate(requests):
+        progress(f"{len(engines)} candidates on prompt {turn + 1} of {len(requests)}")
+        for name in in_turn(list(engines), first_turn + turn):
+            written[name].append(engines[name].generate(prompt, params))
+    return written

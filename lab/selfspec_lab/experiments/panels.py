@@ -1,4 +1,4 @@
-"""Figures of several panels, as the pictures of the experiments are."""
+"""Figures with several panels."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 def make_panels(
     columns: int, rows: int = 1, *, width: float = 9.0, height: float = 4.0, **options: Any
 ) -> "tuple[Figure, list[Axes]]":
-    """A figure of empty panels, open at the top and on the right.
+    """A figure of empty panels without upper and right spines.
 
     Args:
-        columns: panels beside each other.
-        rows: panels above each other.
-        width: of the figure, in inches.
-        height: of the figure, in inches.
-        **options: more of what ``Figure.subplots`` takes.
+        columns: panels per row.
+        rows: number of rows.
+        width: width of the figure, in inches.
+        height: height of the figure, in inches.
+        **options: passed to ``Figure.subplots``.
 
     Returns:
         The figure and its panels, row by row.

@@ -7,15 +7,14 @@ import numpy as np
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Whether two rows of numbers rise together, whatever their shape (Spearman 1904).
+    """Spearman's rank correlation (Spearman 1904).
 
     Args:
         one: numbers.
-        other: as many.
+        other: equally many numbers.
 
     Returns:
-        1 where they rise together throughout, -1 where one falls as the other rises; 0 where one of them stays the
-        same, or there are fewer than two.
+        The correlation, -1 to 1; 0 if one of the two is constant or has fewer than two numbers.
     """
     if min(len(set(one)), len(set(other))) < 2:
         return 0.0
@@ -23,7 +22,7 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Place of each number among them, counted from 1; equal ones share the mean of their places."""
-    _, place, counts = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
-    shared: list[float] = (np.cumsum(counts) - (counts - 1) / 2)[place].tolist()
+    """Ranks from 1; equal numbers share their mean rank."""
+    _, index, counts = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
+    shared: list[float] = (np.cumsum(counts) - (counts - 1) / 2)[index].tolist()
     return shared

@@ -1,109 +1,104 @@
-"""A text that the target has read: its states at every token, and what drafts would make of any of them."""
+"""A text with the target's states at every token, to draft from any of them."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from selfspec.decoding.fused_selection import carry_out
-from selfspec.decoding.loop import prefill
-from selfspec.decoding.probe import Branches
-from selfspec.engine import Engine
-from selfspec.methods.base import Needs
+from selfspec import Engine
+from selfspec.measuring import Target
+from selfspec.methods.api import KeptSet, Needs
 from selfspec.methods.clasp import choose_skipped, program
-from selfspec.model.kept import KeptSet
-from selfspec.runtimes.target import Target
+from selfspec.methods.testing import Branches, read_text, run_selection
 from selfspec_lab.experiments.lab import Lab
-from selfspec_lab.experiments.prefilled import reading_request
 from selfspec_lab.experiments.sampled import TEMPERATURE
 from selfspec_lab.prompts import PROMPTS
 
-_ROWS = 128
-"""Rows of one forward. Each sees those slots of the others masked, so that more of them at once would cost more."""
+ROWS = 128
+"""Rows of one forward. The slots of the other rows are masked, so more rows at once would cost more."""
 
 
 class Reading:
     """A text with the target's keys and values of all its tokens in the cache.
 
-    A draft that starts at a token, with the target's keys and values of the tokens before it, is the first step of a
-    round that would have started there. As rows see only what stands before them, that can be had at any token.
+    A draft that starts at a token, with the target's keys and values of the tokens before it, is the first draft step
+    of a round that starts there. Rows attend only to earlier positions, so this works at any token.
 
     Args:
         target: the model.
         token_ids: the text, at least one token.
 
     Attributes:
-        states: ``[L + 1, tokens, hidden]``, the target's residual stream before each layer and behind the last.
+        states: ``[L + 1, tokens, hidden]``, the target's residual stream before each layer and after the last.
     """
 
     def __init__(self, target: Target, token_ids: Sequence[int]) -> None:
         self.target = target
-        self._request = reading_request(target, token_ids, _ROWS)
         boundaries = range(0, target.sublayer_count + 1, 2)
-        needs = Needs(prompt_rows=len(token_ids), prompt_states=frozenset(boundaries))
-        read = prefill(target, self._request, len(token_ids), needs)
+        needs = Needs(probe_rows=ROWS, prompt_rows=len(token_ids), prompt_states=frozenset(boundaries))
+        self._context, read = read_text(target, token_ids, needs, chunk=len(token_ids))
         self.states = torch.stack([read.hidden_states[index] for index in boundaries])
 
     def choose_skipped(self, position: int, layers: range, skips: int) -> tuple[int, ...]:
         """The layers that CLaSp's dynamic program skips for a token.
 
         Args:
-            position: of the token, counted from 0.
-            layers: those to choose from, without a gap.
-            skips: how many to skip.
+            position: index of the token, from 0.
+            layers: consecutive layers to choose from.
+            skips: number of layers to skip.
         """
         states = self.states[layers.start : layers.stop + 1, position]
-        return carry_out(choose_skipped(states, layers, skips), self._branches(position).run)
+        return run_selection(choose_skipped(states, layers, skips), self._branches(position).run)
 
     def program_state(self, position: int, skips: int) -> torch.Tensor:
-        """The state behind the layers that CLaSp's dynamic program keeps for a token.
+        """The state after the layers that CLaSp's dynamic program keeps for a token.
 
         Args:
-            position: of the token, counted from 0.
-            skips: how many of all layers to skip, at least one.
+            position: index of the token, from 0.
+            skips: number of layers to skip, at least one.
 
         Returns:
-            ``[hidden]``, ``g(L, M)`` of Algorithm 1, what goes into the final norm.
+            ``[hidden]``, ``g(L, M)`` of Algorithm 1, the input of the final norm.
         """
         passage = program(self.states[:, position], range(self.target.layer_count), skips)
-        return carry_out(passage, self._branches(position).run)[-1].states[0]
+        return run_selection(passage, self._branches(position).run)[-1].states[0]
 
     def run_layer(self, layer: int, position: int, states: torch.Tensor) -> torch.Tensor:
-        """Runs a layer over states that different kept sets have at one token.
+        """Runs a layer over the states of several kept sets at one token.
 
         Args:
-            layer: its index.
-            position: of the token.
-            states: ``[count, hidden]`` before it.
+            layer: index of the layer.
+            position: index of the token.
+            states: ``[count, hidden]`` before the layer.
 
         Returns:
-            ``[count, hidden]`` behind it.
+            ``[count, hidden]`` after the layer.
         """
         branches = self._branches(position)
-        parts = [states[first : first + _ROWS, None] for first in range(0, len(states), _ROWS)]
+        parts = [states[first : first + ROWS, None] for first in range(0, len(states), ROWS)]
         for sublayer in (2 * layer, 2 * layer + 1):
             parts = [branches.run(sublayer, part) for part in parts]
         return torch.cat(parts)[:, 0] if parts else states
 
     def draft(self, kept: KeptSet, positions: Sequence[int]) -> torch.Tensor:
-        """The residual stream behind a kept set at each of some tokens, as the first step of a draft has it.
+        """The residual stream after the first draft step of a kept set, at each of some tokens.
 
         Args:
-            kept: what drafts.
-            positions: of the tokens.
+            kept: the kept set.
+            positions: indices of the tokens.
 
         Returns:
-            ``[len(positions), hidden]``, what goes into the final norm.
+            ``[len(positions), hidden]``, the input of the final norm.
         """
-        parts = [self._draft(kept, positions[first : first + _ROWS]) for first in range(0, len(positions), _ROWS)]
+        parts = [self._draft(kept, positions[first : first + ROWS]) for first in range(0, len(positions), ROWS)]
         return torch.cat(parts)
 
     def _draft(self, kept: KeptSet, positions: Sequence[int]) -> torch.Tensor:
-        rows, start, device = len(positions), self._request.state.cache.length, self.target.device
+        rows, start, device = len(positions), self._context.state.cache.length, self.target.device
         at = torch.tensor(positions, device=device)
         before = torch.arange(start, device=device) < at[:, None]
         itself = torch.eye(rows, dtype=torch.bool, device=device)
-        step = self.target.begin(
-            self._request.state,
+        step = self.target.lay_out(
+            self._context.state,
             rows,
             start=start,
             prefix=0,
@@ -113,21 +108,20 @@ class Reading:
         return self.target.run(self.states[0, at], kept.sublayers, step).hidden_states
 
     def _branches(self, position: int) -> Branches:
-        return Branches(self.target, self._request, prefix=position, rows=1)
+        return Branches(self._context, position, 1)
 
 
 def read_own_text(engine: Engine, prompt: str, max_new_tokens: int, seed: int) -> tuple[Reading, range]:
-    """Lets a model write a text and read it.
+    """Generates a text and prefills it.
 
     Args:
-        engine: writes.
-        prompt: its beginning.
-        max_new_tokens: length of what is written, to which it always comes.
-        seed: fixes the random numbers that its tokens are drawn with, at ``TEMPERATURE``.
+        engine: engine that generates.
+        prompt: beginning of the text.
+        max_new_tokens: number of generated tokens.
+        seed: seed of sampling at ``TEMPERATURE``.
 
     Returns:
-        The text, and where in it rounds of drafting could have started: from the prompt's last token to the last but
-        one of all.
+        The text, and the positions where rounds could start: from the prompt's last token to the second last of all.
     """
     written = engine.generate(
         prompt, max_new_tokens=max_new_tokens, temperature=TEMPERATURE, seed=seed, ignore_eos=True
@@ -140,17 +134,17 @@ def read_own_text(engine: Engine, prompt: str, max_new_tokens: int, seed: int) -
 def read_own_texts(
     lab: Lab, engine: Engine, count: int, max_new_tokens: int, task: str
 ) -> Iterator[tuple[str, Reading, range]]:
-    """Lets a model write texts of every domain and read them, one after another.
+    """Generates and prefills texts of every domain, one after another.
 
     Args:
-        lab: gives the prompts, seeds the texts, and is told how far it is.
-        engine: writes.
-        count: texts of each domain.
-        max_new_tokens: length of what is written for each.
-        task: what the texts are read for, as the lab is told.
+        lab: the lab, for prompts, seed and progress.
+        engine: engine that generates.
+        count: texts per domain.
+        max_new_tokens: number of generated tokens per text.
+        task: purpose of the texts, for progress messages.
 
     Yields:
-        The domain, and what ``read_own_text`` gives.
+        The domain, and the result of ``read_own_text``.
     """
     for domain in PROMPTS:
         for index, prompt in enumerate(lab.prompts(domain, count)):

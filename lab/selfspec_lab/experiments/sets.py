@@ -1,35 +1,32 @@
-"""Sets of skipped sublayers in experiments: held to, and scored on text that they were not chosen by."""
+"""Sets of skipped sublayers in experiments: fixed in SWIFT, and scored on held-out text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from selfspec.decoding.probe import Probe
-from selfspec.engine import Engine
-from selfspec.methods.base import Needs
-from selfspec.methods.state import LearnedState
+from selfspec import Engine
+from selfspec.measuring import Target
+from selfspec.methods.api import KeptSet, LearnedState, Needs, Probe
 from selfspec.methods.swift import Swift, matchness
-from selfspec.model.kept import KeptSet
-from selfspec.runtimes.target import Target
 from selfspec_lab.experiments.prefilled import prefill_text
 
 DOMAIN_STYLES = {"code": ("#0072b2", "o"), "math": ("#d55e00", "s"), "prose": ("#009e73", "^")}
 """Colour (Okabe and Ito) and marker of each domain."""
 
 WINDOW = 32
-"""Tokens that a set is scored by at a time: SWIFT's context window."""
+"""Tokens per score of a set: SWIFT's context window."""
 
 _VARIATION_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt and what the target wrote behind it, greedily.
+    """A prompt with the target's greedy output.
 
     Attributes:
-        token_ids: of both.
-        prompt_length: tokens of the prompt.
+        token_ids: prompt and output.
+        prompt_length: number of tokens of the prompt.
     """
 
     token_ids: tuple[int, ...]
@@ -37,20 +34,18 @@ class Text:
 
 
 def halves(prompts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Prompts to choose sets on, and others to try them on."""
+    """Prompts to choose sets on, and prompts to test them on."""
     return prompts[: len(prompts) // 2], prompts[len(prompts) // 2 :]
 
 
 def vary_prompts(engine: Engine, prompts: Sequence[str], count: int, *, seed: int) -> list[list[int]]:
-    """As many prompts as wanted: the given ones, then the same again, each gone on by a few sampled tokens.
-
-    Greedy text of small models soon repeats itself; a new beginning is what makes it another text.
+    """Makes ``count`` prompts: the given ones, then the same with a few sampled tokens appended.
 
     Args:
-        engine: writes the tokens.
-        prompts: text, at least one.
-        count: how many prompts to make.
-        seed: fixes the sampled tokens.
+        engine: engine that samples the tokens.
+        prompts: texts, at least one.
+        count: number of prompts.
+        seed: seed of the sampled tokens.
 
     Returns:
         Token ids of each.
@@ -68,7 +63,7 @@ def vary_prompts(engine: Engine, prompts: Sequence[str], count: int, *, seed: in
 
 
 def write_texts(engine: Engine, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Text]:
-    """Lets the target write on, greedily and past its end-of-sequence tokens."""
+    """Generates the target's greedy outputs, ignoring end-of-sequence tokens."""
     return [
         Text((*prompt, *engine.generate(prompt, max_new_tokens=max_new_tokens, ignore_eos=True).token_ids), len(prompt))
         for prompt in prompts
@@ -76,11 +71,11 @@ def write_texts(engine: Engine, prompts: Sequence[Sequence[int]], max_new_tokens
 
 
 class Windows:
-    """The windows of some texts' outputs, ready to score sets on.
+    """The windows of texts' outputs, to score sets on.
 
     Args:
         target: the model.
-        texts: with outputs of at least a window.
+        texts: texts with outputs of at least one window.
     """
 
     @torch.inference_mode()
@@ -91,20 +86,20 @@ class Windows:
 
     @torch.inference_mode()
     def score(self, skipped: Sequence[int]) -> list[float]:
-        """The matchness of a set, just as SWIFT scores its candidates (equations 3 and 4).
+        """The matchness of a set as in SWIFT (equations 3 and 4).
 
         Args:
             skipped: sublayer indices.
 
         Returns:
-            For each text the mean over its windows, 0 to 1.
+            One score per text, the mean over its windows, 0 to 1.
         """
         kept = KeptSet.skipping(skipped, self._target.sublayer_count)
         return [sum(matchness(probe, kept, WINDOW) for probe in probes) / len(probes) for probes in self._probes]
 
 
 def hold_to(method: Swift, skipped: Sequence[int]) -> Swift:
-    """Gives SWIFT a set, which it keeps where it makes no optimisation steps.
+    """Gives SWIFT a set; it keeps the set if it makes no optimisation steps.
 
     Raises:
         StateError: the set does not fit the model.

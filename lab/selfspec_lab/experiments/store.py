@@ -1,5 +1,6 @@
-"""Results of experiments in a folder: one JSON file and one picture each."""
+"""Stores results of experiments in a folder: a JSON file and a picture each."""
 
+import io
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 
 from selfspec.errors import InvalidParameterError
+from selfspec.files import replace_file
 from selfspec.loading import parse_device
 from selfspec_lab.bench.stamp import make_stamp
 from selfspec_lab.experiments.base import EXPERIMENTS, Data, Experiment, verdict
@@ -17,13 +19,13 @@ _DPI = 110
 
 
 def run_experiment(experiment: Experiment, lab: Lab) -> dict[str, Any]:
-    """Measures and judges.
+    """Measures a claim and computes its verdict.
 
     Returns:
         The result, ready for JSON: ``name``, ``model``, ``quick``, ``seed``, ``stamp``, ``verdict``, ``checks`` and
         ``data``.
     """
-    data = json.loads(json.dumps(experiment.measure(lab), allow_nan=False))  # as it will be read again
+    data = json.loads(json.dumps(experiment.measure(lab), allow_nan=False))  # as it is read from the file
     return {
         "experiment": experiment.name,
         "model": lab.model or experiment.model,
@@ -36,13 +38,13 @@ def run_experiment(experiment: Experiment, lab: Lab) -> dict[str, Any]:
 
 
 def judged(experiment: Experiment, data: Data) -> dict[str, Any]:
-    """``verdict`` and ``checks`` of some data, ready for JSON."""
+    """Computes ``verdict`` and ``checks`` from data, ready for JSON."""
     checks = experiment.judge(data)
     return {"verdict": verdict(checks), "checks": [asdict(check) for check in checks]}
 
 
 def save_result(experiment: Experiment, result: dict[str, Any], folder: Path) -> tuple[Path, Path]:
-    """Writes a result and its picture, replacing older ones.
+    """Writes a result and its picture, replacing older files.
 
     Returns:
         The JSON file and the picture.
@@ -53,18 +55,23 @@ def save_result(experiment: Experiment, result: dict[str, Any], folder: Path) ->
     result_path, picture_path = folder / f"{experiment.name}.json", folder / f"{experiment.name}.png"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        result_path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        experiment.draw(result["data"]).savefig(picture_path, dpi=_DPI)
+        replace_file(result_path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+        picture = io.BytesIO()
+        experiment.draw(result["data"]).savefig(picture, format="png", dpi=_DPI)
+        replace_file(picture_path, picture.getvalue())
     except OSError as error:
         raise InvalidParameterError(f"the result cannot be written to '{folder}': {error.strerror or error}") from error
     return result_path, picture_path
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
-    """The results in a folder by the name of their experiment, in the order of the claims, judged anew.
+    """Reads the results in a folder and computes their verdicts.
+
+    Returns:
+        Results by name of the experiment, in the order of the claims.
 
     Raises:
-        InvalidParameterError: there are none, or a file is not a result.
+        InvalidParameterError: the folder has no result, or a file is not a result.
     """
     results: dict[str, dict[str, Any]] = {}
     for name in EXPERIMENTS:

@@ -1,4 +1,4 @@
-"""Claim 3: every part of SWIFT is worth something: early stop of drafting, dynamic verification, the search."""
+"""Claim 3: early stopping of drafts, dynamic verification and the search each improve SWIFT."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from selfspec.engine import Engine
+from selfspec import Engine
+from selfspec.measuring import Target
 from selfspec.methods import make_method
 from selfspec.methods.layer_search import starting_set
 from selfspec.methods.swift import Swift
-from selfspec.runtimes.target import Target
 from selfspec.types import Generation
 from selfspec_lab.experiments.base import Check, Data, Experiment, register
 from selfspec_lab.experiments.lab import TIMED_WIDENING, Lab, bootstrap_interval
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CONTENDERS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "swift": {},
     "no early stop": {"confidence_threshold": 0.0},
     "no dynamic verification": {"dynamic_verification": False},
     "no search": {},
 }
-"""By name, with the settings that leave the part out; without the search the set is uniform skipping's."""
+"""Variants by name, with the settings that disable the part; without the search the set is uniform skipping's."""
 
 _SKIP_RATIO = 0.45
 _SEARCHED_TOKENS = 64
@@ -40,12 +40,12 @@ class Amounts:
     """How much to measure.
 
     Attributes:
-        searched: requests of each domain for the search.
-        prompts: of each domain, for acceptance and length.
-        max_new_tokens: of each of those requests.
-        timed_prompts: of each domain, for speed, from those.
-        timed_tokens: of each of those requests.
-        repeats: of the timing.
+        searched: requests per domain for the search.
+        prompts: prompts per domain, for acceptance and length.
+        max_new_tokens: output length for these prompts.
+        timed_prompts: how many of these prompts are timed.
+        timed_tokens: output length of timed requests.
+        repeats: repeats of the timing.
     """
 
     searched: int
@@ -61,7 +61,7 @@ class SwiftAblation(Experiment):
     """SWIFT, table 8.
 
     Args:
-        amounts: how much to measure, instead of what the lab says.
+        amounts: how much to measure; by default as the lab says.
     """
 
     number = 3
@@ -73,19 +73,20 @@ class SwiftAblation(Experiment):
     )
     source = "SWIFT (Xia et al. 2025), table 8"
     method = (
-        "SWIFT searches each domain's set on half of its prompts; then the search rests, as in the paper's "
-        "acceleration phase, and all contenders draft other prompts with that set, but the one without the search, "
-        "which skips evenly. Settings are the paper's: skip ratio 0.45, threshold 0.8, at most 25 draft tokens, and "
-        "our bound of 32 candidates beside the path. Without early stop every draft has 25 tokens, or as many as the "
-        "output has left. Acceptance collapses if it falls to less than half. Acceptance and length are counted on "
-        "the model itself, speed on the same model widened, whose text is the same, against plain decoding."
+        "SWIFT searches a set for each domain on half of its prompts. Then the search stops, as in the paper's "
+        "acceleration phase, and all variants draft other prompts with that set, except the one without the search, "
+        "which uses uniform skipping. Settings are the paper's: skip ratio 0.45, threshold 0.8, at most 25 draft "
+        "tokens, and our limit of 32 tree nodes outside the path. Without early stop every draft has 25 tokens, or as "
+        "many as the output has left. Acceptance collapses if it falls below half. Acceptance and length are counted "
+        "on the model itself; speed over plain decoding is measured on the widened model, which writes the same "
+        "text."
     )
 
     def __init__(self, amounts: Amounts | None = None) -> None:
         self._amounts = amounts
 
     def measure(self, lab: Lab) -> Data:
-        """Searches a set for each domain, then lets all contenders draft, and a few of the requests be timed."""
+        """Searches a set for each domain, then counts the drafts of all variants and times some of them."""
         amounts: Amounts = self._amounts or lab.pick(Amounts(3, 2, 48, 1, 16, 1), Amounts(10, 10, 64, 2, 40, 3))
         writer = lab.engine(self.model, "suffix")
         target = Target(lab.load(self.model, widen=TIMED_WIDENING)[0])
@@ -101,10 +102,13 @@ class SwiftAblation(Experiment):
                     _counts(engine.generate(prompt, max_new_tokens=amounts.max_new_tokens, ignore_eos=True))
                     for prompt in tried
                 ]
-                for name, engine in _engines(writer.target, found).items()
+                for name, engine in variant_engines(writer.target, found).items()
             }
             speeds = lab.measure_speeds(
-                {"plain": Engine(target.model, None, make_method("autoregressive", target)), **_engines(target, found)},
+                {
+                    "plain": Engine(target.model, None, make_method("autoregressive", target)),
+                    **variant_engines(target, found),
+                },
                 tried[: amounts.timed_prompts],
                 max_new_tokens=amounts.timed_tokens,
                 repeats=amounts.repeats,
@@ -117,22 +121,22 @@ class SwiftAblation(Experiment):
         return {"domains": data}
 
     def judge(self, data: Data) -> Sequence[Check]:
-        """Acceptance collapses without early stop, length falls without trees and search, speed without any part."""
+        """Acceptance falls without early stop, length without trees or search, speed without any part."""
         return [
             _check_collapse(data),
             *(_check_length(data, name) for name in ("no dynamic verification", "no search")),
-            *(_check_speed(data, name) for name in CONTENDERS if name != "swift"),
+            *(_check_speed(data, name) for name in VARIANTS if name != "swift"),
         ]
 
     def draw(self, data: Data) -> "Figure":
-        """Table 8 as three panels, with a mark for each domain."""
+        """Draws table 8 as three panels, with a mark for each domain."""
         figure, panels = make_panels(3, height=4.2, sharey=True)
         titles = ("acceptance rate", "mean generated length, tokens", "speedup over plain decoding")
         figures = (_acceptance, _length, _speedup)
         for panel, title, of_domain in zip(panels, titles, figures, strict=True):
             _draw_panel(panel, data, of_domain)
             panel.set_xlabel(title)
-        panels[0].set_yticks(range(len(CONTENDERS)), list(CONTENDERS))
+        panels[0].set_yticks(range(len(VARIANTS)), list(VARIANTS))
         panels[0].invert_yaxis()
         panels[2].axvline(1.0, color="#444444", linewidth=0.8, linestyle=":")
         figure.legend(
@@ -147,7 +151,7 @@ class SwiftAblation(Experiment):
 
 
 def _search(writer: Engine, prompts: Sequence[Sequence[int]], seed: int) -> tuple[int, ...]:
-    """The set that SWIFT's search has found when it ends, or else when the prompts do."""
+    """The set that SWIFT's search has found when the search or the prompts end."""
     swift = _make_swift(writer.target, {"seed": seed})
     engine = Engine(writer.target.model, None, swift)
     for prompt in prompts:
@@ -156,11 +160,11 @@ def _search(writer: Engine, prompts: Sequence[Sequence[int]], seed: int) -> tupl
     return swift.search.kept.skipped
 
 
-def _engines(target: Target, found: Sequence[int]) -> dict[str, Engine]:
-    """SWIFT, and SWIFT without each of its parts, with a set that stays as it is."""
+def variant_engines(target: Target, found: Sequence[int]) -> dict[str, Engine]:
+    """Engines of SWIFT and of its variants, each with a fixed set."""
     evenly = starting_set(target.layer_count, _SKIP_RATIO)
     engines = {}
-    for name, settings in CONTENDERS.items():
+    for name, settings in VARIANTS.items():
         swift = hold_to(
             _make_swift(target, {"max_optimization_steps": 0, **settings}), evenly if name == "no search" else found
         )
@@ -175,7 +179,7 @@ def _make_swift(target: Target, settings: Mapping[str, Any]) -> Swift:
 
 
 def _counts(written: Generation) -> list[int]:
-    """Draft tokens, accepted ones, rounds, and the tokens that rounds committed."""
+    """Drafted tokens, accepted tokens, rounds, and tokens committed by rounds."""
     return [written.drafted, written.accepted, written.round_count, written.new_token_count - 1]
 
 
@@ -203,7 +207,7 @@ def _mean(data: Data, figure: Callable[[Data, str], float], name: str) -> float:
 
 def _check_collapse(data: Data) -> Check:
     rate, without = (_pooled_acceptance(_rows(data, name)) for name in ("swift", "no early stop"))
-    # Below 0 on average just where the rate without early stop is below half.
+    # The mean is negative exactly if the rate without early stop is below half of the rate with it.
     excess = [accepted - rate / 2 * drafted for drafted, accepted, _, _ in _rows(data, "no early stop")]
     _, high = bootstrap_interval(excess)
     by_domain = ", ".join(
@@ -211,9 +215,9 @@ def _check_collapse(data: Data) -> Check:
     )
     sure = "95 % sure" if high < 0 else "not 95 % sure"
     return Check(
-        "Without early stop of drafting the acceptance rate falls to less than half",
+        "Without early stop of drafting the acceptance rate falls below half",
         high < 0,
-        f"{rate:.3f} with it, {without:.3f} without ({by_domain}); less than half is {sure} (bootstrap over "
+        f"{rate:.3f} with it, {without:.3f} without ({by_domain}); below half: {sure} (bootstrap over "
         f"{len(excess)} requests)",
     )
 
@@ -238,7 +242,7 @@ def _check_length(data: Data, name: str) -> Check:
 
 
 def _check_speed(data: Data, name: str) -> Check:
-    gains = _all_domains(data, "swift") / _all_domains(data, name)
+    gains = overall_speeds(data, "swift") / overall_speeds(data, name)
     part = name.removeprefix("no ")
     return Check(
         f"Without {part} SWIFT is slower, in every repeat",
@@ -248,21 +252,21 @@ def _check_speed(data: Data, name: str) -> Check:
     )
 
 
-def _all_domains(data: Data, name: str) -> npt.NDArray[np.float64]:
-    """Tokens a second over all domains, of each repeat; every domain has as many tokens."""
+def overall_speeds(data: Data, name: str) -> npt.NDArray[np.float64]:
+    """Tokens per second over all domains, one number per repeat; all domains have equally many tokens."""
     samples = np.array([domain["tokens_per_second"][name] for domain in data["domains"].values()], dtype=np.float64)
     speeds: npt.NDArray[np.float64] = len(samples) / (1 / samples).sum(axis=0)
     return speeds
 
 
 def _draw_panel(panel: "Axes", data: Data, figure: Callable[[Data, str], float]) -> None:
-    rows = range(len(CONTENDERS))
-    means = [_mean(data, figure, name) for name in CONTENDERS]
+    rows = range(len(VARIANTS))
+    means = [_mean(data, figure, name) for name in VARIANTS]
     panel.plot(means, rows, "|", color="black", markersize=22, markeredgewidth=2, label="mean")
     for domain, values in data["domains"].items():
         colour, marker = DOMAIN_STYLES[domain]
-        panel.plot([figure(values, name) for name in CONTENDERS], rows, marker, color=colour, label=domain)
+        panel.plot([figure(values, name) for name in VARIANTS], rows, marker, color=colour, label=domain)
     panel.set_xlim(left=0)
-    panel.set_ylim(-0.5, len(CONTENDERS) - 0.5)
+    panel.set_ylim(-0.5, len(VARIANTS) - 0.5)
     panel.grid(axis="y", color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)

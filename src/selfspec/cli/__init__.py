@@ -1,4 +1,4 @@
-"""The command line. Torch and transformers are imported by the commands that need them, not here."""
+"""The command line. Commands import torch and transformers when they run, so that ``--help`` is fast."""
 
 from selfspec.cli.app import main
 

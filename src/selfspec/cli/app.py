@@ -1,4 +1,4 @@
-"""The commands by name, and what every one of them does with an error."""
+"""The command line: all commands, and how errors end them."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from selfspec import __version__
-from selfspec.cli.chat import EXAMPLE, chat
+from selfspec.cli.chat import chat
 from selfspec.cli.generate import generate
 from selfspec.cli.info import info
 from selfspec.cli.inspect import inspect
@@ -22,14 +22,14 @@ from selfspec.errors import SelfSpecError
 USER_ERROR = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-"""Exit codes; the last two are 128 + the number of the signal that a shell would report."""
+"""Exit codes. The last two are 128 + the signal number, as a shell reports them."""
 
 
 class CommandGroup(PluginGroup):
-    """Turns what a user can cause into one line and an exit code: never a traceback."""
+    """Prints an error that a user can cause as one line without a traceback, and sets the exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command that was asked for."""
+        """Runs the command."""
         try:
             return super().invoke(ctx)
         except SelfSpecError as error:
@@ -44,7 +44,7 @@ class CommandGroup(PluginGroup):
 
 
 def _forget_stdout() -> None:
-    """Lets the interpreter flush at exit without a complaint about the reader that has gone."""
+    """Redirects standard output to the null device, so that the final flush does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -61,13 +61,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Lossless self-speculative decoding: a model drafts with its own layers and writes exactly its own text.",
 )
-app.command()(generate)
-app.command(epilog=EXAMPLE)(chat)
-app.command()(inspect)
-app.command()(methods)
-app.command()(info)
-app.command()(tune)
-app.command()(profile)
+app.command(epilog='Example: selfspec generate "Write a haiku." --chat --model smollm2 --method suffix')(generate)
+app.command(epilog='Example: selfspec chat --model smollm2 --system "You answer in one sentence."')(chat)
+app.command(epilog='Example: selfspec inspect "Why?" --model tiny --method swift --out rounds.png')(inspect)
+app.command(epilog="Example: selfspec methods --json")(methods)
+app.command(epilog="Example: selfspec info --model smollm2")(info)
+app.command(epilog="Example: selfspec tune self-spec --model tiny --prompts prompts.txt --out profile")(tune)
+app.command(epilog="Example: selfspec profile --model smollm2 --dtype bfloat16")(profile)
 app.add_typer(models, name="models")
 
 

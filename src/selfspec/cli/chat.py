@@ -9,6 +9,7 @@ import typer
 from selfspec.cli import options
 from selfspec.cli.generate import parse_assignments
 from selfspec.cli.prompt import decode
+from selfspec.cli.sampling import sampling_params
 from selfspec.cli.state import check_state, kept_state
 from selfspec.cli.terminal import silence_libraries
 from selfspec.errors import InvalidPromptError
@@ -18,24 +19,25 @@ if TYPE_CHECKING:
 
     from selfspec.cli.chat_commands import ChatCommands
 
-EXAMPLE = 'Example: selfspec chat --model smollm2 --method suffix --system "You answer in one sentence."'
-
 FAILED = 2
-"""Exit code of a chat through a pipe in which a message or a command failed."""
+"""Exit code if a message or a command from a pipe failed."""
 
 
 def chat(
+    ctx: typer.Context,
     model: options.Model = "smollm2",
     method: options.Method = "suffix",
     settings: options.Settings = None,
     system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The system prompt; the chat template's own if not given.")
+        str | None, typer.Option(metavar="TEXT", help="The system prompt; default: that of the chat template.")
     ] = None,
     state: options.State = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.", rich_help_panel=options.CHOOSING)] = 512,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Longest answer, in tokens.", rich_help_panel=options.CHOOSING)
+    ] = 512,
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
     top_k: options.TopK = 0,
@@ -44,7 +46,7 @@ def chat(
     seed: options.Seed = None,
     show_drafts: options.ShowDrafts = False,
 ) -> None:
-    """Talks with a chat model in the terminal; from a pipe, every line is a message. /help lists the commands."""
+    """Chats with a model in the terminal. From a pipe, each line is a message. /help lists the commands."""
     method_settings = parse_assignments(settings or ())
     if state is not None:
         check_state(method, state)
@@ -52,18 +54,9 @@ def chat(
     from selfspec.cli.chat_commands import ChatCommands
     from selfspec.cli.chat_session import ChatSession
     from selfspec.engine import Engine
-    from selfspec.types import SamplingParams
 
     silence_libraries()
-    params = SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-    )
+    params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
     _check_template_early(model)
     engine = Engine.from_pretrained(
         model, method, settings=method_settings, dtype=dtype, device=device, runtime=runtime
@@ -83,7 +76,9 @@ def _talk(commands: "ChatCommands", model: str) -> None:
     from selfspec.methods import METHODS
 
     name = commands.session.engine.method.name
-    typer.echo(f"{model} with {name}. /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.", err=True)
+    typer.echo(
+        f"{model} with {name}. /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends the chat.", err=True
+    )
     talk(commands, METHODS)
 
 
@@ -100,7 +95,7 @@ def _read_lines(commands: "ChatCommands") -> None:
 
 
 def _check_template_early(model: str) -> None:
-    """Refuses a model that cannot chat before its weights are read, where its tokenizer has files of its own."""
+    """Refuses a model without a chat template before its weights are loaded, if its tokenizer has files of its own."""
     from transformers import AutoTokenizer
 
     from selfspec.loading.catalog import InstallableModel, resolve_name
@@ -110,7 +105,7 @@ def _check_template_early(model: str) -> None:
         if isinstance(source, InstallableModel) or (isinstance(source, Path) and not source.is_dir()):
             return
         tokenizer = AutoTokenizer.from_pretrained(source)
-    except Exception:  # whatever is wrong, loading the model says it better
+    except Exception:  # loading the model reports the error
         return
     _check_template(model, tokenizer)
 
@@ -118,6 +113,6 @@ def _check_template_early(model: str) -> None:
 def _check_template(model: str, tokenizer: "PreTrainedTokenizerBase | None") -> None:
     if not getattr(tokenizer, "chat_template", None):
         raise InvalidPromptError(
-            f"'{model}' has no chat template, so it cannot chat; choose a model that was trained to, such as smollm2, "
-            "or give it a prompt with `selfspec generate`"
+            f"'{model}' has no chat template, so it cannot chat; choose a chat model, such as smollm2, or use "
+            "`selfspec generate`"
         )

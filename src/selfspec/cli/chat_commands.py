@@ -1,4 +1,4 @@
-"""What a user writes in a chat: messages, and commands that begin with a slash."""
+"""Messages of a chat and its commands, which begin with a slash."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from selfspec.methods.base import Method
 
 
 class Command(NamedTuple):
-    """A command of the chat: what may follow its name, one line of help, and what it does with that."""
+    """A command of the chat: the syntax of its arguments, one line of help, and the function that runs it."""
 
     arguments: str
     help: str
@@ -22,16 +22,16 @@ class Command(NamedTuple):
 
 
 class ChatCommands:
-    """Carries out commands, and passes messages on.
+    """Runs commands and sends messages to the session.
 
     Args:
         session: answers the messages.
 
     Attributes:
         session: answers the messages.
-        commands: by name, with the slash.
+        commands: the commands by name, including the slash.
         failed: whether a message or a command failed.
-        ended: whether the user has left.
+        ended: whether the chat has ended.
     """
 
     def __init__(self, session: ChatSession) -> None:
@@ -41,18 +41,20 @@ class ChatCommands:
         self.commands = {
             "/help": Command("", "lists the commands", self._help),
             "/stats": Command("", "speed and acceptance of the last answer and of the whole chat", self._stats),
-            "/method": Command("[NAME [KEY=VALUE ...]]", "shows what drafts, or changes it", self._method),
-            "/drafts": Command("", "colours accepted draft tokens, or stops doing so", self._drafts),
-            "/reset": Command("", "forgets the conversation, but not the system prompt", self._reset),
-            "/system": Command("[TEXT]", "shows the system prompt, or changes it and resets", self._system),
+            "/method": Command("[NAME [KEY=VALUE ...]]", "shows the drafting method, or changes it", self._method),
+            "/drafts": Command("", "turns the colour of accepted draft tokens on or off", self._drafts),
+            "/reset": Command("", "clears the conversation, but not the system prompt", self._reset),
+            "/system": Command(
+                "[TEXT]", "shows the system prompt, or changes it and clears the conversation", self._system
+            ),
             "/exit": Command("", "ends the chat", self._exit),
         }
 
     def read(self, text: str) -> None:
-        """Takes what the user wrote. What goes wrong with it is one line on standard error.
+        """Runs a command or answers a message. An error is reported in one line on standard error.
 
         Args:
-            text: a message, or a command, which begins with one slash.
+            text: a message, or a command, which begins with one slash. Two slashes begin a message with one.
         """
         try:
             if text.startswith("/") and not text.startswith("//"):
@@ -63,7 +65,7 @@ class ChatCommands:
             self.complain(str(error))
 
     def complain(self, message: str) -> None:
-        """Reports in one line what went wrong."""
+        """Reports an error in one line on standard error."""
         self.failed = True
         say(f"error: {' '.join(message.split())}")
 
@@ -72,7 +74,9 @@ class ChatCommands:
         if name in self.commands:
             self.commands[name].run("".join(arguments).strip())
         else:
-            self.complain(f"there is no command '{name}'; to send a message that begins with a slash, write two")
+            self.complain(
+                f"there is no command '{name}'; to send a message that begins with a slash, begin it with two"
+            )
             self._help("")
 
     def _help(self, _: str) -> None:
@@ -101,19 +105,19 @@ class ChatCommands:
         if not self.session.show_drafts:
             say("accepted draft tokens are no longer coloured")
         elif takes_colour(sys.stdout):
-            say("accepted draft tokens are green from now on")
+            say("accepted draft tokens are coloured green")
         else:
-            say("accepted draft tokens would be green, but colours are off here (NO_COLOR, or no terminal)")
+            say("accepted draft tokens are not coloured: colours are off (NO_COLOR is set, or this is no terminal)")
 
     def _reset(self, _: str) -> None:
         self.session.conversation.reset()
-        say("the conversation is forgotten")
+        say("the conversation is cleared")
 
     def _system(self, arguments: str) -> None:
         conversation = self.session.conversation
         if arguments:
             conversation.set_system(arguments)
-            say("the conversation begins anew with this system prompt")
+            say("the system prompt is changed and the conversation is cleared")
         else:
             say(f"system prompt: {conversation.system or 'that of the chat template, if it has one'}")
 
@@ -122,7 +126,7 @@ class ChatCommands:
 
 
 def _describe(method: Method) -> str:
-    """A method's name and those of its settings that are not the defaults."""
+    """A method's name and the settings that differ from the defaults."""
     values = {field.name: (getattr(method.settings, field.name), field.default) for field in fields(method.Settings)}
     return " ".join(
         [method.name, *(f"{name}={value}" for name, (value, default) in values.items() if value != default)]

@@ -1,4 +1,4 @@
-"""A chat without its terminal and its commands: answers messages, with one method or another."""
+"""A chat session: answers messages, with a method that can be switched."""
 
 import sys
 from collections.abc import Mapping
@@ -9,25 +9,26 @@ import typer
 from selfspec.cli.chat_stats import AnswerLog, Counts
 from selfspec.cli.terminal import TextWriter, own_warnings
 from selfspec.conversation import Conversation
-from selfspec.engine import Engine, Stream
+from selfspec.engine import Engine
+from selfspec.generation import Stream
 from selfspec.methods import find_method, make_method
 from selfspec.methods.settings import parse_settings
 from selfspec.types import SamplingParams
 
 
 class ChatSession:
-    """Answers to standard output; all else goes to standard error.
+    """Prints answers to standard output and everything else to standard error.
 
     Args:
-        engine: writes the answers.
-        params: how tokens are chosen; ``max_new_tokens`` is the longest answer.
-        system: the system prompt; ``None`` leaves it to the chat template.
+        engine: generates the answers.
+        params: sampling parameters; ``max_new_tokens`` is the longest answer.
+        system: the system prompt; ``None`` uses the chat template's own, if it has one.
         show_drafts: colour accepted draft tokens.
-        interactive: Ctrl-C stops an answer, and not the chat.
+        interactive: whether Ctrl-C stops an answer instead of the chat.
 
     Attributes:
-        engine: writes the next answer.
-        conversation: what was said so far.
+        engine: generates the next answer.
+        conversation: the messages so far.
         show_drafts: colour accepted draft tokens.
         last: the method and the counts of the last answer.
         total: the counts of all answers.
@@ -60,10 +61,10 @@ class ChatSession:
         """Answers a message and adds both to the conversation.
 
         Args:
-            message: the user's.
+            message: the user's message.
 
         Raises:
-            SelfSpecError: it cannot be answered; the conversation is as it was.
+            SelfSpecError: it cannot be answered; the conversation is unchanged.
         """
         turn = self.conversation.begin(message)
         if turn.left_out:
@@ -79,14 +80,14 @@ class ChatSession:
         self._say_how_it_ended(stream, log, finished)
 
     def switch(self, name: str, values: Mapping[str, str]) -> None:
-        """Lets another method draft. One that drafted before goes on with what it has learned.
+        """Switches the drafting method. A method that was used before keeps what it has learned.
 
         Args:
-            name: of the method.
-            values: its settings by name; the others keep their defaults.
+            name: name of the method.
+            values: settings by name; the others keep their defaults.
 
         Raises:
-            UnknownMethodError: there is no such method.
+            UnknownMethodError: no method has this name.
             InvalidSettingError: a setting is unknown, out of range, or does not fit this model.
         """
         settings = parse_settings(find_method(name).Settings, name, values)
@@ -97,7 +98,7 @@ class ChatSession:
         self.engine = self._engines[name, settings]
 
     def _write(self, stream: Stream, log: AnswerLog) -> bool:
-        """Writes an answer; false if it was stopped."""
+        """Prints an answer as it is generated; returns false if it was stopped."""
         writer = TextWriter(sys.stdout, show_drafts=self.show_drafts)
         try:
             for piece in stream:
@@ -114,9 +115,9 @@ class ChatSession:
         return True
 
     def _say_how_it_ended(self, stream: Stream, log: AnswerLog, finished: bool) -> None:
-        """Nothing, where the model itself ended its answer."""
+        """Reports why an answer ended, unless the model ended it."""
         if not finished:
-            say("(stopped)" if log.text else "(stopped before the first word; the message is not kept)")
+            say("(stopped)" if log.text else "(stopped before the first word; the message is dropped)")
         elif stream.result.finish_reason == "length":
             count = stream.result.new_token_count
             full = count < self._params.max_new_tokens
@@ -126,7 +127,7 @@ class ChatSession:
 
 
 def say(text: str) -> None:
-    """Tells the user something that is no answer."""
+    """Prints a line that is not part of an answer to standard error."""
     typer.echo(text, err=True)
 
 

@@ -1,26 +1,26 @@
-"""What ``/stats`` counts: tokens, time and drafts of one answer or of many."""
+"""The counts that ``/stats`` shows: tokens, seconds and draft tokens of answers."""
 
 import time
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from selfspec.engine import Stream
+    from selfspec.generation import Stream
     from selfspec.types import TextPiece
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Answers in numbers. They add up.
+    """Counts of one or more answers; they can be added.
 
     Attributes:
-        answers: how many.
-        tokens: of all of them.
-        seconds: wall time after the first token of each answer.
-        rounds: target forwards after the prefill.
-        committed: tokens that these committed.
+        answers: number of answers.
+        tokens: tokens of the answers.
+        seconds: wall-clock seconds after the first token of each answer.
+        rounds: number of rounds.
+        committed: tokens committed by the rounds.
         drafted: draft tokens.
-        accepted: draft tokens that were accepted.
+        accepted: accepted draft tokens.
     """
 
     answers: int = 0
@@ -45,14 +45,14 @@ class Counts:
 
 
 class AnswerLog:
-    """The pieces of one answer as they come, so that a stopped answer counts too."""
+    """Records the pieces of one answer, so that a stopped answer is counted too."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._first = self._last = 0.0
 
     def note(self, piece: "TextPiece") -> None:
-        """Takes the next piece."""
+        """Records the next piece."""
         self._last = time.perf_counter()
         self._first = self._first or self._last
         self._texts.append(piece.text)
@@ -63,10 +63,10 @@ class AnswerLog:
         return "".join(self._texts)
 
     def counts(self, stream: "Stream") -> Counts:
-        """The answer in numbers.
+        """The counts of the answer.
 
         Args:
-            stream: what the pieces came from.
+            stream: the stream of the pieces.
         """
         records = stream.rounds
         return Counts(

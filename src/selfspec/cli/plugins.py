@@ -1,7 +1,7 @@
 """Commands that other packages add to ``selfspec``, by the entry-point group ``selfspec.commands``.
 
-An entry point's name is the command's, with its groups before it: ``bench``, ``models widen``. It names a function for
-typer, or a typer application. It is loaded when its help is listed or it is run.
+The name of an entry point is the name of the command after the groups that it belongs to: ``bench``, ``models widen``.
+It refers to a function for typer, or to a typer application. It is loaded when help lists it or when it runs.
 """
 
 from importlib.metadata import EntryPoint, entry_points
@@ -11,25 +11,33 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from selfspec.errors import MissingPackageError, PluginError, first_line
+
 ENTRY_POINTS = "selfspec.commands"
 
 LAB_COMMANDS = ("bench", "experiments", "demo", "models widen")
-"""Commands of selfspec-lab, named in the error where that is not installed."""
+"""Commands of selfspec-lab. Without that package, an error says what to install."""
+
+_ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 class PluginGroup(TyperGroup):
-    """A group of commands to which other packages add theirs."""
+    """A group of commands that other packages can extend."""
 
     path: ClassVar[str] = ""
-    """What comes before a command's name in its entry point: ``""`` or ``"models "``."""
+    """Start of the names of this group's entry points: ``""`` or ``"models "``."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Own commands, then those of other packages."""
+        """Names of the group's own commands, then of those that other packages add."""
         own = super().list_commands(ctx)
         return [*own, *(name for name in self._added() if name not in own)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """An own command, or one of another package."""
+        """Finds a command by its name; the group's own commands come first.
+
+        Raises:
+            MissingPackageError: the command belongs to a package that is not installed.
+        """
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
@@ -37,20 +45,42 @@ class PluginGroup(TyperGroup):
         if added is not None:
             return _load(cmd_name, added)
         if self.path + cmd_name in LAB_COMMANDS:
-            ctx.fail(f"'{self.path}{cmd_name}' comes with selfspec-lab; run `pip install selfspec-lab`")
+            raise MissingPackageError(
+                f"the command '{self.path}{cmd_name}' is part of selfspec-lab; run `pip install selfspec-lab`"
+            )
         return None
 
     def _added(self) -> dict[str, EntryPoint]:
-        found = sorted(entry_points(group=ENTRY_POINTS))
+        found = sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name)
         names = {entry.name.removeprefix(self.path): entry for entry in found if entry.name.startswith(self.path)}
         return {name: entry for name, entry in names.items() if " " not in name}
 
 
 def _load(name: str, entry: EntryPoint) -> Any:
-    added = entry.load()
+    """The command of an entry point; where loading fails, a command that raises the error."""
+    try:
+        command = _as_command(name, entry.load())
+    except Exception as error:  # a broken package must not break the other commands
+        command = _as_command(name, _failing(name, entry, error), context_settings=_ANY_ARGUMENTS)
+    command.name = name
+    return command
+
+
+def _as_command(name: str, added: Any, **options: Any) -> Any:
     if not isinstance(added, typer.Typer):
-        command, added = added, typer.Typer(add_completion=False)
-        added.command(name)(command)
-    loaded = get_command(added)
-    loaded.name = name
-    return loaded
+        function, added = added, typer.Typer(add_completion=False)
+        added.command(name, **options)(function)
+    return get_command(added)
+
+
+def _failing(name: str, entry: EntryPoint, error: Exception) -> Any:
+    package = "another package" if entry.dist is None else entry.dist.name
+    reason = f"{type(error).__name__}: {first_line(error)}"
+
+    def fail() -> None:
+        raise PluginError(
+            f"the command '{name}' of {package} cannot be loaded ({reason}); update or uninstall {package}"
+        ) from error
+
+    fail.__doc__ = f"Cannot be loaded: {reason}"
+    return fail

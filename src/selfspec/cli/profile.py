@@ -1,4 +1,4 @@
-"""``selfspec profile``: the cost model of a model on this machine."""
+"""``selfspec profile``: the latencies of a model's parts on this machine."""
 
 import json
 from collections.abc import Mapping
@@ -11,42 +11,39 @@ from selfspec.cli.terminal import silence_libraries
 
 
 def profile(
-    model: options.Model = "tiny",
-    widen: options.Widen = 1,
+    model: options.Model = options.DEFAULT_MODEL,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure anew although there is a kept profile.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again even if there is a saved profile.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Measures bytes and seconds of each part of a model, once, and keeps them in the user's cache folder."""
+    """Measures bytes and seconds of each part of a model and saves them in the user's cache folder."""
     from selfspec.errors import InvalidParameterError
     from selfspec.loading import load_model
-    from selfspec.runtimes.latency_store import keep_profile, profile_path, read_profile
-    from selfspec.runtimes.target import RUNTIMES, Target
-    from selfspec_lab.bench.profile import measure_profile
+    from selfspec.measuring import RUNTIMES, Target, keep_profile, measure_profile, profile_path, read_profile
 
     if runtime not in RUNTIMES:
         raise InvalidParameterError(f"there is no runtime '{runtime}'; choose one of {', '.join(RUNTIMES)}")
     silence_libraries()
-    loaded, _ = load_model(model, dtype=dtype, device=device, widen=widen)
+    loaded, _ = load_model(model, dtype=dtype, device=device)
     target = Target(loaded, runtime)
     found = None if refresh else read_profile(target)
     if found is None:
         found = measure_profile(target, progress=lambda text: typer.echo(text, err=True))
         path = keep_profile(target, found)
-        typer.echo("could not be kept" if path is None else f"kept in {path}", err=True)
+        typer.echo("the profile could not be saved" if path is None else f"saved in {path}", err=True)
     else:
-        typer.echo(f"from {profile_path(target)}; --refresh measures anew", err=True)
+        typer.echo(f"from {profile_path(target)}; --refresh measures again", err=True)
     typer.echo(json.dumps(found, indent=2, allow_nan=False) if as_json else profile_text(found))
 
 
 def profile_text(profile: Mapping[str, Any]) -> str:
-    """A profile for people."""
+    """A profile as text."""
     plain = profile["plain"]
     fraction = f"{plain['bandwidth_fraction']:.0%} of the copy bandwidth"
     lines = [
-        f"{profile['stamp']['date']}, {profile['device']}, {profile['dtype']}, runtime {profile['runtime']}",
+        f"{profile['date']}, {profile['device']}, {profile['dtype']}, runtime {profile['runtime']}",
         "bytes      " + ", ".join(f"{part} {size:,}" for part, size in profile["bytes"].items()),
         f"copy       {profile['copy_bytes_per_second'] / 1e9:.1f} GB/s",
         f"plain      {plain['tokens_per_second']:.1f} tokens/s, {fraction}",

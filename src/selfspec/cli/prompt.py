@@ -1,4 +1,4 @@
-"""Where a prompt comes from: the command line, a file, or standard input."""
+"""Reads the prompt from the command line, a file, or standard input."""
 
 import sys
 from pathlib import Path
@@ -7,14 +7,14 @@ from selfspec.errors import InvalidPromptError
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """The prompt, exactly as it stands in its one source: a final newline is part of it.
+    """Reads the prompt unchanged; a final newline is part of it.
 
     Args:
-        prompt: from the command line.
+        prompt: the prompt from the command line.
         prompt_file: a file with the prompt.
 
     Returns:
-        The prompt; from standard input if neither is given.
+        The prompt; read from standard input if neither argument is given.
 
     Raises:
         InvalidPromptError: there are two sources or none, or the source cannot be read or is not UTF-8.
@@ -38,14 +38,17 @@ def _read_file(path: Path) -> bytes:
 
 
 def decode(content: bytes, source: str) -> str:
-    """UTF-8 text.
+    """Decodes UTF-8.
 
     Args:
-        content: its bytes.
+        content: the bytes.
         source: where they come from, for the message.
 
+    Returns:
+        The text.
+
     Raises:
-        InvalidPromptError: they are not UTF-8.
+        InvalidPromptError: the bytes are not UTF-8.
     """
     try:
         return content.decode("utf-8")

@@ -1,4 +1,4 @@
-"""``--state FILE``: what a method has learned, kept from one command to the next."""
+"""``--state FILE``: loads and saves what a method has learned."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 def check_state(method: str, path: Path, *, writes: bool = True) -> None:
-    """Refuses, before the model is loaded, a ``--state`` that cannot work.
+    """Checks ``--state`` before the model is loaded.
 
     Args:
-        method: the method's name.
+        method: name of the method.
         path: the file.
-        writes: whether it is to be written; otherwise it has to be there.
+        writes: whether the file will be written; otherwise it has to exist.
 
     Raises:
-        UnknownMethodError: there is no such method.
-        StateError: the method learns nothing from one request to the next, or there can be no such file.
+        UnknownMethodError: no method has this name.
+        StateError: the method has no state, or the file cannot be read or written.
     """
     from selfspec.methods import METHODS, find_method
     from selfspec.methods.state import check_destination, check_source
@@ -29,7 +29,7 @@ def check_state(method: str, path: Path, *, writes: bool = True) -> None:
     if not find_method(method).learns:
         learning = ", ".join(name for name, other in METHODS.items() if other.learns)
         raise StateError(
-            f"{method} learns nothing from one request to the next, so it has no state to load or save; "
+            f"{method} learns nothing from request to request, so it has no state to load or save; "
             f"leave --state out{f', or choose a method that learns: {learning}' if learning else ''}"
         )
     if writes:
@@ -40,19 +40,19 @@ def check_state(method: str, path: Path, *, writes: bool = True) -> None:
 
 @contextlib.contextmanager
 def kept_state(engine: "Engine", path: Path | None) -> Iterator[None]:
-    """Begins with what a file says, if there is one, and ends with saving what there is then, interrupted or not.
+    """Loads the state from a file, if it exists, and saves the state to it at the end, even after an interrupt.
 
     Args:
-        engine: learns in between.
-        path: the file; ``None`` does nothing.
+        engine: the engine whose method learns.
+        path: the file; with ``None`` nothing is loaded or saved.
 
     Raises:
-        StateError: the file does not fit, or cannot be read or written.
+        StateError: the file does not fit the engine, or cannot be read or written.
     """
     if path is None:
         yield
         return
-    engine.method.state()  # the method's settings may leave it nothing to save, which is better said now than after
+    engine.method.state()  # raises if the method's settings leave nothing to save
     if path.exists():
         engine.load_state(path)
     try:

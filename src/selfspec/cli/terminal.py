@@ -1,4 +1,4 @@
-"""What reaches the terminal: streamed text, colours, and nothing from the libraries below."""
+"""Terminal output: streamed text, colours, warnings."""
 
 import contextlib
 import io
@@ -12,17 +12,22 @@ from typing import TYPE_CHECKING, TextIO
 from selfspec.errors import NoGainWarning
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from selfspec.types import TextPiece
+
+WIDTH = 100
+"""Columns of a table where the output is not a terminal."""
 
 _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
 
 
 class TextWriter:
-    """Writes the pieces of an output as they come, each flushed.
+    """Writes the pieces of an output, and flushes each.
 
     Args:
-        stream: where to.
-        show_drafts: colour the text of accepted draft tokens, if the stream takes colours.
+        stream: the output stream.
+        show_drafts: colour the text of accepted draft tokens, if the stream supports colours.
     """
 
     def __init__(self, stream: TextIO, *, show_drafts: bool = False) -> None:
@@ -40,21 +45,25 @@ class TextWriter:
         self._at_line_start = piece.text.endswith("\n")
 
     def end(self) -> None:
-        """Ends the line on a terminal, so that what comes next has its own. A file or a pipe gets the text alone."""
+        """Ends the last line on a terminal. In a file or a pipe, nothing is added to the text."""
         if self._stream.isatty() and not self._at_line_start:
             self._stream.write("\n")
             self._stream.flush()
 
 
 def tolerate_encoding() -> None:
-    """Lets characters that the terminal's encoding lacks become question marks, rather than errors."""
+    """Replaces characters that the terminal's encoding lacks with question marks, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def takes_colour(stream: TextIO) -> bool:
-    """Whether to colour what goes there: ``NO_COLOR`` forbids, ``FORCE_COLOR`` forces, a terminal decides otherwise."""
+    """Whether to use colours: not with ``NO_COLOR``, always with ``FORCE_COLOR``, otherwise if it is a terminal.
+
+    Args:
+        stream: the output stream.
+    """
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -62,10 +71,20 @@ def takes_colour(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def silence_libraries() -> None:
-    """Keeps the warnings and progress bars of transformers and the hub client off the terminal.
+def make_console() -> "Console":
+    """A console for standard output; ``takes_colour`` decides about colours."""
+    from rich.console import Console
 
-    What selfspec itself logs goes to standard error.
+    console = Console(highlight=False, color_system="auto" if takes_colour(sys.stdout) else None)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
+    return console
+
+
+def silence_libraries() -> None:
+    """Turns off warnings and progress bars of transformers and the hub client.
+
+    The log of selfspec itself goes to standard error.
     """
     from huggingface_hub.utils.tqdm import disable_progress_bars
     from transformers.utils.logging import disable_progress_bar, set_verbosity
@@ -80,7 +99,7 @@ def silence_libraries() -> None:
 
 @contextlib.contextmanager
 def own_warnings() -> Iterator[None]:
-    """Shows the warnings of selfspec itself, one line each on standard error, once the output is complete."""
+    """Collects the warnings of selfspec and prints them to standard error at the end, one per line."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", NoGainWarning)
         try:

@@ -1,4 +1,4 @@
-"""``selfspec tune``: search a profile before generating."""
+"""``selfspec tune``: searches a set of skipped sublayers offline."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,17 +18,19 @@ def tune(
     method: Annotated[str, typer.Argument(help="What to tune: self-spec.")],
     prompts: Annotated[
         Path,
-        typer.Option(help='UTF-8 file of calibration prompts: one a line, or .jsonl with a string "prompt" a line.'),
+        typer.Option(
+            help='UTF-8 file of calibration prompts: one per line, or .jsonl with a string "prompt" per line.'
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="Where to write the profile, a state file of the method.")],
+    out: Annotated[Path, typer.Option(help="The profile to write, a state file of the method.")],
     iterations: Annotated[int, typer.Option(help="Sets of sublayers to measure.")] = 100,
-    model: options.Model = "tiny",
+    model: options.Model = options.DEFAULT_MODEL,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write for each prompt.")] = 32,
-    seed: Annotated[int, typer.Option(help="Fixes the random numbers of the search.", min=0)] = 0,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 32,
+    seed: Annotated[int, typer.Option(help="Seed of the search.", min=0)] = 0,
 ) -> None:
-    """Searches the sublayers whose skipping decodes fastest (Draft & Verify); Ctrl-C keeps the best so far."""
+    """Searches the skipped sublayers that decode fastest (Draft & Verify). Ctrl-C saves the best so far."""
     from selfspec.tuning import check_request, read_prompts
 
     check_request(method, iterations, max_new_tokens, out)

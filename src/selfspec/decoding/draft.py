@@ -1,35 +1,50 @@
-"""What can draft a round: a part of the target's layers, tokens found elsewhere, or nothing."""
+"""What can draft a round: the protocol, and the drafts that run no forward."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
 
-import torch
+from selfspec.decoding.context import Context
+from selfspec.decoding.proposal import Drafting, Proposal
+from selfspec.model import transfer
+from selfspec.sampling.tree import ROOT, TokenTree
 
-from selfspec.decoding.stopping import StoppingRule, TreeWidths
-from selfspec.model.kept import KeptSet
-from selfspec.sampling.tree import TokenTree
+
+class Draft(Protocol):
+    """What drafts one round of one sequence."""
+
+    def propose(self, context: Context, watched: Collection[int] = ()) -> Drafting:
+        """Drafts tokens after the context.
+
+        A coroutine, so that the forwards of all sequences of a batch run together: it yields each forward that it
+        needs (``DraftForward``) and is sent the ``DraftOutput``. Drafts compose by ``yield from``.
+
+        Args:
+            context: tokens, cache and sampling rule of the sequence. The draft writes to cache slots from
+                ``context.cache.length`` on and commits nothing.
+            watched: sublayers whose hidden states the drafter wants of this round. A draft that shares states with the
+                verification (``Proposal.shared_states``) includes those that lie below its shared prefix.
+
+        Returns:
+            The tokens to verify: at most ``context.draft_limit`` on a path, and at most
+            ``context.sibling_limit`` beside the longest path.
+        """
+        ...
 
 
 @dataclass(frozen=True)
-class LayerDraft:
-    """Draft with a part of the target's own sublayers.
+class NoDraft:
+    """Draft nothing: the round is one step of plain decoding."""
 
-    Attributes:
-        kept: the sublayers to run.
-        limit: at most this many tokens, 0 or more.
-        stop: ends the draft earlier; ``None`` drafts ``limit`` tokens without looking at them.
-        widths: candidates to verify at each position, by confidence; ``None`` is one, a chain.
-    """
-
-    kept: KeptSet
-    limit: int
-    stop: StoppingRule | None = None
-    widths: TreeWidths | None = None
+    def propose(self, context: Context, watched: Collection[int] = ()) -> Drafting:
+        """An empty proposal; see ``Draft.propose``."""
+        yield from ()
+        return empty_proposal(context)
 
 
 @dataclass(frozen=True)
 class TokenDraft:
-    """Tokens found elsewhere, in prompt or output.
+    """Tokens that are known already, for example found in the prompt or the output.
 
     Attributes:
         token_ids: the tokens, one for each node of the tree.
@@ -42,33 +57,18 @@ class TokenDraft:
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.tree)
 
+    def propose(self, context: Context, watched: Collection[int] = ()) -> Drafting:
+        """The tokens, without those that could not be committed or have no cache slot; see ``Draft.propose``."""
+        yield from ()
+        depths = self.tree.depths[1:]
+        kept = [node for node, depth in enumerate(depths) if depth <= context.draft_limit]
+        kept = kept[: context.draft_limit + context.sibling_limit]
+        index_of = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
+        tokens = [self.token_ids[node] for node in kept]
+        tree = TokenTree(tuple(index_of[self.tree.parents[node]] for node in kept))
+        return Proposal(transfer.send(tokens, context.pending.device), tree)
 
-@dataclass(frozen=True)
-class NoDraft:
-    """Draft nothing: this round is one step of plain decoding."""
 
-
-Draft = LayerDraft | TokenDraft | NoDraft
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A finished draft: the tokens to verify, and what the verification needs to know of them.
-
-    Attributes:
-        token_ids: long ``[n]`` on the target's device, one for each node of the tree.
-        tree: which of them continues which; the path that was extended comes first.
-        scores: float32 ``[r, vocab]``, the draft's processed scores after the pending token and each token of the
-            extended path; ``None`` for tokens found elsewhere, whose choice was not random.
-        confidences: largest draft probability at each position of the extended path, where somebody asked for it.
-        shared_prefix: number ``s`` of leading sublayers whose states are the target's own.
-        shared_states: by sublayer ``i <= s`` the residual stream ``h[i]`` of the first ``k`` verification rows,
-            ``[k, hidden]``; empty where nothing is shared.
-    """
-
-    token_ids: torch.Tensor
-    tree: TokenTree
-    scores: torch.Tensor | None = None
-    confidences: tuple[float, ...] = ()
-    shared_prefix: int = 0
-    shared_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
+def empty_proposal(context: Context) -> Proposal:
+    """No tokens to verify."""
+    return Proposal(context.pending[:0], TokenTree(()))

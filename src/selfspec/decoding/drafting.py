@@ -1,45 +1,63 @@
-"""How a draft comes about: from a kept set of sublayers, from given tokens, or not at all."""
+"""Runs the drafts of several sequences side by side, so that their forwards read the weights together."""
 
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Iterable
 
-from selfspec.decoding.draft import Draft, LayerDraft, Proposal, TokenDraft
-from selfspec.decoding.layer_drafting import LayerDrafting
-from selfspec.decoding.request import Request
-from selfspec.model import transfer
+import torch
+
+from selfspec.decoding.proposal import DraftForward, Drafting, DraftOutput, Proposal
+from selfspec.model.forward import Forward
 from selfspec.runtimes.target import Target
-from selfspec.sampling.tree import ROOT, TokenTree
 
 
-def propose(target: Target, request: Request, draft: Draft, capture: Collection[int]) -> Proposal:
-    """Carries a draft out.
+def run_drafts(target: Target, drafts: Iterable[Drafting]) -> list[Proposal]:
+    """Carries drafts out.
 
     Args:
         target: the model.
-        request: the request, whose pending token the draft continues.
-        draft: what drafts.
-        capture: sublayers whose hidden states the method will want of this round.
+        drafts: one of each sequence, not started yet. Forwards through the same sublayers run as one.
 
     Returns:
-        The tokens to verify, never more than the request may still commit.
+        Their proposals, in the same order.
     """
-    if isinstance(draft, LayerDraft) and (limit := min(draft.limit, request.draft_limit)) > 0:
-        return LayerDrafting(target, request, draft, capture).run(limit)
-    if isinstance(draft, TokenDraft):
-        return _given_tokens(request, draft)
-    return empty_proposal(request)
+    running = list(drafts)
+    proposals: dict[int, Proposal] = {}
+    outputs: dict[int, DraftOutput | None] = dict.fromkeys(range(len(running)))
+    while outputs:
+        asked: dict[tuple[tuple[int, ...], bool], list[tuple[int, DraftForward]]] = defaultdict(list)
+        for index, output in outputs.items():
+            try:
+                forward = next(running[index]) if output is None else running[index].send(output)
+                asked[forward.sublayers, forward.logits].append((index, forward))
+            except StopIteration as finished:
+                proposals[index] = finished.value
+        outputs = {}
+        for group in asked.values():
+            indices, forwards = zip(*group, strict=True)
+            outputs.update(zip(indices, _run_together(target, forwards), strict=True))
+    return [proposals[index] for index in range(len(running))]
 
 
-def empty_proposal(request: Request) -> Proposal:
-    """No draft at all: the round becomes one step of plain decoding."""
-    return Proposal(request.pending[:0], TokenTree(()))
-
-
-def _given_tokens(request: Request, draft: TokenDraft) -> Proposal:
-    """Tokens found elsewhere, without those too deep to be committed, and no more than the cache has slots for."""
-    deepest = request.draft_limit
-    depths = draft.tree.depths[1:]
-    kept = [node for node, depth in enumerate(depths) if depth <= deepest][: deepest + request.sibling_room]
-    index_of = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
-    tokens = [draft.token_ids[node] for node in kept]
-    tree = TokenTree(tuple(index_of[draft.tree.parents[node]] for node in kept))
-    return Proposal(transfer.send(tokens, request.pending.device), tree)
+def _run_together(target: Target, asked: tuple[DraftForward, ...]) -> list[DraftOutput]:
+    """One forward for drafts that ask for the same sublayers."""
+    first = asked[0]
+    if len(asked) == 1:
+        ran = target.run(first.hidden_states, first.sublayers, first.forward, first.capture)
+        return [
+            DraftOutput(ran.hidden_states, ran.captured, target.logits(ran.hidden_states) if first.logits else None)
+        ]
+    together = Forward.join([each.forward for each in asked])
+    capture = {index for each in asked for index in each.capture}
+    ran = target.run(torch.cat([each.hidden_states for each in asked]), first.sublayers, together, capture)
+    counts = [len(each.hidden_states) for each in asked]
+    states = torch.split(ran.hidden_states, counts)
+    captured = {index: torch.split(rows, counts) for index, rows in ran.captured.items()}
+    scores = torch.split(target.logits(ran.hidden_states, max(counts)), counts) if first.logits else None
+    return [
+        DraftOutput(
+            states[place],
+            {index: captured[index][place] for index in each.capture},
+            None if scores is None else scores[place],
+        )
+        for place, each in enumerate(asked)
+    ]

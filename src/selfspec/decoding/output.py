@@ -1,6 +1,6 @@
 """The output of a request: its tokens, its text, and where it ends."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import StoppingCriteria
@@ -13,17 +13,20 @@ class Output:
     """Takes tokens one by one and ends exactly where plain decoding would.
 
     Args:
-        prompt_ids: tokens of the prompt.
         max_new_tokens: longest output.
         eos_ids: the model's end-of-sequence ids.
         stop_ids: further ids that end the output.
         text: the text of the output with its stop strings; ``None`` without a tokenizer.
-        criteria: Hugging Face stopping criteria, asked after every token.
+        criteria: Hugging Face stopping criteria, called after every token.
+
+    Attributes:
+        token_ids: the output's tokens.
+        origins: for each token who chose it first.
+        finish_reason: why the output ended; ``None`` while it grows.
     """
 
     def __init__(
         self,
-        prompt_ids: Sequence[int],
         *,
         max_new_tokens: int,
         eos_ids: frozenset[int] = frozenset(),
@@ -40,17 +43,14 @@ class Output:
         self._stop_ids = stop_ids
         self._text = text
         self._criteria = criteria
-        self._sequence = torch.empty(1, len(prompt_ids) + max_new_tokens, dtype=torch.long) if criteria else None
-        if self._sequence is not None:
-            self._sequence[0, : len(prompt_ids)] = torch.tensor(prompt_ids)
-        self._prompt_length = len(prompt_ids)
 
-    def append(self, token_id: int, origin: TokenOrigin) -> bool:
+    def append(self, token_id: int, origin: TokenOrigin, context: Callable[[], torch.Tensor]) -> bool:
         """Takes the next token.
 
         Args:
             token_id: the token.
             origin: who chose it first.
+            context: gives prompt and output up to this token, long ``[1, length]``, for stopping criteria.
 
         Returns:
             Whether it was the last one.
@@ -59,7 +59,7 @@ class Output:
         self.token_ids.append(token_id)
         self.origins.append(origin)
         text = "" if self._text is None else self._text.push(token_id)
-        self.finish_reason = self._find_end(token_id)
+        self.finish_reason = self._find_end(token_id, context)
         if self.finish_reason is not None and self._text is not None:
             text += self._text.flush()
         self._pieces.append(TextPiece(text, token_id, origin))
@@ -70,21 +70,13 @@ class Output:
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def _find_end(self, token_id: int) -> FinishReason | None:
+    def _find_end(self, token_id: int, context: Callable[[], torch.Tensor]) -> FinishReason | None:
         if token_id in self._eos_ids:
             return "eos"
         if token_id in self._stop_ids:
             return "stop_token"
         if self._text is not None and self._text.stopped is not None:
             return "stop_string"
-        if self._any_criterion(token_id):
+        if any(bool(torch.as_tensor(criterion(context(), None)).all()) for criterion in self._criteria):
             return "stopping_criteria"
         return "length" if len(self.token_ids) >= self._max_new_tokens else None
-
-    def _any_criterion(self, token_id: int) -> bool:
-        if self._sequence is None:
-            return False
-        length = self._prompt_length + len(self.token_ids)
-        self._sequence[0, length - 1] = token_id
-        context = self._sequence[:, :length]
-        return any(bool(torch.as_tensor(criterion(context, None)).all()) for criterion in self._criteria)

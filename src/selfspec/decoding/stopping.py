@@ -1,4 +1,4 @@
-"""When a draft stops: small objects that a method hands to the drafting loop."""
+"""When a draft stops: rules that a method gives to its layer drafts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ class StoppingRule(Protocol):
 
     @property
     def threshold(self) -> float:
-        """The confidence, 0 to 1, under which it stops at present."""
+        """The confidence, 0 to 1, below which it stops now."""
         ...
 
     def stops(self, confidence: float) -> bool:
@@ -24,7 +24,7 @@ class StoppingRule(Protocol):
 
 @dataclass(frozen=True)
 class ConfidenceThreshold:
-    """Stops behind the first token whose confidence is below a threshold; that token is still verified."""
+    """Stops after the first token whose confidence is below a threshold; that token is still verified."""
 
     threshold: float
 
@@ -36,9 +36,9 @@ class ConfidenceThreshold:
 class DraftVerifyThreshold:
     """The online threshold of Draft & Verify (Zhang et al. 2024, adaptive draft-exiting).
 
-    The acceptance of rounds is smoothed by ``acceptance_smoothing``. While it is under ``target_acceptance`` the
-    threshold moves up by ``step``, else down (kept where the draft reached its limit, since then the threshold decided
-    nothing); the threshold itself follows that move smoothed by ``threshold_smoothing``.
+    The acceptance rate of rounds is smoothed by ``acceptance_smoothing``. While it is below ``target_acceptance`` the
+    threshold moves up by ``step``, otherwise down. It stays where the draft reached its length limit, since then the
+    threshold decided nothing. The move itself is smoothed by ``threshold_smoothing``.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class DraftVerifyThreshold:
         self._acceptance: float | None = None
 
     def stops(self, confidence: float) -> bool:
-        """Whether the confidence is below the present threshold."""
+        """Whether the confidence is below the current threshold."""
         return confidence < self.threshold
 
     def update(self, drafted: int, accepted: int, *, reached_limit: bool) -> None:
         """Learns from a round.
 
         Args:
-            drafted: draft tokens of the round; a round without any teaches nothing.
+            drafted: draft tokens of the round; a round without any changes nothing.
             accepted: how many of them were accepted.
             reached_limit: the draft ended at its length limit, not by this rule.
         """

@@ -21,12 +21,12 @@ class TextStream:
     clean_up_tokenization_spaces=False)``; transformers 5 ignores the clean-up for BPE tokenizers by default. Text is
     held back while later tokens can change it: an incomplete UTF-8 sequence, a run of byte-fallback tokens.
 
-    A stop string is looked for in the output's text, held-back text included but for an incomplete character at its
-    end; the prompt does not count. It is found at the token that completes it, wherever in that token it ends. That is
-    the meaning of ``stop_strings`` in ``generate``, except that skipped special tokens are no text here.
+    Stop strings are searched in the text of the output, not of the prompt, including text that is held back except an
+    incomplete character at its end. A stop string is found at the token that completes it, wherever in that token it
+    ends. This is the meaning of ``stop_strings`` in ``generate``, except that skipped special tokens are not text here.
 
-    A token costs one decode of the few tokens since the last certain text and before it; only inside an unbroken run
-    of undecodable or byte-fallback tokens does that window grow.
+    Each token costs one decode of the few tokens since the last certain text and some before it. This window grows only
+    inside an unbroken run of undecodable or byte-fallback tokens.
 
     Args:
         tokenizer: decodes the tokens.
@@ -51,10 +51,10 @@ class TextStream:
         self._reach = max((len(text) for text in self._stop), default=1) - 1
         self._skip_special_tokens = skip_special_tokens
         self._special_ids = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self._window: list[int] = []  # an anchor, whose text is out already, and the tokens after it
+        self._window: list[int] = []  # an anchor, whose text was given already, and the tokens after it
         self._anchor = 0  # number of tokens of the anchor
-        self._given = 0  # characters of the window's text that are out already
-        self._tail = ""  # the last characters that are out, as many as a stop string can reach back
+        self._given = 0  # characters of the window's text that were given already
+        self._tail = ""  # the last characters that were given, as many as a stop string can span
 
     def push(self, token_id: int) -> str:
         """Takes the next token.
@@ -94,9 +94,9 @@ class TextStream:
         return piece
 
     def _slide(self) -> None:
-        """Makes the tokens that were just completed the new anchor, if it can stand for all that came before.
+        """Makes the tokens that were just completed the new anchor, if they have text.
 
-        Decoders drop a space at the start of a text. An anchor without text would pass that loss on to the next token.
+        Decoders drop a space at the start of a text. After an anchor without text the next token would lose its space.
         """
         anchor = self._window[self._anchor :]
         text = self._decode(anchor)

@@ -1,63 +1,99 @@
-"""The target's one forward over a draft, starting where the draft's states stop being the target's own."""
+"""The target's one forward over the drafts of all sequences, from where their states stop being the target's own."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from selfspec.decoding.draft import Proposal
-from selfspec.decoding.fused_selection import Rider
-from selfspec.decoding.request import Request
+from selfspec.decoding.context import Context
+from selfspec.decoding.fused_selection import FusedRun, FusedSelection
+from selfspec.decoding.proposal import Proposal
+from selfspec.model.forward import Forward
 from selfspec.runtimes.target import StackOutput, Target
 
 
 def verify(
     target: Target,
-    request: Request,
-    proposal: Proposal,
-    capture: Collection[int] = (),
-    rider: Rider[Any] | None = None,
-) -> StackOutput:
-    """Runs the full model over the pending token and the draft.
+    contexts: Sequence[Context],
+    proposals: Sequence[Proposal],
+    watched: Sequence[Collection[int]],
+    selections: Iterable[FusedSelection[Any]] = (),
+) -> list[StackOutput]:
+    """Runs the full model over the pending tokens and the drafts.
 
-    Row 0 is the pending token, row ``i + 1`` node ``i`` of the draft's tree. Rows whose states the draft has computed
-    already enter at sublayer ``s``; the others catch up first (``methods.md``, section 1, shared prefix).
+    Row 0 of a sequence is its pending token, row ``i + 1`` node ``i`` of its draft's tree. Rows whose states the draft
+    has computed already enter at sublayer ``s``, the shared prefix; the others run the sublayers before it.
 
     Args:
         target: the model.
-        request: the request; the rows' keys and values go behind its committed slots.
-        proposal: the draft.
-        capture: sublayers whose hidden states to return.
-        rider: a selection whose rows go along.
+        contexts: of each sequence; the rows' keys and values go to the slots after the committed ones.
+        proposals: of each sequence, the draft.
+        watched: of each sequence, sublayers whose hidden states to return.
+        selections: of some of these sequences, whose rows go along.
 
     Returns:
-        ``h[2L]`` of every row, ``[n + 1, hidden]``, and the captured states.
+        For each sequence ``h[2L]`` of its rows, ``[n + 1, hidden]``, and the watched states.
     """
-    tree, state = proposal.tree, request.state
-    through = None if rider is None else rider.through
-    token_ids = torch.cat([request.pending, proposal.token_ids])
-    rows = len(token_ids)
-    visible = None if tree.is_chain else tree.visibility(target.device)
-    depths = None if tree.is_chain else tree.depths
-    everything = target.begin(state, rows, depths=depths, visible=visible)
-    if not proposal.shared_states:
-        return target.run(target.embed(token_ids), range(target.sublayer_count), everything, capture, through=through)
+    run = FusedRun(target, selections)
+    parts = [_Part(target, *each) for each in zip(contexts, proposals, watched, strict=True)]
+    borders = sorted({0, target.sublayer_count, *(part.shared_prefix for part in parts)})
+    for first, end in pairwise(borders):
+        for part in parts:
+            part.enter(first)
+        capture = {index for part in parts for index in part.wanted(first, end)}
+        forward = parts[0].forward if len(parts) == 1 else Forward.join([part.forward for part in parts])
+        output = run(torch.cat([part.states for part in parts]), range(first, end), forward, capture)
+        counts = [len(part.states) for part in parts]
+        captured = {index: torch.split(rows, counts) for index, rows in output.captured.items()}
+        for place, (part, states) in enumerate(zip(parts, torch.split(output.hidden_states, counts), strict=True)):
+            part.take(states, {index: captured[index][place] for index in part.wanted(first, end)})
+    for part in parts:
+        part.enter(target.sublayer_count)  # a draft with all sublayers has computed its rows to the end
+    return [StackOutput(part.states, part.captured) for part in parts]
 
-    shared_prefix = proposal.shared_prefix
-    known = len(proposal.shared_states[shared_prefix])
-    late = target.begin(
-        state,
-        rows - known,
-        start=state.cache.length + known,
-        prefix=state.cache.length if visible is not None else None,
-        depths=None if depths is None else depths[known:],
-        visible=None if visible is None else visible[known:],
-    )
-    late_ids, shared = token_ids[known:], proposal.shared_states
-    caught_up = target.run(target.embed(late_ids), range(shared_prefix), late, shared.keys(), through=through)
-    states = {index: torch.cat([drafted, caught_up.captured[index]]) for index, drafted in shared.items()}
-    above = {index for index in capture if index > shared_prefix}
-    rest = range(shared_prefix, target.sublayer_count)
-    output = target.run(states[shared_prefix], rest, everything, above, through=through)
-    below = {index: states[index] for index in capture if index <= shared_prefix}
-    return StackOutput(output.hidden_states, {**below, **output.captured})
+
+class _Part:
+    """The rows of one sequence on their way through the sublayers."""
+
+    def __init__(self, target: Target, context: Context, proposal: Proposal, watched: Collection[int]) -> None:
+        tree, length = proposal.tree, context.cache.length
+        token_ids = torch.cat([context.pending, proposal.token_ids])
+        visible = None if tree.is_chain else tree.visibility(target.device)
+        depths = None if tree.is_chain else tree.depths
+        self._whole = target.lay_out(context.state, len(token_ids), depths=depths, visible=visible)
+        self._shared = proposal.shared_states
+        self._watched = frozenset(watched)
+        self.shared_prefix = proposal.shared_prefix if self._shared else 0
+        self.captured: dict[int, torch.Tensor] = {}
+        if not self._shared:
+            self.forward, self.states = self._whole, target.embed(token_ids)
+            return
+        known = len(self._shared[self.shared_prefix])
+        self.states = target.embed(token_ids[known:])
+        self.forward = target.lay_out(
+            context.state,
+            len(token_ids) - known,
+            start=length + known,
+            prefix=None if visible is None else length,
+            depths=None if depths is None else depths[known:],
+            visible=None if visible is None else visible[known:],
+        )
+
+    def wanted(self, first: int, end: int) -> set[int]:
+        """Sublayers of ``first`` to ``end`` whose states to capture; the first was the last of the range before."""
+        wanted = self._watched | (self._shared.keys() if first < self.shared_prefix else frozenset())
+        return {index for index in wanted if first < index <= end or index == first == 0}
+
+    def take(self, states: torch.Tensor, captured: dict[int, torch.Tensor]) -> None:
+        """Takes what a range of sublayers gave."""
+        self.states = states
+        self.captured.update(captured)
+
+    def enter(self, sublayer: int) -> None:
+        """Adds the rows that the draft has computed, where this sublayer is the end of the shared prefix."""
+        if not self._shared or sublayer != self.shared_prefix:
+            return
+        states = {index: torch.cat([rows, self.captured[index]]) for index, rows in self._shared.items()}
+        self.forward, self.states = self._whole, states[sublayer]
+        self.captured = {index: states[index] for index in self._watched & states.keys()}

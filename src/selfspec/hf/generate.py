@@ -12,10 +12,10 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from selfspec.batch import Batch
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError, InvalidPromptError
 from selfspec.hf.rows import Row, processors_of, split_rows
+from selfspec.methods.base import Method
 from selfspec.methods.registry import DEFAULT_METHOD, find_method
 from selfspec.methods.settings import parse_settings
 from selfspec.types import SamplingParams
@@ -28,7 +28,7 @@ _KEPT_LOOP = "_selfspec_custom_generate"
 
 @overload
 def custom_generate(
-    method: str = DEFAULT_METHOD, settings: Mapping[str, Any] | None = None, *, seed: int | None = None
+    method: str | type[Method] = DEFAULT_METHOD, settings: Mapping[str, Any] | None = None, *, seed: int | None = None
 ) -> "CustomGenerate": ...
 
 
@@ -50,7 +50,7 @@ def custom_generate(*arguments: Any, **options: Any) -> Any:  # noqa: D417 - the
     of the model itself, so that it is freed together with the model.
 
     Args:
-        method: the name of a method.
+        method: the name of a method, or a class of your own.
         settings: values of its settings by name.
         seed: with ``do_sample=True``, makes the text depend on this seed alone (coupled sampling); without one,
             sampling draws from torch's global generator, as ``generate`` does.
@@ -77,7 +77,7 @@ def custom_generate(*arguments: Any, **options: Any) -> Any:  # noqa: D417 - the
 class CustomGenerate:
     """The callable that ``custom_generate`` makes. It may be used from several threads, and for several models in turn.
 
-    Rows of a batch are generated one after the other, without their padding, which has to be at the left. Each row
+    Rows of a batch are generated together, without their padding, which has to be at the left. Each row
     gives what ``generate`` gives for it alone; rows that end early are filled with the pad token at the right.
     Processors and stopping criteria see a row as ``[1, length]`` ids without padding. ``max_length`` and ``min_length``
     count the padding, as in ``generate``; ``max_new_tokens`` and ``min_new_tokens`` do not. ``max_time`` is the time of
@@ -91,7 +91,7 @@ class CustomGenerate:
     ``stopping_criteria`` instead.
 
     Args:
-        method: the name of a method.
+        method: the name of a method, or a class of your own.
         settings: values of its settings by name.
         seed: makes sampled text depend on this seed alone.
 
@@ -102,9 +102,14 @@ class CustomGenerate:
     """
 
     def __init__(
-        self, method: str = DEFAULT_METHOD, settings: Mapping[str, Any] | None = None, *, seed: int | None = None
+        self,
+        method: str | type[Method] = DEFAULT_METHOD,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        seed: int | None = None,
     ) -> None:
-        parse_settings(find_method(method).Settings, method, settings or {})
+        chosen = find_method(method)
+        parse_settings(chosen.Settings, chosen.name, settings or {})
         SamplingParams(seed=seed)  # checks it
         self._method = method
         self._settings = dict(settings or {})
@@ -145,7 +150,7 @@ class CustomGenerate:
         params = self._parameters(input_ids, stopping_criteria, generation_config)
         copies = generation_config.num_return_sequences or 1
         requests = [(row.token_ids, self._for_row(row, params, logits_processor, copies)) for row in rows]
-        batch = Batch(self._engine_for(model), requests, name="row")
+        batch = self._engine_for(model).batch(requests, name="row")
         for _, piece in batch.pieces():
             if streamer is not None:
                 streamer.put(torch.tensor([piece.token_id]))
@@ -189,7 +194,7 @@ class CustomGenerate:
         return replace(params, seed=seed, logits_processors=processors_of(row, processors))
 
 
-def _remake(method: str, settings: Mapping[str, Any], seed: int | None) -> CustomGenerate:
+def _remake(method: str | type[Method], settings: Mapping[str, Any], seed: int | None) -> CustomGenerate:
     return CustomGenerate(method, settings, seed=seed)
 
 

@@ -1,8 +1,8 @@
-"""The rows of a left-padded batch that ``generate`` prepared, and the logits processors as each row needs them.
+"""Rows of a left-padded batch from ``generate``, and logits processors converted for each row.
 
-A row is generated without its padding, so processors and stopping criteria see ``[1, length]`` ids without padding too,
-as they would if ``generate`` had been given this row alone: padding is neither penalised nor part of an n-gram. What
-``generate`` counted or collected over the padded batch is converted for the row, see ``processors_of``.
+A row is generated without its padding. Processors and stopping criteria get ``[1, length]`` ids without padding, as if
+``generate`` had been called with this row alone: padding is neither penalised nor part of an n-gram. Values that
+``generate`` computed over the padded batch are converted for the row, see ``processors_of``.
 """
 
 import copy
@@ -33,7 +33,7 @@ _LENGTHS = {
     MinNewTokensLengthLogitsProcessor: "prompt_length_to_skip",
     SuppressTokensAtBeginLogitsProcessor: "begin_index",
 }
-"""Processors that compare the length of the ids with a length, and the attribute that holds it, padding included."""
+"""Processors that compare the number of ids with a length, and the attribute with that length (it counts padding)."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Row:
     """One row of a batch.
 
     Attributes:
-        index: its place in the batch.
+        index: index in the batch.
         batch: number of rows.
-        padded_ids: long ``[length]``, padding first.
+        padded_ids: long ``[length]``, with the padding at the left.
         padding: number of padding tokens.
     """
 
@@ -54,27 +54,27 @@ class Row:
 
     @property
     def token_ids(self) -> torch.Tensor:
-        """The prompt, long ``[length - padding]``."""
+        """The prompt without padding, long ``[length - padding]``."""
         return self.padded_ids[self.padding :]
 
 
 def split_rows(
     input_ids: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None
 ) -> list[Row]:
-    """The rows of a batch without their padding.
+    """Splits a left-padded batch into rows.
 
     Args:
         input_ids: long ``[batch, length]``.
-        attention_mask: ``[batch, length]`` of 0 (padding) and 1; ``None`` where there is no padding.
-        position_ids: ``[batch, length]`` or ``[1, length]``; counted from 0 after the padding. Those of padding are
-            not looked at.
+        attention_mask: ``[batch, length]`` of 0 (padding) and 1; ``None`` if there is no padding.
+        position_ids: ``[batch, length]`` or ``[1, length]``, counted from 0 after the padding. The positions of padding
+            are ignored.
 
     Returns:
         The rows in order.
 
     Raises:
-        InvalidPromptError: a row is padded elsewhere than at its left, or empty; the mask holds other numbers than 0
-            and 1; the positions are not those of the mask. The message names the row.
+        InvalidPromptError: a row is empty or is not padded at the left; the mask has values other than 0 and 1; the
+            positions do not match the mask. The message names the row.
     """
     batch, length = input_ids.shape
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -89,32 +89,35 @@ def split_rows(
 
 
 def processors_of(row: Row, processors: Iterable[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
-    """The processors of a batch as one row needs them; those that ``generate`` prepared are left as they are.
+    """Converts the processors of a batch for one row. The originals are not modified.
 
-    - Lengths count without the row's padding (``MinNewTokensLengthLogitsProcessor`` and its like).
-    - The repetition penalty's ``prompt_ignore_length``, which ``generate`` sets to skip padding, is the row's own.
-    - The encoder processors look at the row's own prompt, without padding.
-    - ``prefix_allowed_tokens_fn`` is told the row's index.
+    - Lengths do not count the row's padding (``MinNewTokensLengthLogitsProcessor`` and similar classes).
+    - ``prompt_ignore_length`` of the repetition penalty, which ``generate`` sets to skip padding, is the row's own.
+    - The encoder processors read the row's own prompt without padding.
+    - ``prefix_allowed_tokens_fn`` is called with the row's index.
 
-    Any other processor is handed on unchanged.
+    Every other processor is used as it is.
 
     Args:
         row: the row.
-        processors: those that ``generate`` prepared for the batch.
+        processors: the processors that ``generate`` prepared for the batch.
+
+    Returns:
+        The processors of the row, in order.
     """
     return tuple(_for_row(row, processor) for processor in processors)
 
 
 def _padding(index: int, mask: list[Any]) -> int:
     if any(value not in (0, 1) for value in mask):
-        raise InvalidPromptError(f"row {index} of attention_mask holds other values than 0 and 1")
+        raise InvalidPromptError(f"row {index} of attention_mask has values other than 0 and 1; use 0 for padding")
     if 1 not in mask:
-        raise InvalidPromptError(f"row {index} is padding only; leave it out")
+        raise InvalidPromptError(f"row {index} has only padding; leave it out")
     padding = mask.index(1)
     if not all(mask[padding:]):
         raise InvalidPromptError(
-            f"row {index} is padded at token {mask.index(0, padding)}, not only at its left; use padding_side='left'. "
-            "If no attention_mask was given, generate took the pad token for padding: give a mask of ones"
+            f"row {index} is padded at token {mask.index(0, padding)}, not only at the left; use padding_side='left'. "
+            "If no attention_mask was given, generate took the pad token for padding; give a mask of ones"
         )
     return padding
 
@@ -142,7 +145,7 @@ def _for_row(row: Row, processor: LogitsProcessor) -> LogitsProcessor:
 
 
 def _changes(row: Row, processor: Any) -> dict[str, Any]:
-    """The attributes of a processor that differ for a row."""
+    """The attributes of a processor that change for a row, with their new values."""
     for kind, name in _LENGTHS.items():
         if isinstance(processor, kind):
             return {name: getattr(processor, name) - row.padding} if row.padding else {}
@@ -164,7 +167,7 @@ def _changes(row: Row, processor: Any) -> dict[str, Any]:
 
 
 def _encoder_ngrams(row: Row, processor: EncoderNoRepeatNGramLogitsProcessor) -> Any:
-    """The n-grams of the row's prompt; those of other ids, where the caller made the processor of such, as they are."""
+    """The n-grams of the row's prompt, or the processor's own n-grams if the caller made it from other ids."""
     found = processor.generated_ngrams[_source(row, processor.batch_size)]
 
     def ngrams(token_ids: Any) -> Any:
@@ -174,5 +177,5 @@ def _encoder_ngrams(row: Row, processor: EncoderNoRepeatNGramLogitsProcessor) ->
 
 
 def _source(row: Row, count: int) -> int:
-    """Which of ``count`` entries is a row's, where ``generate`` repeated every row (``num_return_sequences``)."""
+    """The index of a row's entry among ``count`` entries; ``generate`` may repeat rows (``num_return_sequences``)."""
     return row.index * count // row.batch

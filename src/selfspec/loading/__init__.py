@@ -2,13 +2,17 @@
 
 from selfspec.loading.catalog import INSTALLABLE, bundled_models, resolve_name
 from selfspec.loading.devices import DTYPES, parse_device, parse_dtype
-from selfspec.loading.model import load_model
+from selfspec.loading.model import load_config, load_model, parameter_count
+from selfspec.loading.packages import find_installed
 
 __all__ = [
     "DTYPES",
     "INSTALLABLE",
     "bundled_models",
+    "find_installed",
+    "load_config",
     "load_model",
+    "parameter_count",
     "parse_device",
     "parse_dtype",
     "resolve_name",

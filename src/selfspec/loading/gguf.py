@@ -1,4 +1,4 @@
-"""A GGUF file, read by transformers and given back as an ordinary model."""
+"""Reads a GGUF file by transformers and saves it as an ordinary model."""
 
 import json
 import math
@@ -13,21 +13,21 @@ from selfspec.errors import ModelLoadError, UnsupportedModelError, first_line
 from selfspec.model.families import find_family
 
 SOURCE = "source.json"
-"""In an unpacked folder: where the model comes from."""
+"""File of an unpacked folder that names the source of the model."""
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _QUANTISED_DTYPE = torch.bfloat16
 
 
 class GgufModel:
-    """The model in a GGUF file. Its head is read and checked when it is made, its weights when it is saved.
+    """The model in a GGUF file. The constructor reads and checks its header, ``save`` its weights.
 
     Args:
         path: the file.
 
     Raises:
-        ModelLoadError: a package that reads GGUF is missing; the file is none, of another version, cut short, part of a
-            split model, or has no tokenizer.
+        ModelLoadError: a package that reads GGUF is missing, or the file is not GGUF, of another version, truncated, a
+            part of a split model, or without a tokenizer.
         UnsupportedModelError: transformers cannot read the family from GGUF, or selfspec does not support it.
     """
 
@@ -37,7 +37,7 @@ class GgufModel:
         self._reader = _open(path)
         self.family = str(self._field("general.architecture", ""))
         if not self.family:
-            raise ModelLoadError(f"'{path}' does not say of which family its model is; convert the model anew")
+            raise ModelLoadError(f"'{path}' does not name the family of its model; convert the model again")
         if int(self._field("split.count", 0)) > 1:
             raise ModelLoadError(
                 f"'{path}' is one part of a split model; join the parts with `llama-gguf-split --merge`"
@@ -52,11 +52,11 @@ class GgufModel:
 
     @cached_property
     def config(self) -> Any:
-        """The config that transformers makes of the file."""
+        """The config of the model, as transformers reads it."""
         folder, name = str(self._path.parent), self._path.name
         try:
             return AutoConfig.from_pretrained(folder, gguf_file=name)
-        except Exception as error:  # each of its readers says in its own way what it does not know
+        except Exception as error:  # each reader of transformers has its own errors
             if "not supported" in str(error) or "model_type" in str(error) or isinstance(error, (KeyError, ValueError)):
                 raise UnsupportedModelError(
                     f"the family '{self.family}' of '{self._path}' cannot be read by transformers: {first_line(error)}"
@@ -64,27 +64,27 @@ class GgufModel:
             raise ModelLoadError(f"cannot read the config of '{self._path}': {first_line(error)}") from error
 
     def dtype_of(self, dtype: str | torch.dtype) -> torch.dtype:
-        """The dtype to unpack to: the one given, for ``auto`` the matrices' own, bfloat16 where they are quantised."""
+        """The dtype to unpack to; ``auto`` is the dtype of the matrices, or bfloat16 if they are quantised."""
         if isinstance(dtype, torch.dtype):
             return dtype
         kinds = {tensor.tensor_type.name for tensor in self._reader.tensors if len(tensor.shape) > 1}
         return _FLOATS[kinds.pop()] if len(kinds) == 1 and kinds <= _FLOATS.keys() else _QUANTISED_DTYPE
 
     def unpacked_bytes(self, dtype: str | torch.dtype) -> int:
-        """Bytes of the unpacked weights."""
+        """Size of the unpacked weights in bytes."""
         numbers = sum(int(tensor.n_elements) for tensor in self._reader.tensors)
         return numbers * self.dtype_of(dtype).itemsize
 
     def save(self, folder: Path, dtype: str | torch.dtype) -> None:
-        """Writes model, tokenizer and where they come from as a folder that transformers loads.
+        """Writes model, tokenizer and source as a folder that transformers loads.
 
         Args:
-            folder: where to; it exists and is empty.
+            folder: an existing, empty folder.
             dtype: of the weights; ``auto`` as ``dtype_of`` says.
 
         Raises:
             ModelLoadError: transformers cannot read the weights or the tokenizer.
-            UnsupportedModelError: transformers passes over some of the weights.
+            UnsupportedModelError: transformers does not read all of the weights.
             OSError: the folder cannot be written to.
         """
         place: Any = {"pretrained_model_name_or_path": str(self._path.parent), "gguf_file": self._path.name}
@@ -99,7 +99,7 @@ class GgufModel:
         (folder / SOURCE).write_text(json.dumps(self._describe(), indent=1) + "\n", encoding="utf-8")
 
     def _check_rope(self) -> None:
-        """Refuses frequencies that transformers would pass over: the model would write other text, and no error."""
+        """Refuses rope settings that transformers would ignore: the model would write wrong text without an error."""
         scaling = self._field(f"{self.family}.rope.scaling.type", "none")
         own = [tensor.name for tensor in self._reader.tensors if tensor.name.startswith(("rope_freqs", "rope_factors"))]
         if (own or scaling != "none") and self.config.rope_parameters["rope_type"] == "default":
@@ -116,7 +116,7 @@ class GgufModel:
                 )
 
     def _rope_read(self) -> dict[str, float]:
-        """The rope of transformers' config, by GGUF's names; empty where layer types have ropes of their own."""
+        """The rope settings of transformers' config by GGUF's names; empty if they differ between layer types."""
         config, rope = self.config, self.config.rope_parameters
         if "rope_theta" not in rope:
             return {}
@@ -125,7 +125,7 @@ class GgufModel:
         return {"freq_base": rope["rope_theta"], "dimension_count": rotated}
 
     def _check_complete(self, model: Any) -> None:
-        """Refuses a model that has more or fewer numbers than the file: some tensor was passed over or made up."""
+        """Refuses a model with more or fewer numbers than the file: transformers ignored or invented a tensor."""
         there = sum(int(tensor.n_elements) for tensor in self._reader.tensors)
         read = sum(parameter.numel() for parameter in model.parameters())
         if there != read:
@@ -135,7 +135,7 @@ class GgufModel:
             )
 
     def _describe(self) -> dict[str, Any]:
-        """What ``source.json`` says."""
+        """The contents of ``source.json``."""
         return {
             "file": self._path.name,
             "name": self._field("general.name", None),
@@ -150,7 +150,7 @@ class GgufModel:
 
 
 def require_packages() -> None:
-    """Refuses where the packages that read GGUF files are missing.
+    """Checks that the packages that read GGUF files are installed.
 
     Raises:
         ModelLoadError: one is missing; the message names the extra that brings it.
@@ -160,12 +160,12 @@ def require_packages() -> None:
         import gguf  # noqa: F401
     except ImportError as error:
         raise ModelLoadError(
-            f"reading a GGUF file takes the package {error.name}; install it by `pip install 'selfspec[gguf]'`"
+            f"reading a GGUF file needs the package {error.name}; install it by `pip install 'selfspec[gguf]'`"
         ) from error
 
 
 def _open(path: Path) -> Any:
-    """The file's head, which also shows whether all tensors are there."""
+    """Reads the header of the file, and checks that all tensors are in it."""
     from gguf import GGUFReader
 
     try:
@@ -174,17 +174,17 @@ def _open(path: Path) -> Any:
     except OSError as error:
         raise ModelLoadError(f"cannot read '{path}': {error.strerror or error}") from error
     if magic != b"GGUF":
-        raise ModelLoadError(f"'{path}' is no GGUF file: it begins with {magic!r}")
+        raise ModelLoadError(f"'{path}' is not a GGUF file: it begins with {magic!r}")
     try:
         return GGUFReader(path)
-    except Exception as error:  # numpy fails in many ways where bytes are missing
+    except Exception as error:  # numpy has many errors for missing bytes
         if "version" in str(error):
-            raise ModelLoadError(f"'{path}' is of a GGUF version that cannot be read: {first_line(error)}") from error
-        raise ModelLoadError(f"'{path}' is cut short or damaged ({first_line(error)}); fetch it anew") from error
+            raise ModelLoadError(f"'{path}' has a GGUF version that cannot be read: {first_line(error)}") from error
+        raise ModelLoadError(f"'{path}' is truncated or damaged ({first_line(error)}); download it again") from error
 
 
 def _unpacking() -> dict[str, Any]:
-    """What makes ``from_pretrained`` unpack the weights; before transformers 5.20 there is no other way."""
+    """Arguments that make ``from_pretrained`` unpack the weights; before transformers 5.20 it always does."""
     try:
         from transformers import GgufConfig
     except ImportError:

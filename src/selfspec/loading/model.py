@@ -1,4 +1,4 @@
-"""Loads a model and its tokenizer, wherever they are."""
+"""Loads models and their tokenizers, from any source."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -20,11 +20,10 @@ from transformers import (
 from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecError, first_line
 from selfspec.limits import is_out_of_memory
 from selfspec.loading.catalog import InstallableModel, resolve_name
-from selfspec.loading.devices import DTYPES, parse_device, parse_dtype
+from selfspec.loading.devices import parse_device, parse_dtype
 from selfspec.loading.packages import installed_file
 from selfspec.loading.unpacked import is_unpacked, unpack
 from selfspec.model.families import find_family
-from selfspec_lab.widening import check_factor, check_memory, widen_model
 
 
 def load_model(
@@ -32,37 +31,29 @@ def load_model(
     *,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
-    widen: int = 1,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a model and its tokenizer.
 
     Args:
         name: an installed model (``smollm2``), a bundled checkpoint (``tiny``, ``tiny-early-exit``), a local folder, a
             GGUF file, or a name on the hub.
-        dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` for the one the checkpoint was saved in; of a
-            quantised GGUF file that is bfloat16.
-        device: as torch names it, or ``auto`` for an accelerator if there is one.
-        widen: factor to widen a Llama model by, its text unchanged ; 1 leaves it as it is.
+        dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` for the dtype of the checkpoint; for a quantised
+            GGUF file that is bfloat16.
+        device: a torch device, or ``auto`` for an accelerator if there is one.
 
     Returns:
         The model in eval mode on the device, and its tokenizer.
 
     Raises:
-        InvalidParameterError: the widening factor is out of range.
-        DeviceError: dtype or device are unknown or not there.
-        UnsupportedModelError: the family is not supported (found out before any weights are read).
+        DeviceError: the dtype is unknown, or the device is unknown or not available.
+        UnsupportedModelError: the family is not supported; this is checked before any weights are read.
         ModelLoadError: there is no such model, or its files are missing or corrupt.
-        OutOfMemoryError: there is no room for the (widened) weights.
+        OutOfMemoryError: the weights do not fit into memory.
     """
-    check_factor(widen)
     chosen_dtype, chosen_device = parse_dtype(dtype), parse_device(device)
     with _explain_failure(name):
         source = find_source(name, chosen_dtype)
         _check_family(source)
-    if widen > 1:
-        with _explain_failure(name):
-            config = AutoConfig.from_pretrained(source)
-        check_memory(config, widen, _weights_dtype(config, chosen_dtype), chosen_device)
     with _explain_failure(name, "the tokenizer of ", source):
         tokenizer = AutoTokenizer.from_pretrained(source)
     with _explain_failure(name, source=source):
@@ -71,15 +62,41 @@ def load_model(
         )
         model, report = loaded
         _check_weights(report)
-        if widen > 1:
-            model = widen_model(model, widen, device=chosen_device)
         return model.to(chosen_device).eval(), tokenizer
 
 
-def find_source(name: str | Path, dtype: str | torch.dtype = "auto") -> str:
-    """The folder, or name on the hub, that transformers loads a model from.
+def load_config(name: str | Path, *, dtype: str | torch.dtype = "auto") -> PreTrainedConfig:
+    """Loads the configuration of a model and checks its family; no weights are read.
 
-    A GGUF file is unpacked into the user's cache folder first, unless it is there already.
+    Args:
+        name: what ``load_model`` takes.
+        dtype: of the weights; a GGUF file is unpacked to it first.
+
+    Raises:
+        DeviceError: the dtype is unknown.
+        UnsupportedModelError: the family is not supported.
+        ModelLoadError: there is no such model, or its configuration cannot be read.
+    """
+    chosen_dtype = parse_dtype(dtype)
+    with _explain_failure(name):
+        source = find_source(name, chosen_dtype)
+        _check_family(source)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source)
+        return config
+
+
+def parameter_count(config: PreTrainedConfig) -> int:
+    """Counts the parameters of a model with this configuration, without allocating them."""
+    make: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        model = make(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def find_source(name: str | Path, dtype: str | torch.dtype = "auto") -> str:
+    """Finds the folder, or the name on the hub, that transformers loads a model from.
+
+    A GGUF file is unpacked into the user's cache folder first, unless it was unpacked before.
 
     Args:
         name: what ``load_model`` takes.
@@ -99,7 +116,7 @@ def find_source(name: str | Path, dtype: str | torch.dtype = "auto") -> str:
 
 @contextlib.contextmanager
 def _explain_failure(name: str | Path, part: str = "", source: str = "") -> Iterator[None]:
-    """Turns whatever transformers, safetensors, torch and the hub client raise into one line."""
+    """Turns the errors of transformers, safetensors, torch and the hub client into errors of selfspec."""
     try:
         yield
     except SelfSpecError:
@@ -107,22 +124,16 @@ def _explain_failure(name: str | Path, part: str = "", source: str = "") -> Iter
     except Exception as error:
         if is_out_of_memory(error):
             raise OutOfMemoryError(f"out of memory while loading '{name}'; load it in bfloat16") from None
-        remedy = f"; delete '{source}', which is made anew" if source and is_unpacked(Path(source)) else ""
+        remedy = f"; delete '{source}', which will be made again" if source and is_unpacked(Path(source)) else ""
         raise ModelLoadError(f"cannot load {part}'{name}': {first_line(error)}{remedy}") from error
 
 
 def _check_family(source: str) -> None:
-    """Refuses a family that is not supported, by its name also where transformers itself does not know it."""
+    """Refuses a family that is not supported, also if transformers does not know it."""
     content, _ = PreTrainedConfig.get_config_dict(source)
     known = content.get("model_type") in (None, *CONFIG_MAPPING)
     config: Any = AutoConfig.from_pretrained(source) if known else SimpleNamespace(**content)
     find_family(config)
-
-
-def _weights_dtype(config: PreTrainedConfig, dtype: Any) -> torch.dtype:
-    """The dtype that the weights will have, where ``auto`` is the one they were saved in."""
-    chosen = config.dtype if dtype == "auto" else dtype
-    return chosen if isinstance(chosen, torch.dtype) else DTYPES.get(str(chosen), torch.float32)
 
 
 def _check_weights(report: Mapping[str, Any]) -> None:

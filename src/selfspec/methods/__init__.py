@@ -1,4 +1,4 @@
-"""One file a method; importing this package makes all of them known."""
+"""The methods, one file each. Importing this package registers all of them; `selfspec.methods.api` is for authors."""
 
 from selfspec.methods import (
     adaptive_cosine,
@@ -16,11 +16,12 @@ from selfspec.methods import (
     token_recycling,
     uniform,
 )
-from selfspec.methods.registry import METHODS, find_method, make_method
+from selfspec.methods.registry import METHODS, all_methods, find_method, make_method
 
 __all__ = [
     "METHODS",
     "adaptive_cosine",
+    "all_methods",
     "autoregressive",
     "clasp",
     "dynamic_exit",

@@ -1,17 +1,20 @@
 """Adaptive cosine: skip the sublayers that change the residual stream least on the current context."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
-from selfspec.decoding.draft import Draft, LayerDraft
+from selfspec.decoding.draft import Draft
+from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
+from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError
-from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
+from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.sharing import SHARE_HELP, share_kept_set
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 
@@ -23,36 +26,37 @@ class AdaptiveCosineSettings(MethodSettings):
     """Settings of ``adaptive-cosine``."""
 
     skip_ratio: float = setting(
-        0.45, "share of the candidates between first and last layer that drafts leave out", minimum=0.0, maximum=1.0
+        0.45, "share of the candidates between first and last layer that drafts skip", minimum=0.0, maximum=1.0
     )
     candidates: str = setting(
-        "all", "sublayers that may be left out (attention alone in the paper)", choices=("all", "attention")
+        "all", "sublayers that may be skipped (only attention in the paper)", choices=("all", "attention")
     )
     prompt_rows: int | None = setting(
         None,
-        "last prompt tokens to average over; none is 64, or a 16th of the hidden size where that is less",
+        "last prompt tokens to average over; none is 64, or a 16th of the hidden size if that is less",
         minimum=1,
         maximum=4096,
     )
-    update_interval: int = setting(0, "rounds from one choice to the next; 0 keeps the prompt's", minimum=0)
+    update_interval: int = setting(0, "rounds between two choices; 0 keeps the first one", minimum=0)
     recent_rounds: int = setting(5, "last rounds whose tokens a later choice averages over", minimum=1)
-    draft_length: int = setting(12, "draft tokens of a round, at most", minimum=1, maximum=64)
+    draft_length: int = setting(12, "most draft tokens of a round", minimum=1, maximum=64)
     confidence_threshold: float = setting(
-        0.7, "stop drafting behind a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
+        0.7, "stop drafting after a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
     )
+    share_kept_set: bool = setting(True, SHARE_HELP)
 
 
 def similarity_sums(hidden_states: Mapping[int, torch.Tensor], sublayers: Collection[int]) -> torch.Tensor:
-    """How little sublayers change their rows: for each the sum over the rows of cos(input, output).
+    """For each sublayer the sum over the rows of cos(input, output): the higher, the less the sublayer changes.
 
     Args:
-        hidden_states: by sublayer the residual stream ``h[i]``, ``[rows, hidden]``, before and behind each sublayer.
+        hidden_states: by sublayer the residual stream ``h[i]``, ``[rows, hidden]``, before and after each sublayer.
         sublayers: ascending indices.
 
     Returns:
         float32 ``[sublayers]``.
     """
-    # One after the other: all of them in float32 at once would take more memory than anything else of a request.
+    # One sublayer at a time: float32 copies of all of them would take more memory than the rest of a request.
     pairs = ((hidden_states[index].float(), hidden_states[index + 1].float()) for index in sublayers)
     return torch.stack([functional.cosine_similarity(*pair, dim=-1).sum() for pair in pairs])
 
@@ -61,11 +65,13 @@ def similarity_sums(hidden_states: Mapping[int, torch.Tensor], sublayers: Collec
 class AdaptiveCosine(Method):
     """Skips the sublayers whose output is closest to their input in mean cosine, over the prompt's last tokens.
 
-    The paper's rule removes attention sublayers above a similarity threshold. Here the number is given instead, as in
-    SWIFT ``int(2 (L - 2) r)`` of all sublayers but the first and the last layer's, so that methods compare at equal
-    cost; ``candidates=attention`` keeps the paper's restriction. A request can choose anew from its own recent tokens.
-    Nothing is carried from one request to the next. Beyond plain decoding a request holds the hidden states of
-    ``prompt_rows`` tokens, by default less than 1 % of the weights.
+    The paper skips attention sublayers above a similarity threshold. Here the number is given instead: as in SWIFT,
+    ``int(2 (L - 2) r)`` of all sublayers but those of the first and the last layer, so that methods compare at equal
+    cost. ``candidates=attention`` keeps the paper's restriction. A request can choose again by its own recent tokens.
+    Nothing is carried from one request to the next. Memory above plain decoding: the hidden states of ``prompt_rows``
+    tokens, by default less than 1 % of the weights.
+
+    In a batch the drafts share one kept set, as ``selfspec.methods.sharing`` says, unless ``share_kept_set`` is off.
     """
 
     name = "adaptive-cosine"
@@ -88,7 +94,7 @@ class AdaptiveCosine(Method):
 
     @property
     def needs(self) -> Needs:
-        """The states around every candidate, of the prompt's last tokens."""
+        """The hidden states before and after every candidate, of the prompt's last tokens."""
         rows = self.settings.prompt_rows or max(1, min(_MOST_PROMPT_ROWS, self.target.hidden_size // 16))
         return Needs(prompt_rows=rows, prompt_states=self.states)
 
@@ -96,8 +102,17 @@ class AdaptiveCosine(Method):
         """Starts on a request."""
         return _AdaptiveCosineDrafter(self, similarity_sums(prefill.hidden_states, self.candidates))
 
+    def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
+        """What drafts the next round of several requests, with one kept set unless ``share_kept_set`` is off."""
+        drafts = super().plan(drafters)
+        return share_kept_set(drafts) if self.settings.share_kept_set else drafts
+
     def draft(self, similarities: torch.Tensor) -> LayerDraft:
-        """What drafts by the similarities of the candidates, ``[candidates]``; their scale does not matter."""
+        """The draft without the most similar candidates.
+
+        Args:
+            similarities: of the candidates, ``[candidates]``, on any scale.
+        """
         order = similarities.sort(descending=True, stable=True).indices[: self.skips]
         skipped = [self.candidates[index] for index in order.tolist()]
         threshold = self.settings.confidence_threshold
@@ -125,7 +140,7 @@ class _AdaptiveCosineDrafter(Drafter):
 
     @property
     def watched(self) -> Collection[int]:
-        """The states around every candidate, in the last rounds before the next choice."""
+        """The hidden states before and after every candidate, in the last rounds before the next choice."""
         settings = self._method.settings
         left = settings.update_interval - self._rounds
         return self._method.states if settings.update_interval and left < settings.recent_rounds else ()

@@ -1,21 +1,22 @@
-"""The target alone: the 1.00x of every table."""
+"""Plain decoding: the baseline of every speedup."""
 
 from dataclasses import dataclass
 
 from selfspec.decoding.draft import NoDraft
-from selfspec.methods.base import Drafter, FixedDrafter, Method, Prefill
+from selfspec.decoding.drafter import Drafter, FixedDrafter, Prefill
+from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings
 
 
 @dataclass(frozen=True)
 class AutoregressiveSettings(MethodSettings):
-    """Plain decoding has nothing to set."""
+    """Settings of ``autoregressive``: none."""
 
 
 @register
 class Autoregressive(Method):
-    """Drafts nothing: every round is one step of the target, in the same runtime as all methods."""
+    """Drafts nothing: every round is one step of the target, in the same runtime as with any other method."""
 
     name = "autoregressive"
     summary = "the target alone, in the same runtime: the baseline of every speedup"

@@ -1,140 +1,42 @@
-"""The interface of a method, and what passes between it and the round."""
+"""The interface of a method."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import torch
-
-from selfspec.decoding.draft import Draft, Proposal
-from selfspec.decoding.fused_selection import Rider
-from selfspec.decoding.probe import Probe
+from selfspec.decoding.draft import Draft
+from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
+from selfspec.methods.settings import MethodSettings
 from selfspec.methods.state import LearnedState
 from selfspec.runtimes.target import Target
-from selfspec.sampling.acceptance import Acceptance
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a method asks of every request.
-
-    Attributes:
-        sibling_rows: rows beside the extended path that its token trees may have at most.
-        probe_rows: most rows that one forward of its ``Probe`` has; the request's cache gets slots for them.
-        prompt_rows: how many of the prompt's last rows ``Prefill.hidden_states`` covers; 0 captures nothing.
-        prompt_states: sublayers ``i`` (0 to ``2L``) whose ``h[i]`` it contains.
-    """
-
-    sibling_rows: int = 0
-    probe_rows: int = 0
-    prompt_rows: int = 0
-    prompt_states: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True)
-class Prefill:
-    """What a method learns of a request before the first round.
-
-    Attributes:
-        prompt_ids: the prompt's tokens.
-        first_token: the token that the target chose after it.
-        probe: runs parts of the target over this request, as long as it lasts.
-        hidden_states: by sublayer the residual stream ``h[i]`` that the method's needs name, ``[k, hidden]``, of the
-            last ``k`` prompt tokens: ``prompt_rows`` of them, or the whole prompt where it is shorter.
-    """
-
-    prompt_ids: tuple[int, ...]
-    first_token: int
-    probe: Probe
-    hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Feedback:
-    """What a method learns of a round.
-
-    Attributes:
-        draft: what the method had asked for.
-        proposal: what came of it.
-        acceptance: the accepted rows and the token behind them.
-        target_scores: float32 ``[n + 1, vocab]``, the target's processed scores of every verification row.
-        hidden_states: by sublayer the residual stream ``h[i]`` that the drafter watched, ``[n + 1, hidden]``.
-    """
-
-    draft: Draft
-    proposal: Proposal
-    acceptance: Acceptance
-    target_scores: torch.Tensor
-    hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
-
-    @property
-    def drafted(self) -> int:
-        """Length of the deepest drafted path."""
-        return max(self.proposal.tree.depths)
-
-    @property
-    def accepted(self) -> int:
-        """Accepted draft tokens."""
-        return len(self.acceptance.rows) - 1
-
-
-class Drafter(ABC):
-    """A method at work on one request."""
-
-    @abstractmethod
-    def plan(self) -> Draft:
-        """What drafts the next round."""
-
-    @property
-    def watched(self) -> Collection[int]:
-        """Sublayers ``i`` (0 to ``2L``) whose ``h[i]`` the verification of the coming round is to keep.
-
-        Asked for after ``plan`` in every round, so that states are kept only in rounds that are learned from.
-        """
-        return ()
-
-    @property
-    def rider(self) -> Rider[Any] | None:
-        """A selection whose rows are to go along with the verification of the coming round, done by ``learn``.
-
-        Asked for after ``plan`` in every round. Its rows and those of the draft need slots: ``Needs.probe_rows``.
-        """
-        return None
-
-    def learn(self, feedback: Feedback) -> None:  # noqa: B027 - learning is optional
-        """Learns from a finished round, whose rows are committed already. Most baselines do not."""
-
-
-class FixedDrafter(Drafter):
-    """Plans the same draft every round and learns nothing."""
-
-    def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-
-    def plan(self) -> Draft:
-        """The one draft."""
-        return self._draft
 
 
 class Method(ABC):
     """A way to draft, with its settings and with what it has learned over a stream of requests.
 
-    Subclasses name themselves, their source and their settings, a frozen dataclass of ``setting`` fields. One method
-    object serves all requests of an engine, from several threads: what it shares between requests it has to guard.
+    Subclasses give their name, summary and source, and their settings if they have any. One method object serves all
+    requests of an engine, from several threads: it must lock what it shares between requests.
 
     Args:
         target: the model that drafts and verifies.
         settings: an instance of ``Settings``.
+
+    Attributes:
+        name: what ``--method`` takes; of letters, digits and hyphens.
+        summary: one line for ``selfspec methods``.
+        source: where the method is published.
+        Settings: a frozen dataclass of ``setting`` fields; the default has none.
+        learns: whether it carries anything from one request to the next, which ``state`` then returns.
+        target: the model.
+        settings: the values of its settings.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     source: ClassVar[str]
-    Settings: ClassVar[type]
+    Settings: ClassVar[type] = MethodSettings
     learns: ClassVar[bool] = False
-    """Whether it carries anything from one request to the next, that is whether it has a state to save."""
 
     def __init__(self, target: Target, settings: Any) -> None:
         self.target = target
@@ -147,13 +49,33 @@ class Method(ABC):
 
     @abstractmethod
     def begin(self, prefill: Prefill) -> Drafter:
-        """Starts on a request."""
-
-    def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:  # noqa: B027 - most have nothing to do
-        """Does ahead of the first request what would otherwise be done in it.
+        """Starts on a request.
 
         Args:
-            progress: is told what goes on where it takes long.
+            prefill: the prompt, the first token, and the hidden states that ``needs`` asks for.
+
+        Returns:
+            What drafts this request.
+        """
+
+    def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
+        """What drafts the next round of several requests of this method, which run as a batch.
+
+        A method overrides this where the drafts of a batch depend on each other; see ``selfspec.methods.sharing``.
+
+        Args:
+            drafters: one for each request, from ``begin``.
+
+        Returns:
+            Their drafts, in the same order.
+        """
+        return [drafter.plan() for drafter in drafters]
+
+    def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:  # noqa: B027 - most do nothing
+        """Does before the first request what would otherwise slow it down, such as measuring latencies.
+
+        Args:
+            progress: is called with a line of text before each part that may take long.
         """
 
     def state(self) -> LearnedState:
@@ -165,12 +87,12 @@ class Method(ABC):
         raise StateError(f"{self.name} learns nothing from one request to the next, so it has no state to save or load")
 
     def restore(self, state: LearnedState) -> None:
-        """Takes up what an equal method has learned.
+        """Loads what a method of the same name has learned on the same model.
 
         Args:
-            state: from ``state``, of a method with the same name on the same model.
+            state: from ``state``.
 
         Raises:
-            StateError: it does not fit this method's settings, or it carries nothing between requests.
+            StateError: it does not fit this method's settings, or the method carries nothing between requests.
         """
         self.state()

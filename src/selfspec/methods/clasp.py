@@ -1,18 +1,21 @@
 """CLaSp: which layers to skip, chosen by dynamic programming over the hidden states of the last accepted token."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
-from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
-from selfspec.decoding.fused_selection import Passage, Rider, carry_out
+from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
+from selfspec.decoding.fused_selection import FusedSelection, SelectionSteps, run_selection
+from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError
-from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
+from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.sharing import SHARE_HELP, share_kept_set
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 
@@ -28,33 +31,36 @@ class ClaspSettings(MethodSettings):
         None, "the same as a share of all layers; none is half (0.5 to 0.6 in the paper)", minimum=0.0, maximum=1.0
     )
     update_interval: int = setting(
-        16, "rounds from one choice of layers to the next (the paper names none; past 128 it got slower)", minimum=1
+        16, "rounds between two choices of layers (the paper names none; it got slower above 128)", minimum=1
     )
     draft_exit_threshold: float = setting(
-        0.7, "stop drafting behind a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
+        0.7, "stop drafting after a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
     )
-    draft_length: int = setting(12, "draft tokens of a round, at most (K; the paper names none)", minimum=1, maximum=64)
+    draft_length: int = setting(12, "most draft tokens of a round (K; the paper names none)", minimum=1, maximum=64)
     fixed_first_layers: int = setting(0, "layers at the start that are never skipped (10 in figure 3b)", minimum=0)
     fixed_last_layers: int = setting(0, "layers at the end that are never skipped (10 in figure 3b)", minimum=0)
-    riding: bool = setting(
-        False, "choices ride on the next verification, which reads the weights anyway, and count from the round after"
+    fused_selection: bool = setting(
+        False,
+        "run a choice in the same forward as the next verification, so that weights are read once; its layers draft "
+        "one round later",
     )
+    share_kept_set: bool = setting(True, SHARE_HELP)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.skipped_layers is not None and self.skip_ratio is not None:
-            raise InvalidSettingError("skipped_layers and skip_ratio say the same; give only one of them")
+            raise InvalidSettingError("skipped_layers and skip_ratio both set the number of layers; give only one")
 
 
 @dataclass(frozen=True)
 class Row:
-    """Row ``i`` of Algorithm 1, for the numbers ``j`` of skipped layers that can still become ``M``.
+    """Row ``i`` of Algorithm 1, for the numbers ``j`` of skipped layers from which ``M`` can still be reached.
 
     Attributes:
         lowest: ``j`` of the first state.
         states: ``[n, hidden]``, ``g(i, lowest) … g(i, lowest + n - 1)``.
-        first_choice: the smallest ``j`` that could be reached both by running and by skipping layer ``i - 1``.
-        runs: bool ``[c]``, for ``first_choice`` and the ``j`` after it whether running was the better of the two.
+        first_choice: the smallest ``j`` that can be reached both by running and by skipping layer ``i - 1``.
+        runs: bool ``[c]``, for ``first_choice`` and the ``j`` after it: whether running was the better of the two.
     """
 
     lowest: int
@@ -63,16 +69,16 @@ class Row:
     runs: torch.Tensor
 
 
-def program(target_states: torch.Tensor, layers: range, skips: int) -> Passage[list[Row]]:
-    """Algorithm 1 (equation 2), row by row; a row asks for its layer once, whatever the number of its states.
+def program(target_states: torch.Tensor, layers: range, skips: int) -> SelectionSteps[list[Row]]:
+    """Algorithm 1 (equation 2), row by row; a row runs its layer once, over all its states.
 
     ``g(i, j)`` is the nearer to ``h(i)``, in cosine, of ``g(i-1, j-1)`` (skip layer ``i-1``) and ``f(g(i-1, j))`` (run
-    it). With no layer skipped it is ``h(i)`` itself, with all skipped ``h(0)``, and neither takes a forward. The paper
-    computes every ``j`` up to ``M``; those too small to become ``M`` with the layers left cannot matter and are left
-    out, which changes no choice.
+    it). With no layer skipped it is ``h(i)`` itself, with all skipped ``h(0)``; neither takes a forward. The paper
+    computes every ``j`` up to ``M``. Here those from which ``M`` cannot be reached any more are left out, which
+    changes no choice.
 
     Args:
-        target_states: ``[n + 1, hidden]``, the target's residual stream before each of the layers and behind the last.
+        target_states: ``[n + 1, hidden]``, the target's residual stream before each of the layers and after the last.
         layers: the ``n`` layers to choose from, without a gap.
         skips: ``M``, 1 to ``n``.
 
@@ -82,7 +88,7 @@ def program(target_states: torch.Tensor, layers: range, skips: int) -> Passage[l
     rows: list[Row] = []
     lowest, states = 0, target_states[:1]
     for done, layer in enumerate(layers, start=1):
-        least = skips - (len(layers) - done)  # fewer skipped by now can no longer become M
+        least = skips - (len(layers) - done)  # with fewer skipped so far M cannot be reached
         first = max(1, least)
         choices = max(0, min(done - 1, skips) + 1 - first)
         aim = target_states[done]
@@ -99,14 +105,14 @@ def program(target_states: torch.Tensor, layers: range, skips: int) -> Passage[l
     return rows
 
 
-def _run_layer(layer: int, states: torch.Tensor) -> Passage[torch.Tensor]:
+def _run_layer(layer: int, states: torch.Tensor) -> SelectionSteps[torch.Tensor]:
     """Attention and MLP of a layer: ``[count, hidden]`` in and out."""
-    behind_attention = yield 2 * layer, states[:, None]
-    behind = yield 2 * layer + 1, behind_attention
-    return behind[:, 0]
+    after_attention = yield 2 * layer, states[:, None]
+    after_layer = yield 2 * layer + 1, after_attention
+    return after_layer[:, 0]
 
 
-def choose_skipped(target_states: torch.Tensor, layers: range, skips: int) -> Passage[tuple[int, ...]]:
+def choose_skipped(target_states: torch.Tensor, layers: range, skips: int) -> SelectionSteps[tuple[int, ...]]:
     """Runs Algorithm 1 and backtracks from ``(L, M)``.
 
     Args:
@@ -133,12 +139,15 @@ def choose_skipped(target_states: torch.Tensor, layers: range, skips: int) -> Pa
 
 @register
 class Clasp(Method):
-    """Skips whole layers, chosen anew every so many rounds for the context at hand.
+    """Skips whole layers, chosen again every ``update_interval`` rounds for the current context.
 
-    The choice takes nothing but the hidden states that the last verification computed anyway for the last accepted
-    token; before the first round they are those of the prompt's last token. A choice costs about one verification. It
-    belongs to its context, so nothing is carried from one request to the next. Beyond plain decoding a request holds
-    one token's hidden states and, while choosing, one state for each candidate ``j``.
+    A choice uses the hidden states of the last accepted token, which the last verification computed; before the first
+    round those of the prompt's last token. A choice costs about one verification. It belongs to its context, so nothing
+    is carried from one request to the next. Memory above plain decoding: one token's hidden states and, during a
+    choice, one state for each candidate ``j``.
+
+    In a batch the layer drafts share one kept set, as ``selfspec.methods.sharing`` says, unless ``share_kept_set`` is
+    off. Each request still makes its own choices.
     """
 
     name = "clasp"
@@ -155,13 +164,18 @@ class Clasp(Method):
 
     @property
     def needs(self) -> Needs:
-        """The states of the prompt's last token, and slots for the longest row of the program."""
+        """The hidden states of the prompt's last token, and cache slots for the longest row of the program."""
         longest_row = min(self.skips, len(self.layers) - self.skips)
         return Needs(probe_rows=longest_row, prompt_rows=1, prompt_states=self.boundaries)
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
         return _ClaspDrafter(self, prefill)
+
+    def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
+        """What drafts the next round of several requests, with one kept set unless ``share_kept_set`` is off."""
+        drafts = super().plan(drafters)
+        return share_kept_set(drafts) if self.settings.share_kept_set else drafts
 
 
 def _skip_count(settings: ClaspSettings, layer_count: int, free: int) -> int:
@@ -186,20 +200,20 @@ class _ClaspDrafter(Drafter):
         self._draft: Draft = NoDraft()
         self._rounds = 0
         self._states: torch.Tensor | None = self._at(prefill.hidden_states, row=-1)
-        self._rider: Rider[tuple[int, ...]] | None = None
+        self._fused: FusedSelection[tuple[int, ...]] | None = None
 
     def plan(self) -> Draft:
-        # The choice waits until it is needed: the first token and the end of the output do not pay for it.
+        # The choice is made when it is needed, so the first token and the end of the output do not wait for it.
         if self._states is not None:
-            self._optimise(self._states)
+            self._choose(self._states)
             self._states, self._rounds = None, 0
         self._rounds += 1
         return self._draft
 
     @property
-    def rider(self) -> Rider[tuple[int, ...]] | None:
-        """The choice, where it rides."""
-        return self._rider
+    def fused_selection(self) -> FusedSelection[tuple[int, ...]] | None:
+        """The choice, where it runs with the verification."""
+        return self._fused
 
     @property
     def watched(self) -> Collection[int]:
@@ -207,23 +221,23 @@ class _ClaspDrafter(Drafter):
         return self._method.boundaries if self._rounds == self._method.settings.update_interval else ()
 
     def learn(self, feedback: Feedback) -> None:
-        if self._rider is not None:
-            self._draft, self._rider = self._without(self._rider.outcome), None
+        if self._fused is not None:
+            self._draft, self._fused = self._without(self._fused.outcome), None
         if feedback.hidden_states:
             self._states = self._at(feedback.hidden_states, feedback.acceptance.rows[-1])
 
     def _at(self, hidden_states: Mapping[int, torch.Tensor], row: int) -> torch.Tensor:
-        """The states of one token at every layer boundary, ``[n + 1, hidden]``, without holding on to other tokens'."""
+        """A copy of the states of one token at every layer boundary, ``[n + 1, hidden]``."""
         return torch.stack([hidden_states[index][row] for index in sorted(self._method.boundaries)])
 
-    def _optimise(self, states: torch.Tensor) -> None:
-        """Chooses the draft of the coming rounds ("layer optimisation", section 3.4), or has the choice ride."""
+    def _choose(self, states: torch.Tensor) -> None:
+        """Chooses the layers of the coming rounds ("layer optimisation", section 3.4), at once or fused."""
         branches = self._probe.branches(rows=1)
-        passage = choose_skipped(states, self._method.layers, self._method.skips)
-        if self._method.settings.riding:
-            self._rider = Rider(passage, branches)
+        steps = choose_skipped(states, self._method.layers, self._method.skips)
+        if self._method.settings.fused_selection:
+            self._fused = FusedSelection(steps, branches)
         else:
-            self._draft = self._without(carry_out(passage, branches.run))
+            self._draft = self._without(run_selection(steps, branches.run))
 
     def _without(self, skipped: Collection[int]) -> LayerDraft:
         """A draft without some layers."""

@@ -1,4 +1,4 @@
-"""Drafts that copy the continuation of an earlier occurrence. Shared by ``prompt-lookup`` and ``suffix``."""
+"""Drafts that copy what followed an earlier occurrence. Shared by ``prompt-lookup`` and ``suffix``."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,15 @@ from selfspec.sampling.tree import TokenTree
 
 
 def continuation(tokens: Sequence[int], start: int, count: int) -> list[int]:
-    """What followed an earlier occurrence.
+    """The tokens that followed an earlier occurrence of the text's suffix.
 
-    Where the text ends before ``count`` tokens are found, the copy goes on with itself: the suffix and its earlier
-    occurrence then lie so close that the text is about to repeat with their distance as its period.
+    If the text ends before ``count`` tokens are copied, the copy repeats: the text is then likely to be periodic, with
+    the distance of the suffix to its earlier occurrence as the period.
 
     Args:
         tokens: prompt and output.
-        start: position behind the earlier occurrence, before the end of the text.
-        count: tokens wanted, at least 1.
+        start: position after the earlier occurrence, before the end of the text.
+        count: number of tokens, at least 1.
 
     Returns:
         ``count`` token ids.
@@ -26,5 +26,5 @@ def continuation(tokens: Sequence[int], start: int, count: int) -> list[int]:
 
 
 def chain_draft(tokens: Sequence[int]) -> Draft:
-    """A draft of tokens one after the other, or none where there are none."""
+    """A draft of successive tokens; ``NoDraft`` for an empty sequence."""
     return TokenDraft(tuple(tokens), TokenTree.chain(len(tokens))) if tokens else NoDraft()

@@ -1,4 +1,4 @@
-"""DEL: early exit whose layer and draft length follow what every layer would have drafted."""
+"""DEL: early exit at a layer and for a draft length chosen by what every layer would have drafted."""
 
 import threading
 import warnings
@@ -7,23 +7,26 @@ from dataclasses import dataclass
 
 import torch
 
-from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
+from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
+from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
-from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
+from selfspec.methods.base import Method
 from selfspec.methods.objective import tokens_per_layer
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.sharing import SHARE_HELP, share_kept_set
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.shadow_head import ShadowHead
 from selfspec.runtimes.target import Target
 
 LOGITS_SHARE = 0.005
-"""Memory that logits of shadow tokens may take at once, as a share of the model's weights."""
+"""Largest memory of the logits of shadow tokens, as a share of the model's weights."""
 
 JUDGED_ROUNDS, LEAST_GAIN = 64, 1.15
-"""Warns if so many rounds have saved less than that factor in layers: the LM head costs too, and so does choosing."""
+"""Rounds after which it warns, and the factor in layers per token below which it does. LM head and choices cost too."""
 
 
 @dataclass(frozen=True)
@@ -31,30 +34,33 @@ class DelSettings(MethodSettings):
     """Settings of ``del``."""
 
     d_max: int = setting(18, "longest draft, in tokens", minimum=1, maximum=64)
-    omega: float = setting(0.95, "weight of a round's counts in the next round", minimum=0.0, maximum=1.0)
+    omega: float = setting(0.95, "factor by which a round's counts decay each round (ω)", minimum=0.0, maximum=1.0)
     context_window: int = setting(
-        32, "last tokens of the prompt that the first choice is made on", minimum=1, maximum=1024
+        32, "last tokens of the prompt that the first choice is based on", minimum=1, maximum=1024
     )
     keep_prompt: bool = setting(
-        False, "later choices count the prompt's tokens too, as the oldest round, as in the authors' code"
+        False, "later choices count the prompt's tokens too, as the oldest round (authors' code)"
     )
     allow_no_draft: bool = setting(
         True, "draft nothing in a round whose best draft length is 0 (ours); off, every round drafts"
     )
-    carry_over: bool = setting(False, "a request starts with the counts of those before it (the paper starts afresh)")
+    carry_over: bool = setting(
+        False, "a request starts with the counts of the requests before it (in the paper, without counts)"
+    )
+    share_kept_set: bool = setting(True, SHARE_HELP)
 
 
 def shadow_tokens(head: ShadowHead, hidden_states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """What final norm and LM head read off intermediate hidden states: DEL's shadow tokens (section 4.2).
+    """The greedy tokens that final norm and LM head give for intermediate hidden states (section 4.2).
 
-    All layers' rows go through the head in a single pass, as in the paper, wherever the head can be sliced.
+    All layers' rows go through the head in a single pass, as in the paper, if the head can be sliced.
 
     Args:
         head: of the target.
         hidden_states: for each layer the residual stream after it, ``[rows, hidden]``.
 
     Returns:
-        The greedy tokens, long ``[layers, rows]``, and their probabilities, float32 ``[layers, rows]``.
+        The tokens, long ``[layers, rows]``, and their probabilities, float32 ``[layers, rows]``.
     """
     tokens, confidences = head.read(torch.cat(list(hidden_states)))
     shape = len(hidden_states), -1
@@ -69,7 +75,7 @@ def count_matches(tokens: torch.Tensor, confidences: torch.Tensor) -> torch.Tens
         confidences: float32 ``[L, rows]``.
 
     Returns:
-        float64 ``[2, 2, L - 1]`` on the CPU: (how many, sum of confidences) × (matched, mismatched) × layer.
+        float64 ``[2, 2, L - 1]`` on the CPU: (count, sum of confidences) × (matched, mismatched) × layer.
     """
     matched = tokens[:-1] == tokens[-1]
     kinds = torch.stack([matched, ~matched]).to(confidences.dtype)
@@ -88,11 +94,11 @@ class Statistics:
 
     @classmethod
     def empty(cls, layer_count: int) -> "Statistics":
-        """Before any round."""
+        """The sums before the first round."""
         return cls(torch.zeros(2, 2, layer_count - 1, dtype=torch.float64))
 
     def then(self, counts: torch.Tensor, omega: float) -> "Statistics":
-        """With one more round."""
+        """The sums after one more round."""
         return Statistics(omega * self.sums + counts)
 
     @property
@@ -105,7 +111,7 @@ class Statistics:
     def thresholds(self) -> torch.Tensor:
         """Midpoint of mean matched and mean mismatched confidence, ``τ`` (equation 3), float64 ``[L - 1]``.
 
-        A mean over no token counts as 0 (ours; the paper leaves it open).
+        A mean over no token counts as 0 (ours; the paper does not define it).
         """
         counts, confidences = self.sums[0], self.sums[1]
         return torch.where(counts > 0, confidences / counts, torch.zeros_like(counts)).mean(0)
@@ -113,12 +119,12 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is to draft the next round.
+    """The choice for the next round.
 
     Attributes:
         exit_layer: ``E``, layers of the draft.
-        draft_length: ``γ``, the draft length of highest objective; 0 says that no draft is worth its time.
-        threshold: ``τ`` of that layer: the confidence under which the draft ends.
+        draft_length: ``γ``, the draft length of highest objective; 0 if no draft is worth its time.
+        threshold: ``τ`` of that layer: the confidence below which the draft ends.
     """
 
     exit_layer: int
@@ -129,8 +135,8 @@ class Choice:
 def choose(statistics: Statistics, d_max: int, shortest: int = 0) -> Choice:
     """Exit layer and draft length of highest TPL (equation 1), over all layers but the last and all lengths.
 
-    That is section 4.3, whose lengths start at 0. There TPL is ``1 / L`` at every layer, so that where 0 is best the
-    paper leaves the exit layer open; with ``shortest`` 1 it is the best one for a draft (ours).
+    The lengths of section 4.3 start at 0, where TPL is ``1 / L`` for every layer. So the paper does not define the exit
+    layer where 0 is best; with ``shortest`` 1 it is the best one for a draft (ours).
 
     Args:
         statistics: with at least one round.
@@ -142,23 +148,27 @@ def choose(statistics: Statistics, d_max: int, shortest: int = 0) -> Choice:
     layers = torch.arange(1, layer_count)
     lengths = torch.arange(shortest, d_max + 1)
     objective = tokens_per_layer(alphas[:, None], layers[:, None], lengths, layer_count)
-    index, place = divmod(int(objective.argmax()), len(lengths))
-    return Choice(int(layers[index]), int(lengths[place]), float(statistics.thresholds[index]))
+    layer_index, length_index = divmod(int(objective.argmax()), len(lengths))
+    return Choice(int(layers[layer_index]), int(lengths[length_index]), float(statistics.thresholds[layer_index]))
 
 
 @register
 class Del(Method):
-    """Chooses exit layer and draft length anew for every round, from the shadow tokens of all layers.
+    """Chooses exit layer and draft length for every round, by the shadow tokens of all layers.
 
-    Drafting goes on up to ``d_max`` tokens while the draft's confidence reaches the layer's threshold. The token at
-    which the draft ends is verified with the others (ours; Algorithm 1 drops it).
+    A draft has at most ``d_max`` tokens and ends below the layer's confidence threshold. The token at which it ends is
+    verified with the others (ours; Algorithm 1 drops it).
 
-    Where the best draft length is 0 the round drafts nothing and learns all the same. That is ours: Algorithm 1 never
-    looks at the length and always drafts, as ``allow_no_draft=false`` does, which takes the best length from 1 on.
+    Where the best draft length is 0 the round drafts nothing, and still counts (ours). Algorithm 1 does not use the
+    length and always drafts; so does ``allow_no_draft=false``, which takes the best length from 1 on.
 
-    The first choice is made on the prompt's last tokens (appendix B.2). Algorithm 1 starts its lists empty after it, so
-    that the second choice rests on the first round alone. The authors' code keeps the prompt's counts as the oldest
-    round, decayed by ω like any other, as ``keep_prompt=true`` does.
+    The first choice uses the prompt's last tokens (appendix B.2). Algorithm 1 starts its lists empty after it, so the
+    second choice depends on the first round alone. The authors' code keeps the prompt's counts as the oldest round,
+    decayed by ω like any other; so does ``keep_prompt=true``.
+
+    In a batch the drafts share one exit layer, as ``selfspec.methods.sharing`` says, unless ``share_kept_set`` is off:
+    the median of the requests' choices. Each request drafts with its own threshold of that layer, and still makes its
+    own choices.
     """
 
     name = "del"
@@ -176,14 +186,14 @@ class Del(Method):
         self.boundaries = tuple(range(2, target.sublayer_count + 1, 2))
         self.kept = tuple(KeptSet.early_exit(layer, target.sublayer_count) for layer in range(1, layers))
         weights = sum(parameter.numel() * parameter.element_size() for parameter in target.model.parameters())
-        self._head = ShadowHead(target, int(LOGITS_SHARE * weights))
+        self.head = ShadowHead(target, int(LOGITS_SHARE * weights))
         self._lock = threading.Lock()
         self._carried = Statistics.empty(layers)
         self._worth = _Worth(layers)
 
     @property
     def needs(self) -> Needs:
-        """The states behind every layer, of the prompt's last tokens."""
+        """The hidden states after every layer, of the prompt's last tokens."""
         return Needs(prompt_rows=self.settings.context_window, prompt_states=frozenset(self.boundaries))
 
     def begin(self, prefill: Prefill) -> Drafter:
@@ -191,28 +201,39 @@ class Del(Method):
         rows = len(prefill.hidden_states[self.boundaries[0]])
         with self._lock:
             carried = self._carried
-        return _DelDrafter(self, carried, self.count(prefill.hidden_states, rows))
+        return DelDrafter(self, carried, self.count(prefill.hidden_states, rows))
+
+    def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
+        """What drafts the next round of several requests, with one exit layer unless ``share_kept_set`` is off."""
+        drafts = super().plan(drafters)
+        if not self.settings.share_kept_set:
+            return drafts
+        shared = share_kept_set(drafts)
+        for index, (drafter, draft) in enumerate(zip(drafters, shared, strict=True)):
+            if isinstance(drafter, DelDrafter) and isinstance(draft, LayerDraft):
+                shared[index] = drafter.draft_with(draft.kept)
+        return shared
 
     def count(self, hidden_states: Mapping[int, torch.Tensor], rows: int) -> torch.Tensor:
-        """What the first rows of a forward teach; see ``count_matches``.
+        """Counts the matches in the first rows of a forward; see ``count_matches``.
 
         Args:
-            hidden_states: the residual stream behind every layer, by sublayer.
-            rows: the valid ones.
+            hidden_states: the residual stream after every layer, by sublayer.
+            rows: number of valid rows.
         """
         states = [hidden_states[boundary][:rows] for boundary in self.boundaries]
-        return count_matches(*shadow_tokens(self._head, states))
+        return count_matches(*shadow_tokens(self.head, states))
 
     def choose(self, statistics: Statistics) -> Choice:
-        """What is to draft the next round, by these statistics and the settings."""
+        """The choice for the next round, by statistics and settings."""
         return choose(statistics, self.settings.d_max, shortest=0 if self.settings.allow_no_draft else 1)
 
     def note(self, counts: torch.Tensor, feedback: Feedback) -> None:
-        """Takes notice of a round of any request, and warns when drafting turns out to gain nothing.
+        """Counts a round of any request, and warns if drafting turns out to gain nothing.
 
         Args:
-            counts: what it taught.
-            feedback: what came of it.
+            counts: the round's, from ``count``.
+            feedback: the round's.
         """
         layers = len(feedback.draft.kept.sublayers) // 2 if isinstance(feedback.draft, LayerDraft) else 0
         with self._lock:
@@ -233,7 +254,7 @@ class Del(Method):
             return LearnedState(tensors={"sums": self._carried.sums.clone()})
 
     def restore(self, state: LearnedState) -> None:
-        """Takes up the counts that an equal method has learned.
+        """Loads counts saved by a method with the same settings.
 
         Raises:
             StateError: they are none, or ``carry_over`` is off.
@@ -241,9 +262,9 @@ class Del(Method):
         self._require_carry_over()
         sums, like = state.tensors.get("sums"), self._carried.sums
         if sums is None or sums.shape != like.shape or sums.dtype != like.dtype:
-            raise StateError(f"the state has no counts for {self.target.layer_count - 1} exit layers; learn it anew")
+            raise StateError(f"the state has no counts for {self.target.layer_count - 1} exit layers; learn it again")
         if not bool(torch.isfinite(sums).all()) or bool((sums < 0).any()):
-            raise StateError("the state's counts are not all numbers of at least 0; learn it anew")
+            raise StateError("the state's counts are not all numbers of at least 0; learn it again")
         with self._lock:
             self._carried = Statistics(sums.clone())
 
@@ -252,39 +273,60 @@ class Del(Method):
             raise StateError("del starts every request afresh, so it has no state; set carry_over=true to keep one")
 
 
-class _DelDrafter(Drafter):
-    """One request: its statistics and the choice for the coming round."""
+class DelDrafter(Drafter):
+    """One request: its statistics and the choice for the coming round.
+
+    Args:
+        method: its method.
+        carried: statistics of earlier requests, or empty ones.
+        prompt: the counts of the prompt's last tokens.
+
+    Attributes:
+        choice: the choice for the coming round.
+    """
 
     def __init__(self, method: Del, carried: Statistics, prompt: torch.Tensor) -> None:
         self._method = method
-        with_prompt = carried.then(prompt, method.settings.omega)
-        self._statistics = with_prompt if method.settings.keep_prompt else carried
-        self.choice = method.choose(with_prompt)
+        self._chosen_by = carried.then(prompt, method.settings.omega)
+        self._statistics = self._chosen_by if method.settings.keep_prompt else carried
+        self.choice = method.choose(self._chosen_by)
 
     def plan(self) -> Draft:
-        """Drafts up to the chosen exit layer, as long as it is confident; nothing where drafts are not worth it."""
+        """Drafts with the chosen exit layer; nothing where the best draft length is 0."""
         choice = self.choice
         if not choice.draft_length:
             return NoDraft()
         kept = self._method.kept[choice.exit_layer - 1]
         return LayerDraft(kept, self._method.settings.d_max, stop=ConfidenceThreshold(choice.threshold))
 
+    def draft_with(self, kept: KeptSet) -> LayerDraft:
+        """Drafts with an exit layer of another request, and this request's own threshold of it.
+
+        Args:
+            kept: the kept set of an early exit.
+        """
+        exit_layer = len(kept.sublayers) // 2
+        threshold = self.choice.threshold
+        if exit_layer != self.choice.exit_layer:
+            threshold = float(self._chosen_by.thresholds[exit_layer - 1])
+        return LayerDraft(kept, self._method.settings.d_max, stop=ConfidenceThreshold(threshold))
+
     @property
     def watched(self) -> Collection[int]:
-        """The states behind every layer, of which the shadow tokens are read."""
+        """The hidden states after every layer, which give the shadow tokens."""
         return self._method.boundaries
 
     def learn(self, feedback: Feedback) -> None:
-        """Counts the round's matches and chooses anew."""
-        # The valid rows: all that stand on committed tokens, the first one that the draft got wrong included.
+        """Counts the round's matches and chooses again."""
+        # The valid rows are those whose context is committed, including the first one that the draft got wrong.
         counts = self._method.count(feedback.hidden_states, feedback.accepted + 1)
-        self._statistics = self._statistics.then(counts, self._method.settings.omega)
+        self._statistics = self._chosen_by = self._statistics.then(counts, self._method.settings.omega)
         self.choice = self._method.choose(self._statistics)
         self._method.note(counts, feedback)
 
 
 class _Worth:
-    """What drafting has been worth over all requests: tokens per loaded layer, the paper's eTPL (appendix B.4)."""
+    """Tokens per loaded layer over all requests, the paper's eTPL (appendix B.4)."""
 
     def __init__(self, layer_count: int) -> None:
         self._layer_count = layer_count
@@ -292,7 +334,7 @@ class _Worth:
         self._told = False
 
     def after(self, exit_layer: int, drafted: int, accepted: int) -> str | None:
-        """Counts a round; returns the complaint, once, where drafting turns out to be worth little."""
+        """Counts a round; returns the text of a warning, once, if drafting has gained too little."""
         self._rounds += 1
         self._tokens += accepted + 1
         self._layers += drafted * exit_layer + self._layer_count

@@ -1,18 +1,19 @@
-"""Jacobi decoding: a block of guesses, replaced by what the target says to them, until they stand."""
+"""Jacobi decoding: a block of guessed tokens, replaced by the target's choices until they agree."""
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from selfspec.decoding.draft import Draft, TokenDraft
-from selfspec.methods.base import Drafter, Feedback, Method, Prefill
+from selfspec.decoding.drafter import Drafter, Feedback, Prefill
+from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
 
 Guess = Callable[[], int]
-"""Gives a first guess for a place that nothing is known of."""
+"""Returns the first guess for a position."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,14 @@ class JacobiSettings(MethodSettings):
     block_size: int = setting(5, "guessed tokens of a round", minimum=1, maximum=256)
     initial: str = setting(
         "pad",
-        "first guesses: the PAD token (the paper; EOS where a model has none, else prompt), or random tokens of the "
-        "prompt",
+        "first guesses: pad, the PAD token as in the paper (or else EOS, or else as prompt); prompt, random tokens of "
+        "the prompt",
         choices=("pad", "prompt"),
     )
 
 
 def random_guesses(token_ids: tuple[int, ...]) -> Guess:
-    """First guesses drawn from some tokens, the same in every run."""
+    """First guesses drawn from some tokens, with a fixed seed."""
     generator = random.Random(0)
     return lambda: generator.choice(token_ids)
 
@@ -38,9 +39,9 @@ def random_guesses(token_ids: tuple[int, ...]) -> Guess:
 class Jacobi(Method):
     """Parallel decoding with a sliding block (Santilli et al. 2023, Algorithms 1 and 2).
 
-    A round is one Jacobi iteration: the target runs over the whole block, the guesses that it confirms are committed
-    and its choices behind the others are the next guesses, y_i ← arg max p(y | y_1 … y_(i-1)). The paper finishes a
-    block before it begins the next (PGJ); here the block slides on over what is committed, so that it is always full.
+    A round is one Jacobi iteration: the target runs over the whole block, the guesses that it confirms are committed,
+    and its choices after the other ones are the next guesses, y_i ← arg max p(y | y_1 … y_(i-1)). The paper finishes a
+    block before it begins the next (PGJ); here the block moves forward by the committed tokens and is always full.
     """
 
     name = "jacobi"
@@ -74,6 +75,6 @@ class _Jacobi(Drafter):
         return TokenDraft(tuple(self._guesses), TokenTree.chain(self._block_size))
 
     def learn(self, feedback: Feedback) -> None:
-        # The row behind the last accepted one chose the pending token; those after it say what may follow that.
+        # The last accepted row chose the pending token. The rows after it predict what follows their guesses.
         rejected = feedback.target_scores[feedback.accepted + 1 :]
         self._guesses = rejected.argmax(-1).tolist()

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
-from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
-from selfspec.decoding.fused_selection import Passage, Rider, carry_out
+from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
+from selfspec.decoding.fused_selection import FusedSelection, SelectionSteps, run_selection
+from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import StateError
-from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
+from selfspec.methods.base import Method
 from selfspec.methods.knapsack import (
     MAX_WEIGHT,
     Candidates,
@@ -25,6 +27,7 @@ from selfspec.methods.knapsack import (
 )
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.sharing import SHARE_HELP, share_kept_set
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.latency import LatencyProfile, device_name, measure_latencies
@@ -43,47 +46,57 @@ class KnapSpecSettings(MethodSettings):
     """Settings of ``knapspec``."""
 
     interval: int | None = setting(
-        None, "rounds between two selections; none is 64 under 10 billion parameters and 128 above", minimum=1
+        None, "rounds between two selections; none is 64 below 10 billion parameters and 128 from there", minimum=1
     )
-    recent_rounds: int = setting(5, "rounds whose tokens a selection looks at", minimum=1, maximum=64)
+    recent_rounds: int = setting(5, "last rounds whose tokens a selection uses", minimum=1, maximum=64)
     recent_tokens: int = setting(
         16,
-        "of these the last so many at most, which bounds the memory; as many of the prompt serve first",
+        "at most the last n of these tokens, which bounds the memory; before the first round, the last n of the prompt",
         minimum=1,
         maximum=128,
     )
     similarity_threshold: float = setting(
-        0.5, "give up states whose mean cosine to the target's falls below", minimum=-1.0, maximum=1.0
+        0.5, "prune states whose mean cosine to the target's is lower", minimum=-1.0, maximum=1.0
     )
     max_draft_length: int = setting(10, "longest draft, in the objective too", minimum=1, maximum=64)
     confidence_threshold: float = setting(
-        0.7, "stop drafting behind a token less confident; 0 drafts the selected length", minimum=0.0, maximum=1.0
+        0.7,
+        "stop drafting after a token less confident than this; 0 drafts the selected length",
+        minimum=0.0,
+        maximum=1.0,
     )
-    riding: bool = setting(
+    fused_selection: bool = setting(
         False,
-        "selections ride on the next verification, which reads the weights anyway, and count from the round after",
+        "run a selection in the same forward as the next verification, so that weights are read once; its set drafts "
+        "one round later",
     )
     tpt: str = setting(
-        "paper", "objective: paper counts attention and MLP, with_head all of a step", choices=("paper", "with_head")
+        "paper",
+        "time of a step in the objective: paper counts attention and MLP, with_head adds embedding, norm and LM head",
+        choices=("paper", "with_head"),
     )
+    share_kept_set: bool = setting(True, SHARE_HELP)
 
 
 @register
 class KnapSpec(Method):
     """Drafts with the sublayers and the length that promise the most tokens per time (KnapSpec, algorithm 1).
 
-    The paper does not say what drafts before the first selection; the authors' code lets the whole model do so for
-    five rounds. Here the last tokens of the prompt serve for a first choice. The others follow as in that code: one
+    The paper does not say what drafts before the first selection. The authors' code drafts five rounds with the whole
+    model. Here a first selection uses the last tokens of the prompt (ours). The next ones follow as in that code: one
     after ``recent_rounds`` rounds, then one every ``interval`` rounds.
 
-    A selection's branches go through a sublayer in one forward of up to ``_selection_rows`` rows, or in several where
-    that is too little for all of them. Memory above plain decoding: cache slots for that many rows (0.5 % of the
-    weights, or 96 rows where those are more), logits of 0.5 % of the weights, and three tables of
-    ``(K / 2 + 1) · recent_tokens · hidden`` numbers, one of them float32.
+    A selection's branches go through a sublayer in one forward of at most ``selection_rows`` rows, or in several where
+    they have more. Memory above plain decoding: cache slots for that many rows (0.5 % of the weights, or 96 rows if
+    that is more), logits of 0.5 % of the weights, and three tables of ``(K / 2 + 1) · recent_tokens · hidden`` numbers,
+    one of them float32.
+
+    In a batch the layer drafts share one kept set, as ``selfspec.methods.sharing`` says, unless ``share_kept_set`` is
+    off. Each request still makes its own selections.
     """
 
     name = "knapspec"
-    summary = "attention and MLP selected apart by a knapsack over measured latencies, for tokens per time"
+    summary = "skips the attention and MLP sublayers that a knapsack over measured latencies selects"
     source = "KnapSpec (Cha et al. 2026)"
     Settings = KnapSpecSettings
     settings: KnapSpecSettings
@@ -92,7 +105,7 @@ class KnapSpec(Method):
     def __init__(self, target: Target, settings: KnapSpecSettings) -> None:
         super().__init__(target, settings)
         self.interval = settings.interval or _default_interval(target)
-        # The first and the last layer are never skipped (authors' code), so the program starts behind the first.
+        # The first and the last layer are never skipped (authors' code), so the program starts after the first.
         self.has_choice = target.layer_count > 2
         self.watched = range(2, target.sublayer_count + 1) if self.has_choice else range(0)
         self.selection_rows = _selection_rows(target, settings.recent_tokens)
@@ -101,7 +114,7 @@ class KnapSpec(Method):
 
     @property
     def needs(self) -> Needs:
-        """The states of the prompt's last tokens, and room for the branches."""
+        """The hidden states of the prompt's last tokens, and cache slots for the branches."""
         if not self.has_choice:
             return Needs()
         return Needs(
@@ -112,20 +125,25 @@ class KnapSpec(Method):
 
     @property
     def profile(self) -> LatencyProfile:
-        """The latencies: those that ``selfspec profile`` keeps for this model, else measured when first needed."""
+        """The latencies that ``selfspec profile`` saved for this model, or else measured when first needed."""
         with self._lock:
             if self._profile is None:
                 self._profile = read_latencies(self.target) or measure_latencies(self.target)
             return self._profile
 
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Measures the latencies unless they are kept."""
+        """Measures the latencies unless they are saved."""
         progress("latencies of attention and MLP")
         _ = self.profile
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
         return KnapSpecDrafter(self, prefill)
+
+    def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
+        """What drafts the next round of several requests, with one kept set unless ``share_kept_set`` is off."""
+        drafts = super().plan(drafters)
+        return share_kept_set(drafts) if self.settings.share_kept_set else drafts
 
     def state(self) -> LearnedState:
         """The latency profile, if there is one yet."""
@@ -134,7 +152,7 @@ class KnapSpec(Method):
         return LearnedState({_PROFILE: None if profile is None else profile.to_dict()})
 
     def restore(self, state: LearnedState) -> None:
-        """Takes a latency profile instead of measuring one.
+        """Loads a latency profile, so that none is measured.
 
         Args:
             state: from ``state``.
@@ -150,83 +168,92 @@ class KnapSpec(Method):
 class KnapSpecDrafter(Drafter):
     """One request's selections.
 
+    Args:
+        method: its method.
+        prefill: of the request.
+
     Attributes:
-        selection: the last one; ``None`` where nothing can be skipped.
+        selection: the last one; ``None`` if the model is too small to skip anything.
+        probe: of the request.
     """
 
     def __init__(self, method: KnapSpec, prefill: Prefill) -> None:
         self.selection: Selection | None = None
         self._method = method
         self._settings = method.settings
-        self._probe = prefill.probe
+        self.probe = prefill.probe
         self._recent: deque[torch.Tensor] = deque(maxlen=self._settings.recent_rounds)
         self._rounds_left = min(self._settings.recent_rounds, method.interval)
         self._draft: Draft = NoDraft()
-        self._rider: Rider[Candidates] | None = None
+        self._fused: FusedSelection[Candidates] | None = None
         if method.has_choice:
-            self._select(torch.stack([prefill.hidden_states[index] for index in method.watched]))
+            self.select(torch.stack([prefill.hidden_states[index] for index in method.watched]))
 
     def plan(self) -> Draft:
-        """Selects anew where it is time to, then drafts with what was selected last."""
+        """Selects again if it is time to, then drafts with the last selection."""
         if self._recent and self._rounds_left <= 0:
-            self._select(torch.cat(list(self._recent), dim=1))
+            self.select(torch.cat(list(self._recent), dim=1))
             self._rounds_left = self._method.interval
-            if self._rounds_left >= self._settings.recent_rounds:  # else the next one looks at some of them again
+            if self._rounds_left >= self._settings.recent_rounds:  # otherwise the next one uses some of them again
                 self._recent.clear()
         return self._draft
 
     @property
     def watched(self) -> Collection[int]:
-        """Every state from the first layer's end on, in the last rounds before a selection."""
+        """Every state after the first layer, in the last rounds before a selection."""
         return self._method.watched if self._rounds_left <= self._settings.recent_rounds else ()
 
     @property
-    def rider(self) -> Rider[Candidates] | None:
-        """The selection, where it rides."""
-        return self._rider
+    def fused_selection(self) -> FusedSelection[Candidates] | None:
+        """The selection, where it runs with the verification."""
+        return self._fused
 
     def learn(self, feedback: Feedback) -> None:
-        """Keeps the states of the tokens that were committed."""
+        """Keeps the states of the committed tokens."""
         self._rounds_left -= 1
-        if self._rider is not None:
-            self._take(self._rider.outcome)
-            self._rider = None
+        if self._fused is not None:
+            self._choose(self._fused.outcome)
+            self._fused = None
         if feedback.hidden_states:
             rows = len(feedback.acceptance.rows)
             states = [feedback.hidden_states[index][:rows] for index in self._method.watched]
             self._recent.append(torch.stack(states))
 
-    def _select(self, references: torch.Tensor) -> None:
-        """Chooses set and length from the target's states ``[2L - 1, rows, hidden]`` of the last committed tokens."""
+    def select(self, references: torch.Tensor) -> None:
+        """Selects again, at once or fused.
+
+        Args:
+            references: ``[2L - 1, rows, hidden]``, the target's states ``h[2] … h[2L]`` of the last committed tokens.
+        """
         method, settings = self._method, self._settings
-        profile, context = method.profile, self._probe.committed
+        profile, context = method.profile, self.probe.committed
         references = references[:, -settings.recent_tokens :]
-        branches = self._probe.branches(references.shape[1], method.selection_rows)
-        passage = find_candidates(
+        branches = self.probe.branches(references.shape[1], method.selection_rows)
+        steps = find_candidates(
             method.target,
             references,
             weights=integer_weights(profile.attention(context), profile.mlp),
             similarity_threshold=settings.similarity_threshold,
         )
-        if settings.riding:
-            self._rider = Rider(passage, branches)
+        if settings.fused_selection:
+            self._fused = FusedSelection(steps, branches)
         else:
-            self._take(carry_out(passage, branches.run))
+            self._choose(run_selection(steps, branches.run))
 
-    def _take(self, candidates: Candidates) -> None:
+    def _choose(self, candidates: Candidates) -> None:
         """Drafts with the best of the candidates from now on."""
         settings = self._settings
         self.selection = best_candidate(
             candidates,
             self._method.profile,
-            self._probe.committed,
+            self.probe.committed,
             settings.max_draft_length,
             with_head=settings.tpt == "with_head",
         )
         self._draft = self._as_draft(self.selection)
 
     def _as_draft(self, selection: Selection) -> Draft:
-        """The selection at work; the whole model as its own draft gains nothing, so it becomes plain decoding."""
+        """What drafts by a selection. The whole model as its own draft gains nothing, so it becomes plain decoding."""
         settings = self._settings
         if not selection.kept.skipped:
             return NoDraft()
@@ -239,7 +266,7 @@ class KnapSpecDrafter(Drafter):
 
 def find_candidates(
     target: Target, references: torch.Tensor, *, weights: tuple[int, int], similarity_threshold: float
-) -> Passage[Candidates]:
+) -> SelectionSteps[Candidates]:
     """The first stage of KnapSpec (section 3.4): one set for every skipped weight up to ``K / 2``.
 
     ``K`` is the weight of all ``2L`` sublayers. First and last layer always run (authors' code).
@@ -257,7 +284,7 @@ def find_candidates(
     items: list[int | None] = [*weights * (layers - 2), None, None]
     budget = min(layers * sum(weights) // 2, (layers - 2) * sum(weights))
     table = yield from fill_table(references, items, budget, similarity_threshold, first=2)
-    # All that Python has to know of the table, in one transfer.
+    # All numbers of the table that the host needs, in one copy.
     decided = torch.cat([table.similarities[None], table.skips.float()]).cpu()
     found = (decided[0] > -math.inf).nonzero().flatten()
     found = torch.cat([torch.zeros(1, dtype=torch.long), found[found > 0]])
@@ -265,15 +292,24 @@ def find_candidates(
     return Candidates(
         kept=tuple(_keeping(left_out, target.sublayer_count) for left_out in skipped.tolist()),
         similarities=decided[0, found].double(),
-        acceptance=_acceptance(target, table.states[found.to(references.device)]).cpu().double(),
+        acceptance=acceptance_rates(target, table.states[found.to(references.device)]).cpu().double(),
     )
 
 
-def _acceptance(target: Target, states: torch.Tensor) -> torch.Tensor:
-    """``α̂`` (equation 9) of states ``[n, rows, hidden]`` before the final norm, the target's own first: ``[n]``."""
+def acceptance_rates(target: Target, states: torch.Tensor, most_rows: int | None = None) -> torch.Tensor:
+    """``α̂`` (equation 9): the share of rows at which states have the same greedy token as the target's own.
+
+    Args:
+        target: the model.
+        states: ``[n, rows, hidden]``, residual streams before the final norm, the target's own first.
+        most_rows: of one pass through the LM head; if not given, as many as have logits of 0.5 % of the weights' bytes.
+
+    Returns:
+        float32 ``[n]``, the first being 1.
+    """
     logits_bytes = target.vocab_size * states.element_size()
-    at_once = max(states.shape[1], _weight_bytes(target) // _SCRATCH_SHARE // logits_bytes)
-    parts = torch.split(states.flatten(0, 1), at_once)
+    affordable = max(states.shape[1], _weight_bytes(target) // _SCRATCH_SHARE // logits_bytes)
+    parts = torch.split(states.flatten(0, 1), most_rows or affordable)
     choices = torch.cat([target.logits(part).argmax(-1) for part in parts]).view(states.shape[:2])
     return (choices == choices[0]).float().mean(-1)
 
@@ -292,10 +328,10 @@ def _default_interval(target: Target) -> int:
 
 
 def _selection_rows(target: Target, recent_tokens: int) -> int:
-    """Most rows of one forward: all branches where their cache slots take 0.5 % of the weights' memory at most.
+    """Most rows of one forward: those whose cache slots take 0.5 % of the weights' memory, or all branches if fewer.
 
-    Never less than 96, which take about as much in a model of 0.6 billion parameters and less in larger ones, and never
-    more than 1024, from where on a forward is bound by arithmetic on any device and a larger one saves nothing.
+    At least 96, whose slots take that share in a model of 0.6 billion parameters and less in larger ones. At most 1024:
+    a larger forward is bound by arithmetic on any device, so it saves nothing.
     """
     most_branches = max(1, min(target.layer_count * (MAX_WEIGHT + 1) // 2, (target.layer_count - 2) * (MAX_WEIGHT + 1)))
     slot = target.new_sequence(1, 1, 1).cache.size_in_bytes
@@ -306,15 +342,15 @@ def _selection_rows(target: Target, recent_tokens: int) -> int:
 
 def _read_profile(state: LearnedState, target: Target) -> LatencyProfile | None:
     values: Any = state.values.get(_PROFILE, {})
-    if values is None:  # the method had not run yet
+    if values is None:  # it was saved before the method ran
         return None
     try:
         profile = LatencyProfile.from_dict(values)
     except ValueError as error:
-        raise StateError(f"the state holds no latency profile: {error}; learn it anew") from error
+        raise StateError(f"the state holds no latency profile: {error}; learn it again") from error
     if not profile.fits(target):
         raise StateError(
-            f"the latencies were measured on {profile.device} with {profile.layers} layers in {profile.dtype}, which "
-            f"this model on {device_name(target.device)} is not; learn them anew"
+            f"the latencies were measured on {profile.device} with {profile.layers} layers in {profile.dtype}, not for "
+            f"this model on {device_name(target.device)}; learn them again"
         )
     return profile

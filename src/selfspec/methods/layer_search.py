@@ -1,8 +1,8 @@
-"""Searching for a set of skipped sublayers: random search, and Bayesian optimisation over {0, 1}^(2(L - 2)).
+"""Search for a set of skipped sublayers: random search, and Bayesian optimisation over {0, 1}^(2(L - 2)).
 
-A *point* is a bool array ``[free]`` over the sublayers of all layers but the first and the last, true where one is
-skipped: coordinate ``j`` is sublayer ``j + 2``. SWIFT searches points of a fixed number of skipped sublayers while it
-generates, Draft & Verify searches all points before.
+A *point* is a bool array ``[free]`` over the sublayers of all layers but the first and the last, true for a skipped
+one: coordinate ``j`` is sublayer ``j + 2``. SWIFT searches points with a fixed number of skipped sublayers during
+generation. Draft & Verify searches all points, offline.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from selfspec.errors import InvalidSettingError, StateError
+from selfspec.errors import InvalidSettingError, MissingPackageError, StateError
 from selfspec.methods.uniform import evenly_skipped
 
 Point = npt.NDArray[np.bool_]
@@ -23,7 +23,7 @@ KAPPA = 2.5
 """Weight of the deviation in the upper confidence bound (SWIFT's and Draft & Verify's code)."""
 
 MOST_OBSERVATIONS = 256
-"""How many of the last observations the Gaussian process sees: fitting it takes the third power of their number."""
+"""Most observations of the Gaussian process, the last ones. The time to fit it grows with the cube of their number."""
 
 _NOISE = 1e-2  # alpha of both papers' code, in units of the scores' variance
 _LENGTH_SCALES = (0.25, 0.5, 1.0, 2.0)
@@ -32,10 +32,14 @@ _FIRST = 2  # sublayers of the first layer, which no point skips
 
 
 def starting_set(layer_count: int, skip_ratio: float) -> tuple[int, ...]:
-    """The sublayers that a search skips before it has found any better: evenly spread ones.
+    """The sublayers that a search skips at first: evenly spread ones.
+
+    Args:
+        layer_count: layers of the model.
+        skip_ratio: share of the free sublayers to skip, 0 to 1.
 
     Raises:
-        InvalidSettingError: they are none.
+        InvalidSettingError: the ratio skips none.
     """
     skipped, free = evenly_skipped(layer_count, skip_ratio), free_sublayers(layer_count)
     if not skipped:
@@ -64,34 +68,34 @@ def skipped_by(point: Point) -> tuple[int, ...]:
 
 
 def check_skipped(skipped: object, free: int) -> None:
-    """Checks sublayer indices that come from a state file.
+    """Checks sublayer indices from a state file.
 
     Raises:
-        StateError: they are not ascending indices of sublayers that a point can skip, at least one.
+        StateError: they are not a list of ascending indices of free sublayers, at least one.
     """
     indices = skipped if isinstance(skipped, list) else []
     whole = all(type(index) is int and _FIRST <= index < _FIRST + free for index in indices)
     if not indices or not whole or indices != sorted(set(indices)):
-        raise StateError(f"the state skips {skipped}, which does not fit this model's {free} sublayers; learn it anew")
+        raise StateError(f"the state skips {skipped}, which does not fit this model's {free} sublayers; learn it again")
 
 
 def generator_of(seed: int, step: int) -> np.random.Generator:
-    """The randomness of one step of a search: its own, so that a search that is saved and loaded goes on the same."""
+    """The random generator of one step of a search. Each step has its own, so a loaded search continues as it would."""
     return np.random.default_rng((seed, step))
 
 
 def random_point(free: int, count: int, generator: np.random.Generator) -> Point:
-    """Random search: any point that skips ``count`` sublayers, each equally likely."""
+    """Random search: a point that skips ``count`` sublayers, all such points being equally likely."""
     point: Point = discretise(generator.random((1, free)), count)[0]
     return point
 
 
 def discretise(values: npt.NDArray[np.float64], count: int | None) -> npt.NDArray[np.bool_]:
-    """The points that continuous ones stand for.
+    """Rounds continuous vectors to points.
 
     Args:
         values: ``[points, free]``.
-        count: how many coordinates to skip, those of highest value (SWIFT's code); ``None`` skips those above 0.5
+        count: number of coordinates to skip, those of highest value (SWIFT's code); ``None`` skips those above 0.5
             (Draft & Verify's code).
 
     Returns:
@@ -111,9 +115,6 @@ class Observations:
     """
 
     def __init__(self, free: int) -> None:
-        # Loads scikit-learn, which takes a second that no request should wait for.
-        import sklearn.gaussian_process  # noqa: F401
-
         self.free = free
         self._scored: deque[tuple[Point, float]] = deque(maxlen=MOST_OBSERVATIONS)
 
@@ -121,7 +122,7 @@ class Observations:
         return len(self._scored)
 
     def add(self, point: Point, score: float) -> None:
-        """Adds one; the oldest goes where there are too many."""
+        """Adds a scored point; removes the oldest one above ``MOST_OBSERVATIONS``."""
         self._scored.append((point, score))
 
     def table(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
@@ -130,7 +131,7 @@ class Observations:
         return points, np.array([score for _, score in self._scored], dtype=np.float64)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """For a state file: ``points`` uint8 ``[n, free]`` and ``scores`` float64 ``[n]``."""
+        """As a state file has them: ``points`` uint8 ``[n, free]`` and ``scores`` float64 ``[n]``."""
         points, scores = self.table()
         return {
             "points": torch.tensor(points, dtype=torch.uint8),
@@ -139,21 +140,42 @@ class Observations:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor], free: int) -> "Observations":
-        """What ``tensors`` wrote.
+        """Observations from ``tensors``.
+
+        Args:
+            tensors: of a state file.
+            free: coordinates of a point.
 
         Raises:
             StateError: shapes, types or values are not those of observations of ``free`` coordinates.
         """
         points, scores = tensors.get("points"), tensors.get("scores")
         if points is None or scores is None or points.dtype != torch.uint8 or scores.dtype != torch.float64:
-            raise StateError("the state has no observations of a search; learn it anew")
+            raise StateError("the state has no observations of a search; learn it again")
         fits = points.dim() == 2 and points.shape[1] == free and scores.shape == points.shape[:1]
         if not fits or int(points.amax() if points.numel() else 0) > 1 or not bool(scores.isfinite().all()):
-            raise StateError(f"the state's observations are not of {free} sublayers; learn it anew")
+            raise StateError(f"the state's observations are not of {free} sublayers; learn it again")
         observations = cls(free)
         for point, score in zip(points.bool().numpy(), scores.tolist(), strict=True):
             observations.add(point, score)
         return observations
+
+
+def require_gaussian_process(remedy: str = "") -> None:
+    """Imports scikit-learn, so that no request waits for the import.
+
+    Args:
+        remedy: what else the user can do without scikit-learn, for the message.
+
+    Raises:
+        MissingPackageError: scikit-learn is not installed.
+    """
+    try:
+        import sklearn.gaussian_process  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(
+            "Bayesian optimisation needs scikit-learn; install it by `pip install 'selfspec[search]'`" + remedy
+        ) from error
 
 
 def suggest_point(
@@ -163,22 +185,26 @@ def suggest_point(
     generator: np.random.Generator,
     kappa: float = KAPPA,
 ) -> Point:
-    """Bayesian optimisation: the point whose upper confidence bound is highest under a Gaussian process.
+    """Bayesian optimisation: the point of highest upper confidence bound under a Gaussian process.
 
-    The bound ``mean + kappa · deviation`` is maximised over continuous points of which each stands for a set
-    (``discretise``): first over [0, 1]^free, then around the best set scored so far, then around the leader. It is
-    taken at the set itself, since that is what will be scored.
+    The bound ``mean + kappa · deviation`` is maximised over continuous vectors, at the points that they are rounded to
+    (``discretise``): first over [0, 1]^free, then around the best point scored so far, then around the point of highest
+    bound.
 
     Args:
         points: ``[n, free]``, those scored so far, at least one.
         scores: ``[n]``.
-        count: how many coordinates to skip; ``None`` for any number.
+        count: number of coordinates to skip; ``None`` for any number.
         generator: source of randomness.
-        kappa: how much a point's uncertainty counts.
+        kappa: weight of the deviation.
 
     Returns:
-        A point that was not scored yet, unless there is hardly any other.
+        A point that is not scored yet, if one was found.
+
+    Raises:
+        MissingPackageError: scikit-learn is not installed.
     """
+    require_gaussian_process()
     process = _fit(points, scores)
     values = generator.random((_POOL, points.shape[1]))
     leader: Point = discretise(values[:1], count)[0]
@@ -207,7 +233,7 @@ def _fit(points: npt.NDArray[np.bool_], scores: npt.NDArray[np.float64]) -> Any:
 
 
 def _most_likely_length_scale(negative_log_likelihood: Any, *_: Any, **__: Any) -> tuple[Any, float]:
-    """The kernel's one parameter from a short list: a few factorisations, where a gradient method takes dozens."""
+    """The kernel's one parameter, from a short list: a gradient method would take dozens of factorisations."""
     thetas = [np.log([length]) for length in _LENGTH_SCALES]
     losses = [float(negative_log_likelihood(theta, eval_gradient=False)) for theta in thetas]
     best = int(np.argmin(losses))
@@ -215,11 +241,11 @@ def _most_likely_length_scale(negative_log_likelihood: Any, *_: Any, **__: Any) 
 
 
 def _scaled(points: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """Points with distances from 0 to 1, so that the length scales fit any number of layers."""
+    """Points scaled to distances of 0 to 1, so that the length scales fit any number of layers."""
     scaled: npt.NDArray[np.float64] = points / np.sqrt(points.shape[1])
     return scaled
 
 
 def _known(pool: npt.NDArray[np.bool_], points: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Which of the pool ``[pool, free]`` are among the points: bool ``[pool]``."""
+    """Whether each of the pool ``[pool, free]`` is among the points: bool ``[pool]``."""
     return cast("npt.NDArray[np.bool_]", (pool[:, None] == points[None]).all(axis=2).any(axis=1))

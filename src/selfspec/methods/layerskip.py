@@ -1,10 +1,12 @@
-"""Early exit: the first layers draft, the others verify. LayerSkip and its two adaptive variants."""
+"""Early exit: the first layers draft, and all layers verify. LayerSkip and its two adaptive variants."""
 
 from dataclasses import dataclass
 
-from selfspec.decoding.draft import Draft, LayerDraft
+from selfspec.decoding.draft import Draft
+from selfspec.decoding.drafter import Drafter, Feedback, FixedDrafter, Prefill
+from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import DraftVerifyThreshold
-from selfspec.methods.base import Drafter, Feedback, FixedDrafter, Method, Prefill
+from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.model.kept import KeptSet
@@ -15,13 +17,17 @@ _EXIT_HELP = "layers that draft, counted from the first; none is a quarter of th
 
 @dataclass(frozen=True)
 class EarlyExitSettings(MethodSettings):
-    """What every early-exit method has to know."""
+    """Settings of every early-exit method."""
 
     exit_layer: int | None = setting(None, _EXIT_HELP, minimum=1)
 
 
 class _EarlyExit(Method):
-    """The kept set of an early-exit method, checked against the model when the method is made."""
+    """Base of the early-exit methods.
+
+    Attributes:
+        kept: the first ``exit_layer`` layers.
+    """
 
     def __init__(self, target: Target, settings: EarlyExitSettings) -> None:
         super().__init__(target, settings)
@@ -38,7 +44,7 @@ class LayerSkipSettings(EarlyExitSettings):
 
 @register
 class LayerSkip(_EarlyExit):
-    """Exit layer and draft length are fixed (LS in DEL's tables)."""
+    """Drafts with a fixed exit layer and a fixed draft length (LS in DEL's tables)."""
 
     name = "layerskip"
     summary = "early exit at a fixed layer, drafts of fixed length"
@@ -60,10 +66,10 @@ class FiniteStateSettings(LayerSkipSettings):
 
 @register
 class LayerSkipFiniteState(_EarlyExit):
-    """The draft grows by one after a fully accepted round and shrinks by one after any other (FS)."""
+    """Drafts one token more after a fully accepted round, and one token less after any other (FS)."""
 
     name = "layerskip-fs"
-    summary = "early exit, draft length ±1 by whether the last round was fully accepted"
+    summary = "early exit, draft length +1 after a fully accepted round, -1 after any other"
     source = "finite-state controller (Liu et al. 2025), as compared in DEL, appendix B"
     Settings = FiniteStateSettings
     settings: FiniteStateSettings
@@ -95,16 +101,18 @@ class DraftVerifySettings(EarlyExitSettings):
 
     max_draft_length: int = setting(12, "longest draft", minimum=1, maximum=64)
     threshold: float = setting(0.6, "confidence threshold at the start of a request", minimum=0.0, maximum=1.0)
-    target_acceptance: float = setting(0.9, "acceptance rate that the threshold steers to", minimum=0.0, maximum=1.0)
-    step: float = setting(0.01, "how far the threshold moves after a round", minimum=0.0, maximum=1.0)
+    target_acceptance: float = setting(
+        0.9, "acceptance rate that the threshold adapts to hold", minimum=0.0, maximum=1.0
+    )
+    step: float = setting(0.01, "step of the threshold after a round", minimum=0.0, maximum=1.0)
 
 
 @register
 class LayerSkipDraftVerify(_EarlyExit):
-    """The draft ends under a confidence threshold that steers the acceptance rate (DV)."""
+    """Ends drafts below a confidence threshold that adapts to hold an acceptance rate (DV)."""
 
     name = "layerskip-dv"
-    summary = "early exit, drafts end under Draft & Verify's adaptive confidence threshold"
+    summary = "early exit, drafts end below Draft & Verify's adaptive confidence threshold"
     source = "Draft & Verify (Zhang et al. 2024), as compared in DEL, appendix B"
     Settings = DraftVerifySettings
     settings: DraftVerifySettings

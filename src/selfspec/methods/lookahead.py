@@ -1,13 +1,15 @@
-"""Lookahead decoding: Jacobi trajectories in a two-dimensional window, harvested as n-grams, verified beside them."""
+"""Lookahead decoding: n-grams from Jacobi iterations in a two-dimensional window, verified in the same forward."""
 
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from selfspec.decoding.draft import Draft, NoDraft, Proposal, TokenDraft
+from selfspec.decoding.draft import Draft, NoDraft, TokenDraft
+from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
+from selfspec.decoding.proposal import Proposal
 from selfspec.errors import StateError
-from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
+from selfspec.methods.base import Method
 from selfspec.methods.jacobi import Guess, random_guesses
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
@@ -18,20 +20,20 @@ from selfspec.sampling.tree import ROOT, TokenTree
 
 @dataclass(frozen=True)
 class LookaheadSettings(MethodSettings):
-    """Settings of ``lookahead``; the paper's values are for 7B models on an A100, smaller ones suit lesser devices."""
+    """Settings of ``lookahead``. The paper's values are for 7B models on an A100; slower devices need smaller ones."""
 
     window_size: int = setting(15, "W, columns of the window (paper: 15 at 7B, 7 at 34B)", minimum=1, maximum=128)
     ngram_size: int = setting(5, "N, tokens of an n-gram; the window has N - 1 levels", minimum=2, maximum=16)
-    guess_set_size: int = setting(15, "G, n-grams to verify in a round (paper: as W)", minimum=0, maximum=128)
-    pool_from_prompt: bool = setting(False, "start with the n-grams of the prompt in the pool")
-    keep_pool: bool = setting(False, "keep the n-grams for the next requests; a state can then be saved")
+    guess_set_size: int = setting(15, "G, most n-grams to verify in a round (paper: as W)", minimum=0, maximum=128)
+    pool_from_prompt: bool = setting(False, "add the n-grams of the prompt to the pool")
+    keep_pool: bool = setting(False, "keep the n-grams for later requests; a state can then be saved")
 
 
 class NgramPool:
-    """The latest n-grams by their first token, at most ``capacity`` for each. Threads may share it.
+    """The last n-grams of each first token. Threads may share it.
 
     Args:
-        capacity: n-grams kept for a first token.
+        capacity: most n-grams of a first token.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -40,7 +42,7 @@ class NgramPool:
         self._lock = threading.Lock()
 
     def add(self, ngrams: Iterable[Sequence[int]]) -> None:
-        """Adds n-grams, the latest last; one that is there already becomes the latest."""
+        """Adds n-grams, the newest last. One that is in the pool already becomes the newest."""
         with self._lock:
             for first, *rest in ngrams:
                 tails, tail = self._tails.setdefault(first, {}), tuple(rest)
@@ -50,17 +52,17 @@ class NgramPool:
                     del tails[next(iter(tails))]
 
     def find(self, first: int) -> list[tuple[int, ...]]:
-        """What followed a token, the latest first."""
+        """The other tokens of the n-grams that begin with a token, the newest first."""
         with self._lock:
             return list(self._tails.get(first, ()))[::-1]
 
     def ngrams(self) -> list[list[int]]:
-        """All n-grams, in an order in which ``add`` gives the same pool."""
+        """All n-grams, in an order from which ``add`` makes the same pool."""
         with self._lock:
             return [[first, *tail] for first, tails in self._tails.items() for tail in tails]
 
     def replace(self, ngrams: Iterable[Sequence[int]]) -> None:
-        """Takes up the n-grams of another pool."""
+        """Replaces all n-grams by those of another pool."""
         fresh = NgramPool(self._capacity)
         fresh.add(ngrams)
         with self._lock:
@@ -68,17 +70,17 @@ class NgramPool:
 
 
 class TreeBuilder:
-    """A token tree in the making, in which no node has two children of the same token."""
+    """Builds a token tree in which no node has two children of the same token."""
 
     def __init__(self) -> None:
         self._node_of: dict[tuple[int, int], int] = {}
 
     def child(self, parent: int, token: int) -> int:
-        """The node of a token below a parent, which may have been there before."""
+        """The child of a node with a token, added if there is none."""
         return self._node_of.setdefault((parent, token), len(self._node_of))
 
     def draft(self) -> Draft:
-        """The tree with its tokens."""
+        """The tree with its tokens; ``NoDraft`` for an empty tree."""
         if not self._node_of:
             return NoDraft()
         parents, tokens = zip(*self._node_of, strict=True)
@@ -90,19 +92,21 @@ class Lookahead(Method):
     """Two branches in one forward (Fu et al. 2024, Algorithm 2).
 
     The *lookahead branch* is a window of ``N - 1`` levels by ``W`` columns, the Jacobi iterates of the last rounds.
-    Level 0 begins with the pending token; column ``i`` of level ``l`` stands ``i + l`` tokens behind that. A token sees
-    level 0 up to its own column, and its column in the levels between: level 0 is a chain, and each other token
-    continues the one of its column in the level above. So the paper's attention mask is that of a token tree. The last
-    level predicts the next one; each column with its prediction is an n-gram for the pool, and level 0 is dropped.
+    Level 0 begins with the pending token; column ``i`` of level ``l`` is ``i + l`` positions after it. A token attends
+    to level 0 up to its own column, and to its column in the levels between. So level 0 is a chain, each other token
+    continues the token of its column in the level above, and the paper's attention mask is that of a token tree. The
+    last level predicts the next one; each column with its prediction becomes an n-gram of the pool, and level 0 is
+    dropped.
 
-    The *verification branch* is the ``G`` latest n-grams of the pool that begin with the pending token. Ours: where
-    tokens of the two branches have the same past they are one node; the window's own tokens may be accepted too; and
-    when a round commits several tokens the window moves on with them, new columns being random tokens of the prompt, as
-    all are at first.
+    The *verification branch* is the ``G`` newest n-grams of the pool that begin with the pending token.
+
+    Known differences from the authors' code: tokens of the two branches with the same prefix are one node; the window's
+    own tokens can be accepted too; after a round that commits several tokens the window moves forward by as many, and
+    its new columns are random tokens of the prompt, as at the start.
     """
 
     name = "lookahead"
-    summary = "n-grams from Jacobi iterations, verified in the forward that makes them"
+    summary = "n-grams from Jacobi iterations, verified in the same forward"
     source = "lookahead decoding (Fu et al. 2024)"
     Settings = LookaheadSettings
     settings: LookaheadSettings
@@ -114,7 +118,7 @@ class Lookahead(Method):
 
     @property
     def needs(self) -> Needs:
-        """Slots for all rows of both branches but the deepest path, which is the window's at least."""
+        """Cache slots for all rows of both branches but the longest path, which has at least the window's length."""
         columns, levels = self.settings.window_size, self.settings.ngram_size - 1
         rows = columns * levels - 1 + self.settings.guess_set_size * levels
         return Needs(sibling_rows=rows - (columns + levels - 2))
@@ -127,7 +131,7 @@ class Lookahead(Method):
             text, size = (*prefill.prompt_ids, prefill.first_token), settings.ngram_size
             pool.add(text[start : start + size] for start in range(len(text) - size + 1))
         window = Window(settings.window_size, settings.ngram_size - 1, random_guesses(prefill.prompt_ids))
-        return _Lookahead(prefill.first_token, window, pool)
+        return LookaheadDrafter(prefill.first_token, window, pool)
 
     def state(self) -> LearnedState:
         """The n-grams of all requests so far."""
@@ -136,13 +140,13 @@ class Lookahead(Method):
         return LearnedState({"ngrams": self._pool.ngrams()})
 
     def restore(self, state: LearnedState) -> None:
-        """Takes up the n-grams of an equal method."""
+        """Loads n-grams saved by a method with the same ``ngram_size``."""
         self.state()
         ngrams = state.values.get("ngrams")
         if not isinstance(ngrams, list) or not all(self._is_ngram(ngram) for ngram in ngrams):
             raise StateError(
                 f"this state has no list of n-grams of {self.settings.ngram_size} tokens; "
-                "set ngram_size as it was, or start anew"
+                "set ngram_size as it was, or start without it"
             )
         self._pool.replace(ngrams)
 
@@ -157,10 +161,10 @@ class Window:
     Args:
         columns: ``W``.
         levels: ``N - 1``.
-        guess: gives a token for a place that nothing is known of.
+        guess: returns the first token of a new place.
 
     Attributes:
-        levels: tokens by level and column; column 0 of level 0 stands for the pending token and is not looked at.
+        levels: tokens by level and column; column 0 of level 0 is the place of the pending token and is not used.
     """
 
     def __init__(self, columns: int, levels: int, guess: Guess) -> None:
@@ -168,7 +172,14 @@ class Window:
         self.levels = [[guess() for _ in range(columns)] for _ in range(levels)]
 
     def plant(self, builder: TreeBuilder) -> list[int]:
-        """Adds the window to a tree; returns the nodes of its last level, by column."""
+        """Adds the window to a tree.
+
+        Args:
+            builder: of the tree.
+
+        Returns:
+            The nodes of the window's last level, by column.
+        """
         nodes = [ROOT]
         for token in self.levels[0][1:]:
             nodes.append(builder.child(nodes[-1], token))
@@ -177,52 +188,68 @@ class Window:
         return nodes
 
     def ngrams(self, pending: int, predicted: Sequence[int | None]) -> list[list[int]]:
-        """The columns with what was predicted behind them, where anything was.
+        """The columns with their predictions, without columns that have none.
 
         Args:
-            pending: the token that the window was planted below.
-            predicted: by column, the target's choice behind the last level.
+            pending: the root of the tree that the window was added to.
+            predicted: by column, the target's choice after the last level.
+
+        Returns:
+            N-grams of ``N`` tokens.
         """
         first = [pending, *self.levels[0][1:]]
         columns = zip(first, *self.levels[1:], predicted, strict=True)
         return [[token for token in column if token is not None] for column in columns if column[-1] is not None]
 
     def advance(self, predicted: Sequence[int | None], committed: int) -> None:
-        """One Jacobi iteration, and as many columns as there are new tokens but one.
+        """Does one Jacobi iteration, and moves the window forward to the new pending token.
 
         Args:
-            predicted: by column, the target's choice behind the last level.
+            predicted: by column, the target's choice after the last level.
             committed: tokens committed by the round.
         """
         newest = [self._guess() if token is None else token for token in predicted]
-        # Dropping a level moves the window by one token already: level l + 1 stands one token behind level l.
+        # Dropping a level moves the window by one token already: level l + 1 is one position after level l.
         moved = [level[committed - 1 :] for level in (*self.levels[1:], newest)]
         self.levels = [level + [self._guess() for _ in range(len(newest) - len(level))] for level in moved]
 
 
-class _Lookahead(Drafter):
+class LookaheadDrafter(Drafter):
+    """One request.
+
+    Args:
+        first_token: the pending token.
+        window: its window.
+        pool: its n-grams, or those of all requests.
+
+    Attributes:
+        window: the window of the coming round.
+    """
+
     def __init__(self, first_token: int, window: Window, pool: NgramPool) -> None:
         self._pending = first_token
-        self._window = window
+        self.window = window
         self._pool = pool
         self._last_level: list[int] = []
 
     def plan(self) -> Draft:
+        """Drafts the n-grams of the pool and the window."""
         builder = TreeBuilder()
         # The n-grams come first, so that sampling tries them before the window's tokens.
         for tail in self._pool.find(self._pending):
             node = ROOT
             for token in tail:
                 node = builder.child(node, token)
-        self._last_level = self._window.plant(builder)
+        self._last_level = self.window.plant(builder)
         return builder.draft()
 
     def learn(self, feedback: Feedback) -> None:
+        """Adds the window's n-grams to the pool, and moves the window."""
         choices: list[int] = feedback.target_scores.argmax(-1).tolist()
         rows = _verified_rows(feedback.draft, feedback.proposal)
         predicted = [choices[rows[node]] if node in rows else None for node in self._last_level]
-        self._pool.add(self._window.ngrams(self._pending, predicted))
-        self._window.advance(predicted, len(feedback.acceptance.token_ids))
+        self._pool.add(self.window.ngrams(self._pending, predicted))
+        self.window.advance(predicted, len(feedback.acceptance.token_ids))
         self._pending = feedback.acceptance.next_token
 
 

@@ -1,7 +1,7 @@
-"""What a choice of draft is worth: the papers' objectives, as pure functions of numbers or of whole grids.
+"""The papers' objectives, as pure functions.
 
-Every argument is a number or a tensor; tensors broadcast, so that one call scores a grid of choices. The result is a
-tensor of the broadcast shape, without dimensions where all arguments are numbers.
+Every argument is a number or a tensor; tensors broadcast, so one call scores a grid of choices. The result is a tensor
+of the broadcast shape, which is ``[]`` if all arguments are numbers.
 """
 
 import torch
@@ -10,7 +10,7 @@ Number = float | torch.Tensor
 
 
 def expected_tokens(alpha: Number, draft_length: Number) -> torch.Tensor:
-    """Tokens that a round commits, its own one included, if every draft token is accepted with one probability.
+    """Tokens that a round commits, including the target's own one, if draft tokens are accepted with one probability.
 
     ``1 + α + … + α^γ = (1 - α^(γ+1)) / (1 - α)``, and ``γ + 1`` at ``α = 1`` (Leviathan et al. 2023, equation 1).
 
@@ -22,7 +22,7 @@ def expected_tokens(alpha: Number, draft_length: Number) -> torch.Tensor:
         Tokens a round, 1 to ``γ + 1``.
     """
     alpha, most = _tensor(alpha), _tensor(draft_length) + 1
-    # The plain quotient cancels near 1, where expm1 and log do not.
+    # The plain quotient loses precision near α = 1; expm1 and log do not.
     tokens = -torch.expm1(most * torch.log(alpha)) / (1 - alpha)
     return torch.where(alpha == 1, most.to(tokens.dtype), tokens)
 
@@ -50,8 +50,8 @@ def tokens_per_time(
 ) -> torch.Tensor:
     """KnapSpec's objective TPT: tokens of a round ÷ time of the round (equation 4).
 
-    ``(1 - α^(γ+1)) / (1 - α) · 1 / (γ t_draft + t_target)``. The paper counts attention and MLP branches only
-    (``tpt=paper``). With ``head_time`` every draft step and the verification also pay for what is outside of them
+    ``(1 - α^(γ+1)) / (1 - α) · 1 / (γ t_draft + t_target)``. The paper counts the time of attention and MLP branches
+    only (``tpt=paper``). ``head_time`` adds the time outside of them to every draft step and to the verification
     (``tpt=with_head``, ours).
 
     Args:
@@ -59,7 +59,7 @@ def tokens_per_time(
         draft_length: ``γ``, draft tokens of the round.
         draft_time: time of the kept sublayers for one token, in any unit.
         target_time: time of all sublayers for one token, in the same unit.
-        head_time: time of embedding, final norm and LM head for one token, in the same unit; 0 leaves it out.
+        head_time: time of embedding, final norm and LM head for one token, in the same unit; 0 does not count it.
 
     Returns:
         Tokens a unit of time.
@@ -70,10 +70,10 @@ def tokens_per_time(
 
 
 def ideal_speedup(mean_generated_length: Number, alpha: Number, cost: Number) -> torch.Tensor:
-    """Speedup over plain decoding that acceptance and cost allow, everything else being free (SWIFT, equation 6).
+    """Speedup over plain decoding if nothing but draft and target steps takes time (SWIFT, equation 6).
 
-    ``M α / ((M - 1) c + α)``. It takes a round to have drafted ``(M - 1) / α`` tokens. Where no token was accepted, at
-    ``M = 1``, that says nothing, and the result is 1 as for rounds that draft nothing.
+    ``M α / ((M - 1) c + α)``. It assumes that a round has drafted ``(M - 1) / α`` tokens. At ``M = 1``, where no token
+    was accepted, that number is not defined, and the result is 1 as for rounds that draft nothing.
 
     Args:
         mean_generated_length: ``M``, committed tokens ÷ target forwards, at least 1.
@@ -89,17 +89,17 @@ def ideal_speedup(mean_generated_length: Number, alpha: Number, cost: Number) ->
 
 
 def _tensor(number: Number) -> torch.Tensor:
-    """A tensor as it is, a number in double precision, which leaves the dtype of tensors that it meets alone."""
+    """A tensor as it is; a number as a float64 tensor without dimensions, which does not promote other tensors."""
     return number if isinstance(number, torch.Tensor) else torch.tensor(number, dtype=torch.float64)
 
 
 def sufficient_cosine(state: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-    """The cosine similarity from which on a state of equal norm has the same greedy token (KnapSpec, lemma 4.1).
+    """The cosine similarity above which a state of equal norm has the same greedy token (KnapSpec, lemma 4.1).
 
     ``1 - ξ² / (2 ‖x‖² max ‖w* - w_j‖²)``, where ``ξ`` is the margin of the greedy token ``w*`` over the second best.
 
     Args:
-        state: ``x``, what goes into the LM head, floating point ``[hidden]``.
+        state: ``x``, the input of the LM head, floating point ``[hidden]``.
         head: ``w``, its weights, ``[vocab, hidden]``.
 
     Returns:
@@ -108,5 +108,5 @@ def sufficient_cosine(state: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     scores = head @ state
     best, second = scores.topk(2).values
     distance = (head - head[scores.argmax()]).square().sum(-1).amax()
-    turned: torch.Tensor = (best - second).square() / (2 * state.square().sum() * distance)
-    return 1 - turned
+    margin: torch.Tensor = (best - second).square() / (2 * state.square().sum() * distance)
+    return 1 - margin

@@ -1,45 +1,46 @@
-"""Prompt lookup: the longest n-gram at the end of the text is looked up further up in it."""
+"""Prompt lookup: finds the last tokens earlier in the text, and copies what followed them there."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from selfspec.decoding.draft import Draft, NoDraft
-from selfspec.methods.base import Drafter, Feedback, Method, Prefill
+from selfspec.decoding.drafter import Drafter, Feedback, Prefill
+from selfspec.methods.base import Method
 from selfspec.methods.copying import chain_draft, continuation
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 
 
 class NgramIndex:
-    """Where each n-gram of a growing text stood last, so that a look-up takes no longer in a long text.
+    """The position of the last occurrence of each n-gram of a growing text, found in constant time.
 
-    Only n-grams that something follows are in it, so that the end of the text does not find itself.
+    Only n-grams with a following token are in it, so the end of the text does not find itself.
 
     Args:
-        max_size: longest n-grams to keep, in tokens.
+        max_size: longest n-grams to index, in tokens.
         tokens: the text so far.
     """
 
     def __init__(self, max_size: int, tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
         self._max_size = max_size
-        self._behind: dict[tuple[int, ...], int] = {}
+        self._after: dict[tuple[int, ...], int] = {}
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Appends tokens to the text; each costs the same, however long the text is."""
-        text, behind = self.tokens, self._behind
+        """Appends tokens to the text, each in constant time."""
+        text, after = self.tokens, self._after
         for token in tokens:
             position = len(text)
             before = tuple(text[-self._max_size :])
             for start in range(len(before)):
-                behind[before[start:]] = position
+                after[before[start:]] = position
             text.append(token)
 
     def find(self) -> int | None:
-        """The position behind the latest earlier occurrence of the longest n-gram that the text ends with."""
+        """The position after the last earlier occurrence of the longest n-gram that the text ends with."""
         ending = tuple(self.tokens[-self._max_size :])
-        found = (self._behind.get(ending[start:]) for start in range(len(ending)))
+        found = (self._after.get(ending[start:]) for start in range(len(ending)))
         return next((position for position in found if position is not None), None)
 
 
@@ -52,7 +53,7 @@ class PromptLookupSettings(MethodSettings):
     )
     max_matching_ngram_size: int = setting(
         3,
-        "longest n-gram to look up; shorter ones are tried after it (Saxena: 3, transformers: 2)",
+        "longest n-gram to look up; shorter ones follow if it is not found (Saxena: 3, transformers: 2)",
         minimum=1,
         maximum=64,
     )
@@ -60,9 +61,9 @@ class PromptLookupSettings(MethodSettings):
 
 @register
 class PromptLookup(Method):
-    """Copies what followed the last tokens where they stood before, in the prompt or in the output.
+    """Copies what followed the last tokens at an earlier occurrence, in the prompt or in the output.
 
-    Where an n-gram stood several times its latest occurrence counts; the original takes the first.
+    If there are several occurrences it takes the last one; the original takes the first.
     """
 
     name = "prompt-lookup"

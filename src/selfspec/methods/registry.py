@@ -1,15 +1,16 @@
-"""Methods by name."""
+"""Methods by name: those of this package, those of other packages, and classes that are given directly."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from selfspec.errors import UnknownMethodError
+from selfspec.errors import MethodLoadError, UnknownMethodError
 from selfspec.methods.base import Method
+from selfspec.methods.outside import check_method_class, import_method, load_entry_point, outside_methods
 from selfspec.methods.settings import parse_settings, suggest
 from selfspec.runtimes.target import Target
 
 METHODS: dict[str, type[Method]] = {}
-"""Every known method, by its name."""
+"""The methods of this package, by name."""
 
 DEFAULT_METHOD = "suffix"
 """The method where none is named. It works on any supported model and needs no settings."""
@@ -18,36 +19,70 @@ MethodClass = TypeVar("MethodClass", bound=type[Method])
 
 
 def register(method_class: MethodClass) -> MethodClass:
-    """Class decorator: makes a method known under its name."""
+    """Class decorator that adds a method to ``METHODS``. Methods of other packages do not need it."""
     assert method_class.name not in METHODS, f"two methods are called {method_class.name}"
     METHODS[method_class.name] = method_class
     return method_class
 
 
-def find_method(name: str) -> type[Method]:
+def find_method(method: str | type[Method]) -> type[Method]:
     """The class of a method.
 
+    Args:
+        method: a name of this package; a name of the entry-point group ``selfspec.methods``; ``module:Class``; or the
+            class itself. A name of this package always means this package's method.
+
     Raises:
-        UnknownMethodError: there is none of this name; the message names the nearest.
+        UnknownMethodError: there is no method of this name; the message names the nearest.
+        MethodLoadError: the method is not in this package and cannot be imported, is no ``Method`` subclass, or
+            several installed packages give this name to a method.
     """
-    if name not in METHODS:
-        raise UnknownMethodError(
-            f"there is no method '{name}'{suggest(str(name), METHODS)} (methods: {', '.join(METHODS)})"
-        )
-    return METHODS[name]
+    if not isinstance(method, str):
+        return check_method_class(method, repr(method))
+    if method in METHODS:
+        return METHODS[method]
+    if ":" in method:
+        return import_method(method)
+    outside = outside_methods()
+    if method in outside:
+        return load_entry_point(method, outside[method])
+    known = [*METHODS, *outside]
+    raise UnknownMethodError(
+        f"there is no method '{method}'{suggest(str(method), dict.fromkeys(known))} (methods: {', '.join(known)}; or "
+        "module:Class for one that is not installed as a plugin)"
+    )
 
 
-def make_method(name: str, target: Target, settings: Mapping[str, Any] | None = None) -> Method:
-    """A method at work for a target.
+def all_methods() -> tuple[dict[str, type[Method]], list[MethodLoadError]]:
+    """The methods of this package and those of entry points.
+
+    Returns:
+        The methods by name, and for every entry point that gives none what is wrong with it.
+    """
+    methods, errors = dict(METHODS), []
+    for name, entries in outside_methods().items():
+        try:
+            if name in METHODS:
+                values = " and ".join(entry.value for entry in entries)
+                raise MethodLoadError(f"'{name}' is a method of selfspec, not {values}; give that another name")
+            methods[name] = load_entry_point(name, entries)
+        except MethodLoadError as error:
+            errors.append(error)
+    return methods, errors
+
+
+def make_method(method: str | type[Method], target: Target, settings: Mapping[str, Any] | None = None) -> Method:
+    """Makes a method for a target.
 
     Args:
-        name: the method's name.
+        method: as for ``find_method``.
         target: the model.
         settings: values of its settings by name; the others keep their defaults.
 
     Raises:
         UnknownMethodError: there is no such method.
+        MethodLoadError: it cannot be loaded.
         InvalidSettingError: a setting is unknown, of the wrong type, out of range, or does not fit this model.
     """
-    method_class = find_method(name)
-    return method_class(target, parse_settings(method_class.Settings, name, settings or {}))
+    method_class = find_method(method)
+    return method_class(target, parse_settings(method_class.Settings, method_class.name, settings or {}))

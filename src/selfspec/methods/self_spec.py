@@ -1,14 +1,16 @@
-"""Draft & Verify: a set of skipped sublayers that was searched beforehand, and a threshold that adapts."""
+"""Draft & Verify: a set of skipped sublayers from an offline search, and an adaptive confidence threshold."""
 
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from selfspec.decoding.draft import Draft, LayerDraft
+from selfspec.decoding.draft import Draft
+from selfspec.decoding.drafter import Drafter, Feedback, Prefill
+from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import DraftVerifyThreshold
 from selfspec.errors import StateError
-from selfspec.methods.base import Drafter, Feedback, Method, Prefill
+from selfspec.methods.base import Method
 from selfspec.methods.layer_search import check_skipped, free_sublayers, starting_set
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
@@ -32,19 +34,21 @@ class SelfSpecSettings(MethodSettings):
     threshold: float = setting(
         0.6, "confidence threshold at the start of a stream of requests", minimum=0.0, maximum=1.0
     )
-    target_acceptance: float = setting(0.9, "acceptance rate that the threshold steers to", minimum=0.0, maximum=1.0)
-    step: float = setting(0.01, "how far the threshold moves after a round", minimum=0.0, maximum=1.0)
+    target_acceptance: float = setting(
+        0.9, "acceptance rate that the threshold adapts to hold", minimum=0.0, maximum=1.0
+    )
+    step: float = setting(0.01, "step of the threshold after a round", minimum=0.0, maximum=1.0)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A set of skipped sublayers, and where it comes from.
+    """A set of skipped sublayers, and how it was found.
 
     Attributes:
         skipped: sublayer indices, ascending.
-        tokens_per_second: decoding speed measured with it; ``None`` for uniform skipping, which nobody measured.
-        iterations: sets that were tried to find it.
-        versions: of the libraries it was measured with.
+        tokens_per_second: decoding speed measured with it; ``None`` for evenly spread skipping, which is not measured.
+        iterations: number of sets measured to find it.
+        versions: by name the versions of the libraries that it was measured with.
     """
 
     skipped: tuple[int, ...]
@@ -57,9 +61,10 @@ class Profile:
 class SelfSpec(Method):
     """Self-speculative decoding as in Draft & Verify (Zhang et al. 2024).
 
-    The skipped sublayers come from an offline search (``selfspec.tuning``), whose profile is a state file of this
-    method. The draft ends under a confidence threshold that steers the acceptance rate; as in the authors' evaluation a
-    request starts with the threshold at which the last one ended. Each request moves its own copy.
+    The skipped sublayers come from an offline search (``selfspec.tuning``), which saves them as a state file of this
+    method. A draft ends below a confidence threshold that adapts to hold an acceptance rate. As in the authors'
+    evaluation, a request starts with the threshold at which the last one ended; requests that run at the same time
+    adapt copies of their own.
     """
 
     name = "self-spec"
@@ -78,11 +83,14 @@ class SelfSpec(Method):
 
     @property
     def profile(self) -> Profile:
-        """What drafts at present."""
+        """The sublayers that drafts skip now."""
         return self._profile
 
     def adopt(self, profile: Profile) -> None:
-        """Takes other sublayers to skip, and starts over with the threshold.
+        """Skips other sublayers from now on, with the threshold of the settings.
+
+        Args:
+            profile: the sublayers.
 
         Raises:
             InvalidSettingError: a skipped sublayer does not exist.
@@ -100,7 +108,7 @@ class SelfSpec(Method):
         return _SelfSpecDrafter(self, LayerDraft(kept, settings.max_draft_length, stop=threshold), threshold)
 
     def note_threshold(self, threshold: float) -> None:
-        """Keeps a request's threshold for the requests to come."""
+        """Sets the threshold with which later requests start."""
         with self._lock:
             self._threshold = threshold
 
@@ -111,7 +119,7 @@ class SelfSpec(Method):
         return LearnedState({**values, "skipped": list(values["skipped"])})
 
     def restore(self, state: LearnedState) -> None:
-        """Takes up profile and threshold.
+        """Loads a profile and a threshold.
 
         Raises:
             StateError: it is no profile for this many layers.
@@ -119,7 +127,7 @@ class SelfSpec(Method):
         values = dict(state.values)
         threshold = values.pop("threshold", None)
         if type(threshold) is not float or not 0 <= threshold <= 1:
-            raise StateError("the profile has no threshold; tune it anew")
+            raise StateError("the profile has no threshold; tune it again")
         profile = _check_profile(values, self.free)
         self.adopt(profile)
         self.note_threshold(threshold)
@@ -142,13 +150,13 @@ class _SelfSpecDrafter(Drafter):
 
 def _check_profile(values: Mapping[str, Any], free: int) -> Profile:
     if values.keys() != {field.name for field in fields(Profile)}:
-        raise StateError("the profile is not of this version of self-spec; tune it anew")
+        raise StateError("the profile is not of this version of self-spec; tune it again")
     speed, iterations, versions = values["tokens_per_second"], values["iterations"], values["versions"]
     if speed is not None and not (type(speed) is float and 0 <= speed < float("inf")):
-        raise StateError(f"the profile's speed is {speed}; tune it anew")
+        raise StateError(f"the profile's speed is {speed}; tune it again")
     if type(iterations) is not int or iterations < 0 or not isinstance(versions, dict):
-        raise StateError("the profile does not say where it comes from; tune it anew")
-    # A profile may skip nothing, if that was fastest.
+        raise StateError("the profile does not say how it was found; tune it again")
+    # A profile skips nothing if that was fastest.
     if values["skipped"] != []:
         check_skipped(values["skipped"], free)
     return Profile(tuple(values["skipped"]), speed, iterations, versions)

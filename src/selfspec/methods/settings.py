@@ -1,4 +1,4 @@
-"""Settings of a method: frozen dataclasses whose fields say their range and check themselves."""
+"""Settings of a method: frozen dataclasses whose fields have a range, checked at construction."""
 
 import dataclasses
 import difflib
@@ -17,10 +17,12 @@ def setting(
     maximum: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A field of a settings dataclass.
+    """Makes a field of a settings dataclass.
+
+    The field's annotation is ``bool``, ``int``, ``float`` or ``str``, or one of these ``| None``.
 
     Args:
-        default: its default; its type is the annotation's.
+        default: the default value.
         help: one line for ``selfspec methods``.
         minimum: smallest value allowed.
         maximum: largest value allowed.
@@ -32,7 +34,13 @@ def setting(
 
 @dataclasses.dataclass(frozen=True)
 class MethodSettings:
-    """Base of all settings: checks every field's type and range when made."""
+    """Base of all settings: checks the type and range of every field at construction.
+
+    Subclasses are decorated with ``@dataclass(frozen=True)``; their fields are made by ``setting``.
+
+    Raises:
+        InvalidSettingError: a value is of the wrong type or out of range.
+    """
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -42,12 +50,12 @@ class MethodSettings:
 
 
 def parse_settings(settings_class: type, method: str, values: Mapping[str, Any]) -> Any:
-    """Makes settings from names and values; strings, as a command line gives them, are read as the field's type.
+    """Makes settings from names and values.
 
     Args:
         settings_class: a subclass of ``MethodSettings``.
         method: the method's name, for messages.
-        values: setting names to values.
+        values: by name the values; a string, as from the command line, is converted to the field's type.
 
     Raises:
         InvalidSettingError: a name is unknown, or a value is of the wrong type or out of range.
@@ -63,7 +71,7 @@ def parse_settings(settings_class: type, method: str, values: Mapping[str, Any])
 
 
 def suggest(name: str, known: Mapping[str, Any]) -> str:
-    """`; did you mean 'x'?` for the nearest known name, or nothing."""
+    """The text `; did you mean 'x'?` for the nearest known name; empty if there is none."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""
 

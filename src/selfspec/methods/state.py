@@ -1,13 +1,10 @@
 """What a method has learned, as a file: versioned, and bound to the model that it was learned on."""
 
-import contextlib
 import hashlib
 import json
 import math
 import numbers
 import os
-import shutil
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from selfspec.errors import StateError
+from selfspec.files import replace_file
 
 FORMAT = "selfspec-state"
 VERSION = 1
@@ -28,9 +26,9 @@ class LearnedState:
     """What a method carries from one request to the next.
 
     Attributes:
-        values: what JSON can hold: finite numbers, strings, booleans, ``None``, lists and mappings with string keys.
-            A tuple comes back from a file as a list.
-        tensors: what is too large for that.
+        values: what JSON can represent: finite numbers, strings, booleans, ``None``, lists and mappings with string
+            keys. A tuple becomes a list.
+        tensors: larger data.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -40,21 +38,21 @@ class LearnedState:
 def write_state(path: Path, state: LearnedState, method: str, model: Mapping[str, Any]) -> None:
     """Writes a state file.
 
-    An existing file is replaced in one go by a complete one: whoever reads it meanwhile gets the old or the new state,
-    an interrupted write loses nothing, and of several writers the last one wins.
+    An existing file is replaced atomically: readers get the old or the new state, an interrupted write loses nothing,
+    and of several writers the last one wins.
 
     Args:
         path: the file; a link is followed.
         state: what was learned.
         method: name of the method that learned it.
-        model: what tells the model apart from others (``selfspec.runtimes.fingerprint``).
+        model: the model's fingerprint (``selfspec.runtimes.fingerprint``).
 
     Raises:
-        StateError: the file cannot be written, or a value is none that JSON can hold.
+        StateError: the file cannot be written, or JSON cannot represent a value.
     """
     check_destination(path)
     values = json.dumps(_plain(state.values, "values"))
-    # Without the clone two names for one piece of memory would be refused.
+    # Cloned, because safetensors refuses two tensors that share memory.
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.tensors.items()}
     metadata = {
         "format": FORMAT,
@@ -65,7 +63,7 @@ def write_state(path: Path, state: LearnedState, method: str, model: Mapping[str
         "checksum": _checksum(values, tensors),
     }
     try:
-        _replace(path.resolve(), save(tensors, metadata))
+        replace_file(path.resolve(), save(tensors, metadata))
     except (OSError, SafetensorError) as error:
         raise StateError(f"the state cannot be written to '{path}': {_reason(error)}") from error
 
@@ -75,16 +73,16 @@ def read_state(path: Path, method: str, model: Mapping[str, Any]) -> LearnedStat
 
     Args:
         path: the file.
-        method: name of the method that wants it.
-        model: what tells its model apart from others.
+        method: name of the method that reads it.
+        model: the model's fingerprint.
 
     Raises:
-        StateError: there is no such file, it is no state file, it is damaged, or it belongs to another version, method
-            or model.
+        StateError: there is no such file, it is no state file, it is damaged, or it is of another version, method or
+            model.
     """
     check_source(path)
     try:
-        content = path.read_bytes()  # read once, since another process may replace the file meanwhile
+        content = path.read_bytes()  # read once: another process may replace the file at any time
         metadata = _metadata(content)
         _check_origin(path, metadata, method, model)
         tensors = load(content)
@@ -98,7 +96,7 @@ def read_state(path: Path, method: str, model: Mapping[str, Any]) -> LearnedStat
 
 
 def check_source(path: Path) -> None:
-    """Refuses a path without a file; opening a pipe would wait for ever.
+    """Checks that a path is a regular file; opening a pipe could block for ever.
 
     Raises:
         StateError: there is no such file.
@@ -112,7 +110,7 @@ def check_source(path: Path) -> None:
 
 
 def check_destination(path: Path) -> None:
-    """Refuses a path that no state file can be written to, before anything is spent on learning.
+    """Checks that a state file can be written, before time is spent on learning.
 
     Raises:
         StateError: the path is a folder or a device, or its folder is missing or may not be written to.
@@ -131,7 +129,7 @@ def check_destination(path: Path) -> None:
 
 
 def _metadata(content: bytes) -> dict[str, str]:
-    """The metadata of a safetensors file: its header is JSON, behind eight bytes that say how long it is."""
+    """The metadata of a safetensors file: its header is JSON, after eight bytes with its length."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     return dict(header.get("__metadata__") or {})
@@ -143,7 +141,7 @@ def _check_origin(path: Path, metadata: Mapping[str, str], method: str, model: M
     if metadata["version"] != str(VERSION):
         raise StateError(
             f"'{path}' has version {metadata['version']} of the state format, this selfspec reads version {VERSION}; "
-            "learn it anew, or use the selfspec that wrote it"
+            "learn it again, or use the selfspec that wrote it"
         )
     if metadata["method"] != method:
         raise StateError(
@@ -159,9 +157,9 @@ def _check_origin(path: Path, metadata: Mapping[str, str], method: str, model: M
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A value as JSON holds it, the numbers of numpy included.
+    """A value in the types of JSON, with numpy's numbers converted.
 
-    Python's own writer would turn the keys 1 and "1" into one, and write NaN, which is no JSON.
+    ``json.dumps`` would merge the keys 1 and "1", and write NaN, which is not JSON.
     """
     if value is None or isinstance(value, (str, bool)):
         return value
@@ -173,7 +171,7 @@ def _plain(value: Any, where: str) -> Any:
         return {key: _plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    raise StateError(f"the state cannot be written: {where} is {value!r}, which JSON cannot hold; correct the method")
+    raise StateError(f"the state cannot be written: {where} is {value!r}, which is no JSON; correct the method")
 
 
 def _checksum(values: str, tensors: Mapping[str, torch.Tensor]) -> str:
@@ -183,22 +181,6 @@ def _checksum(values: str, tensors: Mapping[str, torch.Tensor]) -> str:
         if tensor.numel():  # an empty one may have strides that cannot be viewed as bytes
             digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Writes a file beside the path, then renames it: on one file system that happens at once or not at all."""
-    part = path.with_name(f".{path.name[:64]}.{uuid.uuid4().hex}.part")  # no two writers share one
-    try:
-        with part.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            shutil.copymode(path, part)
-        part.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def _reason(error: Exception) -> str:

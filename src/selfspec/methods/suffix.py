@@ -1,9 +1,10 @@
-"""Suffix drafts: the longest suffix of the text that has occurred before is continued as it went on then."""
+"""Suffix drafts: finds the longest suffix of the text that has occurred before, and copies what followed it there."""
 
 from dataclasses import dataclass
 
 from selfspec.decoding.draft import Draft, NoDraft
-from selfspec.methods.base import Drafter, Feedback, Method, Prefill
+from selfspec.decoding.drafter import Drafter, Feedback, Prefill
+from selfspec.methods.base import Method
 from selfspec.methods.copying import chain_draft, continuation
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
@@ -15,7 +16,7 @@ class SuffixSettings(MethodSettings):
     """Settings of ``suffix``."""
 
     max_spec_factor: float = setting(
-        1.0, "draft tokens for each token of the match (SuffixDecoding's alpha)", minimum=0.0, maximum=64.0
+        1.0, "draft tokens per token of the match (SuffixDecoding's alpha)", minimum=0.0, maximum=64.0
     )
     max_draft_length: int = setting(32, "longest draft", minimum=1, maximum=256)
     min_match_length: int = setting(1, "shortest match to draft from, in tokens", minimum=1)
@@ -23,10 +24,13 @@ class SuffixSettings(MethodSettings):
 
 @register
 class Suffix(Method):
-    """Drafts from a suffix automaton over prompt and output; the longer the match, the longer the draft.
+    """Drafts by a suffix automaton over prompt and output; the longer the match, the longer the draft.
 
-    The match is SAM decoding's (its dynamic automaton; there is no corpus for its static one), the draft length
-    SuffixDecoding's: ``max_spec_factor`` times the match length, at least 1. The draft is a chain.
+    The match is that of SAM decoding's dynamic automaton. The draft length is SuffixDecoding's: ``max_spec_factor``
+    times the match length, at least 1. The draft is a chain.
+
+    Known differences from the authors' code: SAM decoding also has a static automaton over a corpus, and falls back to
+    a draft model on short matches. SuffixDecoding builds trees weighted by frequency, also over earlier requests.
     """
 
     name = "suffix"

@@ -1,18 +1,18 @@
-"""A suffix automaton that grows with the text and knows the longest repeated suffix at any time."""
+"""A suffix automaton that is extended with the text and gives its longest repeated suffix."""
 
 from collections.abc import Iterable
 
 _ROOT = 0
-_FRESHENED = 64
-"""Suffixes whose latest occurrence is noted at each token; text that repeats itself over and over has more of them."""
+_UPDATED = 64
+"""Most suffixes whose last occurrence is updated at each token; periodic text has more of them."""
 
 
 class SuffixAutomaton:
-    """All substrings of a growing text (Blumer et al. 1985), built online in amortised constant time for each token.
+    """All substrings of a growing text (Blumer et al. 1985), built online in amortised constant time per token.
 
-    A state stands for the substrings that end at the same positions; its link leads to the longest suffix of them that
-    ends elsewhere too. So the state of the whole text links to its longest suffix that has occurred before, which is
-    the match that SAM decoding (Hu et al. 2024, section 3) follows.
+    A state represents the substrings that end at the same positions. Its link leads to their longest suffix that also
+    ends elsewhere. So the state of the whole text links to its longest suffix that has occurred before, which is the
+    match of SAM decoding (Hu et al. 2024, section 3).
 
     Args:
         tokens: the text so far.
@@ -20,8 +20,8 @@ class SuffixAutomaton:
     Attributes:
         tokens: the text.
         match_length: length of the longest suffix of the text that has occurred before, 0 if none has.
-        match_end: the position behind its latest earlier occurrence. Of suffixes that are nested in more than 64 other
-            repeated ones it is some earlier occurrence.
+        match_end: the position after its last earlier occurrence. For a suffix of more than 64 other repeated suffixes
+            it is the position after any earlier occurrence.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -29,7 +29,7 @@ class SuffixAutomaton:
         self.match_length = 0
         self.match_end = 0
         self._whole = _ROOT
-        # By state: where each token leads, the link, the length of its longest substring, the end of its latest one.
+        # By state: the next state for each token, the link, the length of its longest substring, its last end.
         self._next: list[dict[int, int]] = [{}]
         self._link = [-1]
         self._length = [0]
@@ -55,7 +55,7 @@ class SuffixAutomaton:
         self._note_match()
 
     def _suffix_state(self, state: int, token: int) -> int:
-        """The state whose longest substring is that of ``state`` and ``token`` behind it, split off if need be."""
+        """The state whose longest substring is that of ``state`` followed by ``token``, split off if necessary."""
         target, length = self._next[state][token], self._length[state] + 1
         if self._length[target] == length:
             return target
@@ -74,10 +74,10 @@ class SuffixAutomaton:
         return len(self._next) - 1
 
     def _note_match(self) -> None:
-        """Reads the match off, then notes that all suffixes of the text have just occurred again."""
+        """Stores the match, then updates the last occurrence of the text's suffixes."""
         state = self._link[self._whole]
         self.match_length, self.match_end = self._length[state], self._end[state]
-        for _ in range(_FRESHENED):
+        for _ in range(_UPDATED):
             if state == _ROOT:
                 break
             self._end[state] = len(self.tokens)

@@ -1,15 +1,19 @@
-"""SWIFT: searches the set of skipped sublayers while it generates, and drafts token trees with the best so far."""
+"""SWIFT: searches a set of skipped sublayers during generation, and drafts token trees with the best one so far."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from selfspec.decoding.draft import Draft, LayerDraft
+from selfspec.decoding.draft import Draft
+from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
+from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.stopping import ConfidenceThreshold, TreeWidths
-from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
+from selfspec.methods.base import Method
 from selfspec.methods.layer_search import skipped_by
 from selfspec.methods.registry import register
 from selfspec.methods.settings import setting
+from selfspec.methods.sharing import with_kept_set
 from selfspec.methods.state import LearnedState
 from selfspec.methods.swift_search import SwiftSearch, SwiftSearchSettings
 from selfspec.model.kept import KeptSet
@@ -27,45 +31,51 @@ class SwiftSettings(SwiftSearchSettings):
     """Settings of ``swift``: those of its search, then those of its drafts."""
 
     context_window: int = setting(
-        32, "output tokens that a candidate has to predict (γ), and that have to be there before", minimum=1
+        32, "output tokens on which candidates are scored; the search starts when there are as many (γ)", minimum=1
     )
     window: str = setting(
         "fixed",
-        "tokens that candidates predict: fixed, the first γ of the request's output (equation 3), or sliding, the last "
-        "γ (ours)",
+        "tokens on which candidates are scored: fixed, the first γ of the request's output (equation 3), or sliding, "
+        "the last γ (ours)",
         choices=("fixed", "sliding"),
     )
     max_draft_length: int = setting(25, "longest draft (N_D)", minimum=1, maximum=64)
     confidence_threshold: float = setting(
-        0.8, "stop drafting behind a token less confident than this (ε); 0 never stops", minimum=0.0, maximum=1.0
+        0.8, "stop drafting after a token less confident than this (ε); 0 never stops", minimum=0.0, maximum=1.0
     )
     dynamic_verification: bool = setting(
-        True, "verify up to 10, 5, 3, 1 candidates where the confidence is up to 0.5, 0.8, 0.95, 1"
+        True, "verify 10, 5, 3, 1 candidates at positions of confidence up to 0.5, 0.8, 0.95, 1"
     )
     tree_widths: str = setting(
         "paper",
-        "candidates by confidence: paper, or authors, whose code verifies 10, 8, 5, 3 in greedy decoding",
+        "numbers of candidates: paper, or authors (their code verifies 10, 8, 5, 3 in greedy decoding)",
         choices=("paper", "authors"),
     )
     max_siblings: int = setting(
-        32, "most candidates of a draft beside its path; each takes a cache slot (the paper has no bound)", minimum=0
+        32, "most candidates of a draft beside its path; each needs a cache slot (no limit in the paper)", minimum=0
     )
 
 
 def candidate_count(confidence: float) -> int:
-    """How many candidates to verify at a draft position (section 4.2, dynamic verification).
+    """The number of candidates to verify at a draft position (section 4.2, dynamic verification).
 
     Args:
         confidence: the draft's largest probability there, 0 to 1.
+
+    Returns:
+        1 to 10.
     """
     return _width(confidence, _PAPER_WIDTHS)
 
 
 def authors_greedy_count(confidence: float) -> int:
-    """``candidate_count`` of the authors' code in greedy decoding; in sampling it has the paper's.
+    """``candidate_count`` of the authors' code in greedy decoding. In sampling it is the paper's.
 
     Args:
         confidence: the draft's largest probability there, 0 to 1.
+
+    Returns:
+        3 to 10.
     """
     return _width(confidence, _AUTHORS_GREEDY_WIDTHS)
 
@@ -80,8 +90,12 @@ def matchness(probe: Probe, kept: KeptSet, window: int, end: int | None = None) 
     Args:
         probe: of the request.
         kept: the candidate.
-        window: how many tokens (γ).
-        end: length of prompt and output up to the window's end; if not given, all of it, the pending token included.
+        window: number of tokens (γ).
+        end: length of prompt and output up to the window's end; if not given, that of the whole context with the
+            pending token.
+
+    Returns:
+        0 to 1.
     """
     predicted = probe.score(kept, window, end).argmax(-1)
     end = probe.committed + 1 if end is None else end
@@ -92,22 +106,24 @@ def matchness(probe: Probe, kept: KeptSet, window: int, end: int | None = None) 
 class Swift(Method):
     """SWIFT (Xia et al. 2025), sections 4.1 and 4.2.
 
-    Until a request has written γ tokens the best set so far drafts it (context accumulation). From then on every round
-    begins with an optimisation step: a candidate set, random or proposed by a Gaussian process, predicts γ tokens, and
-    the best one seen drafts. The search goes on over all requests until it ends (``SwiftSearch``), and with
-    ``recheck_interval`` begins anew where its set is no good any more.
+    Until a request has γ output tokens, the best set so far drafts (context accumulation). After that every round
+    begins with an optimisation step: a candidate set, random or from a Gaussian process, predicts γ tokens, and the
+    best set so far drafts. The search goes on over all requests until it ends (``SwiftSearch``); with
+    ``recheck_interval`` it starts again if its set no longer predicts well.
 
     The γ tokens are ``y_1 … y_γ`` of equation 3, the first after the prompt, the same for all candidates of a request.
-    (The authors' code has ``y_2 … y_(γ+1)``.) With ``window=sliding`` (ours) they are the last γ, so that a search
-    follows a long output, but each candidate is scored on another text. Checks of ``recheck_interval`` use the same
-    window; a fixed one scores the same set alike as long as the request lasts.
+    (In the authors' code they are ``y_2 … y_(γ+1)``.) With ``window=sliding`` (ours) they are the last γ: the search
+    then follows a long output, but scores each candidate on other text. The checks of ``recheck_interval`` use the same
+    window; a fixed one gives the same set the same score for the whole request.
 
     Ours: at most ``max_siblings`` candidates beside the path, the first ones. Their number depends on the confidences
-    alone, never on a drafted token, so that sampling stays exact.
+    alone and not on the drafted tokens, so sampling stays exact.
+
+    In a batch the optimisation steps of all requests come first, and then all requests draft with the same set.
     """
 
     name = "swift"
-    summary = "searches the skipped sublayers while generating, drafts token trees as far as the draft is confident"
+    summary = "searches the skipped sublayers during generation, drafts token trees by confidence"
     source = "SWIFT (Xia et al. 2025)"
     learns = True
     Settings = SwiftSettings
@@ -119,9 +135,9 @@ class Swift(Method):
 
     @property
     def needs(self) -> Needs:
-        """Slots for the candidates of a tree and, never at the same time, for the tokens that a set predicts."""
+        """Cache slots for the candidates of a tree and, at other times, for the tokens that a candidate predicts."""
         settings = self.settings
-        # All positions but the last are more confident than the threshold, or just as confident, which is too rare.
+        # All positions but the last have a confidence above the threshold, or equal to it, which is too rare to count.
         before_last = self._widths(samples=False)(math.nextafter(settings.confidence_threshold, 1.0)) - 1
         siblings = (settings.max_draft_length - 1) * before_last + MOST_CANDIDATES - 1
         return Needs(
@@ -133,11 +149,16 @@ class Swift(Method):
         """Starts on a request."""
         return _SwiftDrafter(self, prefill)
 
+    def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
+        """What drafts the next round of several requests, with the best set after all their optimisation steps."""
+        drafts = super().plan(drafters)
+        return with_kept_set(drafts, self.search.kept)
+
     def draft(self, samples: bool) -> LayerDraft:
         """Drafts with the best set so far.
 
         Args:
-            samples: whether the request draws its tokens, for ``tree_widths=authors``.
+            samples: whether the request samples its tokens, for ``tree_widths=authors``.
         """
         settings = self.settings
         threshold = settings.confidence_threshold
@@ -153,11 +174,11 @@ class Swift(Method):
         return authors_greedy_count if authors else candidate_count
 
     def state(self) -> LearnedState:
-        """The search so far."""
+        """The state of the search."""
         return self.search.state()
 
     def restore(self, state: LearnedState) -> None:
-        """Takes up a search.
+        """Loads the state of a search.
 
         Raises:
             StateError: it is no search of this skip ratio over this many layers.
@@ -172,7 +193,7 @@ class _SwiftDrafter(Drafter):
         self._prompt_length = len(prefill.prompt_ids)
 
     def plan(self) -> Draft:
-        """Takes a step of the search, once there is enough output to score candidates on, and drafts with the best."""
+        """Does an optimisation step if there are enough output tokens, and drafts with the best set so far."""
         window, search = self._method.settings.context_window, self._method.search
         written = self._probe.committed + 1 - self._prompt_length
         if written >= window and (candidate := search.next_candidate()) is not None:

@@ -1,4 +1,4 @@
-"""SWIFT's search over a stream of requests: what it tries next, what it keeps, when it ends."""
+"""SWIFT's search over a stream of requests: its candidates, its best set, and when it ends."""
 
 import threading
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from selfspec.methods.layer_search import (
     generator_of,
     point_of,
     random_point,
+    require_gaussian_process,
     skipped_by,
     starting_set,
     suggest_point,
@@ -36,41 +37,41 @@ class SwiftSearchSettings(MethodSettings):
     )
     max_optimization_steps: int = setting(1000, "longest search, in steps of one forward each (S)", minimum=0)
     bayesian_interval: int = setting(
-        25, "every so-manieth step asks the Gaussian process, the others try a random set (β)", minimum=1
+        25, "every n-th step takes its candidate from the Gaussian process, the others a random one (β)", minimum=1
     )
     patience: int = setting(300, "steps without a better set that end the search", minimum=1)
     max_matchness: float = setting(0.95, "matchness above which the search ends", minimum=0.0, maximum=1.0)
     min_skip_ratio: float = setting(
-        0.4, "the ratio steps down to this while too little is accepted", minimum=0.0, maximum=1.0
+        0.4, "smallest ratio to which it is lowered while too little is accepted", minimum=0.0, maximum=1.0
     )
     acceptance_tolerance: float = setting(
-        0.7, "acceptance rate under which the ratio steps down; 0 never does", minimum=0.0, maximum=1.0
+        0.7, "acceptance rate below which the ratio is lowered; 0 never lowers it", minimum=0.0, maximum=1.0
     )
     adjustment_interval: int = setting(
-        100, "rounds of the search after which acceptance is looked at (the paper leaves it open)", minimum=1
+        100, "rounds of the search between two such checks (the paper names none)", minimum=1
     )
     recheck_interval: int = setting(
         0, "rounds between checks of the set once the search has ended; 0 never checks it, as in the paper", minimum=0
     )
     reopen_below: float = setting(
-        0.8, "matchness in such a check under which the search begins anew", minimum=0.0, maximum=1.0
+        0.8, "matchness in such a check below which the search starts again", minimum=0.0, maximum=1.0
     )
     seed: int = setting(0, "fixes the sets that the search tries", minimum=0)
 
 
 @dataclass
 class _Progress:
-    """Where a search stands: all of it but the observations.
+    """The state of a search without the observations.
 
     Attributes:
         skip_ratio: the present one.
         skipped: the best set so far, as sublayer indices.
         matchness: its score; ``None`` while it has none.
-        steps: candidates handed out.
-        begun: how many of them were handed out before the search began anew.
-        without_gain: scores since the last better one.
-        rounds: rounds of the search since acceptance was last looked at; after its end, since the set was last checked.
-        drafted: their draft tokens.
+        steps: optimisation steps so far.
+        begun: how many of them were before the search last started again.
+        without_gain: steps since the last better score.
+        rounds: rounds of the search since the last check of acceptance; after its end, since the last check of the set.
+        drafted: draft tokens of these rounds.
         accepted: how many of those were accepted.
     """
 
@@ -88,21 +89,21 @@ class _Progress:
 class SwiftSearch:
     """The optimisation of SWIFT (section 4.1.2), shared by all requests of a stream and safe from several threads.
 
-    The set to start from, uniform skipping, is scored first. That is ours: figure 6 draws its matchness, but the
-    authors' code takes the first random set for better than it.
+    The first set, uniform skipping, is scored in the first step. That is ours: figure 6 shows its matchness, but in the
+    authors' code the first random set replaces it.
 
-    The best set, its score, the steps, the steps without a gain and the Gaussian process's observations belong to the
-    stream, not to a request, as in the authors' code and figure 6. (Section 4.1.1 says of an instance that it begins
-    with uniform skipping; so does the stream.) Scores of different requests are compared as they are: a set stays until
-    another scores higher on whatever request it is tried in, and is not scored anew in between.
+    The best set, its score, the steps, the steps without a better score and the observations of the Gaussian process
+    belong to the stream of requests, as in the authors' code and figure 6. (In section 4.1.1 an instance starts with
+    uniform skipping; here the stream does.) Scores of different requests are compared directly: a set stays until
+    another one has a higher score, on any request, and is not scored again before that.
 
-    The skip ratio steps down by 0.05 where less than ``acceptance_tolerance`` of the draft tokens of
-    ``adjustment_interval`` rounds was accepted while searching (footnote in C.2; step and interval are ours). The
-    search then goes on from an evenly spread part of its best set, which is scored anew.
+    The skip ratio is lowered by 0.05 if less than ``acceptance_tolerance`` of the draft tokens of
+    ``adjustment_interval`` rounds was accepted during the search (footnote in C.2; step and interval are ours). The
+    search then continues from an evenly spread part of its best set, which is scored again.
 
-    Neither paper nor code says how a search that has ended notices that the text is of another kind now, as in figure
-    7. With ``recheck_interval`` (ours) its set is scored again every so many rounds, on the text of then, and where it
-    is no good the search begins anew, with this set as the first to beat.
+    Paper and code do not define how a search that has ended adapts to other text, as figure 7 shows. With
+    ``recheck_interval`` (ours) its set is scored again every n rounds, on the text of that time. If the score is too
+    low the search starts again, and scores this set first.
 
     Args:
         layer_count: layers of the model.
@@ -110,6 +111,7 @@ class SwiftSearch:
 
     Raises:
         InvalidSettingError: the ratio skips nothing in this model.
+        MissingPackageError: the search will need scikit-learn, which is not installed.
     """
 
     def __init__(self, layer_count: int, settings: SwiftSearchSettings) -> None:
@@ -119,11 +121,13 @@ class SwiftSearch:
         skipped = starting_set(layer_count, settings.skip_ratio)
         self._lock = threading.Lock()
         self._observations = Observations(self._free)
-        self._become(_Progress(settings.skip_ratio, list(skipped)))
+        progress = _Progress(settings.skip_ratio, list(skipped))
+        self._require_packages(progress)
+        self._become(progress)
 
     @property
     def kept(self) -> KeptSet:
-        """What the best set so far leaves to run."""
+        """The sublayers that the best set so far keeps."""
         return self._kept
 
     @property
@@ -161,20 +165,25 @@ class SwiftSearch:
                 return point_of(progress.skipped, self._free)
             bayesian = step % self._settings.bayesian_interval == 0 and len(self._observations) > 0
             known = self._observations.table() if bayesian else None
-        # Outside the lock: other requests need not wait for a Gaussian process.
+        # Outside the lock, so that other requests do not wait for the Gaussian process.
         generator = generator_of(self._settings.seed, step)
         if known is None:
             return random_point(self._free, count, generator)
         return suggest_point(*known, count, generator)
 
     def observe(self, point: Point, matchness: float) -> None:
-        """Takes a candidate's score."""
+        """Records a candidate's score.
+
+        Args:
+            point: from ``next_candidate``.
+            matchness: its score, 0 to 1.
+        """
         with self._lock:
             progress = self._progress
             self._observations.add(point, matchness)
             skipped = skipped_by(point)
             if len(skipped) != len(progress.skipped):
-                return  # handed out before the ratio stepped down
+                return  # a candidate from before the ratio was lowered
             if progress.matchness is None or matchness > progress.matchness:
                 progress.matchness, progress.without_gain = matchness, 0
                 self._skip(skipped)
@@ -182,7 +191,7 @@ class SwiftSearch:
                 progress.without_gain += 1
 
     def check_is_due(self) -> bool:
-        """Whether the search has ended and, counting this round, its set is to be scored once more."""
+        """Whether the search has ended and its set is to be scored again; counts a round."""
         with self._lock:
             progress, settings = self._progress, self._settings
             if not settings.recheck_interval or not settings.max_optimization_steps or not self.finished:
@@ -194,11 +203,11 @@ class SwiftSearch:
             return due
 
     def note_check(self, matchness: float) -> None:
-        """Takes the score of the set in use; begins anew where it is too low."""
+        """Records the score of the set in use, and starts the search again if it is too low."""
         with self._lock:
             if not self.finished or matchness >= self._settings.reopen_below:
                 return
-            # Scores of other text count no more. Steps count on, so that other sets are tried than before.
+            # Scores of other text no longer count. Steps continue, so that the random sets differ from those before.
             progress = self._progress
             progress.begun, progress.matchness, progress.without_gain = progress.steps, None, 0
             progress.rounds = progress.drafted = progress.accepted = 0
@@ -220,13 +229,13 @@ class SwiftSearch:
             progress.rounds = progress.drafted = progress.accepted = 0
 
     def state(self) -> LearnedState:
-        """The search so far: progress as values, observations as tensors."""
+        """The state of the search: progress as values, observations as tensors."""
         with self._lock:
             values = {"start_ratio": self._settings.skip_ratio, "layers": self._layers, **asdict(self._progress)}
             return LearnedState(values, self._observations.tensors())
 
     def restore(self, state: LearnedState) -> None:
-        """Takes up a search.
+        """Loads the state of a search.
 
         Raises:
             StateError: it is no search of this skip ratio over this many layers.
@@ -235,13 +244,24 @@ class SwiftSearch:
         for name, here in (("start_ratio", self._settings.skip_ratio), ("layers", self._layers)):
             if values.pop(name, None) != here:
                 raise StateError(
-                    f"the state was learned with another {name.replace('start', 'skip')} than {here}; learn it anew"
+                    f"the state was learned with another {name.replace('start', 'skip')} than {here}; learn it again"
                 )
         progress = _check_progress(values, self._free)
         observations = Observations.from_tensors(state.tensors, self._free)
+        self._require_packages(progress)
         with self._lock:
             self._observations = observations
             self._become(progress)
+
+    def _require_packages(self, progress: _Progress) -> None:
+        """Checks, before any request, that scikit-learn is installed if the search will need it."""
+        interval, most = self._settings.bayesian_interval, self._settings.max_optimization_steps
+        in_this_search = (progress.begun + most) // interval > progress.steps // interval
+        in_a_later_one = most > 0 and self._settings.recheck_interval > 0
+        if in_this_search or in_a_later_one:
+            require_gaussian_process(
+                "; or set max_optimization_steps below bayesian_interval and recheck_interval to 0"
+            )
 
     def _become(self, progress: _Progress) -> None:
         self._progress = progress
@@ -271,12 +291,12 @@ def _check_progress(values: Mapping[str, Any], free: int) -> _Progress:
         StateError: a value is missing, of the wrong type or out of range.
     """
     if values.keys() != {field.name for field in fields(_Progress)}:
-        raise StateError("the state is not of this version of SWIFT's search; learn it anew")
+        raise StateError("the state is not of this version of SWIFT's search; learn it again")
     counts = [values[name] for name in ("steps", "begun", "without_gain", "rounds", "drafted", "accepted")]
     if not all(type(count) is int and count >= 0 for count in counts):
-        raise StateError("the state's counts are no whole numbers; learn it anew")
+        raise StateError("the state's counts are no whole numbers; learn it again")
     shares = [values["skip_ratio"], 0.0 if values["matchness"] is None else values["matchness"]]
     if not all(type(share) is float and 0 <= share <= 1 for share in shares):
-        raise StateError("the state's skip ratio or matchness is no share; learn it anew")
+        raise StateError("the state's skip ratio or matchness is no share; learn it again")
     check_skipped(values["skipped"], free)
     return _Progress(**{**values, "skipped": list(values["skipped"])})

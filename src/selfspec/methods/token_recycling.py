@@ -1,4 +1,4 @@
-"""Token recycling: the target's other candidates are kept in a matrix, and drafted when their token comes up again."""
+"""Token recycling: stores the target's likeliest tokens after each token in a matrix, and drafts trees from it."""
 
 import heapq
 import threading
@@ -8,8 +8,9 @@ from itertools import pairwise
 import torch
 
 from selfspec.decoding.draft import Draft, NoDraft, TokenDraft
+from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.errors import InvalidSettingError, StateError
-from selfspec.methods.base import Drafter, Feedback, Method, Needs, Prefill
+from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState
@@ -17,28 +18,26 @@ from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import ROOT, TokenTree
 
 _UNKNOWN = -1
-"""In the matrix: no candidate yet. As an index it is the matrix's last row, which has no candidates, ever."""
+"""In the matrix: no candidate yet. As an index: the matrix's last row, which never has candidates."""
 
 
 @dataclass(frozen=True)
 class TokenRecyclingSettings(MethodSettings):
     """Settings of ``token-recycling``."""
 
-    candidates: int = setting(8, "candidates kept for each token of the vocabulary, k", minimum=1, maximum=64)
+    candidates: int = setting(8, "candidates stored for each token of the vocabulary, k", minimum=1, maximum=64)
     tree_size: int = setting(80, "nodes of the draft tree", minimum=1, maximum=512)
     tree_depth: int = setting(6, "levels of the draft tree", minimum=1, maximum=32)
-    prompt_rows: int = setting(
-        64, "last prompt tokens whose candidates enter the matrix before the first round; 0 is none", minimum=0
-    )
+    prompt_rows: int = setting(64, "last prompt tokens whose candidates are stored before the first round", minimum=0)
 
 
 @dataclass(frozen=True)
 class Template:
-    """The shape of the draft tree: which candidate of which node stands where.
+    """The shape of the draft tree.
 
     Attributes:
         tree: the nodes, level by level.
-        ranks: for each node, which candidate of its parent it is, from 0.
+        ranks: for each node its rank among the candidates of its parent, from 0.
     """
 
     tree: TokenTree
@@ -46,22 +45,23 @@ class Template:
 
 
 def hit_rate(rank: int) -> float:
-    """How often the candidate of a rank is the next token, where its parent is right.
+    """The probability that the candidate of a rank is the next token, if its parent is right: 0.55 / (rank + 1)².
 
-    On the bundled checkpoint the ranks from 0 on hit in 58, 10, 4, 3, 2, 1 … percent of the cases (nine prompts, 855
-    tokens), for which this is a round formula: 0.55 / (rank + 1)².
+    An approximation of what was measured on the bundled checkpoint (nine prompts, 855 tokens): ranks from 0 on were
+    right in 58, 10, 4, 3, 2, 1 … percent of the cases.
     """
     return 0.55 / (rank + 1) ** 2
 
 
 def best_template(size: int, candidates: int, depth: int) -> Template:
-    """The tree with most expected accepted tokens, if candidates hit independently with ``hit_rate``.
+    """The tree with most expected accepted tokens, if candidates are right independently with ``hit_rate``.
 
-    A node is accepted with the product of the hit rates down to it, and the expected length is the sum of that over all
-    nodes. No node is likelier than its parent or its elder sibling, so that the ``size`` likeliest nodes are a tree.
+    A node is accepted with the product of the hit rates of its path, and the expected length is the sum of that over
+    all nodes. No node is likelier than its parent or the sibling of lower rank, so the ``size`` likeliest nodes are a
+    tree.
 
     Args:
-        size: nodes; fewer where there are not so many.
+        size: nodes; the tree has fewer if the other arguments allow fewer.
         candidates: ``k``, most children of a node.
         depth: most levels.
     """
@@ -82,9 +82,9 @@ def best_template(size: int, candidates: int, depth: int) -> Template:
 
 
 class Candidates:
-    """The adjacency matrix: for each token the ``k`` that the target last thought likeliest to follow it.
+    """The adjacency matrix: for each token the ``k`` likeliest next tokens when the target last ran over it.
 
-    It is one for all requests, and may be read and written from several threads.
+    All requests share it, from several threads.
 
     Args:
         vocab_size: number of token ids.
@@ -101,26 +101,26 @@ class Candidates:
 
         Args:
             token_ids: long ``[rows]``.
-            scores: ``[rows, vocab]``, the target's scores behind each of them; ``-inf`` is no candidate.
-            priority: long ``[rows]``, all different; of a token's rows the one of highest priority counts.
+            scores: ``[rows, vocab]``, the target's scores after each of them; tokens of ``-inf`` are no candidates.
+            priority: long ``[rows]``, all different; of several rows of a token, the one of highest priority counts.
         """
         best = scores.topk(self._matrix.shape[1])
         found = best.indices.int().masked_fill_(best.values == -torch.inf, _UNKNOWN)
-        # A scatter does not say which of several rows wins. Here each writes what the first of them by priority has.
-        rivals = (token_ids[:, None] == token_ids) * (priority + 1)
-        found = found[rivals.argmax(-1)]
+        # With repeated indices it is undefined which row a scatter writes, so all rows of a token get the same values.
+        same_token = (token_ids[:, None] == token_ids) * (priority + 1)
+        found = found[same_token.argmax(-1)]
         with self._lock:
             self._matrix[token_ids] = found
 
     def fill(self, token: int, levels: "list[tuple[torch.Tensor, torch.Tensor]]") -> list[int]:
-        """The tokens of a tree below ``token``, level by level: one gather each, and one transfer to the host.
+        """The tokens of a tree below ``token``, with one gather a level and one copy to the host.
 
         Args:
             token: the root.
-            levels: for each level long ``[nodes]`` twice, each node's parent in the level above and its rank.
+            levels: for each level two long tensors ``[nodes]``: each node's parent in the level above, and its rank.
 
         Returns:
-            A token for each node, -1 where the matrix has none.
+            A token for each node; -1 where the matrix has none.
         """
         tokens = torch.full((1,), token, dtype=torch.int32, device=self._matrix.device)
         filled = []
@@ -137,7 +137,10 @@ class Candidates:
             return self._matrix[:-1].clone()
 
     def replace(self, matrix: torch.Tensor) -> None:
-        """Takes up a matrix that another one had.
+        """Replaces the matrix.
+
+        Args:
+            matrix: int32 ``[vocab, k]``.
 
         Raises:
             StateError: it does not fit.
@@ -152,26 +155,29 @@ def _check_matrix(matrix: torch.Tensor | None, vocab_size: int, count: int) -> N
     if matrix is None or matrix.dtype != torch.int32 or list(matrix.shape) != [vocab_size, count]:
         found = "nothing" if matrix is None else f"{matrix.dtype} {list(matrix.shape)}"
         raise StateError(
-            f"token-recycling needs {wanted}, the state has {found}; set candidates as it was, or start anew"
+            f"token-recycling needs {wanted}, the state has {found}; set candidates as it was, or start without it"
         )
     if bool(((matrix < _UNKNOWN) | (matrix >= vocab_size)).any()):
-        raise StateError(f"the state is damaged: token-recycling needs {wanted}, all of them token ids; start anew")
+        raise StateError(f"the state is damaged: token-recycling needs {wanted}, all of them token ids; delete it")
     ordered = matrix.sort(dim=-1).values
     if bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != _UNKNOWN)).any()):
-        raise StateError("the state is damaged: a token has the same candidate twice; start anew")
+        raise StateError("the state is damaged: a token has the same candidate twice; delete it")
 
 
 @register
 class TokenRecycling(Method):
-    """Drafts a static tree, filled breadth first from the candidates of each token (Luo et al. 2024, section 3).
+    """Drafts a tree of fixed shape, filled level by level with each token's candidates (Luo et al. 2024, section 3).
 
-    The matrix starts empty, and lasts over the requests of a stream. Every verified row renews the candidates of its
-    token, rejected rows too. Where a token stands in several rows the paper lets the device's scatter decide; here
-    accepted rows win, then later ones. Parts of the tree that the matrix has nothing for yet are left out.
+    The matrix starts empty and is kept over the requests of a stream. Every verified row updates the candidates of its
+    token, rejected rows too. Parts of the tree for which the matrix has no candidates yet are left out.
+
+    Known differences from the authors' code: where a token is in several rows, accepted rows count first, then later
+    ones (there the order is undefined). The shape of the tree is ``best_template``, not the authors' list. The last
+    prompt tokens fill the matrix before the first round.
     """
 
     name = "token-recycling"
-    summary = "a tree of the tokens that the target lately thought likely after each token"
+    summary = "a tree of the target's last likeliest tokens after each token"
     source = "token recycling (Luo et al. 2024)"
     Settings = TokenRecyclingSettings
     settings: TokenRecyclingSettings
@@ -189,7 +195,7 @@ class TokenRecycling(Method):
 
     @property
     def needs(self) -> Needs:
-        """Slots for the tree, and the states that the prompt's candidates are read off."""
+        """Cache slots for the tree, and the hidden states that give the prompt's candidates."""
         tree, rows = self.template.tree, self.settings.prompt_rows
         states = frozenset({self.target.sublayer_count} if rows else ())
         return Needs(sibling_rows=len(tree) - max(tree.depths), prompt_rows=rows, prompt_states=states)
@@ -208,15 +214,15 @@ class TokenRecycling(Method):
         return LearnedState(tensors={"candidates": self.candidates.copy()})
 
     def restore(self, state: LearnedState) -> None:
-        """Takes up a matrix."""
+        """Loads a matrix."""
         matrix = state.tensors.get("candidates")
         if matrix is None:
-            raise StateError("this state has no candidates of token-recycling; give another file, or start anew")
+            raise StateError("this state has no candidates of token-recycling; give another file, or start without it")
         self.candidates.replace(matrix)
 
 
 def _levels(template: Template, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """By level each node's parent, counted within the level above, and its rank."""
+    """For each level the nodes' parents, as indices into the level above, and their ranks."""
     depths = template.tree.depths[1:]
     starts = [depths.index(depth) for depth in range(1, max(depths) + 1)] + [len(depths)]
     levels, above = [], ROOT

@@ -1,11 +1,12 @@
-"""A fixed, evenly spread kept set: what a search over layer sets has to beat."""
+"""A fixed, evenly spread kept set: the baseline of methods that search for one."""
 
 from dataclasses import dataclass
 
-from selfspec.decoding.draft import LayerDraft
+from selfspec.decoding.drafter import Drafter, FixedDrafter, Prefill
+from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError
-from selfspec.methods.base import Drafter, FixedDrafter, Method, Prefill
+from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.model.kept import KeptSet
@@ -17,11 +18,11 @@ class UniformSettings(MethodSettings):
     """Settings of ``uniform``."""
 
     skip_ratio: float = setting(
-        0.45, "share of the sublayers between first and last layer that drafts leave out", minimum=0.0, maximum=1.0
+        0.45, "share of the sublayers between first and last layer that drafts skip", minimum=0.0, maximum=1.0
     )
-    draft_length: int = setting(6, "draft tokens of a round, at most", minimum=1, maximum=64)
+    draft_length: int = setting(6, "most draft tokens of a round", minimum=1, maximum=64)
     confidence_threshold: float = setting(
-        0.7, "stop drafting behind a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
+        0.7, "stop drafting after a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
     )
 
 
@@ -52,7 +53,7 @@ def _spread(count: int, middle: int) -> list[int]:
 
 @register
 class Uniform(Method):
-    """Drafts with every so-manieth layer left out, whatever the text."""
+    """Skips evenly spread sublayers, the same for every text."""
 
     name = "uniform"
     summary = "a fixed, evenly spread set of skipped sublayers"

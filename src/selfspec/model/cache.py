@@ -11,15 +11,15 @@ from selfspec.model.transfer import send
 class KeyValueCache:
     """Keys and values of one sequence, for every layer of the target.
 
-    The first ``length`` slots are the target's, at the committed positions. Slots from ``length`` on are scratch:
-    drafts write their keys there, verifications overwrite them, and a rejected tail is dropped by leaving ``length``
-    where it is. Nothing is cloned or concatenated.
+    The first ``length`` slots hold the target's keys and values of the committed tokens. Slots from ``length`` on are
+    scratch: drafts write there, verifications overwrite it, and rejected rows are dropped by leaving ``length`` as it
+    is. Nothing is cloned or concatenated.
 
     Attributes:
         keys: per layer ``[1, key_value_heads, capacity, head_dim]``.
         values: per layer ``[1, key_value_heads, capacity, head_dim]``.
         length: committed slots.
-        addresses: per layer where ``[2, key_value_heads, capacity, head_dim]``, keys and values, lie in memory.
+        addresses: per layer the memory address of ``[2, key_value_heads, capacity, head_dim]``, keys and values.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class KeyValueCache:
         self._hold([torch.zeros(shape, dtype=dtype, device=device) for _ in range(layer_count)])
 
     def _hold(self, pairs: Sequence[torch.Tensor]) -> None:
-        """Takes per layer keys and values, ``[2, key_value_heads, capacity, head_dim]``, with nothing committed."""
+        """Sets each layer's keys and values, ``[2, key_value_heads, capacity, head_dim]``, with no committed slots."""
         self._pairs = list(pairs)
         self.addresses = addresses_of(pairs)
         self.keys = [pair[:1] for pair in pairs]
@@ -65,7 +65,7 @@ class KeyValueCache:
         self.values[layer].narrow(2, start, rows).copy_(values)
 
     def write_pairs(self, layer: int, start: int, pairs: torch.Tensor) -> None:
-        """Writes keys and values that stand together, as a fused projection leaves them, in one go.
+        """Writes keys and values of one tensor, as a fused projection gives them, in one copy.
 
         Args:
             layer: index of the layer.
@@ -77,20 +77,38 @@ class KeyValueCache:
         pair.narrow(2, start, rows).copy_(pairs.view(rows, *pair.shape[:2], -1).permute(1, 2, 0, 3))
 
     def slots_for(self, layer: int, start: int, rows: int) -> torch.Tensor:
-        """Keys and values of one layer, ``[2, key_value_heads, capacity, head_dim]``, which have those slots."""
+        """Keys and values of one layer to write to, after a check that the slots exist.
+
+        Args:
+            layer: index of the layer.
+            start: first slot that will be written.
+            rows: number of slots that will be written.
+
+        Returns:
+            ``[2, key_value_heads, capacity, head_dim]``.
+        """
         assert start + rows <= self.capacity, f"slots {start}..{start + rows} do not fit a cache of {self.capacity}"
         return self._pairs[layer]
 
     def seen(self, layer: int, first: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of consecutive slots, views of ``[1, key_value_heads, slots, head_dim]`` each."""
+        """Keys and values of consecutive slots.
+
+        Args:
+            layer: index of the layer.
+            first: first slot.
+            slots: number of slots.
+
+        Returns:
+            Views of ``[1, key_value_heads, slots, head_dim]`` each.
+        """
         return self.keys[layer].narrow(2, first, slots), self.values[layer].narrow(2, first, slots)
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Keeps rows of the last verification and forgets the others.
+        """Keeps rows of the last verification and drops the others.
 
         Args:
-            rows: ascending row numbers, counted from the slot ``length``. For a chain they are ``0 … k`` and only the
-                length moves; a tree path that jumped over siblings is gathered into the slots behind it.
+            rows: ascending indices of rows, counted from the slot ``length``. For a chain they are ``0 … k`` and only
+                ``length`` changes; the rows of a path in a tree are moved to consecutive slots.
         """
         for layer_keys, layer_values in zip(self.keys, self.values, strict=True):
             if not _is_prefix(rows):
@@ -99,14 +117,9 @@ class KeyValueCache:
         self.length += len(rows)
         assert self.length <= self.capacity
 
-    def rollback(self, length: int) -> None:
-        """Drops every committed slot from ``length`` on."""
-        assert 0 <= length <= self.length, f"cannot roll {self.length} slots back to {length}"
-        self.length = length
-
 
 def addresses_of(tensors: Sequence[torch.Tensor]) -> Array[c_void_p]:
-    """Where tensors lie in memory, as C code takes it."""
+    """The memory addresses of tensors, as a C array."""
     return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
@@ -115,7 +128,7 @@ def _is_prefix(rows: Sequence[int]) -> bool:
 
 
 def _gather(buffer: torch.Tensor, start: int, rows: Sequence[int]) -> None:
-    """Moves the rows that are out of place; the rows before the first jump stay where they are."""
+    """Moves the rows from the first gap on; those before it are in place."""
     first = next(index for index, row in enumerate(rows) if row != index)
     source = send([start + row for row in rows[first:]], buffer.device)
     buffer.narrow(2, start + first, len(rows) - first).copy_(buffer.index_select(2, source))

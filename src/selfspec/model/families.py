@@ -1,10 +1,10 @@
 """One table: how each Hugging Face decoder family splits into attention and MLP residual branches.
 
-A layer of a supported family is two residual branches in sequence. What differs between families is where the norms
-stand and a few multipliers; the projections, rope, q/k norms and score caps stay inside transformers' own attention and
-MLP modules, which the generic path calls as they are. A row also names what those modules must hold
-(``requirements.py`` checks it when a model is taken), and says what the fused blocks (``blocks.py``) have to know of
-them: their classes, the kind of norm, the layout of rope, whether the MLP has a gate.
+A layer of a supported family is two residual branches in sequence. Families differ in the positions of their norms and
+in a few multipliers. Projections, rope, q/k norms and score caps are inside transformers' own attention and MLP
+modules, which the eager runtime calls as they are. A row also names the parts that these modules must have
+(``requirements.py`` checks them when a model is loaded), and what the fused blocks (``runtimes/fused.py``) need: the
+modules' classes, the kind of norm, the layout of rope, whether the MLP has a gate.
 """
 
 from dataclasses import dataclass

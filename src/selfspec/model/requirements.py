@@ -1,4 +1,4 @@
-"""What a model must hold to be run as a row of the table of families says; checked before anything runs."""
+"""Checks that a model has the modules that its family's row names, before anything runs."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -9,13 +9,14 @@ from torch import nn
 from selfspec.errors import ContextLengthError
 
 Rotation = Any
-"""What an attention module takes as ``position_embeddings``: a pair of cosine and sine."""
+"""Cosine and sine, ``[1, rows, dim]`` each: transformers' ``position_embeddings``."""
 
-Turn = tuple[torch.Tensor, torch.Tensor]
-"""Cosine and sine, the sine negative in the first half: ``x * cosine + swap_halves(x) * sine`` rotates ``x``."""
+CosSin = tuple[torch.Tensor, torch.Tensor]
+"""Cosine and signed sine, ``[rows, 1, dim]`` each. The sine is negative in the first half, so that
+``x * cosine + swap_halves(x) * sine`` rotates ``x``."""
 
 _FIXED_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rope types whose rotation of a position never changes, so that it can be looked up."""
+"""Rope types whose rotation of a position never changes, so that a table can hold it."""
 
 _TABLE_STEP = 256
 
@@ -23,13 +24,17 @@ _TABLE_STEP = 256
 class Rope:
     """Computes the rotations of positions with a private copy of the model's rotary module.
 
-    transformers' dynamic rope types rewrite the module's frequencies during a forward. The copy keeps the model
-    unchanged, and a second copy, for long sequences only, keeps concurrent requests of different length apart.
+    transformers' dynamic rope types rewrite the module's frequencies during a forward. With a copy the model stays
+    unchanged. A second copy serves long sequences only, so that concurrent requests of different length do not
+    interfere.
 
     Args:
         rotary: the model's rotary embedding module.
         layer_types: the layer types that have a rope of their own, or empty where one rope serves all layers.
         switch_length: longest sequence that takes the short frequencies (``longrope``), or ``None``.
+
+    Attributes:
+        is_fixed: the rotation of a position never changes, so that it is read from a table.
     """
 
     def __init__(self, rotary: nn.Module, layer_types: tuple[str, ...], switch_length: int | None) -> None:
@@ -38,8 +43,8 @@ class Rope:
         self._layer_types = layer_types
         self._switch_length = switch_length
         types = getattr(rotary, "rope_type", None)
-        self._is_fixed = set(types.values() if isinstance(types, dict) else [types]) <= _FIXED_TYPES
-        self._table: dict[str | None, Turn] = {}
+        self.is_fixed = set(types.values() if isinstance(types, dict) else [types]) <= _FIXED_TYPES
+        self._table: dict[str | None, CosSin] = {}
         self._reserved = 0
 
     def is_long(self, prompt_length: int, last_length: int) -> bool:
@@ -47,7 +52,7 @@ class Rope:
 
         Args:
             prompt_length: tokens of the prompt.
-            last_length: tokens that have gone through the model at the end.
+            last_length: tokens that will have gone through the model at the end.
 
         Raises:
             ContextLengthError: the request would pass the switch half-way, where every key would have to be recomputed.
@@ -79,22 +84,22 @@ class Rope:
         return {kind: self._rotate(hidden_states, positions, long, kind) for kind in self._layer_types}
 
     def reserve(self, hidden_states: torch.Tensor, length: int) -> None:
-        """Looks the rotations of ``length`` positions up ahead, where they are fixed, so that rounds only slice them.
+        """Computes the table for ``length`` positions, where rotations are fixed, so that forwards only slice it.
 
         Args:
             hidden_states: any tensor with the model's dtype and device.
             length: number of positions, from 0 on.
         """
-        if length <= self._reserved or not self._is_fixed:
+        if length <= self._reserved or not self.is_fixed:
             return
-        # Requests of much the same length share a table. A longer one replaces it at once, for other threads too.
+        # Requests of similar length share a table. A longer one replaces it in one assignment, since threads share it.
         positions = torch.arange(-(-length // _TABLE_STEP) * _TABLE_STEP, device=hidden_states.device)
         self._table = self._turns(hidden_states, positions, long=False)
         self._reserved = len(positions)
 
     def turns(
         self, hidden_states: torch.Tensor, positions: torch.Tensor, first: int | None, *, long: bool
-    ) -> dict[str | None, Turn]:
+    ) -> dict[str | None, CosSin]:
         """Rotations of the given positions, for the fused attention.
 
         Args:
@@ -106,7 +111,7 @@ class Rope:
         Returns:
             By layer type the pair of cosine and signed sine, ``[rows, 1, dim]``.
         """
-        if not self._is_fixed:
+        if not self.is_fixed:
             return self._turns(hidden_states, positions, long=long)
         table, rows = self._table, positions.shape[0]
         if first is None:
@@ -115,7 +120,7 @@ class Rope:
             kind: (cosine.narrow(0, first, rows), sine.narrow(0, first, rows)) for kind, (cosine, sine) in table.items()
         }
 
-    def _turns(self, hidden_states: torch.Tensor, positions: torch.Tensor, *, long: bool) -> dict[str | None, Turn]:
+    def _turns(self, hidden_states: torch.Tensor, positions: torch.Tensor, *, long: bool) -> dict[str | None, CosSin]:
         rotations = self.rotations(hidden_states, positions, long=long)
         return {kind: (cosine[0, :, None], _signed(sine[0, :, None])) for kind, (cosine, sine) in rotations.items()}
 

@@ -1,4 +1,4 @@
-"""Cache slots whose addresses never change, lent to one sequence at a time."""
+"""Cache slots at fixed addresses, leased to one sequence at a time."""
 
 import weakref
 from collections.abc import Callable
@@ -8,11 +8,11 @@ import torch
 from selfspec.model.cache import KeyValueCache
 
 FEWEST_SLOTS = 1024
-"""A smaller arena would have to be replaced, with all that was recorded, by the first request of usual length."""
+"""A smaller arena would be replaced, and with it everything recorded, at the first request of usual length."""
 
 
 class Arena:
-    """Keys and values that recorded work can refer to by address.
+    """Keys and values at a fixed address, for recorded work.
 
     Args:
         make_slots: gives zeros ``[layers, 2, key_value_heads, slots, head_dim]`` for a number of slots.
@@ -20,13 +20,13 @@ class Arena:
 
     Attributes:
         capacity: slots that a sequence can have, a power of two.
-        slots: ``[layers, 2, key_value_heads, capacity + 1, head_dim]``, keys before values. The slot behind the
-            capacity takes what nobody reads.
+        slots: ``[layers, 2, key_value_heads, capacity + 1, head_dim]``, keys before values. The slot after
+            the capacity is written by padding rows and never read.
     """
 
     def __init__(self, make_slots: Callable[[int], torch.Tensor], capacity: int) -> None:
         self.capacity = power_of_two(max(capacity, FEWEST_SLOTS))
-        with torch.inference_mode(mode=False):  # whoever comes first, others must be able to write to it
+        with torch.inference_mode(mode=False):  # whichever mode the first request runs in, later ones write to it too
             self.slots = make_slots(self.capacity + 1)
         self._lessee: weakref.ref[LeasedCache] | None = None
 
@@ -36,7 +36,7 @@ class Arena:
         return self._lessee is not None and self._lessee() is not None
 
     def lease(self, capacity: int) -> "LeasedCache":
-        """An empty cache in this arena. It gives the arena back by no longer existing.
+        """An empty cache in this arena. The arena is released when the cache is garbage collected.
 
         Args:
             capacity: its slots, at most the arena's.
@@ -53,7 +53,7 @@ class LeasedCache(KeyValueCache):
 
     Attributes:
         arena: whose slots they are.
-        written: end of the slots that may hold something; all behind hold zeros.
+        written: end of the slots that may have been written; all slots after it hold zeros.
     """
 
     def __init__(self, arena: Arena, capacity: int) -> None:
@@ -72,11 +72,14 @@ class LeasedCache(KeyValueCache):
         self.written = max(self.written, start + rows)
         return super().slots_for(layer, start, rows)
 
-    def clear_behind(self, end: int) -> None:
-        """Forgets what was written behind the rows of a forward that is about to write up to ``end``.
+    def clear_from(self, end: int) -> None:
+        """Sets the written slots from ``end`` on to zero.
 
-        Recorded attention reads hidden slots too, with a weight of zero, and a draft may have left there what is no
-        number. All layers are cleared at once, and seldom: only where a forward ends before an earlier one did.
+        Recorded attention reads hidden slots too, with a weight of zero, and a draft may have left non-finite numbers
+        there. All layers are cleared at once, and only when a forward ends before an earlier one did.
+
+        Args:
+            end: the slot after the last row of the forward that is about to run.
         """
         if self.written > end:
             self.arena.slots[:, :, :, end : self.written].zero_()
@@ -84,5 +87,5 @@ class LeasedCache(KeyValueCache):
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is not below a positive number."""
+    """The smallest power of two that is at least a positive number."""
     return 1 << (number - 1).bit_length()

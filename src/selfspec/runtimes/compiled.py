@@ -6,30 +6,40 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
-from selfspec.model.sublayers import Step, Sublayer
+from selfspec.model.families import Family
+from selfspec.model.forward import Forward
+from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
-from selfspec.runtimes.kernels import DTYPES, Mlp, NativeSublayer, Projection, load, most_attending, most_rows
+from selfspec.runtimes.kernels import DTYPES, load, most_rows
+from selfspec.runtimes.native import NativeBranch, NativeForward, describe_norm
+from selfspec.runtimes.norms import RmsNorm
 from selfspec.runtimes.products import Product, can_join
+from selfspec.runtimes.structures import AttentionWeights, Heads, Linear, MlpWeights
 
 _LARGEST_HEAD = 512
-"""Largest head that the kernel of attention has room for; ``MOST_DIM`` in ``kernels.cpp``."""
+"""Largest head that the attention kernel has room for; ``MOST_DIM`` in ``attention.h``."""
+
+_HEAD_STEP = 32
+"""The head size must be a multiple of this for the attention kernel."""
 
 
-def compile_block(sublayer: Sublayer) -> Sublayer:
+def compile_block(sublayer: Sublayer, family: Family) -> Sublayer:
     """The compiled form of a fused block.
 
     Args:
         sublayer: any sublayer.
+        family: the row of its family.
 
     Returns:
-        A block with kernels for up to ``most_rows`` rows, or the sublayer itself where there are none for it: it is not
-        fused, has norms in other places than Llama, or is not float32 or bfloat16 on the CPU.
+        A block with kernels for few rows, or the sublayer itself where there are none for it: it is not fused, or not
+        float32 or bfloat16 on the CPU.
 
     Raises:
         KernelBuildError: the kernels cannot be built.
     """
-    if not isinstance(sublayer, (FusedAttention, FusedMLP)) or not sublayer.is_llama_like:
+    if not isinstance(sublayer, (FusedAttention, FusedMLP)):
         return sublayer
     weights = list(sublayer.parameters())
     if {weight.device.type for weight in weights} != {"cpu"} or len({weight.dtype for weight in weights}) > 1:
@@ -37,10 +47,12 @@ def compile_block(sublayer: Sublayer) -> Sublayer:
     if weights[0].dtype not in DTYPES:
         return sublayer
     load()
-    return CompiledAttention(sublayer) if isinstance(sublayer, FusedAttention) else CompiledMLP(sublayer)
+    if isinstance(sublayer, FusedAttention):
+        return CompiledAttention(sublayer, family)
+    return CompiledMLP(sublayer, family)
 
 
-def compile_head(head: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+def compile_head(head: nn.Module) -> Callable[..., torch.Tensor]:
     """The LM head with a kernel for a few rows, or the head itself where there is none for it.
 
     Raises:
@@ -54,128 +66,86 @@ def compile_head(head: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 class CompiledMLP(FusedMLP):
-    """A fused MLP that runs a few rows in one call. Made by ``compile_block``."""
+    """A fused MLP that runs a few rows in one native call. Made by ``compile_block``.
 
-    def __init__(self, fused: FusedMLP) -> None:
-        vars(self).update(vars(fused))
-        norm: Any = self.norm_before
-        self._call = getattr(load(), f"mlp_{DTYPES[norm.weight.dtype]}")
-        self._most_rows = most_rows(norm.weight.dtype)
-        self._weights = Mlp(
-            norm=norm.weight.data_ptr(),
-            gate_up=self._gate_up.weight.data_ptr(),
-            gate_up_bias=_address(self._gate_up.bias),
-            down=self._down.weight.data_ptr(),
-            down_bias=_address(self._down.bias),
-            epsilon=norm.variance_epsilon,
-            hidden=self._gate_up.weight.shape[1],
-            inner=self._down.weight.shape[1],
-        )
-        self._reference = ctypes.byref(self._weights)
+    Args:
+        fused: the fused block.
+        family: the row of its family.
 
-    def _branch(self, hidden_states: torch.Tensor, step: Step) -> torch.Tensor:
-        rows = hidden_states.shape[0]
-        if rows > self._most_rows or not hidden_states.is_contiguous():
-            return super()._branch(hidden_states, step)
-        branch = torch.empty_like(hidden_states)
-        self._weights.threads = torch.get_num_threads()
-        self._call(self._reference, hidden_states.data_ptr(), branch.data_ptr(), rows)
-        return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
+    Attributes:
+        native: the form that a native forward takes; ``None`` where it cannot take part.
+        alone: a native forward of this sublayer only.
+    """
 
-    def describe(self, layer: int, view: int, turn: int) -> NativeSublayer | None:
-        """What a native forward is told of it; ``None`` where it cannot be part of one."""
-        if self.multiplier != 1.0:
+    def __init__(self, fused: FusedMLP, family: Family) -> None:
+        super().__init__(fused, family)
+        self._gate_up, self._down = CompiledProduct(self._gate_up), CompiledProduct(self._down)
+        self.native = self._describe() if self._activate is functional.silu else None
+        self.alone = NativeForward([self.native])
+
+    def __call__(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Runs the branch and adds it to the residual stream, ``[rows, hidden]`` in and out."""
+        return _run(self, super().__call__, hidden_states, forward)
+
+    def _describe(self) -> NativeBranch | None:
+        norms = _known(*self._norms)
+        if norms is None:
             return None
-        return NativeSublayer(mlp=ctypes.pointer(self._weights), layer=layer, view=view, turn=turn)
+        return NativeBranch(
+            weights=MlpWeights(_linear(self._gate_up), _linear(self._down), inner=self._down.weight.shape[1]),
+            norms=norms,
+            multiplier=self.multiplier,
+            hidden=self._gate_up.weight.shape[1],
+            dtype=self._down.weight.dtype,
+        )
 
 
 class CompiledAttention(FusedAttention):
-    """A fused attention branch that runs a few rows in three calls."""
+    """A fused attention branch that runs a few rows in one native call. Made by ``compile_block``.
 
-    def __init__(self, fused: FusedAttention) -> None:
-        vars(self).update(vars(fused))
-        norm: Any = self.norm_before
-        self._call = getattr(load(), f"project_{DTYPES[norm.weight.dtype]}")
-        self._most_rows = most_rows(norm.weight.dtype)
-        self._weights = Projection(
-            norm=norm.weight.data_ptr(),
-            weights=self._qkv.weight.data_ptr(),
-            bias=_address(self._qkv.bias),
-            epsilon=norm.variance_epsilon,
-            hidden=self._qkv.weight.shape[1],
-            heads=self._heads,
-            key_heads=self._kv_heads,
-            head_dim=self._head_dim,
-        )
-        self._reference = ctypes.byref(self._weights)
-        self._output = CompiledProduct(self._output)
-        self._attend_call = getattr(load(), f"attend_{DTYPES[norm.weight.dtype]}")
-        has_kernel = self._softcap is None and self._head_dim % 64 == 0 and self._head_dim <= _LARGEST_HEAD
-        self._most_attending = most_attending(norm.weight.dtype) if has_kernel else 0
+    Args:
+        fused: the fused block.
+        family: the row of its family.
 
-    def _project(self, hidden_states: torch.Tensor, step: Step) -> torch.Tensor:
-        rows, cosine, sine, turned = hidden_states.shape[0], None, None, 0
-        if rows > self._most_rows or not hidden_states.is_contiguous():
-            return super()._project(hidden_states, step)
-        if self._turns:
-            cosine, sine = step.turn(self.rope)
-            turned = cosine.shape[-1]
-            if cosine.dtype != hidden_states.dtype or not (cosine.is_contiguous() and sine.is_contiguous()):
-                return super()._project(hidden_states, step)
-        pair = step.sequence.cache.slots_for(self._layer, step.layout.start, rows)
-        heads = hidden_states.new_empty(rows, self._heads + 2 * self._kv_heads, self._head_dim)
-        self._weights.threads = torch.get_num_threads()
-        self._call(
-            self._reference,
-            hidden_states.data_ptr(),
-            _address(cosine),
-            _address(sine),
-            turned,
-            heads.data_ptr(),
-            pair.data_ptr(),
-            pair.shape[2],
-            step.layout.start,
-            rows,
-        )
-        return heads
+    Attributes:
+        native: the form that a native forward takes; ``None`` where it cannot take part.
+        alone: a native forward of this sublayer only.
+    """
 
-    def _attend(self, queries: torch.Tensor, step: Step) -> torch.Tensor:
-        rows, layout = queries.shape[0], step.layout
-        if rows > self._most_attending:
-            return super()._attend(queries, step)
-        first = layout.first_slot(self.window)
-        pair = step.sequence.cache.slots_for(self._layer, layout.start, rows)
-        mask = layout.mask(self.window, queries.dtype, additive=False, causal_kernel=False)
-        attended = queries.new_empty(rows, self._heads * self._head_dim)
-        assert mask is None or mask.is_contiguous()
-        assert queries.stride(0) == (self._heads + 2 * self._kv_heads) * self._head_dim
-        self._weights.threads = torch.get_num_threads()
-        self._attend_call(
-            self._reference,
-            queries.data_ptr(),
-            pair.data_ptr(),
-            pair.shape[2],
-            first,
-            layout.end - first,
-            _address(mask),
-            self._scale,
-            attended.data_ptr(),
-            rows,
-        )
-        return attended
+    def __init__(self, fused: FusedAttention, family: Family) -> None:
+        super().__init__(fused, family, fused._layer)
+        self._qkv, self._output = CompiledProduct(self._qkv), CompiledProduct(self._output)
+        has_kernel = self._softcap is None and self._head_dim % _HEAD_STEP == 0 and self._head_dim <= _LARGEST_HEAD
+        self.native = self._describe() if has_kernel else None
+        self.alone = NativeForward([self.native])
 
-    def describe(self, layer: int, view: int, turn: int) -> NativeSublayer | None:
-        """What a native forward is told of it; ``None`` where it cannot be part of one."""
-        if self.multiplier != 1.0 or not self._most_attending:
+    def __call__(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Runs the branch and adds it to the residual stream, ``[rows, hidden]`` in and out."""
+        return _run(self, super().__call__, hidden_states, forward)
+
+    def _describe(self) -> NativeBranch | None:
+        norms, head_norms = _known(*self._norms), _known(*(self._head_norms or (None, None)))
+        if norms is None or head_norms is None:
             return None
-        return NativeSublayer(
-            attention=ctypes.pointer(self._weights),
-            output=self._output.weight.data_ptr(),
-            output_bias=_address(self._output.bias),
+        weights = AttentionWeights(
+            inputs=_linear(self._qkv),
+            output=_linear(self._output),
+            query_norm=describe_norm(head_norms[0]),
+            key_norm=describe_norm(head_norms[1]),
+            norms_rows=self._norms_rows,
+            sizes=Heads(self._heads, self._kv_heads, self._head_dim),
             scale=self._scale,
-            layer=layer,
-            view=view,
-            turn=turn if self._turns else -1,
+            layer=self._layer,
+        )
+        return NativeBranch(
+            weights=weights,
+            norms=norms,
+            multiplier=self.multiplier,
+            hidden=self._qkv.weight.shape[1],
+            dtype=self._qkv.weight.dtype,
+            window=self.window,
+            rope=self.rope,
+            turns=self._turns,
         )
 
 
@@ -190,19 +160,74 @@ class CompiledProduct(Product):
         self.weight, self.bias = product.weight, product.bias
         self._call = getattr(load(), f"product_{DTYPES[self.weight.dtype]}")
         self._most_rows = most_rows(self.weight.dtype)
-        self._addresses = self.weight.data_ptr(), _address(self.bias)
+        self._linear = _linear(self)
+        self._reference = ctypes.byref(self._linear)
 
-    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """``[rows, inputs]`` to ``[rows, outputs]``."""
+    def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
+        """``[rows, inputs]`` to ``[rows, outputs]``.
+
+        Args:
+            hidden_states: ``[rows, inputs]``.
+            widest: with rows of several sequences, the most rows of one of them: it decides whether the kernel runs,
+                so that a row gets what it gets with the rows of its own sequence alone.
+        """
         rows, (outputs, inputs) = hidden_states.shape[0], self.weight.shape
-        if rows > self._most_rows or not hidden_states.is_contiguous():
+        if (rows if widest is None else widest) > self._most_rows or not hidden_states.is_contiguous():
             return super().__call__(hidden_states)
         out = hidden_states.new_empty(rows, outputs)
-        self._call(
-            *self._addresses, hidden_states.data_ptr(), out.data_ptr(), rows, inputs, outputs, torch.get_num_threads()
-        )
+        threads = torch.get_num_threads()
+        self._call(self._reference, hidden_states.data_ptr(), out.data_ptr(), rows, inputs, outputs, threads)
         return out
 
 
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _run(
+    block: "CompiledMLP | CompiledAttention",
+    fused: Callable[[torch.Tensor, Forward], torch.Tensor],
+    hidden_states: torch.Tensor,
+    forward: Forward,
+) -> torch.Tensor:
+    """Runs one sublayer natively where that takes the rows of each sequence, else its fused form."""
+    if block.alone.takes(hidden_states, (0,), forward):
+        stream = hidden_states.clone(memory_format=torch.contiguous_format)
+        block.alone.run(stream, (0,), forward)
+        return stream
+    groups = _groups(forward, block.alone.most_rows, most_rows(hidden_states.dtype))
+    if len(groups) == 1:
+        return fused(hidden_states, forward)
+    slices = [slice(forward.slices[group[0]].start, forward.slices[group[-1]].stop) for group in groups]
+    parts = [
+        _run(block, fused, hidden_states[own], forward.only(group)) for own, group in zip(slices, groups, strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def _groups(forward: Forward, native_rows: int, product_rows: int) -> list[list[int]]:
+    """Consecutive sequences whose rows get together what they get alone.
+
+    Args:
+        forward: the rows.
+        native_rows: most rows of one sequence that run natively; 0 where none do.
+        product_rows: most rows of all sequences together whose products run in the kernels.
+    """
+    groups: list[list[int]] = []
+    counts = [part.count for part in forward.parts]
+    for index, count in enumerate(counts):
+        last = groups[-1] if groups else []
+        if native_rows:
+            joins = last and max(count, counts[last[-1]]) <= native_rows
+        else:
+            joins = last and count + sum(counts[other] for other in last) <= product_rows
+        if joins:
+            last.append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def _known(*norms: Any) -> tuple[RmsNorm | None, ...] | None:
+    """The norms, where the kernels compute each of them, else ``None``."""
+    return norms if all(norm is None or isinstance(norm, RmsNorm) for norm in norms) else None
+
+
+def _linear(product: Product) -> Linear:
+    return Linear(product.weight.data_ptr(), None if product.bias is None else product.bias.data_ptr())

@@ -1,4 +1,4 @@
-"""What tells a model apart from others: its shape, its dtype and a digest of its weights."""
+"""Identifies a model by its shape, its dtype and a digest of its weights."""
 
 import hashlib
 from typing import Any
@@ -12,11 +12,14 @@ _SAMPLES = 1024
 
 
 def fingerprint(target: Target) -> dict[str, Any]:
-    """What a state file is bound to.
+    """The identity of a model, for state files and latency profiles.
 
-    The digest reads up to 1,024 elements of every weight, evenly spread: enough to tell a checkpoint from another one
-    of the same architecture, its fine-tuned versions included, and little enough to cost nothing beside loading them.
-    It does not depend on the device.
+    The digest reads up to 1,024 elements of every weight, evenly spread. That distinguishes checkpoints of the same
+    architecture, fine-tuned versions included, and takes far less time than loading them. It does not depend on the
+    device.
+
+    Args:
+        target: the model.
 
     Returns:
         ``family``, ``layers``, ``hidden_size``, ``vocabulary``, ``dtype`` and ``weights``, a hexadecimal digest.
@@ -38,6 +41,6 @@ def fingerprint(target: Target) -> dict[str, Any]:
 def _sample(weight: nn.Parameter) -> torch.Tensor:
     """Some elements of a weight, float32 ``[n]`` on the CPU, which holds every smaller dtype exactly."""
     flat = weight.detach().flatten()
-    # An odd step, so that the elements taken from a matrix do not all stand in a few of its columns.
+    # An odd step, so that the elements of a matrix are not all from a few of its columns.
     step = max(1, len(flat) // _SAMPLES) | 1
     return flat[::step].to("cpu", torch.float32)

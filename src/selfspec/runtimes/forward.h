@@ -1,72 +1,81 @@
-// A forward: sublayer after sublayer over some rows, in one call, by one team of threads that meet at barriers.
-//
-// Included by kernels.cpp, whose parts it puts together: each row gets what it gets from the single sublayers.
+// A forward: sublayer after sublayer over the rows of one or several sequences, in one call, by one team of threads that
+// meet at barriers. Everything but attention runs over all rows at once; attention goes by sequence.
 
-constexpr long FEW = 4;         // most rows that every thread prepares for itself, which is quicker than to meet
-constexpr long ACTIVATED = 512;  // inputs of a part of an activation
+#pragma once
 
-// What rows see through a window: slots from ``first`` to the last row's; visible [rows, slots], null where they see all.
-struct View {
-    const bool* visible;
-    long first;
-};
+#include "attention.h"
+#include "product.h"
+#include "rows.h"
 
-// Cosine and signed sine, [rows, turned] each.
-struct Turn {
-    const void *cosine, *sine;
-    long turned;
-};
+namespace {
 
-// An attention branch or an MLP.
-struct Sublayer {
-    const Projection* attention;  // null: an MLP
-    const Mlp* mlp;
-    const void *output, *output_bias;  // of an attention branch
+constexpr long FEW = 4;          // most rows that every thread lays out for itself, which is faster than a barrier
+constexpr long ACTIVATED = 512;  // inputs of a task of an activation
+
+struct AttentionWeights {
+    Linear inputs, output;  // inputs: queries, keys and values
+    Norm query_norm, key_norm;
+    int norms_rows;  // the head norms run over the heads of a row together, not over each head
+    Heads sizes;
     float scale;
-    int layer, view, turn;  // turn: -1 without rope
+    int layer;  // of the cache
+};
+
+struct MlpWeights {
+    Linear gate_up, down;
+    long inner;
+};
+
+// One branch: attention, or an MLP where ``attention`` is null.
+struct Sublayer {
+    const AttentionWeights* attention;
+    const MlpWeights* mlp;
+    Norm before, after;
+    float multiplier;  // of what is added to the stream
+    int view, turn;    // of attention: indices; turn is -1 without rope
+    long hidden;
+};
+
+// The rows of one sequence.
+struct Part {
+    void* const* caches;         // by layer [2, key_heads, capacity, head_dim]
+    long capacity, start;        // slot of the first row
+    long first_row, rows;        // in the stream
+    const View* views;
 };
 
 struct Forward {
     const Sublayer* sublayers;
     const int* which;  // the sublayers to run, ascending
     long count;
-    void* const* kept;       // where the last rows of the stream before each of them go, or null
-    const long* kept_rows;   // how many
-    void* const* caches;     // by layer [2, key_heads, capacity, head_dim]
-    long capacity, start;    // slot of the first row
-    const View* views;
-    const Turn* turns;
+    void* const* kept;      // by place in ``which`` where the last rows of the stream before it are copied to, or null
+    const long* kept_rows;  // how many
+    const Part* parts;
+    long part_count;
+    const CosSin* turns;    // of the rows of all parts
     int threads;
 };
 
+// The threads that run a forward, and what they share.
 template <class T> class Team {
   public:
     Team(const Forward& forward, T* stream, long rows) : f(forward), stream(stream), rows(rows) {
-        for (long i = 0; i < f.count; i++) {
-            const Sublayer& s = f.sublayers[f.which[i]];
-            if (s.attention) {
-                const Projection& p = *s.attention;
-                hidden = p.hidden;
-                widest = std::max({widest, p.hidden, p.heads * p.head_dim});
-                most_heads = std::max(most_heads, (p.heads + 2 * p.key_heads) * p.head_dim);
-                most_slots = std::max(most_slots, f.start + rows - f.views[s.view].first);
-            } else {
-                hidden = s.mlp->hidden;
-                widest = std::max({widest, s.mlp->hidden, s.mlp->inner});
-                most_inner = std::max(most_inner, s.mlp->inner);
-            }
-        }
-        between.resize(rows * std::max(most_heads, 2 * most_inner));
-        joined.resize(rows * widest);
+        for (long i = 0; i < f.count; i++) measure(f.sublayers[f.which[i]]);
+        between.reset(new T[most_between]);
+        joined.reset(new T[most_joined]);
         if (std::min(ROWS, rows) > FEW) laid.reset(new Block<T>[std::min(ROWS, rows) * blocks_of<T>(widest)]);
+        part_of.resize(rows);
+        for (long part = 0; part < f.part_count; part++)
+            std::fill_n(part_of.begin() + f.parts[part].first_row, f.parts[part].rows, part);
     }
 
     // Changes the stream [rows, hidden] in place.
     void run() {
 #pragma omp parallel num_threads(f.threads) if (f.threads > 1)
         {
-            Own own{std::vector<T>(hidden), std::vector<float>(4 * most_slots),
-                    std::unique_ptr<Block<T>[]>(new Block<T>[std::min(FEW, rows) * blocks_of<T>(widest)])};
+            Own own{std::unique_ptr<T[]>(new T[hidden]), std::unique_ptr<float[]>(new float[QUERIES * most_slots]),
+                    std::unique_ptr<Block<T>[]>(new Block<T>[std::min(FEW, rows) * blocks_of<T>(widest)]),
+                    std::vector<long>(f.part_count)};
             for (long i = 0; i < f.count; i++) {
 #pragma omp master  // the stream changes only after the next barrier
                 if (f.kept[i]) keep(static_cast<T*>(f.kept[i]), f.kept_rows[i]);
@@ -74,7 +83,7 @@ template <class T> class Team {
                 if (s.attention)
                     attend(s, *s.attention, own);
                 else
-                    transform(*s.mlp, own);
+                    transform(s, *s.mlp, own);
             }
         }
     }
@@ -82,28 +91,55 @@ template <class T> class Team {
   private:
     const Forward& f;
     T* stream;
-    long rows, hidden = 0, widest = 0, most_heads = 0, most_inner = 0, most_slots = 0;
-    std::vector<T> between, joined;     // [rows, outputs] of a branch's first product; [rows, inputs] of its second
+    long rows, hidden = 0, widest = 0, most_between = 0, most_joined = 0, most_slots = 0;
+    std::unique_ptr<T[]> between, joined;  // outputs of a branch's first product; inputs of its second
     std::unique_ptr<Block<T>[]> laid;
+    std::vector<long> part_of;  // by row
 
     // What a thread has to itself.
     struct Own {
-        std::vector<T> normed;
-        std::vector<float> scores;
+        std::unique_ptr<T[]> normed;
+        std::unique_ptr<float[]> scores;
         std::unique_ptr<Block<T>[]> laid;
+        std::vector<long> tasks;  // attention tasks up to the end of each part
     };
+
+    // What the buffers need for a sublayer. An MLP runs over at most ROWS rows at a time.
+    void measure(const Sublayer& s) {
+        hidden = s.hidden;
+        long outputs, inputs, some = rows;
+        if (s.attention) {
+            outputs = s.attention->sizes.all() * s.attention->sizes.dim;
+            inputs = s.attention->sizes.heads * s.attention->sizes.dim;
+            for (const Part* part = f.parts; part < f.parts + f.part_count; part++)
+                most_slots = std::max(most_slots, part->start + part->rows - part->views[s.view].first);
+        } else {
+            outputs = 2 * s.mlp->inner, inputs = s.mlp->inner, some = std::min(ROWS, rows);
+        }
+        most_between = std::max(most_between, some * std::max(outputs, hidden));
+        most_joined = std::max(most_joined, some * inputs);
+        widest = std::max({widest, hidden, inputs});
+    }
 
     void keep(T* to, long last) const { std::copy(stream + (rows - last) * hidden, stream + rows * hidden, to); }
 
-    // rows * weights, written to ``out`` or added to the stream. ``input`` gives a row's inputs.
+    // A product for some rows of the stream. ``input`` gives the inputs of a row; what comes out is written to ``out``,
+    // or added to the stream where there is no ``out``.
     template <class Input>
-    void multiply(const void* weights, const void* bias, long k, long n, T* out, const Input& input, Own& own) const {
+    void multiply(const Linear& linear, long k, long n, long first, long last, T* out, float multiplier,
+                  const Input& input, Own& own) const {
         const long width = panel_width(n, f.threads);
-        for (long start = 0; start < rows; start += ROWS) {
-            const long some = std::min(ROWS, rows - start);
-            Product<T> task{static_cast<const T*>(weights), static_cast<const T*>(bias), nullptr, nullptr, some, k, n,
-                            some > FEW ? laid.get() : own.laid.get()};
-            (out ? task.out : task.stream) = (out ? out : stream) + start * n;
+        for (long start = first; start < last; start += ROWS) {
+            const long some = std::min(ROWS, last - start);
+            const Product<T> task{static_cast<const T*>(linear.weights),
+                                  static_cast<const T*>(linear.bias),
+                                  out ? out + (start - first) * n : nullptr,
+                                  stream + start * n,
+                                  multiplier,
+                                  some,
+                                  k,
+                                  n,
+                                  some > FEW ? laid.get() : own.laid.get()};
             if (some > FEW) {
 #pragma omp for
                 for (long row = 0; row < some; row++) task.lay_out(input(start + row), row);
@@ -114,52 +150,109 @@ template <class T> class Team {
             for (long from = 0; from < n; from += width) task.panel(from, std::min(n, from + width));
         }
     }
-
-    auto normed(const void* weight, float epsilon, Own& own) const {
-        return [=, &own](long row) {
-            norm<T>(stream + row * hidden, static_cast<const T*>(weight), epsilon, own.normed.data(), hidden);
-            return own.normed.data();
+    // The first product of a branch, of rows of the stream.
+    void enter(const Sublayer& s, const Linear& linear, long n, long first, long last, Own& own) const {
+        const auto input = [&](long row) {
+            const T* from = stream + row * hidden;
+            if (!s.before.weight) return from;
+            normalize<T>(s.before, from, own.normed.get(), hidden);
+            return static_cast<const T*>(own.normed.get());
         };
+        multiply(linear, hidden, n, first, last, between.get(), 1.0f, input, own);
     }
-    auto row_of(const T* values, long width) const {
-        return [=](long row) { return values + row * width; };
+    // The last product of a branch, of rows of ``joined``, and what it adds to rows of the stream.
+    void leave(const Sublayer& s, const Linear& linear, long k, long first, long last, Own& own) const {
+        const auto input = [&](long row) { return static_cast<const T*>(joined.get() + (row - first) * k); };
+        T* out = s.after.weight ? between.get() : nullptr;
+        multiply(linear, k, hidden, first, last, out, s.multiplier, input, own);
+        if (!out) return;
+#pragma omp for
+        for (long row = first; row < last; row++) {
+            normalize<T>(s.after, out + (row - first) * hidden, own.normed.get(), hidden);
+            Product<T>::add_to(stream + row * hidden, own.normed.get(), hidden, s.multiplier);
+        }
     }
 
-    void attend(const Sublayer& s, const Projection& p, Own& own) {
-        const long all = p.heads + 2 * p.key_heads, dim = p.head_dim;
-        T *heads = between.data(), *cache = static_cast<T*>(f.caches[s.layer]);
-        multiply(p.weights, p.bias, hidden, all * dim, heads, normed(p.norm, p.epsilon, own), own);
-        const Turn turning = s.turn < 0 ? Turn{} : f.turns[s.turn];
-        const T *cosine = static_cast<const T*>(turning.cosine), *sine = static_cast<const T*>(turning.sine);
+    void attend(const Sublayer& s, const AttentionWeights& a, Own& own) const {
+        const Heads& sizes = a.sizes;
+        enter(s, a.inputs, sizes.all() * sizes.dim, 0, rows, own);
+        if (a.norms_rows) norm_rows(a);
+        place_heads(s, a);
+        long tasks = 0;
+        for (long part = 0; part < f.part_count; part++) own.tasks[part] = tasks += tasks_of(a, f.parts[part]);
+#pragma omp for schedule(dynamic)
+        for (long task = 0; task < tasks; task++) {
+            const long part = std::upper_bound(own.tasks.begin(), own.tasks.end(), task) - own.tasks.begin();
+            attend_some(s, f.parts[part], task - (part ? own.tasks[part - 1] : 0), own);
+        }
+        leave(s, a.output, sizes.heads * sizes.dim, 0, rows, own);
+    }
+    static long queries_of(const AttentionWeights& a, const Part& part) {
+        return (part.rows * a.sizes.group() + QUERIES - 1) / QUERIES;
+    }
+    static long tasks_of(const AttentionWeights& a, const Part& part) {
+        return a.sizes.key_heads * queries_of(a, part);
+    }
+    // One task of a part: up to QUERIES queries of a key head.
+    void attend_some(const Sublayer& s, const Part& part, long task, Own& own) const {
+        const AttentionWeights& a = *s.attention;
+        const Heads& sizes = a.sizes;
+        const View& view = part.views[s.view];
+        const T *keys = static_cast<const T*>(part.caches[a.layer]) + view.first * sizes.dim;
+        const T *values = keys + sizes.key_heads * part.capacity * sizes.dim;
+        const T* queries = between.get() + part.first_row * sizes.all() * sizes.dim;
+        const long slots = part.start + part.rows - view.first, some = queries_of(a, part);
+        const Attention<T> attention{sizes, view, queries, keys, values, part.capacity, part.rows, slots, a.scale,
+                                     joined.get() + part.first_row * sizes.heads * sizes.dim};
+        attention.run_some(task / some, task % some * QUERIES, own.scores.get());
+    }
+    // Norms over the queries of a row together, and over its keys.
+    void norm_rows(const AttentionWeights& a) const {
+        const Heads& sizes = a.sizes;
+#pragma omp for
+        for (long row = 0; row < rows; row++) {
+            T *queries = between.get() + row * sizes.all() * sizes.dim, *keys = queries + sizes.heads * sizes.dim;
+            normalize<T>(a.query_norm, queries, queries, sizes.heads * sizes.dim);
+            normalize<T>(a.key_norm, keys, keys, sizes.key_heads * sizes.dim);
+        }
+    }
+    // Head norms, rope, and keys and values into the caches.
+    void place_heads(const Sublayer& s, const AttentionWeights& a) const {
+        const Heads& sizes = a.sizes;
+        const long all = sizes.all(), dim = sizes.dim;
+        const CosSin turn = s.turn < 0 ? CosSin{} : f.turns[s.turn];
 #pragma omp for
         for (long item = 0; item < rows * all; item++) {
-            const long row = item / all, head = item % all, turned = turning.turned;
-            T* values = heads + item * dim;
-            if (turned && head < p.heads + p.key_heads)
-                turn<T>(values, cosine + row * turned, sine + row * turned, turned);
-            if (head >= p.heads)
-                std::memcpy(cache + ((head - p.heads) * f.capacity + f.start + row) * dim, values, dim * sizeof(T));
+            const long row = item / all, head = item % all;
+            T* values = between.get() + item * dim;
+            if (head < sizes.heads + sizes.key_heads) {
+                const Norm& norm = head < sizes.heads ? a.query_norm : a.key_norm;
+                if (norm.weight && !a.norms_rows) normalize<T>(norm, values, values, dim);
+                turn.is_float ? rotate<T, float>(values, turn, row) : rotate<T, T>(values, turn, row);
+            }
+            if (head >= sizes.heads) {
+                const Part& part = f.parts[part_of[row]];
+                const long slot = part.start + row - part.first_row;
+                T* cache = static_cast<T*>(part.caches[a.layer]);
+                std::memcpy(cache + ((head - sizes.heads) * part.capacity + slot) * dim, values, dim * sizeof(T));
+            }
         }
-        const View& view = f.views[s.view];
-        const T *keys = cache + view.first * dim, *values = keys + p.key_heads * f.capacity * dim;
-        const long slots = f.start + rows - view.first;
-        const Attention<T> task{p, heads, keys, values, f.capacity, slots, view.visible, s.scale, joined.data()};
-        const long queries = rows * task.group;
-#pragma omp for collapse(2) schedule(dynamic)
-        for (long head = 0; head < p.key_heads; head++)
-            for (long query = 0; query < queries; query += 4) task.run_four(head, query, queries, own.scores.data());
-        multiply(s.output, s.output_bias, p.heads * dim, hidden, nullptr, row_of(joined.data(), p.heads * dim), own);
     }
 
-    void transform(const Mlp& p, Own& own) {
-        T *both = between.data(), *inner = joined.data();
-        multiply(p.gate_up, p.gate_up_bias, hidden, 2 * p.inner, both, normed(p.norm, p.epsilon, own), own);
+    void transform(const Sublayer& s, const MlpWeights& mlp, Own& own) const {
+        for (long first = 0; first < rows; first += ROWS) {
+            const long last = std::min(rows, first + ROWS), inner = mlp.inner;
+            enter(s, mlp.gate_up, 2 * inner, first, last, own);
 #pragma omp for collapse(2)
-        for (long row = 0; row < rows; row++)
-            for (long from = 0; from < p.inner; from += ACTIVATED) {
-                const T* gate = both + row * 2 * p.inner + from;
-                activate<T>(gate, gate + p.inner, inner + row * p.inner + from, std::min(ACTIVATED, p.inner - from));
-            }
-        multiply(p.down, p.down_bias, p.inner, hidden, nullptr, row_of(inner, p.inner), own);
+            for (long row = 0; row < last - first; row++)
+                for (long from = 0; from < inner; from += ACTIVATED) {
+                    const T* gate = between.get() + row * 2 * inner + from;
+                    T* to = joined.get() + row * inner + from;
+                    activate<T>(gate, gate + inner, to, std::min(ACTIVATED, inner - from));
+                }
+            leave(s, mlp.down, inner, first, last, own);
+        }
     }
 };
+
+}  // namespace

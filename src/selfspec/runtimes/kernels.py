@@ -1,9 +1,9 @@
-"""The compiled runtime of the CPU: ``kernels.cpp`` and ``forward.h``, built once with the machine's own compiler.
+"""The kernels of the CPU: ``kernels.cpp`` and its headers, built once with the machine's own compiler.
 
-torch multiplies a few rows with bfloat16 weights at half the memory's speed, because its kernels lay the weights out
-anew in every call; weights laid out ahead would be a second copy of the model. A kernel that reads the rows of the
-weights as they are needs neither. On processors without instructions for bfloat16 torch multiplies element by element,
-and the kernels, which widen weights on the way, take prompts of any length.
+torch multiplies a few rows with bfloat16 weights at half the memory's speed, because its kernels rearrange the weights
+in every call; weights rearranged ahead would be a second copy of the model. A kernel that reads the rows of the weights
+as they are needs neither. On processors without instructions for bfloat16 torch multiplies element by element, and
+these kernels, which widen weights in registers, take prompts of any length.
 """
 
 import ctypes
@@ -13,23 +13,24 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
+from ctypes import POINTER, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from selfspec.runtimes.structures import Linear, NativeCall
 from selfspec.user_cache import cache_folder
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-"""The dtypes there are kernels for, and how their functions' names end."""
+"""The dtypes that have kernels, and how their functions' names end."""
 
 _VERIFIED = 128
 """Rows of the widest verification; ``kernels.cpp`` has the same."""
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
-_INCLUDED = Path(__file__).with_name("forward.h")
+_HEADERS = ("vectors.h", "product.h", "attention.h", "rows.h", "forward.h")
 _FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
@@ -40,77 +41,12 @@ class KernelBuildError(Exception):
     """There is no compiler, or it could not build the kernels. The target falls back; no user sees it."""
 
 
-class Projection(Structure):
-    """The weights of an attention branch up to its keys; ``kernels.cpp`` has the same."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("norm", "weights", "bias")),
-        ("epsilon", c_float),
-        ("threads", c_int),
-        *((name, c_long) for name in ("hidden", "heads", "key_heads", "head_dim")),
-    )
-
-
-class Mlp(Structure):
-    """The weights of an MLP branch; ``kernels.cpp`` has the same."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("norm", "gate_up", "gate_up_bias", "down", "down_bias")),
-        ("epsilon", c_float),
-        ("threads", c_int),
-        *((name, c_long) for name in ("hidden", "inner")),
-    )
-
-
-class View(Structure):
-    """What rows see through a window; ``forward.h`` has this and the next ones too."""
-
-    _fields_ = (("visible", c_void_p), ("first", c_long))
-
-
-class Turning(Structure):
-    """Cosine and signed sine of the rows' positions."""
-
-    _fields_ = (("cosine", c_void_p), ("sine", c_void_p), ("turned", c_long))
-
-
-class NativeSublayer(Structure):
-    """A branch of a forward: attention, or an MLP where there is no ``attention``."""
-
-    _fields_ = (
-        ("attention", POINTER(Projection)),
-        ("mlp", POINTER(Mlp)),
-        ("output", c_void_p),
-        ("output_bias", c_void_p),
-        ("scale", c_float),
-        *((name, c_int) for name in ("layer", "view", "turn")),
-    )
-
-
-class Forward(Structure):
-    """A forward over some rows: which sublayers, what is kept on the way, cache, what rows see, how they turn."""
-
-    _fields_ = (
-        ("sublayers", POINTER(NativeSublayer)),
-        ("which", POINTER(c_int)),
-        ("count", c_long),
-        ("kept", POINTER(c_void_p)),
-        ("kept_rows", POINTER(c_long)),
-        ("caches", POINTER(c_void_p)),
-        ("capacity", c_long),
-        ("start", c_long),
-        ("views", POINTER(View)),
-        ("turns", POINTER(Turning)),
-        ("threads", c_int),
-    )
-
-
 @cache
 def load() -> ctypes.CDLL:
-    """The built kernels, from the user's cache folder where they are there already.
+    """The built kernels, from the user's cache folder if they were built before.
 
     Raises:
-        KernelBuildError: they are not there and cannot be built.
+        KernelBuildError: they cannot be built or loaded.
     """
     built = _build()
     try:
@@ -119,11 +55,8 @@ def load() -> ctypes.CDLL:
         raise KernelBuildError(f"the kernels cannot be loaded: {error}; delete {built}") from error
     for suffix in DTYPES.values():
         signatures: dict[str, list[Any]] = {
-            "project": [POINTER(Projection), *[c_void_p] * 3, c_long, *[c_void_p] * 2, *[c_long] * 3],
-            "attend": [POINTER(Projection), *[c_void_p] * 2, *[c_long] * 3, c_void_p, c_float, c_void_p, c_long],
-            "mlp": [POINTER(Mlp), c_void_p, c_void_p, c_long],
-            "product": [*[c_void_p] * 4, *[c_long] * 3, c_int],
-            "forward": [POINTER(Forward), c_void_p, c_long],
+            "product": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 3, c_int],
+            "forward": [POINTER(NativeCall), c_void_p, c_long],
         }
         for name, arguments in signatures.items():
             function = getattr(library, f"{name}_{suffix}")
@@ -135,7 +68,7 @@ def load() -> ctypes.CDLL:
 
 
 def most_rows(dtype: torch.dtype) -> int:
-    """Most rows of a forward that the kernels take; at more, torch's products are better on this processor.
+    """Most rows of one sequence whose products run in the kernels; with more, torch is faster on this processor.
 
     Args:
         dtype: one of ``DTYPES``.
@@ -147,7 +80,7 @@ def most_rows(dtype: torch.dtype) -> int:
 
 
 def most_attending(dtype: torch.dtype) -> int:
-    """Most rows whose attention the kernels take; see ``most_rows``."""
+    """Most rows of one sequence whose attention runs in the kernels; see ``most_rows``."""
     return int(getattr(load(), f"most_attending_{DTYPES[dtype]}")())
 
 
@@ -167,7 +100,7 @@ def verifies_exactly(dtype: torch.dtype) -> bool:
 
 
 def _build() -> Path:
-    source = _SOURCE.read_bytes() + _INCLUDED.read_bytes()
+    source = b"".join(path.read_bytes() for path in (_SOURCE, *map(_SOURCE.with_name, _HEADERS)))
     name = hashlib.sha256(source + repr((_FLAGS, platform.machine(), _processor())).encode()).hexdigest()[:16]
     built = cache_folder() / f"kernels-{name}.so"
     if built.exists():

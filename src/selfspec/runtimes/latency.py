@@ -1,4 +1,4 @@
-"""What one token costs in each part of the target, measured on this device and in this dtype."""
+"""Latencies of the parts of the target, measured on this device and in this dtype."""
 
 import math
 import statistics
@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from selfspec.model.cache import KeyValueCache, addresses_of
+from selfspec.model.forward import SequenceState
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.target import SequenceState, Target
+from selfspec.runtimes.target import Target
 from selfspec.timing import interleaved_samples
 
 LONGEST_CONTEXT = 4096
-"""Longest context at which attention is measured, in tokens; the line through it reaches on beyond."""
+"""Longest context at which attention is measured, in tokens; beyond it the fitted line is extrapolated."""
 
 _REPEATS = 7
 _BUFFERS = 2
@@ -49,7 +50,7 @@ class LatencyProfile:
     embedding: float
 
     def __post_init__(self) -> None:
-        """Refuses what no measurement gives.
+        """Checks the fields.
 
         Raises:
             ValueError: a field is of the wrong type, not finite, or negative, or a branch takes no time at all.
@@ -68,7 +69,10 @@ class LatencyProfile:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LatencyProfile":
-        """What ``to_dict`` gave.
+        """A profile from the result of ``to_dict``.
+
+        Args:
+            values: its fields.
 
         Raises:
             ValueError: a field is missing, unknown or of the wrong kind.
@@ -79,11 +83,11 @@ class LatencyProfile:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields, as JSON can hold them."""
+        """Its fields, as JSON types."""
         return asdict(self)
 
     def fits(self, target: Target) -> bool:
-        """Whether it was measured with as many layers, in this dtype and on such a device."""
+        """Whether it was measured with this number of layers, in this dtype and on this kind of device."""
         here = (device_name(target.device), _dtype_name(target), target.layer_count)
         return (self.device, self.dtype, self.layers) == here
 
@@ -106,7 +110,7 @@ class LatencyProfile:
         Args:
             kept: the sublayers that run.
             context: tokens in the cache.
-            with_head: count what is outside of the sublayers too.
+            with_head: include the time outside of the sublayers.
         """
         attention = sum(index % 2 == 0 for index in kept.sublayers)
         branches = attention * self.attention(context) + (len(kept.sublayers) - attention) * self.mlp
@@ -119,7 +123,7 @@ class LatencyProfile:
 
 @dataclass(frozen=True)
 class PartSeconds:
-    """Measured seconds of the parts of one forward, as the lines of a profile are drawn through them.
+    """Measured seconds of the parts of one forward, from which a profile is fitted.
 
     Attributes:
         contexts: tokens of context at which attention was measured, ascending.
@@ -139,8 +143,8 @@ class PartSeconds:
     def attention_line(self) -> tuple[float, float]:
         """``a`` and ``b`` of ``a · n + b``, by least squares.
 
-        Attention never gets cheaper with the context: what a context took beyond a longer one's time is noise, and left
-        out, so that a shorter one which was disturbed does not flatten the line.
+        Attention never gets cheaper with more context. A time above that of a longer context is noise, and is lowered
+        to it, so that a disturbed measurement at a short context does not flatten the line.
         """
         never_falling = [*accumulate(reversed(self.attention), min)][::-1]
         return _fit_line(self.contexts, never_falling)
@@ -158,7 +162,7 @@ def measure_latencies(target: Target, contexts: Sequence[int] | None = None, rep
 
 
 def latency_profile(target: Target, parts: PartSeconds) -> LatencyProfile:
-    """The profile of what ``measure_parts`` gave for one row."""
+    """The profile from the result of ``measure_parts`` for one row."""
     slope, base = parts.attention_line
     return LatencyProfile(
         device=device_name(target.device),
@@ -178,10 +182,10 @@ def measure_parts(
 ) -> PartSeconds:
     """Measures the parts of a forward on a scratch sequence.
 
-    All layers' attention branches run one after another, and so do all MLPs: each weight is read once in a pass, as in
-    decoding, and no branch finds its weights in a processor's cache because it has just run. Passes over the parts are
-    interleaved and warmed up, and the shortest of each counts: what else runs on a machine makes a part slower, never
-    faster, and can do so to the same part again and again, which would move a median.
+    All layers' attention branches run one after another, and so do all MLPs. So each weight is read once in a pass, as
+    in decoding, and no branch finds its weights in a processor's cache. Passes over the parts are interleaved and
+    warmed up, and the minimum of each counts: other load on the machine makes a part slower, never faster, and can
+    affect the same part repeatedly, which would move a median.
 
     Args:
         target: the model.
@@ -194,10 +198,10 @@ def measure_parts(
     tokens = torch.zeros(rows, dtype=torch.long, device=target.device)
     embedded = target.embed(tokens)
     attention, mlp = range(0, target.sublayer_count, 2), range(1, target.sublayer_count, 2)
-    steps = [target.begin(sequence, rows, start=context) for context in contexts]
+    steps = [target.lay_out(sequence, rows, start=context) for context in contexts]
 
     def lay_out() -> None:
-        target.begin(sequence, rows, start=0)
+        target.lay_out(sequence, rows, start=0)
         target.embed(tokens)
 
     passes: list[Callable[[], object]] = [
@@ -215,7 +219,7 @@ def measure_parts(
 
 
 def device_name(device: torch.device) -> str:
-    """The device's own name on CUDA, else its kind, as ``cpu``."""
+    """The device's name on CUDA, else its type, as ``cpu``."""
     return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
 
 
@@ -229,13 +233,13 @@ def _contexts(target: Target, rows: int) -> list[int]:
 
 
 def _scratch_sequence(target: Target, slots: int) -> SequenceState:
-    return SequenceState(_SharedCache(target.new_sequence(1, 1, 1).cache, slots))
+    return SequenceState(SharedCache(target.new_sequence(1, 1, 1).cache, slots))
 
 
-class _SharedCache(KeyValueCache):
-    """A cache whose layers share a few buffers, so that a long one costs little memory.
+class SharedCache(KeyValueCache):
+    """A cache whose layers share a few buffers, so that a long one takes little memory.
 
-    It holds ones: fresh zeros may all be one page of memory, which would be read faster than any real context.
+    It holds ones: fresh zeros may all be one page of memory, which is read faster than a real context.
     """
 
     def __init__(self, like: KeyValueCache, slots: int) -> None:
@@ -263,7 +267,7 @@ class _SharedCache(KeyValueCache):
 
 
 def _fit_line(contexts: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """Least squares: slope and intercept. Noise can make neither negative, since attention never gets cheaper."""
+    """Least squares: slope and intercept, neither of them negative."""
     mean_context, mean_seconds = statistics.fmean(contexts), statistics.fmean(seconds)
     spread = sum((context - mean_context) ** 2 for context in contexts)
     products = ((context - mean_context) * second for context, second in zip(contexts, seconds, strict=True))

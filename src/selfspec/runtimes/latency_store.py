@@ -1,14 +1,13 @@
-"""Latency profiles that outlive the process: one file for each model, device, dtype and runtime."""
+"""Latency profiles in files: one for each model, device, dtype and runtime."""
 
-import contextlib
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from selfspec.files import replace_file
 from selfspec.runtimes.fingerprint import fingerprint
 from selfspec.runtimes.latency import LatencyProfile, device_name
 from selfspec.runtimes.target import Target
@@ -18,7 +17,7 @@ _VERSION = 1
 
 
 def profile_key(target: Target) -> dict[str, Any]:
-    """What a kept profile is bound to: the model and its dtype, the device, the runtime, threads, version of torch."""
+    """What a stored profile is valid for: model and dtype, device, runtime, threads, version of torch."""
     return {
         "version": _VERSION,
         **fingerprint(target),
@@ -60,13 +59,10 @@ def keep_profile(target: Target, profile: dict[str, Any]) -> Path | None:
         The file, or ``None`` where it could not be written: then it is measured again another time.
     """
     path = profile_path(target)
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    content = json.dumps({"key": profile_key(target), "profile": profile}, allow_nan=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"key": profile_key(target), "profile": profile}, allow_nan=False), "utf-8")
-        partial.replace(path)
+        replace_file(path, content)
     except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         return None
     return path

@@ -1,116 +1,182 @@
-"""A native forward: compiled sublayers one after the other in a single call, by one team of threads.
+"""A native forward: sublayers one after the other in a single call, by one team of threads.
 
-Between sublayers there is neither Python nor a thread that has to be woken. Each row gets bit for bit what the compiled
-sublayers give it one by one.
+Between sublayers there is neither Python nor a thread that has to be woken. The rows may be those of several sequences:
+each row gets the same bits whichever rows run with it.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from ctypes import c_int, c_long, c_void_p
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 
-from selfspec.model.sublayers import AttentionSublayer, Step, Sublayer
-from selfspec.runtimes.compiled import CompiledAttention, CompiledMLP
-from selfspec.runtimes.kernels import DTYPES, Forward, NativeSublayer, Turning, View, load, most_attending
+from selfspec.model.forward import Forward, Rows
+from selfspec.runtimes.kernels import DTYPES, load, most_attending, most_rows
+from selfspec.runtimes.norms import RmsNorm
+from selfspec.runtimes.structures import (
+    AttentionWeights,
+    MlpWeights,
+    NativeCall,
+    NativeCosSin,
+    NativeSublayer,
+    Norm,
+    Part,
+    View,
+)
 
 _KEPT_SETS = 256
-"""How many sets of sublayers are remembered in the form that a forward takes."""
+"""Number of sets of sublayers that are remembered in the form that a forward takes."""
+
+
+@dataclass(frozen=True, eq=False)
+class NativeBranch:
+    """A sublayer in the form that a native forward takes. Its tensors have to outlive it.
+
+    Attributes:
+        weights: of an attention branch or of an MLP.
+        norms: before and after the branch.
+        multiplier: of what the branch adds to the residual stream.
+        hidden: width of the residual stream.
+        dtype: of the weights.
+        window: positions of the sliding window of an attention branch, if any.
+        rope: layer type of its rope.
+        turns: it has a rope.
+    """
+
+    weights: AttentionWeights | MlpWeights
+    norms: tuple[RmsNorm | None, ...]
+    multiplier: float
+    hidden: int
+    dtype: torch.dtype
+    window: int | None = None
+    rope: str | None = None
+    turns: bool = False
+
+    def structure(self, windows: Sequence[int | None], kinds: Sequence[str | None]) -> NativeSublayer:
+        """The structure for the C++ code.
+
+        Args:
+            windows: the sliding windows of a forward, among them this one.
+            kinds: the layer types of its ropes, among them this one.
+        """
+        before, after = map(describe_norm, self.norms)
+        common = {"before": before, "after": after, "multiplier": self.multiplier, "hidden": self.hidden}
+        if isinstance(self.weights, MlpWeights):
+            return NativeSublayer(mlp=ctypes.pointer(self.weights), **common)
+        turn = kinds.index(self.rope) if self.turns else -1
+        view = windows.index(self.window)
+        return NativeSublayer(attention=ctypes.pointer(self.weights), view=view, turn=turn, **common)
+
+
+def describe_norm(norm: RmsNorm | None) -> Norm:
+    """A norm, or that there is none, for the C++ code."""
+    return Norm() if norm is None else Norm(norm.weight.data_ptr(), norm.epsilon, norm.rounds)
 
 
 class NativeForward:
-    """The sublayers of a model that can run in a native forward.
+    """Sublayers that can run in a native forward.
 
     Args:
-        sublayers: all of them, ``2L``.
+        branches: by index of the sublayer; ``None`` for one that cannot take part.
 
     Attributes:
-        most_rows: most rows of a forward; 0 where no sublayer can take part.
+        most_rows: most rows of one sequence in a forward; 0 where no sublayer can take part.
     """
 
-    def __init__(self, sublayers: Sequence[Sublayer]) -> None:
-        attention = [sublayer for sublayer in sublayers if isinstance(sublayer, AttentionSublayer)]
-        self._windows = list(dict.fromkeys(sublayer.window for sublayer in attention))
-        self._kinds = list(dict.fromkeys(sublayer.rope for sublayer in attention))
-        described = [self._describe(index, sublayer) for index, sublayer in enumerate(sublayers)]
-        self._native = [each is not None for each in described]
-        self._sublayers = (NativeSublayer * len(described))(*(each or NativeSublayer() for each in described))
-        self._which = lru_cache(_KEPT_SETS)(lambda indices: (ctypes.c_int * len(indices))(*indices))
+    def __init__(self, branches: Sequence[NativeBranch | None]) -> None:
+        self._branches = tuple(branches)
+        native = [branch for branch in branches if branch is not None]
+        attention = [branch for branch in native if isinstance(branch.weights, AttentionWeights)]
+        self._windows = list(dict.fromkeys(branch.window for branch in attention))
+        self._kinds = list(dict.fromkeys(branch.rope for branch in attention if branch.turns))
+        structures = (
+            NativeSublayer() if branch is None else branch.structure(self._windows, self._kinds) for branch in branches
+        )
+        self._sublayers = (NativeSublayer * len(branches))(*structures)
+        self._indices = lru_cache(_KEPT_SETS)(lambda indices: (c_int * len(indices))(*indices))
         self._dtype, self.most_rows = None, 0
-        if any(self._native):
-            self._dtype = next(iter(sublayers[self._native.index(True)].parameters())).dtype
-            self.most_rows = most_attending(self._dtype)
+        if native:
+            self._dtype = native[0].dtype
+            self.most_rows = (most_attending if attention else most_rows)(self._dtype)
             self._call = getattr(load(), f"forward_{DTYPES[self._dtype]}")
 
-    def takes(self, hidden_states: torch.Tensor, sublayers: Sequence[int], step: Step) -> bool:
+    def takes(self, hidden_states: torch.Tensor, sublayers: Sequence[int], forward: Forward) -> bool:
         """Whether a forward can run natively.
 
         Args:
             hidden_states: ``[rows, hidden]``.
             sublayers: indices of those to run.
-            step: the layout of the rows.
+            forward: the rows.
         """
-        if hidden_states.shape[0] > self.most_rows or hidden_states.dtype != self._dtype:
+        if hidden_states.dtype != self._dtype or any(part.count > self.most_rows for part in forward.parts):
             return False
-        return all(self._native[index] for index in sublayers) and all(
-            cosine.dtype == self._dtype and cosine.is_contiguous() and sine.is_contiguous()
-            for cosine, sine in map(step.turn, self._kinds)
+        return all(self._branches[index] is not None for index in sublayers) and all(
+            cosine.dtype in (self._dtype, torch.float32) and cosine.is_contiguous() and sine.is_contiguous()
+            for cosine, sine in map(forward.turn, self._kinds)
         )
 
     def run(
-        self, stream: torch.Tensor, sublayers: tuple[int, ...], step: Step, kept: dict[int, torch.Tensor] | None = None
+        self,
+        stream: torch.Tensor,
+        sublayers: tuple[int, ...],
+        forward: Forward,
+        kept: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
-        """Runs sublayers over the rows of a step.
+        """Runs sublayers over the rows of a forward.
 
         Args:
             stream: ``[rows, hidden]``, contiguous; the residual stream, changed in place.
             sublayers: ascending indices.
-            step: the layout of the rows; ``takes`` has let it pass.
+            forward: the rows; ``takes`` has returned true for it.
             kept: by place in ``sublayers`` a contiguous tensor ``[k, hidden]`` that gets the last ``k`` rows of the
                 stream before that sublayer.
         """
-        rows, layout, cache = stream.shape[0], step.layout, step.sequence.cache
         assert stream.is_contiguous()
-        assert 2 * len(cache.addresses) == len(self._native), "a cache of another model"
-        assert layout.end <= cache.capacity, f"slots up to {layout.end} do not fit a cache of {cache.capacity}"
+        assert stream.shape[0] == forward.rows
         count = len(sublayers)
-        addresses, lengths = (ctypes.c_void_p * count)(), (ctypes.c_long * count)()
+        addresses, lengths = (c_void_p * count)(), (c_long * count)()
         for place, tensor in (kept or {}).items():
             addresses[place], lengths[place] = tensor.data_ptr(), tensor.shape[0]
-        masks = [layout.mask(window, stream.dtype, additive=False, causal_kernel=False) for window in self._windows]
-        views = (View * len(masks))(
+        pairs = [forward.turn(kind) for kind in self._kinds]
+        turns = (NativeCosSin * len(pairs))(
             *(
-                View(_address(mask), layout.first_slot(window))
-                for mask, window in zip(masks, self._windows, strict=True)
+                NativeCosSin(cosine.data_ptr(), sine.data_ptr(), cosine.shape[-1], cosine.dtype == torch.float32)
+                for cosine, sine in pairs
             )
         )
-        pairs = [step.turn(kind) for kind in self._kinds]
-        turns = (Turning * len(pairs))(
-            *(Turning(cosine.data_ptr(), sine.data_ptr(), cosine.shape[-1]) for cosine, sine in pairs)
+        parts = (Part * len(forward.parts))(
+            *(self._part(part, rows.start) for part, rows in zip(forward.parts, forward.slices, strict=True))
         )
-        forward = Forward(
+        call = NativeCall(
             sublayers=self._sublayers,
-            which=self._which(sublayers),
+            which=self._indices(sublayers),
             count=count,
             kept=addresses,
             kept_rows=lengths,
-            caches=cache.addresses,
-            capacity=cache.capacity,
-            start=layout.start,
-            views=views,
+            parts=parts,
+            part_count=len(parts),
             turns=turns,
             threads=torch.get_num_threads(),
         )
-        self._call(ctypes.byref(forward), stream.data_ptr(), rows)
+        self._call(ctypes.byref(call), stream.data_ptr(), stream.shape[0])
 
-    def _describe(self, index: int, sublayer: Sublayer) -> NativeSublayer | None:
-        if isinstance(sublayer, CompiledAttention):
-            view, turn = self._windows.index(sublayer.window), self._kinds.index(sublayer.rope)
-            return sublayer.describe(index // 2, view, turn)
-        return sublayer.describe(index // 2, 0, -1) if isinstance(sublayer, CompiledMLP) else None
+    def _part(self, rows: Rows, first_row: int) -> Part:
+        cache = rows.sequence.cache
+        assert rows.end <= cache.capacity, f"slots up to {rows.end} do not fit a cache of {cache.capacity}"
+        views = (View * len(self._windows))(*(self._view(rows, window) for window in self._windows))
+        return Part(cache.addresses, cache.capacity, rows.start, first_row, rows.count, views)
 
-
-def _address(mask: torch.Tensor | None) -> Any:
-    assert mask is None or mask.is_contiguous()
-    return None if mask is None else mask.data_ptr()
+    def _view(self, rows: Rows, window: int | None) -> View:
+        first = rows.first_slot(window)
+        if rows.visible is None and rows.prefix == rows.start:
+            if window is None or rows.count == 1:
+                return View(None, first, 0)
+            if rows.consecutive and rows.lowest_position == rows.start:
+                return View(None, first, window)
+        assert self._dtype is not None
+        mask = rows.mask(window, self._dtype, additive=False, causal_kernel=False)  # held by ``rows``
+        assert mask is not None
+        assert mask.is_contiguous()
+        return View(mask.data_ptr(), first, 0)

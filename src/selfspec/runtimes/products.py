@@ -10,19 +10,19 @@ from torch import nn
 from torch.nn import functional
 
 _ALIGNMENT = 64
-"""Bytes to which torch aligns a tensor; products of a view that starts elsewhere could differ in the last bits."""
+"""Bytes to which torch aligns a tensor; products of a view without this alignment could differ in the last bits."""
 
 _WATCHING = "transformers.utils.output_capturing"
-"""Where the hooks come from that keep what modules give."""
+"""The module of transformers' hooks that record hidden states and attention weights."""
 
 _joining = threading.Lock()
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module does what its class says: nothing hooked into it, its ``forward`` not replaced.
+    """Whether a module has no hooks and its class's own ``forward``.
 
-    The hooks that transformers leaves behind in a model whose hidden states or attention weights were once asked for do
-    not count: they only look, and only while that is asked for.
+    transformers' hooks that record hidden states or attention weights do not count. They stay in a model after such a
+    call, change nothing, and record only while asked to.
     """
     attributes = vars(module)
     hooks = [hook for hook in attributes["_forward_hooks"].values() if getattr(hook, "__module__", None) != _WATCHING]
@@ -30,7 +30,7 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def signature(modules: Sequence[nn.Module]) -> list[Any]:
-    """What tells whether modules still are what they were: the modules in them, their weights, hooks on them."""
+    """Identifies modules, their weights and their hooks: equal as long as none of these has been replaced."""
     found: list[Any] = []
     for root in modules:
         for module in root.modules():
@@ -42,9 +42,9 @@ def signature(modules: Sequence[nn.Module]) -> list[Any]:
 
 
 def can_join(linears: Sequence[Any]) -> bool:
-    """Whether modules are ordinary linear layers whose weights can lie in one piece of memory.
+    """Whether modules are ordinary linear layers whose weights can share one piece of memory.
 
-    A quantised layer, a LoRA adapter or any other wrapper is of another class.
+    Quantised layers, LoRA adapters and other wrappers are of another class.
     """
     if not all(type(linear) is nn.Linear and is_plain(linear) for linear in linears):
         return False
@@ -58,11 +58,11 @@ def can_join(linears: Sequence[Any]) -> bool:
 
 
 class Product:
-    """The outputs of linear layers with the same input, one behind the other, in one product.
+    """The concatenated outputs of linear layers with the same input, in one product.
 
-    Their weights are laid into one piece of memory, one behind the other, and the layers' own parameters become views
-    of it: the model computes what it did, bit for bit, sees every change of a weight that we see, and nothing is held
-    twice. While they are laid together, this one piece is held beside the originals.
+    Their weights are moved into one piece of memory, and the layers' own parameters become views of it. So the model
+    computes what it did, bit for bit, a change of a weight is seen by both, and nothing is held twice. Only while the
+    weights are moved, the new piece is held beside the originals.
 
     Args:
         linears: layers that ``can_join``.
@@ -86,7 +86,7 @@ def _join(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         first = parameters[0].data
         if len(parameters) == 1:
             return first
-        if all(_follows(left, right) for left, right in pairwise(parameters)):  # an earlier engine laid them together
+        if all(_follows(left, right) for left, right in pairwise(parameters)):  # an earlier engine has joined them
             return first.as_strided((sum(map(len, parameters)), *first.shape[1:]), first.stride())
         joined = torch.cat([parameter.data for parameter in parameters])
         parts = torch.split(joined, [len(parameter) for parameter in parameters])

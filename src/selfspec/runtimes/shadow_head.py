@@ -19,27 +19,25 @@ _Score = Callable[[torch.Tensor], torch.Tensor]
 
 
 class ShadowHead:
-    """Reads greedy tokens and their probabilities off hidden states, in one pass over the LM head's weights.
+    """Computes greedy tokens and their probabilities from hidden states, in one pass over the LM head's weights.
 
     The vocabulary is processed in slices. Each slice of the weights is read once for all rows; of its logits, three
-    numbers a row are kept: the largest logit so far, its token, and the logarithm of the sum of exponentials. Memory is
-    that of rows × slice. Tokens are those of an argmax over whole logits, the lowest of equals included; probabilities
-    are those of a softmax, up to rounding.
+    numbers per row are kept: the largest logit so far, its token, and the logarithm of the sum of exponentials. The
+    memory needed is that of rows × slice. Tokens are those of an argmax over whole logits, with the lowest token where
+    logits are equal; probabilities are those of a softmax, up to rounding.
 
     Only an ordinary linear layer can be sliced. With another head (quantised, hooked, adapted) the rows go through
     ``Target.logits`` in parts, whose logits are whole, and the head is read once for each part.
 
     Args:
         target: the model.
-        memory: bytes that logits, and what is computed from them, may take at once. A slice has at least 64 outputs
-            and a part at least one row, whatever they take.
+        memory: most bytes of logits, and of what is computed from them, at a time. A slice has at least 64 outputs and
+            a part at least one row, even if that takes more.
     """
 
     def __init__(self, target: Target, memory: int) -> None:
         self._target = target
         self._memory = memory
-        self._divisor = float(getattr(target.config, target.family.logits_divisor or "", 1.0))
-        self._softcap: float | None = getattr(target.config, "final_logit_softcapping", None)
         self._signature: list[Any] | None = None
         self._slices: dict[int, list[_Score]] = {}
 
@@ -79,20 +77,12 @@ class ShadowHead:
         log_sum = torch.full((rows,), -torch.inf, device=hidden_states.device, dtype=torch.float32)
         size = self._slice_size(rows)
         for index, score in enumerate(self._sliced(size)):
-            logits = self._scale(score(normed))
+            logits = self._target.decoder.scale_logits(score(normed))
             values, places = logits.max(-1)
             tokens = torch.where(values > largest, places + index * size, tokens)
             largest = torch.maximum(largest, values)
             log_sum = torch.logaddexp(log_sum, torch.logsumexp(logits.float(), -1))
         return tokens, torch.exp(largest.float() - log_sum).clamp_(max=1.0)
-
-    def _scale(self, logits: torch.Tensor) -> torch.Tensor:
-        """The family's divisor and soft cap, with the rounding of ``Target.logits``, which decides what is equal."""
-        if self._divisor != 1.0:
-            logits = logits / self._divisor
-        if self._softcap is not None:
-            logits = torch.tanh(logits / self._softcap) * self._softcap
-        return logits
 
     def _slice_size(self, rows: int) -> int:
         """Outputs of a slice: a power of two, so that few different slicings are ever made."""

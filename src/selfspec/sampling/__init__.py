@@ -1,1 +1,1 @@
-"""How tokens are chosen and drafts accepted: pure functions of scores and random numbers."""
+"""Sampling and acceptance: pure functions of scores and random numbers."""

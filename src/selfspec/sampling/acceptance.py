@@ -1,4 +1,4 @@
-"""Acceptance: which drafted tokens stand, and which token follows them. Pure functions, no model in them."""
+"""Acceptance of drafted tokens: pure functions, no model in them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ class Acceptance:
     """The outcome of one round.
 
     Attributes:
-        rows: verification rows from the root (row 0, always there) down the accepted path. Node ``i`` of the tree is
-            row ``i + 1``, so ``len(rows) - 1`` draft tokens are accepted.
-        token_ids: the tokens to commit, as many as rows: the accepted draft tokens and the next token behind them.
+        rows: verification rows of the accepted path, from the root (row 0, always part of it). Node ``i`` of the tree
+            is row ``i + 1``, so ``len(rows) - 1`` draft tokens are accepted.
+        token_ids: the tokens to commit, as many as rows: the accepted draft tokens, followed by the next token.
     """
 
     rows: tuple[int, ...]
@@ -27,41 +27,44 @@ class Acceptance:
 
     @property
     def next_token(self) -> int:
-        """The token after the last accepted one: the correction of a rejected draft, or the bonus."""
+        """The token after the last accepted one: the correction of a rejected draft token, or the bonus token."""
         return self.token_ids[-1]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one round as the device knows it; the host has not read it yet.
+    """The outcome of one round, still on the device.
 
     Attributes:
-        numbers: all that the host has to read.
-        interpret: what follows from it; takes a list (``Tensor.tolist``) for each of the numbers.
+        numbers: the tensors that the host has to read.
+        interpret: computes the outcome from them; takes one list (``Tensor.tolist``) for each tensor.
     """
 
     numbers: tuple[torch.Tensor, ...]
     interpret: Callable[..., Acceptance]
 
     def read(self) -> Acceptance:
-        """The outcome, with one wait for the device."""
+        """Reads the outcome, synchronising with the device once."""
         return self.interpret(*transfer.read(*self.numbers))
 
     def read_if(self, condition: torch.Tensor) -> Acceptance | None:
-        """The outcome if a condition holds, which is read in the same wait.
+        """Reads the outcome and a condition, synchronising with the device once.
 
         Args:
             condition: bool ``[]``, on the device.
+
+        Returns:
+            The outcome; ``None`` if the condition is false.
         """
         *numbers, holds = transfer.read(*self.numbers, condition)
         return self.interpret(*numbers) if holds else None
 
 
 def accept_matching(tree: TokenTree, draft_tokens: Sequence[int], target_tokens: Sequence[int]) -> Acceptance:
-    """Accepts the drafted path that the target would have taken itself.
+    """Accepts the longest drafted path on which every token is the target's own choice.
 
-    Lossless because every committed token is the target's own choice, be it an argmax (greedy) or a draw that depends
-    on the position alone (coupled): the draft decides only how many of those choices one forward yields.
+    Lossless because every committed token is a choice of the target: an argmax (greedy) or a draw that depends only on
+    seed and position (coupled). The draft only determines how many of these choices one forward yields.
 
     Args:
         tree: the draft of ``n`` tokens.
@@ -69,7 +72,7 @@ def accept_matching(tree: TokenTree, draft_tokens: Sequence[int], target_tokens:
         target_tokens: ``[n + 1]`` token ids; entry ``row`` is what the target chooses after verification row ``row``.
 
     Returns:
-        The longest path from the root whose tokens are all the target's choices, and its choice after that path.
+        The longest path from the root whose tokens are all the target's choices, and the target's choice after it.
     """
     rows = [0]
     while True:

@@ -1,17 +1,17 @@
-"""Gumbel noise that depends on (seed, position, token) alone: the coupling of draft and target.
+"""Gumbel noise that depends only on (seed, position, token), so that draft and target share it.
 
-The Gumbel-max trick: ``argmax(log p + G)`` over independent Gumbel noise ``G`` is a draw from ``p``. If draft and
-target use the same ``G`` at the same position they draw the same token wherever their distributions agree, and the
-target's draw does not depend on what was drafted.
+The Gumbel-max trick: ``argmax(log p + G)`` with independent Gumbel noise ``G`` is a draw from ``p``. If draft and
+target use the same ``G`` at the same position, they draw the same token where their distributions agree, and the
+target's draw does not depend on the draft.
 
 The numbers come from splitmix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators") used as a
-counter-based generator: a position's key starts a stream, and token ``t`` takes its number ``t + 1``.
+counter-based generator: each position has a key that starts a stream, and token ``t`` takes number ``t + 1`` of it.
 """
 
 import torch
 
 GAMMA = 0x9E3779B97F4A7C15
-"""Splitmix64's increment: 2^64 divided by the golden ratio, odd."""
+"""Increment of splitmix64: 2^64 divided by the golden ratio, rounded to an odd number."""
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 SHIFTS = (30, 27, 31)
 MASK = (1 << 64) - 1
@@ -20,9 +20,9 @@ MASK = (1 << 64) - 1
 def gumbel_noise(seed: int, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Standard Gumbel noise for every token of the vocabulary at each position.
 
-    The underlying 64-bit numbers are integer arithmetic, so they are the same on every device, for any grouping of the
-    positions and for any padding of the vocabulary. Only the two logarithms (float64, rounded to float32) may differ
-    between devices, by one float32 rounding at most. Nothing waits for the device.
+    The underlying 64-bit numbers come from integer arithmetic. They are the same on every device, for any grouping of
+    the positions and for any padding of the vocabulary. Only the two logarithms (float64, rounded to float32) may
+    differ between devices, by at most one float32 rounding. Does not synchronise with the device.
 
     Args:
         seed: any integer; equal seeds give equal noise.
@@ -37,7 +37,7 @@ def gumbel_noise(seed: int, positions: torch.Tensor, vocab_size: int) -> torch.T
 
 
 def uniforms(seed: int, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """The uniform numbers under ``gumbel_noise``: odd multiples of 2^-53, so strictly inside (0, 1).
+    """The uniform numbers that ``gumbel_noise`` transforms: odd multiples of 2^-53, so strictly inside (0, 1).
 
     Args:
         seed: any integer.
@@ -50,12 +50,12 @@ def uniforms(seed: int, positions: torch.Tensor, vocab_size: int) -> torch.Tenso
     keys = _mix_((positions + 1).mul_(_signed(GAMMA)).add_(_signed(seed_key(seed))))
     counters = torch.arange(1, vocab_size + 1, device=positions.device).mul_(_signed(GAMMA))
     bits = _mix_(keys[:, None] + counters)
-    # 52 bits and a half: with 53 bits the largest value plus a half would round to 1.
+    # 52 bits plus one half: with 53 bits the largest value plus one half would round to 1.
     return _shift_right(bits, 12).double().add_(0.5).mul_(2.0**-52)
 
 
 def seed_key(seed: int) -> int:
-    """Any integer as a well-mixed unsigned 64-bit key; integers beyond 64 bits are folded in 64-bit words.
+    """Hashes any integer to an unsigned 64-bit key; an integer beyond 64 bits is hashed word by word.
 
     Args:
         seed: any integer, negative or large.
@@ -72,24 +72,24 @@ def seed_key(seed: int) -> int:
 
 
 def _mix_int(value: int) -> int:
-    """Splitmix64's finaliser on an unsigned Python integer."""
+    """The finaliser of splitmix64 on an unsigned Python integer."""
     for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
         value = ((value ^ (value >> shift)) * multiplier) & MASK
     return value ^ (value >> SHIFTS[-1])
 
 
 def _mix_(values: torch.Tensor) -> torch.Tensor:
-    """Splitmix64's finaliser, in place; int64 arithmetic wraps, which is arithmetic modulo 2^64."""
+    """The finaliser of splitmix64, in place. int64 arithmetic wraps around, so it is modulo 2^64."""
     for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
         values.bitwise_xor_(_shift_right(values, shift)).mul_(_signed(multiplier))
     return values.bitwise_xor_(_shift_right(values, SHIFTS[-1]))
 
 
 def _shift_right(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift: torch shifts int64 arithmetically, the mask clears the copies of the sign."""
+    """Logical right shift: torch shifts int64 arithmetically, so the mask clears the copies of the sign bit."""
     return (values >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit integer."""
+    """The int64 with the same bits as an unsigned 64-bit integer."""
     return value - (1 << 64) if value >> 63 else value

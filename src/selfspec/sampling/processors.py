@@ -1,7 +1,8 @@
-"""Hugging Face logits processors on the several rows of a verification.
+"""Hugging Face logits processors on the rows of a verification.
 
-``generate`` hands a processor one row and the tokens before it. A verification has a row for each drafted token, each
-with tokens before it of its own, so a processor that looks at them runs row by row; the others take all rows at once.
+``generate`` calls a processor with one row of scores and the tokens before it. A verification has one row per drafted
+token, each with a context of its own. A processor that reads the context runs row by row; the others take all rows at
+once.
 """
 
 from collections.abc import Callable
@@ -36,7 +37,7 @@ IGNORE_CONTEXT = frozenset(
         "SuppressTokensLogitsProcessor",
     }
 )
-"""Classes whose ``__call__`` does not read ``input_ids`` and treats every row for itself."""
+"""Classes whose ``__call__`` does not read ``input_ids`` and processes each row independently."""
 
 REFUSED = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "runs the model itself, with a cache of its own",
@@ -47,17 +48,17 @@ REFUSED = {
     "DiaEOSChannelFilterLogitsProcessor": "reads the rows as channels of one position",
     "DiaEOSDelayPatternLogitsProcessor": "carries state from one call to the next, which rejected rows would corrupt",
 }
-"""Classes that cannot be evaluated on drafted rows, and why."""
+"""Classes that cannot be evaluated on drafted rows, with the reason."""
 
 
 class ScoreProcessor:
-    """Applies logits processors to rows that share no context.
+    """Applies logits processors to rows with different contexts.
 
-    A class that is not in ``IGNORE_CONTEXT``, a user's own for example, is called row by row with the row's
-    ``input_ids``. It is called for rejected rows too, so it must not carry state from one call to the next.
+    A class that is not in ``IGNORE_CONTEXT``, such as a user's own, is called row by row with the row's ``input_ids``.
+    It is called for rejected rows too, so it must not carry state from one call to the next.
 
     Args:
-        processors: the processors in the order in which ``generate`` would apply them.
+        processors: the processors, in the order of ``generate``.
 
     Raises:
         InvalidParameterError: one of them cannot be evaluated on drafted rows.
@@ -73,17 +74,17 @@ class ScoreProcessor:
         self._row_by_row: Callable[..., torch.Tensor] = LogitsProcessorList(processors[first:])
 
     def __call__(self, logits: torch.Tensor, context: Callable[[int], torch.Tensor]) -> torch.Tensor:
-        """Processed scores, row for row what ``generate`` would compute.
+        """Computes processed scores, for each row the same as ``generate``.
 
         Args:
-            logits: ``[n, vocab]`` in the model's dtype, one row per position to choose for; left as they are.
-            context: gives for a row the tokens before the position it chooses for, long ``[1, length]``. Called only
-                if a processor reads them.
+            logits: ``[n, vocab]`` in the model's dtype, one row per position; not modified.
+            context: returns for a row index the tokens before its position, long ``[1, length]``. Called only if a
+                processor reads them.
 
         Returns:
-            float32 ``[n, vocab]``.
+            Processed scores, float32 ``[n, vocab]``.
         """
-        # A processor may write into the scores it is given, so they are a copy, as they are in `generate`.
+        # A processor may modify its scores in place, so it gets a copy, as in `generate`.
         scores = logits.to(torch.float32, copy=True)
         unread = torch.empty(len(scores), 0, dtype=torch.long, device=scores.device)
         scores = self._on_all_rows(unread, scores)
@@ -93,15 +94,15 @@ class ScoreProcessor:
 
 
 def build_processors(params: SamplingParams) -> LogitsProcessorList:
-    """The processors of a request, in the order of ``GenerationMixin._get_logits_processor``.
+    """Builds the processors of a request, in the order of ``GenerationMixin._get_logits_processor``.
 
-    Greedy decoding leaves only the repetition penalty, as ``do_sample=False`` does. The request's own ones follow.
+    Greedy decoding uses only the repetition penalty, as ``do_sample=False`` does. The request's own processors follow.
 
     Args:
-        params: how to choose tokens.
+        params: the sampling parameters.
 
     Returns:
-        The processors, none for parameters that are off.
+        The processors; none for a parameter at its neutral value.
     """
     processors = LogitsProcessorList()
     if params.repetition_penalty != 1:
@@ -120,7 +121,7 @@ def build_processors(params: SamplingParams) -> LogitsProcessorList:
 
 
 def _classes(names: frozenset[str]) -> tuple[type, ...]:
-    """Those of the classes that the installed transformers has."""
+    """The classes with these names that the installed transformers has."""
     return tuple(getattr(logits_process, name) for name in names if hasattr(logits_process, name))
 
 
@@ -128,5 +129,6 @@ def _refuse_stateful(processor: LogitsProcessor) -> None:
     for name, reason in REFUSED.items():
         if any(base.__name__ == name for base in type(processor).__mro__):
             raise InvalidParameterError(
-                f"{type(processor).__name__} {reason}: it cannot score drafted tokens; remove it, or use generate"
+                f"{type(processor).__name__} {reason}: it cannot score drafted tokens; remove it, or call generate "
+                "without custom_generate"
             )

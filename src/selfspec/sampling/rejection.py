@@ -1,4 +1,4 @@
-"""Acceptance by rejection sampling, decided where the probabilities are."""
+"""Acceptance by rejection sampling, computed on the device of the probabilities."""
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -20,16 +20,17 @@ def accept_rejection(
 ) -> Verdict:
     """Speculative sampling: the committed tokens follow the target's distribution exactly.
 
-    Leviathan et al. 2023 (Algorithm 1), and for siblings rejection without replacement (SWIFT, section 3.3): siblings
-    are tried in order; ``x`` stands with probability ``min(1, p(x) / q(x))``; on a rejection ``p`` becomes
-    ``max(0, p - q)`` renormalised and ``q`` loses ``x`` and is renormalised; with no sibling left the next token is
-    drawn from ``p``. Exact if siblings were drawn from ``q`` one after another without replacement, in their order.
+    Leviathan et al. 2023, Algorithm 1; for siblings, rejection without replacement (SWIFT, section 3.3). Siblings are
+    tried in order. ``x`` is accepted with probability ``min(1, p(x) / q(x))``. After a rejection ``p`` becomes
+    ``max(0, p - q)``, renormalised, and ``x`` is removed from ``q``, which is renormalised. If all siblings are
+    rejected, the next token is drawn from ``p``. Exact if siblings were drawn from ``q`` without replacement, in their
+    order.
 
     Without ``draft_probs`` the draft is deterministic (prompt lookup, top-k candidates): ``q`` is one-hot at each
-    drafted token, so ``x`` stands with probability ``p(x)`` and a rejection takes ``x`` out of ``p``.
+    drafted token, so ``x`` is accepted with probability ``p(x)``, and a rejection removes ``x`` from ``p``.
 
-    Whether a token is part of the draft must not depend on the token itself: a draft may stop after any token, but a
-    drawn token that is dropped for its own low probability makes the result biased.
+    Whether a token is part of the draft must not depend on the token itself. A draft may stop after any token, but
+    dropping a drawn token because of its own low probability biases the result.
 
     Args:
         tree: the draft of ``n`` tokens.
@@ -41,12 +42,12 @@ def accept_rejection(
         draft_rows: ``[n]``; node ``i`` was drawn from ``draft_probs[draft_rows[i]]``, siblings from the same row.
 
     Returns:
-        The accepted path and the next token, which never has probability zero under the target.
+        The accepted path and the next token. The next token never has probability zero under the target.
     """
-    # A CPU waits for nothing, and a walk looks at no more rows than it has to.
-    decide_tree = _walk_tree if draft_tokens.device.type == "cpu" else _decide_tree
-    decide = _decide_chain if tree.is_chain else decide_tree
-    return decide(tree, draft_tokens, target_probs, uniforms, draft_probs, draft_rows)
+    # On a CPU reading a number costs nothing, so a walk that reads only the rows it needs is faster.
+    accept_tree = walk_tree if draft_tokens.device.type == "cpu" else decide_tree
+    accept = _decide_chain if tree.is_chain else accept_tree
+    return accept(tree, draft_tokens, target_probs, uniforms, draft_probs, draft_rows)
 
 
 def _decide_chain(
@@ -57,7 +58,7 @@ def _decide_chain(
     draft_probs: torch.Tensor | None,
     draft_rows: Sequence[int],
 ) -> Verdict:
-    """All trials of a chain at once; only the row that draws is touched as a whole."""
+    """Decides all trials of a chain at once. Only the row that the next token is drawn from is read as a whole."""
     length, device = len(tree), draft_tokens.device
     if not length:
         return Verdict((_draw(target_probs[0].double(), uniforms),), lambda drawn: Acceptance((0,), (int(drawn),)))
@@ -67,7 +68,7 @@ def _decide_chain(
     accepted = (uniforms[:length] * draft_hits < target_hits).cumprod(0).sum(0, keepdim=True)
 
     left = target_probs.index_select(0, accepted)[0].double()
-    trial = accepted.clamp(max=length - 1)  # the rejected one; any one where none was, and its residual is not taken
+    trial = accepted.clamp(max=length - 1)  # the first rejected one; if none was, any: its residual is not used
     draft = None if draft_probs is None else draft_probs.index_select(0, origins[trial])[0].double()
     residual = _residual(left, draft, draft_tokens[trial][0])
     drawn = _draw(torch.where(accepted < length, residual, left), uniforms[length:])
@@ -78,7 +79,7 @@ def _decide_chain(
     return Verdict((draft_tokens, accepted, drawn), interpret)
 
 
-def _decide_tree(
+def decide_tree(
     tree: TokenTree,
     draft_tokens: torch.Tensor,
     target_probs: torch.Tensor,
@@ -86,10 +87,10 @@ def _decide_tree(
     draft_probs: torch.Tensor | None,
     draft_rows: Sequence[int],
 ) -> Verdict:
-    """All trials of a tree and the draws of all its rows, whether the walk comes there or not: one read in the end.
+    """Decides all trials of a tree and draws from all its rows, so that the host reads once, at the end.
 
-    A trial depends on the siblings that were rejected before it, not on how they were; so all first siblings go
-    together, then all second ones.
+    A trial depends only on which siblings come before it. So all first siblings are decided together, then all second
+    ones. Used on accelerators; arguments and result are those of ``accept_rejection``.
     """
     device = draft_tokens.device
     left = target_probs.to(torch.float64, copy=True)
@@ -120,7 +121,7 @@ def _decide_tree(
     return Verdict((draft_tokens, draws, uniforms[: len(tree)] * draft_hits < target_hits), interpret)
 
 
-def _walk_tree(
+def walk_tree(
     tree: TokenTree,
     draft_tokens: torch.Tensor,
     target_probs: torch.Tensor,
@@ -128,7 +129,10 @@ def _walk_tree(
     draft_probs: torch.Tensor | None,
     draft_rows: Sequence[int],
 ) -> Verdict:
-    """Walks from the root to the first sibling that stands, row by row."""
+    """Walks down the tree row by row, each time to the first sibling that is accepted.
+
+    Used on a CPU; arguments and result are those of ``accept_rejection``.
+    """
     tokens, trials = transfer.read(draft_tokens, uniforms)
     rows = [0]
     while True:
@@ -148,12 +152,12 @@ def _walk_tree(
 
 
 def _path(tokens: list[int], rows: list[int]) -> list[int]:
-    """The drafted tokens at the verification rows below the root."""
+    """The drafted tokens of the verification rows below the root."""
     return [tokens[row - 1] for row in rows[1:]]
 
 
 def _ranks(tree: TokenTree) -> Iterator[list[int]]:
-    """The nodes by their place among their siblings: all first ones, then all second ones, and so on."""
+    """The nodes by their index among their siblings: all first ones, then all second ones, and so on."""
     for nodes in zip_longest(*tree.children):
         yield [node for node in nodes if node is not None]
 
@@ -164,15 +168,15 @@ def _at(probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _residual(target: torch.Tensor, draft: torch.Tensor | None, token: torch.Tensor) -> torch.Tensor:
-    """What is left of the target ``[..., vocab]`` after ``token`` ``[...]`` was rejected, normalised."""
+    """The target's residual distribution ``[..., vocab]`` after ``token`` ``[...]`` was rejected."""
     left = _without(target, token) if draft is None else (target - draft).clamp_(min=0)
     total = left.sum(-1, keepdim=True)
-    # Nothing is left where p and q are equal up to rounding: a rejection there is itself rounding, and p is right.
+    # The residual is zero where p and q are equal up to rounding. A rejection is then due to rounding too: use p.
     return torch.where(total > 0, left / total, target)
 
 
 def _without(probs: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """``probs`` ``[..., vocab]`` conditioned on any token but ``token`` ``[...]``; zeros if that was the only one."""
+    """``probs`` ``[..., vocab]`` without ``token`` ``[...]``, renormalised; zeros if no other token is possible."""
     left = probs.scatter(-1, token[..., None], 0.0)
     return left / left.sum(-1, keepdim=True).clamp_(min=torch.finfo(left.dtype).tiny)
 
@@ -181,9 +185,9 @@ def _draw(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """Inverse-CDF draws from float64 ``[..., vocab]`` (any scale) with ``uniform`` ``[1]``: tokens, long ``[...]``."""
     cumulative = probs.cumsum(-1)
     total = cumulative[..., -1:]
-    # Below the total, which the product may round up to.
+    # Strictly below the total: the product may be rounded up to it.
     goal = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
-    # A parallel prefix sum may step at an entry that is zero; such a token is ruled out.
+    # A parallel prefix sum may increase at an entry that is zero; such a token is excluded.
     possible = probs > 0
     reached = (cumulative > goal).logical_and_(possible)
-    return possible.byte().add_(reached).argmax(-1)  # the first one that is reached
+    return possible.byte().add_(reached).argmax(-1)  # the first one reached

@@ -1,7 +1,7 @@
-"""The three rules by which tokens are chosen, behind one interface that drafting and acceptance share.
+"""The three sampling rules, with one interface for drafting and acceptance.
 
-A rule sees *processed scores*: logits after the request's logits processors, temperature included. A filtered token has
-score ``-inf``. Plain decoding is ``accept`` with an empty tree.
+A rule takes *processed scores*: logits after the request's logits processors, including temperature. A filtered token
+has score ``-inf``. Plain decoding is ``accept`` with an empty tree.
 """
 
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ from selfspec.sampling.tree import TokenTree
 
 
 class Rule(Protocol):
-    """How tokens are chosen. Every rule gives the target's own output (greedy) or distribution (the other two).
+    """How tokens are chosen. Every rule reproduces the target's output (greedy) or its distribution (the other two).
 
-    Nothing here waits for the device.
+    No method synchronises with the device.
     """
 
     needs_draft_probs: bool
-    """Whether ``accept`` needs the draft's scores when the draft was made by ``preferences``."""
+    """Whether ``accept`` needs the scores that ``preferences`` drafted from."""
 
     def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
-        """How much the rule would like to draft each token at one position: ``best`` and ``next_best`` of it.
+        """The preference for each token at one position; ``best`` and ``next_best`` pick tokens to draft from it.
 
         Args:
             scores: float ``[vocab]``, the draft's processed scores.
             position: absolute position of the token to draft.
 
         Returns:
-            float ``[vocab]`` on the scores' device; ``-inf`` where the score is.
+            float ``[vocab]`` on the device of the scores; ``-inf`` where the score is ``-inf``.
         """
         ...
 
@@ -46,19 +46,19 @@ class Rule(Protocol):
         target_scores: torch.Tensor,
         positions: Sequence[int],
     ) -> Verdict:
-        """Which drafted tokens stand, and the token after them.
+        """Determines the accepted tokens and the token after them.
 
         Args:
             tree: the draft of ``n`` tokens.
             draft_tokens: long ``[n]``.
-            draft_scores: float ``[r, vocab]``, the scores that ``preferences`` was given; ``None`` where the rule does
-                not need them, or where the draft is deterministic (prompt lookup).
+            draft_scores: float ``[r, vocab]``, the scores that ``preferences`` took; ``None`` if the rule does not need
+                them, or if the draft is deterministic (prompt lookup).
             draft_rows: ``[n]``; node ``i`` was drafted from ``draft_scores[draft_rows[i]]``.
             target_scores: float ``[n + 1, vocab]``, the target's processed scores after each verification row.
             positions: ``[n + 1]``, the absolute position of the token that each row chooses.
 
         Returns:
-            The accepted path and the next token, to be read.
+            The accepted path and the next token, still on the device.
         """
         ...
 
@@ -86,9 +86,9 @@ class Greedy:
 
 
 class Coupled:
-    """Sampling with noise that depends on (seed, position, token) alone, shared by draft and target.
+    """Sampling with noise that depends only on (seed, position, token) and is shared by draft and target.
 
-    The output is a function of the seed and the target: the same tokens with any draft, or with none.
+    The output is a function of the seed and the target: the same tokens with any draft, or without one.
 
     Args:
         seed: any integer.
@@ -121,10 +121,10 @@ class Coupled:
 
 
 class Speculative:
-    """Speculative sampling (Leviathan et al. 2023): the draft draws on its own, rejection restores the target.
+    """Speculative sampling (Leviathan et al. 2023): the draft is sampled, rejection restores the target's distribution.
 
     Args:
-        generator: the request's own source of randomness, on the device of the scores (``seeded_generator``).
+        generator: the request's random number generator, on the device of the scores (``seeded_generator``).
     """
 
     needs_draft_probs = True
@@ -133,7 +133,7 @@ class Speculative:
         self.generator = generator
 
     def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
-        """The order of drawing from softmax(scores) without replacement (Gumbel top-k); see ``Rule.preferences``."""
+        """Gumbel top-k: the order is a draw from softmax(scores) without replacement; see ``Rule.preferences``."""
         exponential = torch.empty_like(scores, dtype=torch.float64).exponential_(generator=self.generator)
         return scores - exponential.log_()
 
@@ -157,17 +157,17 @@ def seeded_generator(seed: int, device: torch.device | str) -> torch.Generator:
     """A generator for ``Speculative``.
 
     Args:
-        seed: any integer, negative or beyond 64 bits too.
-        device: where the scores live.
+        seed: any integer, including negative ones and those beyond 64 bits.
+        device: the device of the scores.
 
     Returns:
-        A fresh generator on ``device``.
+        A new generator on ``device``.
     """
     return torch.Generator(device).manual_seed(seed_key(seed))
 
 
 def _accept_choices(tree: TokenTree, draft_tokens: torch.Tensor, choices: torch.Tensor) -> Verdict:
-    """``accept_matching`` of tokens that are to be read."""
+    """``accept_matching`` for tokens that are still on the device."""
 
     def interpret(drafted: list[int], chosen: list[int]) -> Acceptance:
         return accept_matching(tree, drafted, chosen)
@@ -181,21 +181,21 @@ def best(preferences: torch.Tensor) -> torch.Tensor:
 
 
 def next_best(preferences: torch.Tensor, first: torch.Tensor, count: int) -> torch.Tensor:
-    """The candidates beside the best token, best first.
+    """The next candidates after the best token, best first.
 
     Args:
         preferences: float ``[vocab]``.
         first: the best token, long ``[1]``.
-        count: how many, less than there are ``possible`` tokens.
+        count: number of candidates, less than the number of ``possible`` tokens.
 
     Returns:
-        long ``[count]``, none of them ``first``, no token twice.
+        long ``[count]``, distinct tokens other than ``first``.
     """
-    # topk breaks ties in no order that it promises, so the first place is argmax's and topk fills the others.
+    # topk breaks ties in an unspecified order, so argmax chooses the best token and topk only the others.
     return preferences.index_fill(0, first, -torch.inf).topk(count).indices
 
 
 def possible(preferences: torch.Tensor) -> torch.Tensor:
-    """How many tokens have a preference above ``-inf``: float ``[vocab]`` to float ``[]``."""
-    # A sum of floats, exact up to 2^24 of them; one of booleans takes a CPU several times as long.
+    """The number of tokens with a preference above ``-inf``: float ``[vocab]`` to float ``[]``."""
+    # Summed as floats, which is exact up to 2^24; summing booleans takes several times as long on a CPU.
     return torch.gt(preferences, -torch.inf, out=torch.empty_like(preferences)).sum()

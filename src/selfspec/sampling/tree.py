@@ -1,6 +1,5 @@
-"""A token tree: the drafted tokens of one round and which of them continues which."""
+"""The token tree: the shape of the draft of one round."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,19 +9,19 @@ import torch
 from selfspec.model import transfer
 
 ROOT = -1
-"""Parent of the nodes that follow the pending token directly."""
+"""The parent of nodes that directly follow the pending token."""
 
 
 @dataclass(frozen=True)
 class TokenTree:
-    """The shape of a draft of ``n`` tokens below the pending token. The tokens themselves live beside it.
+    """The shape of a draft of ``n`` tokens after the pending token. The tokens themselves are stored separately.
 
     Node ``i`` is row ``i + 1`` of the verification; row 0 is the pending token (the tree's root). A chain, the usual
     draft, is the tree in which node ``i`` continues node ``i - 1``.
 
     Attributes:
-        parents: for each node the index of the node that it continues, or ``ROOT``. Parents come before their children,
-            and siblings stand in the order in which they are to be tried.
+        parents: for each node the index of the node that it continues, or ``ROOT``. Parents come before their
+            children, and siblings in the order in which they are tried.
     """
 
     parents: tuple[int, ...]
@@ -34,7 +33,7 @@ class TokenTree:
 
     @classmethod
     def chain(cls, length: int) -> "TokenTree":
-        """The tree in which every token continues the one before it."""
+        """The tree of ``length`` nodes in which every token continues the one before it."""
         return cls(tuple(range(ROOT, length - 1)))
 
     def __len__(self) -> int:
@@ -47,7 +46,7 @@ class TokenTree:
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """For each verification row (row 0 is the root) the nodes that continue it, in the order to try them."""
+        """For each verification row (row 0 is the root) the nodes that continue it, in the order of the trials."""
         rows: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
         for node, parent in enumerate(self.parents):
             rows[parent + 1].append(node)
@@ -62,7 +61,7 @@ class TokenTree:
         return tuple(depths)
 
     def path(self, row: int) -> list[int]:
-        """The verification rows from the root to ``row``, both included."""
+        """The verification rows from the root to ``row``, inclusive."""
         rows = [row]
         while row:
             row = self.parents[row - 1] + 1
@@ -70,23 +69,18 @@ class TokenTree:
         return rows[::-1]
 
     def visibility(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Which row sees which: itself and its ancestors.
+        """The attention mask of the tree: a row sees itself and its ancestors.
+
+        Args:
+            device: device of the mask.
 
         Returns:
-            bool ``[n + 1, n + 1]``; ``[query, key]`` is true where the key's row is the query's row or an ancestor.
+            bool ``[n + 1, n + 1]``; ``[query, key]`` is true if the key's row is the query's row or an ancestor of it.
         """
         rows = len(self.parents) + 1
         if self.is_chain:
             return torch.ones(rows, rows, dtype=torch.bool, device=device).tril_()
-        visible = np.eye(rows, dtype=bool)  # row by row numpy is many times faster than torch
+        visible = np.eye(rows, dtype=bool)  # numpy is many times faster than torch for single rows
         for node, parent in enumerate(self.parents):
             visible[node + 1] |= visible[parent + 1]
         return transfer.send(torch.from_numpy(visible), device)
-
-
-def as_chain_length(parents: Sequence[int]) -> int:
-    """How many leading nodes form a chain from the root: the path a layer draft has extended."""
-    length = 0
-    while length < len(parents) and parents[length] == length - 1:
-        length += 1
-    return length

@@ -1,4 +1,4 @@
-"""llama.cpp on the same weights, through the package ``llama-cpp-python``."""
+"""llama.cpp with the same weights, through the package ``llama-cpp-python``."""
 
 from selfspec_lab.bench.llama_cpp.decoding import LlamaCpp
 from selfspec_lab.bench.llama_cpp.library import describe_build, import_library, is_installed, obstacle

@@ -1,4 +1,4 @@
-"""Greedy decoding by llama.cpp: its C functions, with as little Python around a token as possible."""
+"""Greedy decoding with llama.cpp's C functions, with little Python per token."""
 
 import ctypes
 import time
@@ -11,7 +11,7 @@ import torch
 from selfspec_lab.bench.baseline import TimedOutput
 from selfspec_lab.bench.llama_cpp.library import import_library
 from selfspec_lab.bench.llama_cpp.weights import WeightsFile
-from selfspec_lab.bench.timing import interleaved_seconds
+from selfspec_lab.bench.spread import median_seconds
 
 ROW_COUNTS = (1, 2, 4, 8, 16)
 
@@ -21,16 +21,16 @@ _REPEATS = 5
 class LlamaCpp:
     """A model in llama.cpp, with as many threads as torch; a context manager that frees it.
 
-    Everything is llama.cpp's default but the cache of a float32 model, which is float32 too; of 16-bit models it is
-    float16. The next token is numpy's argmax of the logits, which is quicker than llama.cpp's own greedy sampler: that
-    one copies the logits of the whole vocabulary into candidates first.
+    All options are llama.cpp's defaults, except that the cache of a float32 model is float32 (of 16-bit models it is
+    float16). The next token is numpy's argmax of the logits, which is faster than llama.cpp's greedy sampler, because
+    that sampler first copies the logits of the whole vocabulary.
 
     Args:
         weights: the model's file.
 
     Raises:
         SelfSpecError: ``llama-cpp-python`` is not installed.
-        RuntimeError: llama.cpp refuses the file, or has no memory for the context.
+        RuntimeError: llama.cpp cannot load the file, or has too little memory for the context.
     """
 
     def __init__(self, weights: WeightsFile) -> None:
@@ -50,7 +50,7 @@ class LlamaCpp:
         self._vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))
 
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, eos_ids: Collection[int] = ()) -> TimedOutput:
-        """Writes an output, with an empty cache.
+        """Generates and times an output, starting with an empty cache.
 
         Args:
             prompt_ids: the prompt.
@@ -58,11 +58,11 @@ class LlamaCpp:
             eos_ids: tokens that end the output.
 
         Raises:
-            ContextLengthError: they do not fit the context.
+            ContextLengthError: they exceed the context.
         """
         self._weights.check_room(len(prompt_ids) + max_new_tokens)
         library = self._library
-        prompt, step = _array(prompt_ids), _array([0])  # a batch points to these and does not keep them
+        prompt, step = _array(prompt_ids), _array([0])  # a batch holds pointers to these
         prefill, next_batch = library.llama_batch_get_one(prompt, len(prompt)), library.llama_batch_get_one(step, 1)
         library.llama_memory_clear(self._memory, True)
         started = time.perf_counter()
@@ -78,23 +78,23 @@ class LlamaCpp:
     def rows_seconds(
         self, token_ids: Sequence[int], context: int, row_counts: Sequence[int] = ROW_COUNTS
     ) -> dict[int, float]:
-        """Median seconds of a forward of some widths with the logits of every row, taken in turns.
+        """Median seconds of forwards of several rows with the logits of every row, timed in turns.
 
         Args:
-            token_ids: what fills context and rows, repeated as often as it takes.
-            context: tokens in the cache before the rows.
-            row_counts: widths.
+            token_ids: tokens for context and rows, repeated as needed.
+            context: number of tokens in the cache before the rows.
+            row_counts: numbers of rows.
 
         Returns:
-            Seconds by width, as ``verify_rows_seconds`` gives those of selfspec.
+            Seconds by number of rows, like ``verify_rows_seconds`` for selfspec.
 
         Raises:
-            ContextLengthError: they do not fit the context.
+            ContextLengthError: they exceed the context.
         """
         library, length = self._library, context + max(row_counts)
         self._weights.check_room(length)
         ids = (list(token_ids) * (length // len(token_ids) + 1))[:length]
-        before = _array(ids[:context])  # a batch points to it and does not keep it
+        before = _array(ids[:context])  # a batch holds a pointer to it
         batches = {rows: self._row_batch(ids[context : context + rows], context) for rows in row_counts}
         library.llama_memory_clear(self._memory, True)
         self._decode(library.llama_batch_get_one(before, context))
@@ -109,13 +109,13 @@ class LlamaCpp:
 
         try:
             tasks = {rows: forward(rows) for rows in row_counts}
-            return interleaved_seconds(tasks, torch.device("cpu"), repeats=_REPEATS)
+            return median_seconds(tasks, torch.device("cpu"), repeats=_REPEATS)
         finally:
             for batch in batches.values():
                 library.llama_batch_free(batch)
 
     def close(self) -> None:
-        """Frees the model; it cannot be used any more."""
+        """Frees the model; it cannot be used afterwards."""
         if self._context:
             self._library.llama_free(self._context)
         if self._model:
@@ -134,12 +134,12 @@ class LlamaCpp:
             raise RuntimeError(f"llama_decode failed with status {status}")
 
     def _best(self) -> int:
-        """The likeliest token after the last row."""
+        """The token with the highest logit after the last row."""
         logits = self._library.llama_get_logits_ith(self._context, -1)
         return int(np.ctypeslib.as_array(logits, shape=(self._vocab_size,)).argmax())
 
     def _row_batch(self, token_ids: Sequence[int], context: int) -> Any:
-        """Tokens that follow ``context`` others, each with its logits; the library's memory, to be freed."""
+        """A batch of tokens after ``context`` others, with logits for each; the caller frees it."""
         batch = self._library.llama_batch_init(len(token_ids), 0, 1)
         batch.n_tokens = len(token_ids)
         for row, token_id in enumerate(token_ids):
@@ -152,7 +152,7 @@ class LlamaCpp:
 
 
 def cache_type(library: Any, dtype: torch.dtype) -> int:
-    """The dtype of keys and values beside weights of a dtype."""
+    """llama.cpp's type of keys and values for weights of a dtype."""
     return int(library.GGML_TYPE_F32 if dtype == torch.float32 else library.GGML_TYPE_F16)
 
 

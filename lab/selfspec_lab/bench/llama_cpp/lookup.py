@@ -1,4 +1,4 @@
-"""Prompt lookup by ``llama-cpp-python``: its class ``Llama`` with its ``LlamaPromptLookupDecoding``."""
+"""Prompt lookup with ``llama-cpp-python``: ``Llama`` with ``LlamaPromptLookupDecoding``."""
 
 import importlib
 import time
@@ -13,21 +13,21 @@ from selfspec_lab.bench.llama_cpp.library import import_library
 from selfspec_lab.bench.llama_cpp.weights import WeightsFile
 
 LOOKUP_TOKENS = 2
-"""Tokens of a draft: what its documentation recommends on a machine without an accelerator."""
+"""Draft length that its documentation recommends for machines without an accelerator."""
 
 
 class LlamaCppLookup:
-    """A model in ``Llama``, which drafts by prompt lookup and decodes greedily.
+    """A model in ``Llama`` with prompt lookup and greedy decoding.
 
-    A draft needs the logits of every row (``logits_all``). The class therefore computes them for the whole prompt too,
-    and copies all of them into an array of ``[context, vocabulary]``: its first token comes late.
+    A draft needs the logits of every row (``logits_all``). The class therefore computes them for the whole prompt and
+    copies them into an array ``[context, vocabulary]``, so its first token is slow.
 
     Args:
         weights: the model's file.
 
     Raises:
         SelfSpecError: ``llama-cpp-python`` is not installed.
-        ValueError: it refuses the file, or has no memory for the context.
+        ValueError: it cannot load the file, or has too little memory for the context.
     """
 
     def __init__(self, weights: WeightsFile) -> None:
@@ -48,7 +48,7 @@ class LlamaCppLookup:
         )
 
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, eos_ids: Collection[int] = ()) -> TimedOutput:
-        """Writes an output, with an empty cache; see ``LlamaCpp.generate``."""
+        """Generates and times an output; see ``LlamaCpp.generate``."""
         self._weights.check_room(len(prompt_ids) + max_new_tokens)
         token_ids: list[int] = []
         self._llama.reset()
@@ -64,5 +64,5 @@ class LlamaCppLookup:
         return TimedOutput(tuple(token_ids), first - started, last - first)
 
     def close(self) -> None:
-        """Frees the model; it cannot be used any more."""
+        """Frees the model; it cannot be used afterwards."""
         self._llama.close()

@@ -1,4 +1,4 @@
-"""llama.cpp in ``selfspec bench overhead``: beside plain decoding, and what several rows cost it."""
+"""llama.cpp in ``selfspec bench overhead``: decoding, and forwards of several rows."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -7,43 +7,43 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from selfspec_lab.bench.contest import Contender, Outcome, Sample, explain
+from selfspec_lab.bench.benchmark import Candidate, Outcome, Sample, explain
 from selfspec_lab.bench.llama_cpp.decoding import ROW_COUNTS, LlamaCpp
 from selfspec_lab.bench.llama_cpp.library import describe_build, obstacle
 from selfspec_lab.bench.llama_cpp.weights import WeightsFile
-from selfspec_lab.bench.memory import ResidentPeak
 from selfspec_lab.bench.overhead_figures import tokens_per_second
-from selfspec_lab.bench.timing import Measured
+from selfspec_lab.bench.resident_peak import ResidentPeak
+from selfspec_lab.bench.spread import Measured
 
 NAME = "llama.cpp"
-"""Its name among the contenders."""
+"""Name of the candidate."""
 
 
 class OverheadPeer:
-    """llama.cpp on the weights of a model, or why it is not there; a context manager that frees it.
+    """llama.cpp with the weights of a model; a context manager that frees it.
 
     Args:
         model: the model.
         context: tokens of the longest prompt with its output.
-        wanted: whether it is to be measured at all.
+        wanted: whether to measure it.
 
     Attributes:
-        error: why it cannot be measured; ``None`` where it can.
+        error: why it is not measured, or ``None``.
     """
 
     def __init__(self, model: PreTrainedModel, context: int, *, wanted: bool) -> None:
-        self.error = obstacle(model.device) if wanted else "left out on request"
+        self.error = obstacle(model.device) if wanted else "not requested"
         self._rows: list[dict[int, float]] = []
         self._stack = ExitStack()
         self._build: dict[str, Any] = {"version": None, "system_info": None, "missing": None}
         if self.error is None:
             try:
                 self._open(model, context)
-            except Exception as error:  # a model that GGUF has no words for, no room, or whatever the library raises
+            except Exception as error:  # an unsupported model, too little space, or any error of the library
                 self.error = explain(error)
 
-    def contender(self, max_new_tokens: int) -> Contender:
-        """Writes outputs of exactly that length."""
+    def candidate(self, max_new_tokens: int) -> Candidate:
+        """A candidate that generates outputs of exactly this length."""
 
         def write(prompt_ids: Sequence[int]) -> Sample:
             peak = ResidentPeak(torch.device("cpu"))
@@ -53,25 +53,25 @@ class OverheadPeer:
         return write
 
     def measure_rows(self, token_ids: Sequence[int], context: int) -> None:
-        """Measures forwards of several rows once more; see ``LlamaCpp.rows_seconds``."""
+        """Times forwards of several rows; see ``LlamaCpp.rows_seconds``."""
         if self.error is not None:
             return
         try:
             self._rows.append(self._llama.rows_seconds(token_ids, context))
-        except Exception as error:  # whatever the library raises; the others are still to be measured
+        except Exception as error:  # any error of the library; the others continue
             self.error = explain(error)
 
     def report(self, outcome: Outcome, plain_speeds: Sequence[float]) -> dict[str, Any]:
-        """What the benchmark reports of it.
+        """Fields of the report.
 
         Args:
-            outcome: of the contest.
-            plain_speeds: tokens a second of selfspec's plain decoding, by repeat.
+            outcome: results of the benchmark.
+            plain_speeds: tokens per second of selfspec's plain decoding, by repeat.
 
         Returns:
-            ``tokens_per_second`` and ``plain_speedup`` (plain decoding over it) with spreads, ``error``,
-            ``describe_build``'s fields, and ``verify_rows`` with ``verify_rows_spread``: by number of rows the time of
-            a forward ÷ that of one row.
+            ``tokens_per_second`` and ``plain_speedup`` (plain decoding ÷ llama.cpp) with spreads, ``error``, the
+            fields of ``describe_build``, and ``verify_rows`` with ``verify_rows_spread``: by number of rows the time
+            of a forward ÷ that of one row.
         """
         speeds = [tokens_per_second(samples) for samples in outcome.samples.get(NAME, ())]
         ratios = [plain / speed for plain, speed in zip(plain_speeds, speeds, strict=False)]

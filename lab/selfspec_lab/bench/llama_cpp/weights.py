@@ -1,4 +1,4 @@
-"""The weights of a model as a temporary GGUF file."""
+"""A model's weights as a temporary GGUF file."""
 
 import tempfile
 from pathlib import Path
@@ -16,16 +16,16 @@ class WeightsFile:
 
     Args:
         model: the model.
-        context: positions that are to be used at most, prompt and output together.
+        context: greatest number of positions, for prompt and output.
 
     Raises:
         UnsupportedModelError: the model cannot be written.
-        InvalidParameterError: there is no room for the file.
+        InvalidParameterError: there is too little space for the file.
 
     Attributes:
         path: the file.
-        context: as given.
-        dtype: of the weights.
+        context: greatest number of positions.
+        dtype: dtype of the weights.
     """
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
@@ -41,16 +41,16 @@ class WeightsFile:
             raise
 
     def check_room(self, tokens: int) -> None:
-        """Refuses more tokens than ``context``; llama.cpp would end the process.
+        """Checks a number of tokens; llama.cpp would end the process if they exceeded ``context``.
 
         Raises:
-            ContextLengthError: there are more.
+            ContextLengthError: they exceed ``context``.
         """
         if tokens > self.context:
             raise ContextLengthError(f"{tokens} tokens do not fit llama.cpp's context of {self.context}")
 
     def close(self) -> None:
-        """Removes the file; whoever has it mapped into memory keeps it."""
+        """Removes the file; memory mappings of it stay valid."""
         self._folder.cleanup()
 
     def __enter__(self) -> "WeightsFile":

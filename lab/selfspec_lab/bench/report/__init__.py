@@ -1,10 +1,11 @@
-"""Writes the reports of a run into its folder, and holds several runs against each other."""
+"""Writes the reports of a run into its folder, and compares several runs."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from selfspec.errors import InvalidParameterError
+from selfspec.files import replace_file
 from selfspec.plots import check_drawing
 from selfspec_lab.bench.report.compare import compare_summaries
 from selfspec_lab.bench.report.html import to_html
@@ -18,14 +19,14 @@ _SUMMARY, _MARKDOWN, _HTML = REPORTS
 
 
 def write_report(folder: Path) -> None:
-    """Writes ``summary.json``, ``report.md`` and ``report.html`` from what was measured, replacing older ones.
+    """Writes ``summary.json``, ``report.md`` and ``report.html`` from the measurements, replacing older files.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
 
     Raises:
         InvalidParameterError: it is not the folder of a run, or cannot be written to.
-        SelfSpecError: matplotlib is not installed, without which there is no ``report.html``; the others are written.
+        SelfSpecError: matplotlib is not installed; ``summary.json`` and ``report.md`` have been written.
     """
     run = read_run(folder)
     summary = summarise(run)
@@ -39,26 +40,23 @@ def compare_runs(folders: Sequence[Path]) -> str:
     """The speedups of several runs side by side.
 
     Args:
-        folders: of the runs, in the order of the columns.
+        folders: the runs' folders, in the order of the columns.
 
     Returns:
-        Markdown: what differs between the runs, then a table of contenders and runs.
+        Markdown: the differences between the runs, then a table of speedups, candidates × runs.
 
     Raises:
         InvalidParameterError: there are none, or one is not the folder of a run.
     """
     if not folders:
-        raise InvalidParameterError("there is nothing to compare; name the folders of some runs")
+        raise InvalidParameterError("there are no runs to compare; name their folders")
     return compare_summaries([str(folder) for folder in folders], [summarise(read_run(folder)) for folder in folders])
 
 
 def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.part")  # so that a full disk leaves the older report whole
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        replace_file(path, text)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise InvalidParameterError(
             f"the report cannot be written to '{path}': {error.strerror or error}; make room or change its permissions"
         ) from error

@@ -1,4 +1,4 @@
-"""Several runs side by side, in Markdown."""
+"""Compares several runs, in Markdown."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,15 +12,15 @@ from selfspec_lab.bench.report.words import commit_text, counted, device_text, n
 Summary = Mapping[str, Any]
 
 _TOLD_OTHERWISE = ("settings", "chat")
-"""Options of which the comparison says what came of them."""
+"""Options that the comparison describes by their effect."""
 
 
 def compare_summaries(names: Sequence[str], summaries: Sequence[Summary]) -> str:
-    """What differs between the runs, then their speedups.
+    """Renders the differences between runs and their speedups.
 
     Args:
-        names: of the runs, for instance their folders.
-        summaries: as ``summarise`` gives them, as many.
+        names: names of the runs, for instance their folders.
+        summaries: one per run, as ``summarise`` returns them.
     """
     labels = _labels(names)
     different = difference_table(labels, summaries)
@@ -46,8 +46,8 @@ def compare_summaries(names: Sequence[str], summaries: Sequence[Summary]) -> str
 
 
 def difference_table(labels: Sequence[str], summaries: Sequence[Summary]) -> Table:
-    """One row for everything about the runs that is not the same in all of them; what was measured is none of it."""
-    in_all = set.intersection(*({*summary["contenders"]} for summary in summaries))
+    """The options, settings, software and hardware that are not the same in all runs, one row each."""
+    in_all = set.intersection(*({*summary["candidates"]} for summary in summaries))
     described = [_described(summary, in_all) for summary in summaries]
     rows = []
     for name in dict.fromkeys(name for each in described for name in each):
@@ -58,15 +58,15 @@ def difference_table(labels: Sequence[str], summaries: Sequence[Summary]) -> Tab
 
 
 def speedup_table(labels: Sequence[str], summaries: Sequence[Summary]) -> Table:
-    """One row a contender, the fastest of the first run first, one column a run."""
+    """Speedups, one row per candidate, the fastest of the first run first; one column per run."""
     names = dict.fromkeys(name for summary in summaries for name in by_speedup(summary))
-    rows = [(Cell(name), *(_speedup(summary["contenders"].get(name)) for summary in summaries)) for name in names]
+    rows = [(Cell(name), *(_speedup(summary["candidates"].get(name)) for summary in summaries)) for name in names]
     plain = Cell("plain decoding, tokens/s"), *(_plain_speed(summary) for summary in summaries)
-    return Table(("contender", *labels), (*rows, plain))
+    return Table(("candidate", *labels), (*rows, plain))
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """The last parts of folders' names, as many as tell them apart."""
+    """The shortest endings of the folders' paths that are unique."""
     split = [Path(name).parts for name in names]
     for count in range(1, max(map(len, split)) + 1):
         labels = [str(Path(*parts[-count:])) for parts in split]
@@ -75,24 +75,24 @@ def _labels(names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def _speedup(contender: Mapping[str, Any] | None) -> Cell:
-    if contender is None:
+def _speedup(candidate: Mapping[str, Any] | None) -> Cell:
+    if candidate is None:
         return Cell(NOTHING)
-    speedup, figures = speedup_cell(contender), contender["overall"]
+    speedup, figures = speedup_cell(candidate), candidate["overall"]
     if not figures["differing"]:
         return speedup
     return Cell(f"{speedup.text}; {figures['differing']} of {figures['compared']} outputs differ", marked=True)
 
 
 def _plain_speed(summary: Summary) -> Cell:
-    speed = summary["contenders"][PLAIN]["overall"]["tokens_per_second"]
+    speed = summary["candidates"][PLAIN]["overall"]["tokens_per_second"]
     return Cell(NOTHING if speed is None else f"{speed:.1f}")
 
 
-def _described(summary: Summary, contenders: Container[str]) -> dict[str, str]:
-    """All that may make two runs differ, as text by name; of settings those of some contenders."""
+def _described(summary: Summary, candidates: Container[str]) -> dict[str, str]:
+    """Options, settings of the given candidates, software and hardware of a run, as text by name."""
     stamp = summary["stamp"]
-    settings = {name: each["settings"] or {} for name, each in summary["contenders"].items() if name in contenders}
+    settings = {name: each["settings"] or {} for name, each in summary["candidates"].items() if name in candidates}
     own = {
         "hardware": device_text(stamp),
         "commit": commit_text(stamp),

@@ -1,8 +1,8 @@
-"""The figures of ``selfspec bench run``: of one contender over some prompts, beside plain decoding of the same."""
+"""The figures of ``selfspec bench run`` for one candidate over some prompts."""
 
 from typing import Any
 
-from selfspec.runtimes.latency import LatencyProfile
+from selfspec.measuring import LatencyProfile
 from selfspec_lab.bench.report.medians import (
     Samples,
     decode_speed,
@@ -49,38 +49,37 @@ FIGURES = (
     "prompts",
     "failures",
 )
-"""What is said of a contender, over all prompts and over those of a category; null where it has no meaning.
+"""The figures of a candidate, over all prompts or over those of a category; null if a figure is undefined.
 
-Medians, first over the repeats of a prompt, then over the prompts: ``tokens_per_second`` (tokens after the first ÷
-seconds after it); ``speedup`` of that over plain decoding of the same prompt in the same repeat, ``speedup_interval``
-its 95 % bootstrap interval over the prompts; ``speedup_with_prefill`` with all tokens and all the time;
-``speedup_over_transformers``; ``ideal_speedup`` of the bytes read (``DecodingBytes``) and ``efficiency``, the speedup
-÷ it; ``time_to_first_token`` in seconds; ``memory_above_plain``, peak memory over that of plain decoding, 0 being the
-same.
+Medians over the repeats of a prompt, then over the prompts: ``tokens_per_second`` (tokens after the first ÷ seconds
+after it); ``speedup``, the ratio of these to plain decoding for the same prompt and repeat, ``speedup_interval``, its
+95 % bootstrap interval over the prompts; ``speedup_with_prefill``, with all tokens and the time of the whole request;
+``speedup_over_transformers``; ``ideal_speedup`` from the bytes read (``DecodingBytes``); ``efficiency``, speedup ÷
+ideal speedup; ``time_to_first_token`` in seconds; ``memory_above_plain``, peak memory ÷ that of plain decoding - 1.
 
-Of all rounds together: ``acceptance_rate``, accepted ÷ drafted; ``mean_generated_length`` and ``mean_draft_length``,
-committed and drafted tokens a round; ``accepted_by_position``, of the rounds that drafted a j-th token the share that
+Over all rounds: ``acceptance_rate``, accepted ÷ drafted tokens; ``mean_generated_length`` and ``mean_draft_length``,
+committed and drafted tokens per round; ``accepted_by_position``, of the rounds that drafted a j-th token the share that
 accepted it; the shares of the time after the first token; ``predicted_tpt``, KnapSpec's objective (equation 4, with
-head) for that acceptance and draft length at the measured latencies, beside ``measured_tpt``, tokens a second.
+head) for that acceptance and draft length with the measured latencies; ``measured_tpt``, tokens per second.
 
-``etpl`` is DEL's (Entezari Zarch et al. 2025): tokens ÷ loaded layers of a prompt, the mean over the prompts; a draft
-token loads half a layer for each sublayer that it runs, a verification all layers. ``peak_memory_bytes`` is the
-highest. ``identical`` of the ``compared`` outputs have exactly the tokens of plain decoding, ``differing`` have others.
-``rounds`` and ``tokens`` count all outputs, ``prompts`` those prompts that have one, ``failures`` what gave none.
+``etpl`` is DEL's (Entezari Zarch et al. 2025): tokens ÷ loaded layers of a prompt, mean over the prompts; a draft token
+loads half a layer per sublayer that it runs, a verification loads all layers. ``peak_memory_bytes`` is the maximum.
+``identical`` of the ``compared`` outputs have exactly the tokens of plain decoding, ``differing`` have others.
+``rounds`` and ``tokens`` count all outputs, ``prompts`` the prompts with an output, ``failures`` the failed attempts.
 """
 
 
-def contender_figures(
+def candidate_figures(
     samples: Samples, plain: Samples, transformers: Samples, latencies: LatencyProfile, failures: int
 ) -> Figures:
-    """All figures of a contender.
+    """Computes all figures of a candidate.
 
     Args:
         samples: its outputs.
-        plain: the outputs of plain decoding, of which those of the same prompts and repeats count.
-        transformers: the same of the peer ``transformers``; empty where it was not measured.
-        latencies: of the model.
-        failures: how often it failed.
+        plain: outputs of plain decoding; compared by prompt and repeat.
+        transformers: outputs of the peer ``transformers``; empty if it was not measured.
+        latencies: the model's latencies.
+        failures: number of failed attempts.
     """
     figures: Figures = dict.fromkeys(FIGURES)
     figures.update(identical=0, compared=0, differing=0, tokens=0, prompts=0, failures=failures)

@@ -1,4 +1,4 @@
-"""A run's report as one HTML file that holds all it shows."""
+"""Renders a report as one self-contained HTML file."""
 
 import base64
 import html
@@ -52,11 +52,11 @@ figcaption { color: #444; font-size: .86rem; }
 
 
 def to_html(summary: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
-    """The report.
+    """Renders the report.
 
     Args:
-        summary: as ``summarise`` gives it.
-        pictures: as ``draw_pictures`` gives them.
+        summary: as ``summarise`` returns it.
+        pictures: as ``draw_pictures`` returns them.
     """
     title = html.escape(words.title(summary))
     notes, settings = words.notes(summary), tables.settings_table(summary)
@@ -87,10 +87,10 @@ def to_html(summary: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
 
 
 def table_html(table: Table, *, kind: str = "figures") -> str:
-    """A table.
+    """Renders a table.
 
     Args:
-        table: what it says.
+        table: the table.
         kind: class of the element: ``figures`` or ``words``.
     """
     header = "".join(f'<th scope="col">{_breakable(each)}</th>' for each in table.header)
@@ -105,7 +105,7 @@ def table_html(table: Table, *, kind: str = "figures") -> str:
 
 
 def picture_html(picture: Picture) -> str:
-    """A picture under its title, over its caption."""
+    """Renders a picture with title and caption."""
     return (
         f'<figure id="{html.escape(picture.name)}">\n<h2>{html.escape(picture.title)}</h2>\n'
         f'<img alt="{html.escape(picture.alt)}" src="{_data_address(picture.figure)}">\n'
@@ -114,12 +114,12 @@ def picture_html(picture: Picture) -> str:
 
 
 def _breakable(text: str) -> str:
-    """Long names may go on in the next line behind their joints."""
+    """Escapes text and allows line breaks after ``_`` and ``-``."""
     return re.sub(r"([_-])", r"\1<wbr>", html.escape(text))
 
 
 def _data_address(figure: "Figure") -> str:
-    """The picture itself as an address: vectors, in which the same figure always gives the same text."""
+    """A data URL of the figure as SVG; the same figure always gives the same text."""
     import matplotlib
 
     buffer = io.BytesIO()

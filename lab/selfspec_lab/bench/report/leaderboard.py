@@ -1,4 +1,4 @@
-"""``docs/leaderboard.md``: method × suite × checkpoint × hardware, from the summaries of runs."""
+"""Renders ``docs/leaderboard.md``: method × suite × checkpoint × hardware, from the summaries of runs."""
 
 import json
 import os
@@ -15,48 +15,54 @@ Summary = Mapping[str, Any]
 
 
 def read_summaries(folder: Path) -> dict[Path, Summary]:
-    """The runs in the folders below one folder, by folder; the bundled checkpoints come last.
+    """Reads the summaries in the subfolders of a folder.
+
+    Returns:
+        Summaries by folder, the bundled checkpoints last.
 
     Raises:
-        InvalidParameterError: there are none, or one is not the summary of a run.
+        InvalidParameterError: there are none, or a file is not the summary of a run.
     """
     summaries: dict[Path, Summary] = {}
     for path in sorted(folder.glob("*/summary.json")):
         try:
             summary = json.loads(path.read_text(encoding="utf-8"))
+            if "contenders" in summary:  # its name in older summaries
+                summary["candidates"] = summary.pop("contenders")
             _order(summary)
-            summary["contenders"].items()
+            summary["candidates"].items()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidParameterError(f"'{path}' is not the summary of a run: {error!r}") from error
         summaries[path.parent] = summary
     if not summaries:
-        raise InvalidParameterError(f"there are no runs in the folders below '{folder}'; make one: selfspec bench run")
+        raise InvalidParameterError(f"there are no runs in the subfolders of '{folder}'; make one: selfspec bench run")
     return dict(sorted(summaries.items(), key=lambda item: _order(item[1])))
 
 
 def render_leaderboard(summaries: Mapping[Path, Summary], page: Path) -> str:
-    """The page as Markdown.
+    """Renders the page as Markdown.
 
     Args:
-        summaries: by folder, as ``read_summaries`` gives them.
-        page: where the page will be, which reports are named from.
+        summaries: by folder, as ``read_summaries`` returns them.
+        page: path of the page; links to reports are relative to it.
     """
     parts = [
         "# Leaderboard",
         "Generated from the committed runs by `selfspec bench leaderboard`; do not edit. Every table is one run: one "
-        "process, the same weights and prompts, contenders in random order on every prompt. *Speedup* is decoding "
-        "speed over plain decoding in the same runtime (`autoregressive`), the median over prompts, with its 95 % "
-        "bootstrap interval; *ideal* what acceptance and the bytes read would allow; *÷ transformers* the speed over "
-        "its `generate`; *identical* how many outputs had exactly the tokens of plain decoding (in bfloat16 near-ties "
-        "may fall the other way); *memory* the peak above plain decoding. Settings are the defaults and those listed "
-        "below a table; none was tuned on the prompts shown.",
+        "process, the same weights and prompts, candidates in random order on every prompt. *Speedup* is decoding "
+        "speed ÷ that of plain decoding in the same runtime (`autoregressive`), median over prompts, with its 95 % "
+        "bootstrap interval; *ideal* is the speedup if reading memory took all the time; *acceptance* is accepted ÷ "
+        "drafted tokens; *M* is the mean generated length; *identical* counts outputs with exactly the tokens of plain "
+        "decoding (in bfloat16 near-ties can be resolved differently); *÷ transformers* is speed ÷ that of its "
+        "`generate`; *memory* is peak memory over that of plain decoding. Settings are the defaults and those listed "
+        "below a table; none was tuned on these prompts.",
         *(_section(folder, summary, page) for folder, summary in summaries.items()),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _order(summary: Summary) -> tuple[bool, str, str, int, str, str]:
-    """Models that others have trained come first: they say more about a user's own."""
+    """Sort key; models that others have trained come first."""
     options = summary["options"]
     processor, model = summary["stamp"]["hardware"]["processor"], options["model"]
     return model in bundled_models(), processor, model, options["widen"], summary["dtype"], options["suite"]
@@ -88,14 +94,14 @@ def _short(spec: str) -> str:
 
 
 def _table(summary: Summary) -> str:
-    contenders = sorted(summary["contenders"].items(), key=lambda item: -(item[1]["overall"]["speedup"] or 0.0))
-    lines = [f"| contender | {' | '.join(_COLUMNS)} |", "| --- |" + " ---: |" * len(_COLUMNS)]
-    return "\n".join(lines + [f"| {' | '.join(_row(name, each))} |" for name, each in contenders])
+    candidates = sorted(summary["candidates"].items(), key=lambda item: -(item[1]["overall"]["speedup"] or 0.0))
+    lines = [f"| candidate | {' | '.join(_COLUMNS)} |", "| --- |" + " ---: |" * len(_COLUMNS)]
+    return "\n".join(lines + [f"| {' | '.join(_row(name, each))} |" for name, each in candidates])
 
 
-def _row(name: str, contender: Mapping[str, Any]) -> Sequence[str]:
-    figures = contender["overall"]
-    label = f"`{name}`" + (" (peer)" if contender["kind"] == "peer" else "")
+def _row(name: str, candidate: Mapping[str, Any]) -> Sequence[str]:
+    figures = candidate["overall"]
+    label = f"`{name}`" + (" (peer)" if candidate["kind"] == "peer" else "")
     if figures["speedup"] is None:
         return [label, "failed", *[""] * (len(_COLUMNS) - 1)]
     interval = figures["speedup_interval"]
@@ -119,17 +125,17 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _settings(summary: Summary) -> str:
-    """The settings that were chosen for the run; all others are defaults."""
+    """The settings that the run changed from their defaults."""
     chosen = summary["options"].get("settings", {})
     lines = [f"`{name}.{key}={value}`" for name, values in chosen.items() for key, value in values.items()]
     exits = sorted(
         {
             each["settings"]["exit_layer"]
-            for each in summary["contenders"].values()
+            for each in summary["candidates"].values()
             if (each["settings"] or {}).get("exit_layer") is not None
         }
     )
     parts = [f"Settings: {', '.join(lines)}."] if lines else []
     if exits:
-        parts.append(f"Fixed exit layers: {', '.join(map(str, exits))}. Everything else is at its default.")
+        parts.append(f"Fixed exit layers: {', '.join(map(str, exits))}. All other settings are defaults.")
     return " ".join(parts)

@@ -1,4 +1,4 @@
-"""A run's report in Markdown."""
+"""Renders a report in Markdown."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,13 +10,13 @@ _SPECIAL = str.maketrans({**{char: f"\\{char}" for char in "\\`*_|[]"}, "<": "&l
 
 
 def to_markdown(summary: Mapping[str, Any]) -> str:
-    """The report.
+    """Renders the report.
 
     Args:
-        summary: as ``summarise`` gives it.
+        summary: as ``summarise`` returns it.
 
     Returns:
-        A text that ends with a new line.
+        Markdown, ending with a newline.
     """
     notes, settings = words.notes(summary), tables.settings_table(summary)
     parts = [
@@ -39,19 +39,19 @@ def to_markdown(summary: Mapping[str, Any]) -> str:
 
 
 def table_text(table: Table) -> str:
-    """A table; cells that are marked are bold."""
+    """Renders a table; marked cells are bold."""
     lines = [[escape(each) for each in table.header], ["---"] * len(table.header)]
     lines += [[_cell(each) for each in row] for row in table.rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """A list of lines."""
+    """Renders a list."""
     return "\n".join(f"- {line}" for line in lines)
 
 
 def escape(text: str) -> str:
-    """Text of which nothing has a meaning in Markdown or HTML, on one line."""
+    """Escapes Markdown and HTML and joins lines."""
     return " ".join(text.replace("&", "&amp;").translate(_SPECIAL).split())
 
 

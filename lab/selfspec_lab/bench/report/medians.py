@@ -1,4 +1,4 @@
-"""Medians of a run: over the repeats of a prompt first, then over the prompts; with intervals."""
+"""Medians of a run, over the repeats of a prompt, then over the prompts, with intervals."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,15 +10,15 @@ Samples = Mapping[tuple[str, int], Measurement]
 """Measurements with an output, by prompt and repeat."""
 
 
-def samples_of(measurements: Iterable[Measurement], contender: str) -> Samples:
-    """The outputs of a contender."""
+def samples_of(measurements: Iterable[Measurement], candidate: str) -> Samples:
+    """The outputs of a candidate."""
     return {
-        (each.prompt, each.repeat): each for each in measurements if each.contender == contender and each.error is None
+        (each.prompt, each.repeat): each for each in measurements if each.candidate == candidate and each.error is None
     }
 
 
 def decode_speed(sample: Measurement) -> float | None:
-    """Tokens after the first ÷ seconds after the first token; ``None`` where there was only one."""
+    """Tokens after the first ÷ seconds after the first token; ``None`` for an output of one token."""
     tokens = len(sample.token_ids) - 1
     return tokens / sample.decode_seconds if tokens > 0 and sample.decode_seconds > 0 else None
 
@@ -32,14 +32,14 @@ def whole_speed(sample: Measurement) -> float | None:
 def over(
     samples: Samples, others: Samples, value: Callable[[Measurement], float | None]
 ) -> dict[tuple[str, int], float | None]:
-    """A value of each output ÷ that of another contender's output for the same prompt in the same repeat."""
+    """A value of each output ÷ the same value of another candidate's output for the same prompt and repeat."""
     return {
         key: quotient(value(sample), value(others[key])) if key in others else None for key, sample in samples.items()
     }
 
 
 def quotient(mine: float | None, theirs: float | None) -> float | None:
-    """The one ÷ the other; ``None`` where one of them is missing, or the other is 0."""
+    """``mine / theirs``; ``None`` if one of them is ``None`` or ``theirs`` is 0."""
     return None if mine is None or not theirs else mine / theirs
 
 
@@ -58,12 +58,12 @@ def median_over_prompts(values: Mapping[tuple[str, int], float | None]) -> float
 
 
 def median(values: Sequence[float]) -> float | None:
-    """The middle one; ``None`` without any."""
+    """The median; ``None`` without values."""
     return statistics.median(values) if values else None
 
 
 def speedups_by_prompt(samples: Samples, others: Samples) -> dict[str, float]:
-    """Decoding speed over that of another contender by prompt: the median of the repeats' ratios."""
+    """Decoding speed ÷ that of another candidate, by prompt; the median over the repeats."""
     return medians_by_prompt(over(samples, others, decode_speed))
 
 
@@ -71,7 +71,7 @@ def median_interval(values: Sequence[float]) -> list[float] | None:
     """A 95 % bootstrap interval of the median.
 
     Args:
-        values: one of each prompt.
+        values: one per prompt.
 
     Returns:
         Its lower and its upper end; ``None`` without values.

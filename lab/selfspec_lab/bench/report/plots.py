@@ -1,4 +1,4 @@
-"""The pictures of a report that show figures of the summary. Needs matplotlib (``selfspec[bench]``)."""
+"""The pictures of a report that show figures of the summary. Needs matplotlib."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 _PANELS_A_ROW = 4
 _ROW_HEIGHT = 0.17
 _COSTS = {0.0: "-", 0.25: "--", 0.5: "-.", 0.75: ":"}
-"""Costs of a draft step for which the ideal curve is drawn, with the style of its line."""
+"""Costs of a draft step whose ideal curves are drawn, with their line styles."""
 
 _PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 _PHASES = (("draft", "draft"), ("verify", "verify"), ("select", "selection"), ("other", "other"))
 
 
 def draw_pictures(run: Run, summary: Mapping[str, Any]) -> list[Picture]:
-    """Every picture that this run has something to show in.
+    """Draws all pictures for which the run has data.
 
     Args:
         run: the run.
-        summary: as ``summarise`` gives it.
+        summary: as ``summarise`` returns it.
     """
     drawn = [
         draw_speedups(summary),
@@ -45,7 +45,7 @@ def draw_pictures(run: Run, summary: Mapping[str, Any]) -> list[Picture]:
 
 
 def draw_speedups(summary: Mapping[str, Any]) -> Picture | None:
-    """A panel for each category, a row for each contender: speedup with its interval."""
+    """Draws speedups with intervals, one panel per category, one row per candidate."""
     names = shown(summary)
     if not names:
         return None
@@ -56,8 +56,8 @@ def draw_speedups(summary: Mapping[str, Any]) -> Picture | None:
     for panel, category in zip(axes, panels, strict=True):
         panel.axvline(1, color="black", linewidth=1, zorder=1)
         for place, name in enumerate(names):
-            contender = summary["contenders"][name]
-            figures = contender["overall"] if category is None else contender["categories"][category]
+            candidate = summary["candidates"][name]
+            figures = candidate["overall"] if category is None else candidate["categories"][category]
             if figures["speedup"] is not None:
                 _draw_interval(panel, place, figures, styles.colour(name), styles.marker(name))
         panel.set_title("overall" if category is None else plain_text(category), fontsize="medium", loc="left")
@@ -72,23 +72,23 @@ def draw_speedups(summary: Mapping[str, Any]) -> Picture | None:
         "Speedup by category",
         f"Speedup over plain decoding, overall and in {len(categories)} categories, with 95 % intervals. "
         f"Overall: {_listed(summary, names)}.",
-        f"The line at 1 is plain decoding; bars are 95 % intervals. {DIFFERS} marks contenders some of whose outputs "
-        "differ from those of plain decoding.",
+        f"The line at 1 is plain decoding; bars are 95 % intervals. {DIFFERS} marks candidates with outputs that "
+        "differ from plain decoding.",
         figure,
     )
 
 
 def draw_acceptance(summary: Mapping[str, Any]) -> Picture | None:
-    """Speedup against acceptance, measured and ideal, with the curves of SWIFT's equation 6."""
+    """Draws measured and ideal speedup over acceptance, with curves of SWIFT's equation 6."""
     names = shown(summary, "acceptance_rate")
     if not names:
         return None
     figure = make_figure(5.0)
     panel, styles = figure.subplots(), Styles(summary)
-    lengths = [summary["contenders"][name]["overall"]["mean_generated_length"] for name in names]
+    lengths = [summary["candidates"][name]["overall"]["mean_generated_length"] for name in names]
     length = float(np.median(lengths))
     for name in names:
-        overall = summary["contenders"][name]["overall"]
+        overall = summary["candidates"][name]["overall"]
         rate, speedup, ideal = (overall[each] for each in ("acceptance_rate", "speedup", "ideal_speedup"))
         colour = styles.colour(name)
         if ideal is not None and speedup is not None:
@@ -106,24 +106,24 @@ def draw_acceptance(summary: Mapping[str, Any]) -> Picture | None:
         "acceptance",
         "Acceptance against speedup",
         "Speedup over plain decoding against acceptance rate: "
-        + "; ".join(_acceptance_text(name, summary["contenders"][name]["overall"]) for name in names)
+        + "; ".join(_acceptance_text(name, summary["candidates"][name]["overall"]) for name in names)
         + ".",
-        "A bar over a marker is the contender's own ideal: what the bytes that it read allow, were all else free. The "
-        f"grey curves are SWIFT's equation 6, M α / ((M - 1) c + α), at mean generated length M = {length:.2f}, the "
-        "median of those shown, for draft steps that cost c of a target step. M of each contender is in the legend.",
+        "The bar above a marker is the candidate's ideal speedup, if reading memory took all the time. The grey curves "
+        f"are SWIFT's equation 6, M α / ((M - 1) c + α), with the median mean generated length M = {length:.2f}, for "
+        "draft steps that cost c of a target step. The legend has M of each candidate.",
         figure,
     )
 
 
 def draw_time(summary: Mapping[str, Any]) -> Picture | None:
-    """Time a token by phase, a bar for each contender."""
+    """Draws the time per token by phase, one bar per candidate."""
     names = shown(summary, "measured_tpt", with_plain=True)
     if not names:
         return None
     figure = make_figure(0.24 * len(names) + 1.2)
     panel, styles = figure.subplots(), Styles(summary)
     for place, name in enumerate(names):
-        overall = summary["contenders"][name]["overall"]
+        overall = summary["candidates"][name]["overall"]
         milliseconds, left = 1000 / overall["measured_tpt"], 0.0
         if overall["other_share"] is None:
             panel.barh(place, milliseconds, 0.72, facecolor="white", edgecolor=GREY, hatch="xx", linewidth=0.8)
@@ -140,20 +140,20 @@ def draw_time(summary: Mapping[str, Any]) -> Picture | None:
             fontsize="x-small",
             bbox=_PAPER,
         )
-    plain = summary["contenders"][PLAIN]["overall"]["measured_tpt"]
+    plain = summary["candidates"][PLAIN]["overall"]["measured_tpt"]
     if plain:
         panel.axvline(1000 / plain, color="black", linewidth=1, linestyle="--")
     panel.set_ylim(len(names) - 0.4, -0.6)
     panel.set_yticks(range(len(names)), [styles.label(name) for name in names])
-    panel.set_xlabel("time after the first token, ms a token")
+    panel.set_xlabel("time after the first token, ms per token")
     panel.margins(x=0.12)
     tidy(panel)
-    _place_phase_legend(panel, any(summary["contenders"][name]["overall"]["other_share"] is None for name in names))
+    _place_phase_legend(panel, any(summary["candidates"][name]["overall"]["other_share"] is None for name in names))
     return Picture(
         "time",
         "Where the time goes",
-        "Milliseconds a token by phase: "
-        + "; ".join(_time_text(name, summary["contenders"][name]["overall"]) for name in names)
+        "Milliseconds per token by phase: "
+        + "; ".join(_time_text(name, summary["candidates"][name]["overall"]) for name in names)
         + ".",
         "All outputs together. The dashed line is plain decoding. Select is the time that choosing what drafts takes, "
         "learning included.",
@@ -188,7 +188,7 @@ def _place_phase_legend(panel: "Axes", with_peers: bool) -> None:
 
 
 def _listed(summary: Mapping[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(f"{name} {summary['contenders'][name]['overall']['speedup']:.2f}" for name in names)
+    return ", ".join(f"{name} {summary['candidates'][name]['overall']['speedup']:.2f}" for name in names)
 
 
 def _acceptance_text(name: str, overall: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Reads the folder of a run, and refuses whatever is not one."""
+"""Reads and checks the folder of a run."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 from selfspec.errors import InvalidParameterError, SelfSpecError
 from selfspec.inspection import PHASES
-from selfspec.runtimes.latency import LatencyProfile
+from selfspec.measuring import LatencyProfile
 from selfspec.types import Round
 from selfspec_lab.bench.run.folder import DESCRIPTION, MEASUREMENTS
 from selfspec_lab.bench.run.measurement import Measurement
@@ -34,16 +34,16 @@ _PROMPT = ("key", "category", "tokens")
 _SKIPPED = ("key", "category", "reason")
 _TIMES = ("prefill_seconds", "decode_seconds")
 _COUNTS = ("repeat", "turn", "position", "prompt_token_count", "peak_memory_bytes")
-_NAMES = ("prompt", "category", "contender")
+_NAMES = ("prompt", "category", "candidate")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its folder has it.
+    """The contents of a run's folder.
 
     Attributes:
-        folder: where it lies.
-        fields: what ``run.json`` says.
+        folder: its path.
+        fields: the object in ``run.json``.
         measurements: the lines of ``results.jsonl``.
     """
 
@@ -53,17 +53,17 @@ class Run:
 
     @property
     def sublayers(self) -> int:
-        """How many the model has, ``2L``."""
+        """Number of sublayers of the model, ``2L``."""
         return int(self.fields["sublayers"])
 
     @cached_property
     def latencies(self) -> LatencyProfile:
-        """What a token costs in each part of the model, as measured before the run."""
+        """Time of one row in each part of the model, measured before the run."""
         return LatencyProfile.from_dict(self.fields["latencies"])
 
     @cached_property
     def categories(self) -> dict[str, int]:
-        """The categories with their number of prompts, in the order in which they come."""
+        """Number of prompts by category, in the order of their first prompts."""
         counts: dict[str, int] = {}
         for prompt in self.fields["prompts"]:
             counts[prompt["category"]] = counts.get(prompt["category"], 0) + 1
@@ -73,10 +73,10 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Reads a run.
 
-    A last line of ``results.jsonl`` that a crash cut off is left out.
+    An incomplete last line of ``results.jsonl`` is ignored.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
 
     Raises:
         InvalidParameterError: it is not the folder of a run; the message names file and line.
@@ -136,9 +136,8 @@ def _read_measurements(path: Path, fields: Mapping[str, Any]) -> list[Measuremen
             values = json.loads(line, parse_constant=_refuse_constant)
             measurement = Measurement.from_dict(values, fields["sublayers"])
             _check_measurement(measurement, known)
-            _check_committed(values)
             if measurement.key in measurements:
-                raise ValueError("this prompt, contender and repeat were there before")
+                raise ValueError("a line above has the same prompt, candidate and repeat")
         except (KeyError, TypeError, ValueError, AttributeError, SelfSpecError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise InvalidParameterError(
@@ -146,7 +145,7 @@ def _read_measurements(path: Path, fields: Mapping[str, Any]) -> list[Measuremen
             ) from error
         measurements[measurement.key] = measurement
     if not measurements:
-        raise InvalidParameterError(f"'{path}' has no measurement yet; go on with the run: selfspec bench run --resume")
+        raise InvalidParameterError(f"'{path}' has no measurement yet; continue the run: selfspec bench run --resume")
     return list(measurements.values())
 
 
@@ -169,13 +168,9 @@ def _check_measurement(measurement: Measurement, categories: Mapping[str, str]) 
     if measurement.rounds is not None:
         for record in measurement.rounds:
             _check_round(record)
-
-
-def _check_committed(values: Mapping[str, Any]) -> None:
-    """The first token came from the prefill, all others from the rounds."""
-    if values["rounds"] and values["error"] is None:
-        committed = sum(each["tokens"] for each in values["rounds"])
-        _expect(committed == len(values["token_ids"]) - 1, "its rounds have other tokens than the output")
+        committed = tuple(token_id for record in measurement.rounds for token_id in record.token_ids)
+        after_prefill = measurement.token_ids[1:]
+        _expect(committed == after_prefill, "its rounds have other tokens than the output")
 
 
 def _check_round(record: Round) -> None:

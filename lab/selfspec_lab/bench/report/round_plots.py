@@ -1,4 +1,4 @@
-"""The pictures of a report that show rounds: what they kept, drafted and accepted. Needs matplotlib."""
+"""The pictures of a report that show rounds: kept sublayers, drafted and accepted tokens. Needs matplotlib."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _LONGEST_DRAFT = 32
 
 
 def draw_kept(run: Run, summary: Mapping[str, Any]) -> Picture | None:
-    """Which sublayers drafted, over the rounds of the first repeat; a panel for each method that drafts by layers."""
+    """Draws the kept sublayers over the rounds of the first repeat, one panel per method that drafts with layers."""
     streams = {name: _stream(run, name) for name in shown(summary, "acceptance_rate")}
     names = [name for name, outputs in streams.items() if any(map(_kept_by_layers, _records(outputs)))]
     if not names:
@@ -54,21 +54,21 @@ def draw_kept(run: Run, summary: Mapping[str, Any]) -> Picture | None:
         "Kept sublayers over time",
         "Heat maps over the rounds of the sublayers that drafted: " + ", ".join(names) + ".",
         f"The first repeat, its prompts one after another. In each half the layers from 0 (below) to {layers - 1} "
-        "(above); coloured is kept, light grey is skipped, in between where rounds are drawn as one, white where no "
-        "layers drafted." + (" Dashed: borders of the categories." if run.fields["ordered"] else ""),
+        "(above). Coloured: kept; light grey: skipped; in between: several rounds drawn as one; white: no layers "
+        "drafted." + (" Dashed: borders of the categories." if run.fields["ordered"] else ""),
         figure,
     )
 
 
 def draw_draft_lengths(run: Run, summary: Mapping[str, Any]) -> Picture | None:
-    """How many tokens the rounds drafted and accepted; a panel for each contender that drafts."""
+    """Draws histograms of drafted and accepted tokens per round, one panel per candidate that drafts."""
     names = shown(summary, "acceptance_rate")
     if not names:
         return None
     styles = Styles(summary)
     figure, axes = grid(len(names), 4, 1.35)
     for panel, name in zip(axes, names, strict=True):
-        records = [record for each in run.measurements if each.contender == name for record in each.rounds or ()]
+        records = [record for each in run.measurements if each.candidate == name for record in each.rounds or ()]
         longest = min(_LONGEST_DRAFT, max(record.drafted for record in records))
         drafted, accepted = (
             _shares_of_lengths([getattr(record, kind) for record in records], longest)
@@ -89,17 +89,17 @@ def draw_draft_lengths(run: Run, summary: Mapping[str, Any]) -> Picture | None:
         "lengths",
         "Draft lengths",
         "Histograms of the tokens that rounds drafted and accepted. Drafted on average: "
-        + ", ".join(f"{name} {summary['contenders'][name]['overall']['mean_draft_length']:.1f}" for name in names)
+        + ", ".join(f"{name} {summary['candidates'][name]['overall']['mean_draft_length']:.1f}" for name in names)
         + ".",
-        "Wide bars: draft tokens a round, of a tree those of its longest path; narrow, hatched bars: how many of them "
+        "Wide bars: draft tokens per round, for a tree of its longest path; narrow, hatched bars: how many of them "
         "were accepted.",
         figure,
     )
 
 
 def _stream(run: Run, name: str) -> list[Measurement]:
-    """The outputs of a contender's first repeat in the order of the prompts."""
-    outputs = [each for each in run.measurements if each.contender == name and each.repeat == 0 and each.error is None]
+    """Outputs of a candidate's first repeat, in the order of the prompts."""
+    outputs = [each for each in run.measurements if each.candidate == name and each.repeat == 0 and each.error is None]
     return sorted(outputs, key=lambda each: each.position)
 
 
@@ -112,7 +112,7 @@ def _kept_by_layers(record: Round) -> bool:
 
 
 def _kept_shares(records: Sequence[Round], sublayers: int) -> np.ndarray:
-    """By sublayer (rows) and stretch of rounds (columns) the share of the rounds drafted by layers that kept it."""
+    """Share of the rounds with a layer draft that kept a sublayer, by sublayer (rows) and group of rounds (columns)."""
     columns = min(len(records), _MOST_COLUMNS)
     kept, rounds = np.zeros((sublayers, columns)), np.zeros(columns)
     for number, record in enumerate(records):
@@ -124,7 +124,7 @@ def _kept_shares(records: Sequence[Round], sublayers: int) -> np.ndarray:
 
 
 def _coloured(shares: np.ndarray) -> np.ndarray:
-    """Attention below, MLP above; from the colour of skipped to that of kept, white where no layers drafted."""
+    """Colours of attention (below) and MLP (above), from skipped to kept; white where no layers drafted."""
     from matplotlib.colors import to_rgb
 
     halves = []

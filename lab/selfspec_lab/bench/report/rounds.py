@@ -1,4 +1,4 @@
-"""What the rounds of a run come to: acceptance, lengths, layers loaded, time; the papers' figures of efficiency."""
+"""Figures from the rounds of a run: acceptance, lengths, loaded layers, time, and the papers' efficiency figures."""
 
 import statistics
 from collections import Counter
@@ -6,20 +6,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from selfspec.inspection import add_seconds
+from selfspec.measuring import LatencyProfile
+from selfspec.methods.api import KeptSet
 from selfspec.methods.objective import tokens_per_time
-from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency import LatencyProfile
 from selfspec.types import Round
 from selfspec_lab.bench.report.medians import Samples, medians_by_prompt
 from selfspec_lab.bench.run.measurement import Measurement
 
 
 def round_figures(samples: Samples, latencies: LatencyProfile) -> dict[str, Any]:
-    """Those of ``FIGURES`` that come from rounds.
+    """The figures of ``FIGURES`` that come from rounds.
 
     Args:
         samples: outputs of a selfspec method.
-        latencies: of the model.
+        latencies: the model's latencies.
     """
     outputs = list(samples.values())
     records = [record for sample in outputs for record in sample.rounds or ()]
@@ -42,19 +42,19 @@ def round_figures(samples: Samples, latencies: LatencyProfile) -> dict[str, Any]
 
 
 def accepted_by_position(records: Sequence[Round]) -> list[float]:
-    """For each place in a draft: of the rounds that drafted a token there, the share in which it was accepted."""
+    """For each position in a draft, the share of the rounds drafting a token there that accepted it."""
     drafted = Counter(record.drafted for record in records)
     accepted = Counter(record.accepted for record in records)
-    places = range(1, max(drafted, default=0) + 1)
-    return [_at_least(accepted, place) / _at_least(drafted, place) for place in places]
+    positions = range(1, max(drafted, default=0) + 1)
+    return [_at_least(accepted, position) / _at_least(drafted, position) for position in positions]
 
 
 def tokens_per_loaded_layer(sample: Measurement, layers: int) -> float | None:
-    """DEL's eTPL of one output; see ``FIGURES``. ``None`` where it has no rounds.
+    """DEL's eTPL of one output; see ``FIGURES``. ``None`` without rounds.
 
     Args:
         sample: the output.
-        layers: of the model, ``L``.
+        layers: number of layers, ``L``.
     """
     if not sample.rounds:
         return None
@@ -65,12 +65,12 @@ def tokens_per_loaded_layer(sample: Measurement, layers: int) -> float | None:
 def predicted_tokens_per_second(samples: Iterable[Measurement], latencies: LatencyProfile) -> float:
     """KnapSpec's TPT, equation 4, with the cost of the head.
 
-    ``α`` and ``γ`` are the acceptance rate and the mean draft length, the latencies those at the mean context. Tokens
-    that no layers drafted take no time.
+    ``α`` is the acceptance rate, ``γ`` the mean draft length; latencies are taken at the mean context. Tokens that no
+    layers drafted take no time.
 
     Args:
         samples: outputs with at least one round.
-        latencies: of the model.
+        latencies: the model's latencies.
     """
     contexts: list[int] = []
     drafts: Counter[KeptSet | None] = Counter()

@@ -1,4 +1,4 @@
-"""The picture of a report that shows speed prompt by prompt, as the stream went on. Needs matplotlib."""
+"""The picture of a report that shows speed prompt by prompt over a stream. Needs matplotlib."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -20,7 +20,7 @@ _ROOM_FOR_NAMES = 36
 
 
 def draw_stream(run: Run, summary: Mapping[str, Any]) -> Picture | None:
-    """Speed relative to plain decoding, prompt by prompt in their order; a panel for each contender."""
+    """Draws speed over plain decoding by prompt, one panel per candidate."""
     names = shown(summary)
     prompts = [prompt["key"] for prompt in run.fields["prompts"]]
     lines = {name: _speeds_in_order(run, name, prompts) for name in names}
@@ -47,9 +47,9 @@ def draw_stream(run: Run, summary: Mapping[str, Any]) -> Picture | None:
     return Picture(
         "stream",
         "Speed over the stream",
-        f"Speed over that of plain decoding for each of {len(prompts)} prompts in their order: {', '.join(names)}.",
-        "Tokens a second over those of plain decoding, the median over the repeats. The line at 1 is plain decoding; "
-        "grey is the range of all contenders shown."
+        f"Speed over plain decoding for each of {len(prompts)} prompts in their order: {', '.join(names)}.",
+        "Tokens per second ÷ those of plain decoding, median over the repeats. The line at 1 is plain decoding; "
+        "grey is the range of all candidates shown."
         + (" Dots are prompts, lines running medians." if len(prompts) > _FEW_PROMPTS else "")
         + _explain_borders(stretches),
         figure,
@@ -63,7 +63,7 @@ def _speeds_in_order(run: Run, name: str, prompts: Sequence[str]) -> np.ndarray:
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """A running median over a few prompts where there are many; itself where there are few."""
+    """A running median over a few prompts if there are many; unchanged if there are few."""
     half = len(values) // (2 * _FEW_PROMPTS)
     if half == 0:
         return values
@@ -80,7 +80,7 @@ def _draw_own_line(panel: "Axes", places: np.ndarray, values: np.ndarray, styles
 
 
 def _category_stretches(run: Run) -> list[tuple[str, int]]:
-    """The categories of a stream, each with how many prompts in a row are of it; none where order means nothing."""
+    """Consecutive prompts of one category in a stream, as category and number; empty without an order."""
     if not run.fields["ordered"]:
         return []
     return [

@@ -1,4 +1,4 @@
-"""How the pictures of a report look: any colour vision tells contenders apart, and so does print without colours."""
+"""Styles of a report's pictures; candidates differ with any colour vision and in grey print."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SPEEDUP = "speedup"
-"""Name of the picture of speedups, which stands beside the table of the same."""
+"""Name of the picture of speedups, which is placed after the main table."""
 
 WIDTH = 9.0
-"""Inches of every picture."""
+"""Width of every picture, in inches."""
 
 GREY = "#999999"
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Of Okabe and Ito, but for their yellow, which white paper swallows."""
+"""The palette of Okabe and Ito without yellow, which is hard to see on white."""
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 _LONGEST_NAME = 30
 
@@ -30,11 +30,11 @@ class Picture:
     """A picture of a report.
 
     Attributes:
-        name: short, unique in its report.
-        title: over the picture.
-        alt: what it shows, for those who cannot see it.
-        caption: how to read it.
-        figure: the picture, without the global state of pyplot.
+        name: short name, unique in its report.
+        title: title above the picture.
+        alt: alternative text.
+        caption: explanation below the picture.
+        figure: the matplotlib figure, made without pyplot.
     """
 
     name: str
@@ -45,57 +45,57 @@ class Picture:
 
 
 class Styles:
-    """Colour, marker and label of every contender, the same in all pictures.
+    """Colour, marker and label of every candidate, the same in all pictures.
 
-    Colours and markers come round after numbers of contenders without a common divisor, and markers are hollow the
-    second time, so that all pairs differ, and the shapes of the first 22 even without their colours.
+    The numbers of colours and of markers have no common divisor, so all pairs differ. The second cycle of markers is
+    hollow, so the first 22 differ in shape alone.
 
     Args:
-        summary: of the run.
+        summary: the run's summary.
     """
 
     def __init__(self, summary: Mapping[str, Any]) -> None:
-        self._contenders = summary["contenders"]
-        self._places = {name: place for place, name in enumerate(self._contenders)}
+        self._candidates = summary["candidates"]
+        self._places = {name: place for place, name in enumerate(self._candidates)}
 
     def colour(self, name: str) -> str:
-        """Of a contender."""
+        """Colour of a candidate."""
         return _COLOURS[self._places[name] % len(_COLOURS)]
 
     def marker(self, name: str) -> dict[str, Any]:
-        """What ``Axes.plot`` takes for a contender's marker."""
+        """Keyword arguments of ``Axes.plot`` for a candidate's marker."""
         place, colour = self._places[name], self.colour(name)
         hollow = place // len(_MARKERS) % 2
         face = "white" if hollow else colour
         return {"marker": _MARKERS[place % len(_MARKERS)], "markerfacecolor": face, "markeredgecolor": colour}
 
     def label(self, name: str) -> str:
-        """The name, marked where outputs differ from those of plain decoding."""
-        return plain_text(f"{name} {DIFFERS}" if self._contenders[name]["overall"]["differing"] else name)
+        """Name of a candidate, marked if outputs differ from plain decoding."""
+        return plain_text(f"{name} {DIFFERS}" if self._candidates[name]["overall"]["differing"] else name)
 
 
 def shown(summary: Mapping[str, Any], figure: str = "speedup", *, with_plain: bool = False) -> list[str]:
-    """The contenders that have a figure, the fastest first."""
+    """Candidates that have a figure, fastest first."""
     return [
         name
         for name in by_speedup(summary)
-        if summary["contenders"][name]["overall"][figure] is not None and (with_plain or name != PLAIN)
+        if summary["candidates"][name]["overall"][figure] is not None and (with_plain or name != PLAIN)
     ]
 
 
 def plain_text(text: str) -> str:
-    """Text as matplotlib takes it without reading formulas into it, cut where it is very long."""
+    """Escapes text for matplotlib, which would read ``$`` as a formula, and shortens it."""
     return textwrap.shorten(text, _LONGEST_NAME, placeholder="…").replace("$", r"\$") or "–"
 
 
 def grid(panels: int, columns: int, panel_height: float, **options: Any) -> tuple["Figure", list["Axes"]]:
-    """A figure of panels in rows and columns; those that are left over in the last row are empty.
+    """A figure with a grid of panels; unused places in the last row are empty.
 
     Args:
-        panels: how many.
-        columns: most of them side by side.
-        panel_height: inches of each.
-        **options: for ``Figure.subplots``.
+        panels: number of panels.
+        columns: most panels in a row.
+        panel_height: height of a panel, in inches.
+        **options: passed to ``Figure.subplots``.
     """
     columns = min(columns, panels)
     rows = -(-panels // columns)
@@ -109,10 +109,10 @@ def grid(panels: int, columns: int, panel_height: float, **options: Any) -> tupl
 
 
 def make_figure(height: float) -> "Figure":
-    """An empty figure of a report's width.
+    """An empty figure of ``WIDTH``.
 
     Args:
-        height: in inches.
+        height: height in inches.
     """
     from matplotlib.figure import Figure
 
@@ -120,7 +120,7 @@ def make_figure(height: float) -> "Figure":
 
 
 def tidy(panel: "Axes", *, grid_axis: str | None = None) -> None:
-    """Takes away what carries nothing, and draws thin lines across where values are to be compared."""
+    """Removes the upper and right spines and draws a thin grid along an axis."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.tick_params(labelsize="small")
     if grid_axis is not None:

@@ -1,35 +1,35 @@
-"""The summary of a run: what ``summary.json`` holds, and all that the reports show in figures."""
+"""The summary of a run: all figures of its reports, as in ``summary.json``."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from selfspec_lab.bench.options import PLAIN
-from selfspec_lab.bench.report.figures import contender_figures
+from selfspec_lab.bench.report.figures import candidate_figures
 from selfspec_lab.bench.report.medians import Samples, median, median_interval, samples_of, speedups_by_prompt
 from selfspec_lab.bench.report.read import Run
 from selfspec_lab.bench.run.peers import PEERS
 
 TRANSFORMERS = "transformers"
-"""The peer that is ``generate`` as it comes."""
+"""Name of the peer that is transformers' ``generate`` with its defaults."""
 
 
 def summarise(run: Run) -> dict[str, Any]:
-    """The figures of a run.
+    """Computes the figures of a run.
 
     Args:
-        run: as ``read_run`` gives it.
+        run: as ``read_run`` returns it.
 
     Returns:
-        What ``summary.json`` holds, ready for JSON: of ``run.json`` the ``stamp``, ``options``, ``parameters``,
-        ``copy_bytes_per_second``, ``skipped`` prompts and ``failures`` of contenders that could not be made;
-        ``chat`` and ``llama_cpp`` (null in runs that do not say); ``dtype`` and ``layers`` of the model; ``prompts``
-        and, by category, ``categories``: how many there are; ``expected`` and ``measured`` outputs; ``plain_over``: by
-        peer ``speedup`` and ``speedup_interval`` of plain decoding over it; ``contenders``: by name, in the order of
-        the options, the ``kind`` (``baseline``, ``method`` or ``peer``), ``settings``, ``errors``, and, as
-        ``figures.FIGURES`` explains them, the figures ``overall`` and by category (``categories``).
+        The object of ``summary.json``. From ``run.json``: ``stamp``, ``options``, ``parameters``,
+        ``copy_bytes_per_second``, ``skipped`` prompts, ``failures`` (candidates that could not be set up), ``chat`` and
+        ``llama_cpp`` (null in older runs). ``dtype`` and ``layers`` of the model. ``prompts``: number of prompts, and
+        ``categories``: the same by category. ``expected`` and ``measured``: numbers of outputs. ``plain_over``: by peer
+        ``speedup`` and ``speedup_interval`` of plain decoding over it. ``candidates``: by name, in the order of the
+        options, ``kind`` (``baseline``, ``method`` or ``peer``), ``settings``, ``errors``, and the figures of
+        ``figures.FIGURES``, ``overall`` and by category (``categories``).
     """
-    names = _contenders(run)
+    names = _candidates(run)
     samples = {name: samples_of(run.measurements, name) for name in names}
     fields = run.fields
     asked = {*names, *fields["options"]["methods"], *fields["options"]["peers"]} - {*fields["failures"]}
@@ -51,34 +51,34 @@ def summarise(run: Run) -> dict[str, Any]:
         "expected": len(asked) * len(fields["prompts"]) * fields["options"]["repeats"],
         "measured": len(run.measurements),
         "plain_over": {name: _plain_over(samples[PLAIN], samples[name]) for name in names if kind_of(name) == "peer"},
-        "contenders": {name: _contender(run, name, samples) for name in names},
+        "candidates": {name: _candidate(run, name, samples) for name in names},
     }
 
 
-def kind_of(contender: str) -> str:
-    """``baseline``, ``peer`` or ``method``."""
-    return "baseline" if contender == PLAIN else "peer" if contender in PEERS else "method"
+def kind_of(candidate: str) -> str:
+    """Kind of a candidate: ``baseline``, ``peer`` or ``method``."""
+    return "baseline" if candidate == PLAIN else "peer" if candidate in PEERS else "method"
 
 
-def _contenders(run: Run) -> list[str]:
-    """Whatever was measured or could not be made: plain decoding, then in the order in which they were asked for."""
+def _candidates(run: Run) -> list[str]:
+    """All candidates: plain decoding, then the others in the order of the options."""
     options = run.fields["options"]
-    there = {measurement.contender for measurement in run.measurements} | set(run.fields["failures"])
+    there = {measurement.candidate for measurement in run.measurements} | set(run.fields["failures"])
     ordered = dict.fromkeys([PLAIN, *options["methods"], *options["peers"], *sorted(there)])
     return [name for name in ordered if name in there or name == PLAIN]
 
 
-def _contender(run: Run, name: str, samples: Mapping[str, Samples]) -> dict[str, Any]:
-    errors = [each for each in run.measurements if each.contender == name and each.error is not None]
+def _candidate(run: Run, name: str, samples: Mapping[str, Samples]) -> dict[str, Any]:
+    errors = [each for each in run.measurements if each.candidate == name and each.error is not None]
     messages = [run.fields["failures"][name]] if name in run.fields["failures"] else []
 
     def figures(category: str | None) -> dict[str, Any]:
-        """Of the prompts of a category, or of all."""
+        """Figures over the prompts of a category, or over all."""
         mine, plain, transformers = (
             _in_category(samples.get(each, {}), category) for each in (name, PLAIN, TRANSFORMERS)
         )
         failures = sum(category in (None, each.category) for each in errors)
-        return contender_figures(mine, plain, transformers, run.latencies, failures)
+        return candidate_figures(mine, plain, transformers, run.latencies, failures)
 
     return {
         "kind": kind_of(name),
@@ -99,5 +99,5 @@ def _in_category(samples: Samples, category: str | None) -> Samples:
 
 
 def _counted(messages: Iterable[str]) -> list[str]:
-    """Each message once, and how often it came where that is more often."""
+    """Each message once, with its number of occurrences if above 1."""
     return [f"{message} ({count} times)" if count > 1 else message for message, count in Counter(messages).items()]

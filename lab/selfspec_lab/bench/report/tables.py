@@ -1,4 +1,4 @@
-"""What the reports of a run say in tables, before it becomes Markdown or HTML."""
+"""The tables of a report, independent of Markdown and HTML."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 NOTHING = "–"
 DIFFERS = "≠"
-"""Stands behind a contender that wrote other tokens than plain decoding."""
+"""Marks a candidate with outputs that differ from plain decoding."""
 
 _POSITIONS = 6
 _MIB = 2**20
@@ -14,11 +14,11 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Cell:
-    """A field of a table.
+    """A cell of a table.
 
     Attributes:
-        text: what it says; plain text that still has to be escaped.
-        marked: to be shown as a warning.
+        text: plain text, not yet escaped.
+        marked: whether to show it as a warning.
     """
 
     text: str
@@ -30,8 +30,8 @@ class Table:
     """A table whose first column names the row.
 
     Attributes:
-        header: over the columns.
-        rows: as many cells each.
+        header: names of the columns.
+        rows: each with one cell per column.
     """
 
     header: tuple[str, ...]
@@ -39,22 +39,22 @@ class Table:
 
 
 Column = Callable[[Mapping[str, Any]], Cell]
-"""What a column says of a contender of the summary."""
+"""The cell of a column for a candidate of the summary."""
 
 
 def by_speedup(summary: Mapping[str, Any]) -> list[str]:
-    """The contenders, the one with the highest overall speedup first, those without one last."""
-    contenders = summary["contenders"]
+    """Candidates by descending overall speedup; those without a speedup last."""
+    candidates = summary["candidates"]
 
     def key(name: str) -> tuple[bool, float]:
-        speedup = contenders[name]["overall"]["speedup"]
+        speedup = candidates[name]["overall"]["speedup"]
         return speedup is None, -(speedup or 0.0)
 
-    return sorted(contenders, key=key)
+    return sorted(candidates, key=key)
 
 
 def main_table(summary: Mapping[str, Any]) -> Table:
-    """One row a contender with the figures that matter most."""
+    """The main figures, one row per candidate."""
     columns: dict[str, Column] = {
         "speedup (95 % interval)": speedup_cell,
         "identical outputs": identical_cell,
@@ -73,7 +73,7 @@ def main_table(summary: Mapping[str, Any]) -> Table:
 
 
 def draft_table(summary: Mapping[str, Any]) -> Table:
-    """One row a contender: how its drafts fared, and the papers' figures of efficiency."""
+    """Figures of the drafts and the papers' figures of efficiency, one row per candidate."""
     return _overall_table(
         summary,
         {
@@ -91,7 +91,7 @@ def draft_table(summary: Mapping[str, Any]) -> Table:
 
 
 def cost_table(summary: Mapping[str, Any]) -> Table:
-    """One row a contender: time and memory."""
+    """Time and memory, one row per candidate."""
     return _overall_table(
         summary,
         {
@@ -107,19 +107,19 @@ def cost_table(summary: Mapping[str, Any]) -> Table:
 
 
 def category_table(summary: Mapping[str, Any]) -> Table:
-    """Speedups, one row a contender, one column a category."""
-    contenders, categories = summary["contenders"], list(summary["categories"])
+    """Speedups, one row per candidate, one column per category."""
+    candidates, categories = summary["candidates"], list(summary["categories"])
     rows = [
-        (Cell(name), *(_category_cell(contenders[name], category) for category in categories))
+        (Cell(name), *(_category_cell(candidates[name], category) for category in categories))
         for name in by_speedup(summary)
     ]
     header = [f"{category} ({count})" for category, count in summary["categories"].items()]
-    return Table(("contender", *header), tuple(rows))
+    return Table(("candidate", *header), tuple(rows))
 
 
 def settings_table(summary: Mapping[str, Any]) -> Table:
-    """The settings of every method that has any."""
-    settings = {name: contender["settings"] for name, contender in summary["contenders"].items()}
+    """Settings of the methods that have any."""
+    settings = {name: candidate["settings"] for name, candidate in summary["candidates"].items()}
     rows = [
         (Cell(name), Cell(", ".join(f"{key}={value}" for key, value in values.items())))
         for name, values in settings.items()
@@ -128,65 +128,65 @@ def settings_table(summary: Mapping[str, Any]) -> Table:
     return Table(("method", "settings"), tuple(rows))
 
 
-def speedup_cell(contender: Mapping[str, Any]) -> Cell:
-    """Its overall speedup with the interval."""
-    figures = contender["overall"]
+def speedup_cell(candidate: Mapping[str, Any]) -> Cell:
+    """A candidate's overall speedup with its interval."""
+    figures = candidate["overall"]
     if figures["speedup"] is None:
-        return _no_speedup(contender)
+        return _no_speedup(candidate)
     low, high = figures["speedup_interval"]
     return Cell(f"{figures['speedup']:.2f}× ({low:.2f} to {high:.2f})")
 
 
-def identical_cell(contender: Mapping[str, Any]) -> Cell:
-    """How many outputs have the tokens of plain decoding, as a warning where not all have."""
-    figures = contender["overall"]
+def identical_cell(candidate: Mapping[str, Any]) -> Cell:
+    """Number of outputs identical to plain decoding; marked if some differ."""
+    figures = candidate["overall"]
     if not figures["compared"]:
         return Cell(NOTHING)
     text = f"{figures['identical']}/{figures['compared']}"
     return Cell(f"{text}, {figures['differing']} differ", marked=True) if figures["differing"] else Cell(text)
 
 
-def _category_cell(contender: Mapping[str, Any], category: str) -> Cell:
-    figures = contender["categories"][category]
+def _category_cell(candidate: Mapping[str, Any], category: str) -> Cell:
+    figures = candidate["categories"][category]
     if figures["speedup"] is None:
-        return _no_speedup(contender)
+        return _no_speedup(candidate)
     text = f"{figures['speedup']:.2f}×"
     return Cell(f"{text}\N{NO-BREAK SPACE}{DIFFERS}", marked=True) if figures["differing"] else Cell(text)
 
 
-def _no_speedup(contender: Mapping[str, Any]) -> Cell:
-    return Cell("failed", marked=True) if contender["errors"] else Cell(NOTHING)
+def _no_speedup(candidate: Mapping[str, Any]) -> Cell:
+    return Cell("failed", marked=True) if candidate["errors"] else Cell(NOTHING)
 
 
 def _overall_table(summary: Mapping[str, Any], columns: Mapping[str, Column]) -> Table:
-    contenders = summary["contenders"]
-    rows = [(Cell(name), *(column(contenders[name]) for column in columns.values())) for name in by_speedup(summary)]
-    return Table(("contender", *columns), tuple(rows))
+    candidates = summary["candidates"]
+    rows = [(Cell(name), *(column(candidates[name]) for column in columns.values())) for name in by_speedup(summary)]
+    return Table(("candidate", *columns), tuple(rows))
 
 
 def _number(name: str, form: str, factor: float = 1.0) -> Column:
-    def cell(contender: Mapping[str, Any]) -> Cell:
-        value = contender["overall"][name]
+    def cell(candidate: Mapping[str, Any]) -> Cell:
+        value = candidate["overall"][name]
         return Cell(NOTHING if value is None else form.format(value * factor))
 
     return cell
 
 
-def _positions(contender: Mapping[str, Any]) -> Cell:
-    shares: Sequence[float] = contender["overall"]["accepted_by_position"] or ()
+def _positions(candidate: Mapping[str, Any]) -> Cell:
+    shares: Sequence[float] = candidate["overall"]["accepted_by_position"] or ()
     text = " ".join(f"{share:.2f}" for share in shares[:_POSITIONS])
     return Cell(f"{text} …" if len(shares) > _POSITIONS else text or NOTHING)
 
 
-def _memory_above_plain(contender: Mapping[str, Any]) -> Cell:
-    share = contender["overall"]["memory_above_plain"]
-    return Cell(NOTHING if share is None else f"{round(share, 3) + 0.0:+.1%}")  # which makes a zero of -0.0
+def _memory_above_plain(candidate: Mapping[str, Any]) -> Cell:
+    share = candidate["overall"]["memory_above_plain"]
+    return Cell(NOTHING if share is None else f"{round(share, 3) + 0.0:+.1%}")  # + 0.0 turns -0.0 into 0.0
 
 
-def _failures(contender: Mapping[str, Any]) -> Cell:
-    failures = contender["overall"]["failures"]
+def _failures(candidate: Mapping[str, Any]) -> Cell:
+    failures = candidate["overall"]["failures"]
     return Cell(str(failures), marked=failures > 0)
 
 
 def _has(summary: Mapping[str, Any], name: str) -> bool:
-    return any(contender["overall"][name] is not None for contender in summary["contenders"].values())
+    return any(candidate["overall"][name] is not None for candidate in summary["candidates"].values())

@@ -9,18 +9,17 @@ _TALK = (("user", "a"), ("assistant", "b"), ("user", "c"))
 
 
 def decide_chat(asked: bool | None, tokenizer: Any, suite: Suite) -> bool:
-    """Whether questions go through the chat template.
+    """Decides whether questions go through the chat template.
 
-    Unless it was asked for or against, they do for a chat model, and where the suite was written as chat messages for
-    any model that has a template.
+    By default they do for a chat model; if the suite consists of chat messages, for any model with a template.
 
     Args:
-        asked: what the user wants; ``None`` for no wish.
-        tokenizer: of the model.
+        asked: the user's choice; ``None`` for the default.
+        tokenizer: the model's tokenizer.
         suite: the questions.
 
     Raises:
-        InvalidParameterError: a chat was asked for, and there is no template.
+        InvalidParameterError: a chat is requested, but there is no template.
     """
     has_template = bool(getattr(tokenizer, "chat_template", None))
     if asked and not has_template:
@@ -31,18 +30,18 @@ def decide_chat(asked: bool | None, tokenizer: Any, suite: Suite) -> bool:
 
 
 def marks_turns(tokenizer: Any) -> bool:
-    """Whether the chat template sets turns apart by special tokens, as that of a chat model does.
+    """Whether the chat template separates turns with special tokens, like that of a chat model.
 
-    A model that was not trained on chats can have a template of plain words: that of the bundled checkpoints is
-    ``Question: … Answer:``, which fits word problems and nothing else. A token that begins every text does not count.
+    A model that was not trained on chats can have a template of plain text: that of the bundled checkpoints is
+    ``Question: … Answer:``, for word problems. The token that starts every text does not count.
 
     Args:
-        tokenizer: one with a chat template.
+        tokenizer: a tokenizer with a chat template.
     """
     messages = [{"role": role, "content": content} for role, content in _TALK]
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    except Exception:  # whatever a template raises; the prompts will say why
+    except Exception:  # any error of the template; it is reported when prompts are made
         return False
     text = text.removeprefix(tokenizer.bos_token or "")
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]

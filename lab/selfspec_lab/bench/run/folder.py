@@ -1,4 +1,4 @@
-"""The folder of a run: what it is, and one line for every measurement, written as soon as it is there."""
+"""The folder of a run: ``run.json`` describes it, ``results.jsonl`` has a line for each measurement."""
 
 import contextlib
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from selfspec.errors import InvalidParameterError, SelfSpecError
+from selfspec.files import replace_file
 from selfspec_lab.bench.run.measurement import Measurement
 
 DESCRIPTION, MEASUREMENTS = "run.json", "results.jsonl"
@@ -16,27 +17,27 @@ LEAST_FREE_BYTES = 64 * 2**20
 
 
 class RunFolder:
-    """Where a run keeps what it measured.
+    """The folder that a run writes to.
 
     Args:
         path: the folder; made when the run starts.
-        resume: go on with the run that is there.
-        overwrite: replace the run that is there.
+        resume: continue the run in the folder.
+        overwrite: replace the run in the folder.
 
     Raises:
-        InvalidParameterError: there is another run and neither was asked for, or both were; the place cannot hold a
-            folder; there is hardly any space left.
+        InvalidParameterError: the folder holds a run and neither option is set; both are set; the path cannot be a
+            folder; less than ``LEAST_FREE_BYTES`` are free.
     """
 
     def __init__(self, path: Path, *, resume: bool = False, overwrite: bool = False) -> None:
         self.path = path
         self._resume = resume
         if resume and overwrite:
-            raise InvalidParameterError("--resume goes on with a run, --overwrite drops it; choose one of them")
+            raise InvalidParameterError("--resume continues a run, --overwrite deletes it; choose one of them")
         _check_place(path)
         if self.has_run and not resume and not overwrite:
             raise InvalidParameterError(
-                f"'{path}' holds the results of a run already; go on with it by --resume, replace it by --overwrite, "
+                f"'{path}' already holds a run; continue it with --resume, replace it with --overwrite, "
                 "or name another folder"
             )
 
@@ -46,14 +47,14 @@ class RunFolder:
         return (self.path / DESCRIPTION).exists() or (self.path / MEASUREMENTS).exists()
 
     def check_same(self, options: Mapping[str, Any], place: Mapping[str, Any]) -> None:
-        """Refuses to go on with a run that was told something else, or measured elsewhere.
+        """Refuses to resume a run that had other options or another machine.
 
         Args:
-            options: of the run to come, as ``RunOptions.to_dict`` gives them.
-            place: its stamp, of which hardware, versions and threads have to be the same.
+            options: as ``RunOptions.to_dict`` gives them.
+            place: the present stamp; its hardware, versions and threads are compared.
 
         Raises:
-            InvalidParameterError: they differ; the message says in what.
+            InvalidParameterError: they differ; the message names the differences.
         """
         if not (self._resume and self.has_run):
             return
@@ -64,12 +65,12 @@ class RunFolder:
             different += _differences({name: stamp.get(name)}, {name: place[name]})
         if different:
             raise InvalidParameterError(
-                f"the run in '{self.path}' was another one: {'; '.join(different)}. Resume with the same options on "
-                "the same machine, or name another folder"
+                f"the run in '{self.path}' differs: {'; '.join(different)}. Resume with the same options on the same "
+                "machine, or name another folder"
             )
 
     def describe(self) -> dict[str, Any]:
-        """What ``run.json`` says.
+        """The object in ``run.json``.
 
         Raises:
             InvalidParameterError: it is missing or broken.
@@ -84,44 +85,44 @@ class RunFolder:
         return described
 
     def start(self, description: Mapping[str, Any]) -> set[tuple[str, str, int]]:
-        """Makes the folder ready.
+        """Prepares the folder: makes it, or reads the measurements of the run to resume.
 
         Args:
-            description: what ``run.json`` is to say.
+            description: the object for ``run.json``.
 
         Returns:
-            The keys of what is measured already.
+            The keys of the measurements that exist.
 
         Raises:
-            InvalidParameterError: it cannot be written, or what is there cannot be read.
+            InvalidParameterError: the folder cannot be written, or its measurements cannot be read.
         """
         with self._explained():
             self.path.mkdir(parents=True, exist_ok=True)
             if self._resume and self.has_run:
-                return self._drop_cut_line()
+                return self._drop_incomplete_line()
             for name in (DESCRIPTION, MEASUREMENTS, *REPORTS):
                 (self.path / name).unlink(missing_ok=True)
             text = json.dumps(description, indent=1, allow_nan=False) + "\n"
-            (self.path / DESCRIPTION).write_text(text, encoding="utf-8")
+            replace_file(self.path / DESCRIPTION, text)
             (self.path / MEASUREMENTS).touch()
         return set()
 
     def append(self, measurement: Measurement) -> None:
-        """Writes a line.
+        """Appends a line to ``results.jsonl``.
 
         Raises:
-            InvalidParameterError: there is no space; what was written before is whole.
+            InvalidParameterError: it cannot be written; earlier lines are intact.
         """
         with self._explained(), (self.path / MEASUREMENTS).open("a", encoding="utf-8") as file:
-            _write_line(file, json.dumps(measurement.to_dict(), allow_nan=False))
+            write_line(file, json.dumps(measurement.to_dict(), allow_nan=False))
 
-    def _drop_cut_line(self) -> set[tuple[str, str, int]]:
-        """Removes a last line that a crash cut off; returns the keys of the others that are measurements."""
+    def _drop_incomplete_line(self) -> set[tuple[str, str, int]]:
+        """Removes an incomplete last line; returns the keys of the measurements."""
         path = self.path / MEASUREMENTS
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:
-            path.write_bytes(whole)
+            replace_file(path, whole)
         sublayers, measured = self.describe()["sublayers"], set()
         for number, line in enumerate(whole.splitlines(), start=1):
             try:
@@ -137,12 +138,17 @@ class RunFolder:
             yield
         except OSError as error:
             raise InvalidParameterError(
-                f"cannot write to '{self.path}': {error.strerror or error}; what was measured so far is kept. Make "
-                "room, then go on by --resume"
+                f"cannot write to '{self.path}': {error.strerror or error}; the measurements so far are kept. Make "
+                "room, then continue with --resume"
             ) from error
 
 
-def _write_line(file: TextIO, line: str) -> None:
+def write_line(file: TextIO, line: str) -> None:
+    """Appends a line to a file; if that fails, removes the part that was written.
+
+    Raises:
+        OSError: the line cannot be written.
+    """
     start = file.tell()
     try:
         file.write(line + "\n")
@@ -160,7 +166,7 @@ def _check_place(path: Path) -> None:
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir():
-        raise InvalidParameterError(f"--out '{path}' lies below '{parent}', which is a file; name another folder")
+        raise InvalidParameterError(f"--out '{path}' is below '{parent}', which is a file; name another folder")
     free = shutil.disk_usage(parent).free
     if free < LEAST_FREE_BYTES:
         raise InvalidParameterError(
@@ -170,4 +176,4 @@ def _check_place(path: Path) -> None:
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return [f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in names]
+    return [f"{name} was {before.get(name)!r}, is {now.get(name)!r}" for name in names]

@@ -1,41 +1,41 @@
-"""One measurement of ``selfspec bench run``: a contender's output for a prompt. A line of ``results.jsonl``."""
+"""One measurement of ``selfspec bench run``: a candidate's output for a prompt. A line of ``results.jsonl``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
-from selfspec.inspection import PHASES
-from selfspec.model.kept import KeptSet
-from selfspec.types import Generation, PhaseSeconds, Round
-from selfspec_lab.bench.cost import DecodingBytes, StepBytes, decoding_bytes
+from selfspec.measuring import StepBytes
+from selfspec.types import Generation, Round
+from selfspec_lab.bench.cost import DecodingBytes, decoding_bytes
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one contender made of one prompt in one repeat.
+    """The output of one candidate for one prompt in one repeat.
 
     Attributes:
-        prompt: key of the prompt, unique in its suite; ``81/2`` is the second turn of question 81.
+        prompt: key of the prompt, unique in its suite; ``81/2`` is turn 2 of question 81.
         category: of the prompt, as the suite has it.
-        contender: name of a method or of a peer.
-        repeat: counted from 0.
-        turn: in how manieth place of the prompt's contenders it ran, counted from 0.
-        position: number of the prompt in the suite, counted from 0, turns of a question being prompts of their own.
-        error: why there is no output; ``None`` where there is one. All that follows is then empty.
+        candidate: name of a method or of a peer.
+        repeat: index of the repeat, from 0.
+        turn: its index in the order in which the candidates ran on this prompt, from 0.
+        position: index of the prompt in the suite, from 0; each turn of a question is a prompt.
+        error: why there is no output, or ``None``. With an error, all fields below are empty.
         prompt_token_count: tokens of the prompt.
         token_ids: the output.
-        identical: whether its tokens are those of plain decoding; ``None`` where that says nothing, that is for the
-            sampled output of a peer.
-        prefill_seconds: time to the first token.
-        decode_seconds: from the first token to the last.
-        peak_memory_bytes: peak memory of the run.
-        bytes: what decoding had to read at least, where selfspec wrote the output.
-        rounds: what happened, round by round; ``None`` for peers.
+        identical: whether its tokens are those of plain decoding; ``None`` for the sampled output of a peer, which
+            need not be.
+        prefill_seconds: seconds to the first token.
+        decode_seconds: seconds from the first token to the last.
+        peak_memory_bytes: peak memory of the run, in bytes.
+        bytes: the least that decoding has to read; ``None`` for peers.
+        rounds: the rounds; ``None`` for peers.
     """
 
     prompt: str
     category: str
-    contender: str
+    candidate: str
     repeat: int
     turn: int
     position: int
@@ -51,38 +51,33 @@ class Measurement:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What identifies it in a run: prompt, contender, repeat."""
-        return self.prompt, self.contender, self.repeat
+        """What identifies it in a run: prompt, candidate, repeat."""
+        return self.prompt, self.candidate, self.repeat
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that a line of ``results.jsonl`` holds.
-
-        A round is ``{"kept", "drafted", "candidates", "accepted", "tokens", "threshold", "seconds"}``: ``kept`` are the
-        sublayers that drafted (null where none did), ``tokens`` how many were committed, ``seconds`` by phase.
-        """
+        """The object on a line of ``results.jsonl``: the attributes, rounds as ``Round.to_dict`` gives them."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         fields["token_ids"] = list(self.token_ids)
         fields["bytes"] = None if self.bytes is None else asdict(self.bytes)
-        fields["rounds"] = None if self.rounds is None else [_describe(record) for record in self.rounds]
+        fields["rounds"] = None if self.rounds is None else [record.to_dict() for record in self.rounds]
         return fields
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], sublayers: int) -> "Measurement":
-        """What ``to_dict`` gave.
+        """The measurement that ``to_dict`` described.
 
         Args:
-            fields: the object.
-            sublayers: how many the model has, ``2L``.
+            fields: the object; those of runs before ``candidate`` and ``Round.to_dict`` are read too.
+            sublayers: number of sublayers of the model, ``2L``.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: it is not such an object.
         """
-        values = dict(fields)
-        token_ids = tuple(int(token_id) for token_id in values["token_ids"])
-        values["token_ids"] = token_ids
+        values = _current_form(fields)
+        values["token_ids"] = tuple(int(token_id) for token_id in values["token_ids"])
         values["bytes"] = None if values["bytes"] is None else DecodingBytes(**values["bytes"])
         if values["rounds"] is not None:
-            values["rounds"] = _rounds(values["rounds"], token_ids, sublayers)
+            values["rounds"] = tuple(Round.from_dict(each, sublayers) for each in values["rounds"])
         return cls(**values)
 
 
@@ -100,33 +95,18 @@ def output_fields(generation: Generation, costs: StepBytes, peak_memory_bytes: i
     }
 
 
-def _describe(record: Round) -> dict[str, Any]:
-    return {
-        "kept": None if record.kept is None else list(record.kept.sublayers),
-        "drafted": record.drafted,
-        "candidates": record.candidates,
-        "accepted": record.accepted,
-        "tokens": len(record.token_ids),
-        "threshold": record.threshold,
-        "seconds": {phase: round(getattr(record.seconds, phase), 7) for phase in PHASES},
-    }
+def _current_form(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an older run by their present names, its rounds with tokens instead of their number."""
+    values = dict(fields)
+    if "contender" in values:
+        values["candidate"] = values.pop("contender")
+    if values["rounds"] and "tokens" in values["rounds"][0]:
+        values["rounds"] = _with_token_ids(values["rounds"], values["token_ids"][1:])  # the first is of the prefill
+    return values
 
 
-def _rounds(described: list[dict[str, Any]], token_ids: tuple[int, ...], sublayers: int) -> tuple[Round, ...]:
-    """Rounds as they were; their tokens are the output's, behind the first, which came from the prefill."""
-    rounds, start = [], 1
-    for each in described:
-        end = start + each["tokens"]
-        rounds.append(
-            Round(
-                drafted=each["drafted"],
-                candidates=each["candidates"],
-                accepted=each["accepted"],
-                token_ids=token_ids[start:end],
-                kept=None if each["kept"] is None else KeptSet(tuple(each["kept"]), sublayers),
-                threshold=each["threshold"],
-                seconds=PhaseSeconds(**each["seconds"]),
-            )
-        )
-        start = end
-    return tuple(rounds)
+def _with_token_ids(rounds: Sequence[Mapping[str, Any]], token_ids: Sequence[int]) -> list[dict[str, Any]]:
+    if sum(each["tokens"] for each in rounds) != len(token_ids):
+        raise ValueError("its rounds have other tokens than the output")
+    remaining = iter(token_ids)
+    return [{**each, "token_ids": list(islice(remaining, each["tokens"]))} for each in rounds]

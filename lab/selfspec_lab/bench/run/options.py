@@ -1,4 +1,4 @@
-"""What ``selfspec bench run`` is told."""
+"""The options of ``selfspec bench run``."""
 
 import math
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from selfspec_lab.bench.run.peers import LLAMA_CPP_PEERS, find_peers
 
 @dataclass(frozen=True)
 class RunOptions(BenchOptions):
-    """What to measure; checked when made, before any model is loaded.
+    """What to measure; checked at construction.
 
     Attributes:
         peers: names of peers, ``("all",)`` or ``("none",)``.
-        suite: what ``read_suite`` takes.
-        limit: most questions of a category.
-        temperature: 0 is greedy; otherwise all methods sample with the same seed, and so the same text.
-        seed: of sampling, of the order of the contenders, and of what a suite draws.
-        context: tokens of a passage of a ``text`` suite.
-        chat: whether questions are chat messages; ``None`` leaves it to model and suite, see ``decide_chat``.
+        suite: suite as ``read_suite`` takes it.
+        limit: most questions per category; ``None`` for all.
+        temperature: 0 is greedy; otherwise all methods sample with the same seed and so the same text.
+        seed: seed of sampling, of the order of candidates, and of the choice of questions.
+        context: tokens per passage of a ``text`` suite.
+        chat: whether questions are chat messages; ``None`` for the default of ``decide_chat``.
     """
 
     peers: tuple[str, ...] = ("transformers",)
@@ -49,13 +49,13 @@ class RunOptions(BenchOptions):
 
     @property
     def left_out(self) -> str | None:
-        """Why some of all peers are not measured, where all were asked for."""
+        """Why ``all`` leaves out some peers, or ``None``."""
         reason = self._without_llama_cpp if "all" in self.peers else None
         return f"{', '.join(LLAMA_CPP_PEERS)} left out: {reason}" if reason else None
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """The packages that only some runs use, and whose versions belong into the stamp of this one."""
+        """Packages of the peers of this run, whose versions belong to its stamp."""
         return (PACKAGE,) if any(name in LLAMA_CPP_PEERS for name in self.peer_names) else ()
 
     @property
@@ -63,7 +63,7 @@ class RunOptions(BenchOptions):
         return obstacle(parse_device(self.device), self.temperature)
 
     def to_dict(self) -> dict[str, Any]:
-        """What identifies the run, ready for JSON: two runs with the same are repeats of each other."""
+        """The options, ready for JSON; runs with equal options are repeats of each other."""
         return {
             "model": self.model,
             "widen": self.widen,

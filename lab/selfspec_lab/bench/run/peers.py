@@ -1,4 +1,4 @@
-"""The peers: other ways to write the same output with the same weights, transformers' own and llama.cpp."""
+"""The peers: transformers and llama.cpp with the same weights."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from selfspec.errors import InvalidParameterError
 from selfspec.methods.settings import suggest
 from selfspec_lab.bench.baseline import TimedOutput, generate_timed
-from selfspec_lab.bench.contest import explain
+from selfspec_lab.bench.benchmark import explain
 from selfspec_lab.bench.llama_cpp import LlamaCpp, LlamaCppLookup, WeightsFile, describe_build
 from selfspec_lab.bench.llama_cpp.lookup import LOOKUP_TOKENS
 from selfspec_lab.bench.options import EXIT_SHARE
@@ -19,27 +19,30 @@ TRANSFORMERS_PEERS: dict[str, Callable[[int], dict[str, Any]]] = {
     "transformers-early-exit": lambda layers: {"assistant_early_exit": max(1, int(layers * EXIT_SHARE))},
     "transformers-prompt-lookup": lambda layers: {"prompt_lookup_num_tokens": 10},
 }
-"""By name what ``generate`` is told, given the model's number of layers."""
+"""Options of ``generate`` by name of the peer, given the model's number of layers."""
 
 LLAMA_CPP_PEERS: dict[str, Callable[[WeightsFile], LlamaCpp | LlamaCppLookup]] = {
     "llama-cpp": LlamaCpp,
     "llama-cpp-prompt-lookup": LlamaCppLookup,
 }
-"""By name what makes the peer of a file of the weights."""
+"""Classes of the llama.cpp peers by name, each made from a file of the weights."""
 
 PEERS = (*TRANSFORMERS_PEERS, *LLAMA_CPP_PEERS)
-"""The names of all of them."""
+"""Names of all peers."""
 
 
 def find_peers(names: Sequence[str], without_llama_cpp: str | None = None) -> list[str]:
-    """The peers of some names, each once; ``all`` is all that can be measured here, ``none`` none.
+    """Resolves names of peers; ``all`` means all that can be measured here, ``none`` means none.
 
     Args:
-        names: of peers.
-        without_llama_cpp: why llama.cpp cannot be measured, if it cannot.
+        names: names of peers.
+        without_llama_cpp: why llama.cpp cannot be measured, or ``None``.
+
+    Returns:
+        The names, each once.
 
     Raises:
-        InvalidParameterError: there is no such peer, or it cannot be measured here.
+        InvalidParameterError: a peer is unknown or cannot be measured here.
     """
     if "all" in names:
         return list(TRANSFORMERS_PEERS if without_llama_cpp else PEERS)
@@ -63,29 +66,29 @@ def run_peer(
     eos_ids: Collection[int],
     temperature: float,
 ) -> TimedOutput:
-    """Lets one of transformers' ways write an output; see ``generate_timed``."""
+    """Generates and times an output with a transformers peer; see ``generate_timed``."""
     config: Any = model.config
     layers = config.num_hidden_layers
     options = TRANSFORMERS_PEERS[name](layers)
     try:
         return generate_timed(model, prompt_ids, max_new_tokens, options, eos_ids=eos_ids, temperature=temperature)
     finally:
-        config.num_hidden_layers = layers  # which early exit lowers, and leaves low where it fails
+        config.num_hidden_layers = layers  # early exit lowers it and does not restore it after an error
 
 
 class Peers:
-    """The peers of a run, ready to write; a context manager that frees what llama.cpp holds.
+    """The peers of a run; a context manager that frees llama.cpp's models.
 
     Args:
-        names: as ``find_peers`` gives them.
+        names: as ``find_peers`` returns them.
         model: the model.
         context: tokens of the longest prompt with its output.
-        progress: is told what goes on.
+        progress: is called with a line of text before each step.
 
     Attributes:
-        names: those that can write.
-        failures: by name why there is none of the others.
-        build: of llama.cpp, as ``describe_build`` gives it; ``None`` where none of its peers can write.
+        names: names of the peers that are ready.
+        failures: by name the reasons of the others.
+        build: llama.cpp's build, as ``describe_build`` returns it; ``None`` if none of its peers is ready.
     """
 
     def __init__(
@@ -109,14 +112,14 @@ class Peers:
     def write(
         self, name: str, prompt_ids: Sequence[int], max_new_tokens: int, *, eos_ids: Collection[int], temperature: float
     ) -> TimedOutput:
-        """Lets a peer write an output.
+        """Generates and times an output with a peer.
 
         Args:
             name: one of ``names``.
             prompt_ids: the prompt.
             max_new_tokens: longest output.
             eos_ids: tokens that end it.
-            temperature: 0 is greedy, as llama.cpp always is.
+            temperature: 0 is greedy; llama.cpp is always greedy.
         """
         if name in self._open:
             return self._open[name].generate(prompt_ids, max_new_tokens, eos_ids)
@@ -125,13 +128,13 @@ class Peers:
     def _open_llama_cpp(self, names: Sequence[str], context: int) -> None:
         try:
             weights = self._stack.enter_context(WeightsFile(self._model, context))
-        except Exception as error:  # a model that GGUF has no words for, no room, or whatever the package raises
+        except Exception as error:  # an unsupported model, too little space, or any error of the package
             self.failures |= dict.fromkeys(names, explain(error))
             return
         for name in names:
             try:
                 self._open[name] = self._stack.enter_context(closing(LLAMA_CPP_PEERS[name](weights)))
-            except Exception as error:  # whatever the library raises
+            except Exception as error:  # any error of the library
                 self.failures[name] = explain(error)
 
     def __enter__(self) -> "Peers":

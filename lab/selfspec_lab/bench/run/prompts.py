@@ -1,9 +1,9 @@
-"""From the questions of a suite to the prompts of a run: token ids, with what plain decoding answers."""
+"""Turns the questions of a suite into prompts (token ids) with the answers of plain decoding."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from selfspec.engine import Engine
+from selfspec import Engine
 from selfspec.errors import ContextLengthError, InvalidPromptError
 from selfspec.limits import check_context
 from selfspec.types import SamplingParams
@@ -15,10 +15,10 @@ class RunPrompt:
     """A prompt of a run.
 
     Attributes:
-        key: unique in the run; that of the question, and behind a slash the number of its turn where it has several.
-        category: of the question.
+        key: unique in the run: the question's key, followed by ``/`` and the number of the turn if it has several.
+        category: the question's category.
         token_ids: the prompt.
-        answer: what plain decoding writes.
+        answer: token ids of plain decoding's output.
     """
 
     key: str
@@ -32,9 +32,9 @@ class Skipped:
     """A prompt that is left out.
 
     Attributes:
-        key: as a prompt has it.
-        category: of the question.
-        reason: why.
+        key: key of the prompt.
+        category: the question's category.
+        reason: why it is left out.
     """
 
     key: str
@@ -50,17 +50,20 @@ def answer_suite(
     chat: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[RunPrompt], list[Skipped]]:
-    """Answers every turn of every question by plain decoding.
+    """Answers every turn of every question with plain decoding.
 
-    A later turn stands behind plain decoding's answers to the earlier ones, so that all contenders get the same
-    prompts. Where a turn does not fit the context, it and those behind it are left out.
+    A later turn follows plain decoding's answers to the earlier ones, so all candidates get the same prompts. A turn
+    that exceeds the context is left out, with all turns after it.
 
     Args:
         suite: the questions.
         plain: plain decoding.
-        params: how to decode.
-        chat: questions are chat messages, which go through the chat template; otherwise they are texts to continue.
-        progress: is told what goes on.
+        params: sampling parameters.
+        chat: whether questions are chat messages for the chat template; otherwise they are texts to continue.
+        progress: is called with a line of text before each question.
+
+    Returns:
+        The prompts with their answers, and the prompts left out.
     """
     prompts: list[RunPrompt] = []
     skipped: list[Skipped] = []
@@ -82,7 +85,7 @@ def answer_suite(
 
 
 def _turns(question: Question, *, chat: bool) -> Sequence[tuple[str, str | tuple[int, ...]]]:
-    """The question's turns, each with the key of its prompt."""
+    """The question's turns with the keys of their prompts."""
     if question.token_ids is not None:
         return [(question.key, question.token_ids)]
     turns = (question.messages or question.turns) if chat else question.turns
@@ -94,7 +97,7 @@ def _turns(question: Question, *, chat: bool) -> Sequence[tuple[str, str | tuple
 def _encode(
     plain: Engine, turn: str | tuple[int, ...], messages: Sequence[Mapping[str, str]], *, chat: bool
 ) -> list[int]:
-    """The token ids of a turn with all that was said before it; passages that were cut by tokens are as they are."""
+    """Token ids of a turn with the messages before it; passages of token ids are unchanged."""
     if not isinstance(turn, str):
         return plain.encode(turn)
     if chat:

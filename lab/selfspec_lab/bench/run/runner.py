@@ -8,15 +8,14 @@ from typing import Any, Protocol
 
 import torch
 
-from selfspec.engine import Engine
+from selfspec import Engine
 from selfspec.errors import InvalidParameterError
-from selfspec.loading import load_model, parse_device
+from selfspec.loading import parse_device
+from selfspec.measuring import StepBytes, copy_bytes_per_second, kept_profile
 from selfspec.types import SamplingParams
-from selfspec_lab.bench.contest import explain
-from selfspec_lab.bench.cost import StepBytes
-from selfspec_lab.bench.memory import ResidentPeak, copy_bytes_per_second
+from selfspec_lab.bench.benchmark import explain
 from selfspec_lab.bench.options import PLAIN, make_engines
-from selfspec_lab.bench.profile import kept_profile
+from selfspec_lab.bench.resident_peak import ResidentPeak
 from selfspec_lab.bench.run.chat import decide_chat
 from selfspec_lab.bench.run.folder import RunFolder
 from selfspec_lab.bench.run.measurement import Measurement, output_fields
@@ -25,36 +24,37 @@ from selfspec_lab.bench.run.peers import Peers
 from selfspec_lab.bench.run.prompts import RunPrompt, Skipped, answer_suite
 from selfspec_lab.bench.stamp import make_stamp
 from selfspec_lab.bench.suites import Suite, read_suite
+from selfspec_lab.widening import load_model
 
 _WARM_UP_TOKENS = 16
 
 
 class Observer(Protocol):
-    """Is told how a run goes on."""
+    """Receives the progress of a run."""
 
     def stage(self, text: str) -> None:
-        """What is done before anything is measured."""
+        """A step before the measurements has started."""
 
     def begin(self, total: int, done: int) -> None:
-        """How many measurements there will be, and how many there are already."""
+        """The measurements start: their total number, and how many exist already."""
 
     def measured(self, measurement: Measurement) -> None:
-        """One more."""
+        """A measurement has been made."""
 
 
 def run(options: RunOptions, out: Path, observer: Observer, *, resume: bool = False, overwrite: bool = False) -> None:
-    """Measures everything that is not measured yet.
+    """Loads suite and model and runs the benchmark.
 
     Args:
         options: what to measure.
         out: the run's folder.
-        observer: is told how it goes on.
-        resume: go on with the run that is there.
-        overwrite: replace the run that is there.
+        observer: receives the progress.
+        resume: continue the run in the folder.
+        overwrite: replace the run in the folder.
 
     Raises:
-        SelfSpecError: suite, folder or model do not fit; nothing was measured.
-        KeyboardInterrupt: what was measured before is in the folder.
+        SelfSpecError: suite, folder or model are invalid; nothing was measured.
+        KeyboardInterrupt: the run was interrupted; its measurements so far are in the folder.
     """
     source = read_suite(options.suite, limit=options.limit, seed=options.seed)
     folder = RunFolder(out, resume=resume, overwrite=overwrite)
@@ -71,10 +71,10 @@ class Run:
 
     Args:
         options: what to measure.
-        plain: plain decoding, whose model and runtime all methods share.
+        plain: plain decoding; all methods share its model and runtime.
         suite: the questions.
-        folder: where measurements go.
-        observer: is told how it goes on.
+        folder: the folder for the measurements.
+        observer: receives the progress.
     """
 
     def __init__(self, options: RunOptions, plain: Engine, suite: Suite, folder: RunFolder, observer: Observer) -> None:
@@ -90,7 +90,7 @@ class Run:
         self._params = SamplingParams(max_new_tokens=options.max_new_tokens, temperature=options.temperature, seed=seed)
 
     def measure(self) -> None:
-        """Measures everything that is not measured yet.
+        """Makes all measurements that do not exist yet.
 
         Raises:
             InvalidParameterError: no prompt fits the model's context, or the folder cannot be written.
@@ -100,39 +100,39 @@ class Run:
         )
         if not prompts:
             raise InvalidParameterError(
-                f"no prompt of the suite fits the model: {skipped[0].reason if skipped else 'there is none'}"
+                f"no prompt of the suite fits the model: {skipped[0].reason if skipped else 'it has no prompts'}"
             )
         longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
         context = len(longest.token_ids) + self._options.max_new_tokens
         model = self._plain.target.model
         with Peers(self._options.peer_names, model, context, self._observer.stage) as self._peers:
             engines, failures = self._engines()
-            contenders = [PLAIN, *(name for name in engines if name != PLAIN), *self._peers.names]
+            candidates = [PLAIN, *(name for name in engines if name != PLAIN), *self._peers.names]
             description = self._describe(prompts, skipped, engines, failures | self._peers.failures)
             measured = self._folder.start(description)
-            self._warm_up(contenders, engines, longest)
-            self._observer.begin(len(contenders) * len(prompts) * self._options.repeats, len(measured))
+            self._warm_up(candidates, engines, longest)
+            self._observer.begin(len(candidates) * len(prompts) * self._options.repeats, len(measured))
             for repeat in range(self._options.repeats):
-                self._measure_repeat(repeat, prompts, contenders, measured)
+                self._measure_repeat(repeat, prompts, candidates, measured)
 
     def _measure_repeat(
-        self, repeat: int, prompts: Sequence[RunPrompt], contenders: Sequence[str], measured: set[tuple[str, str, int]]
+        self, repeat: int, prompts: Sequence[RunPrompt], candidates: Sequence[str], measured: set[tuple[str, str, int]]
     ) -> None:
-        """All prompts once. Methods start new, and go through the prompts as one stream."""
+        """Measures all prompts once. Methods start without state and see the prompts as one stream."""
         engines, _ = self._engines()
         for position, prompt in enumerate(prompts):
-            order = list(contenders)
+            order = list(candidates)
             random.Random(f"{self._options.seed}/{repeat}/{prompt.key}").shuffle(order)
             for turn, name in enumerate(order):
                 engine = engines.get(name)
                 if (prompt.key, name, repeat) in measured:
                     if engine is not None and engine.method.learns:
-                        self._attempt(name, engine, prompt)  # learns again what it had learned before the interruption
+                        self._attempt(name, engine, prompt)  # restores what it had learned before the interruption
                     continue
                 measurement = Measurement(
                     prompt=prompt.key,
                     category=prompt.category,
-                    contender=name,
+                    candidate=name,
                     repeat=repeat,
                     turn=turn,
                     position=position,
@@ -145,22 +145,22 @@ class Run:
         engines, failures = make_engines(self._plain, self._options.method_names, self._options.settings)
         return {PLAIN: self._plain, **engines}, failures
 
-    def _warm_up(self, contenders: Sequence[str], engines: dict[str, Engine], prompt: RunPrompt) -> None:
-        for name in contenders:
+    def _warm_up(self, candidates: Sequence[str], engines: dict[str, Engine], prompt: RunPrompt) -> None:
+        for name in candidates:
             self._observer.stage(f"warm-up: {name}")
             self._attempt(name, engines.get(name), prompt, max_new_tokens=_WARM_UP_TOKENS)
 
     def _attempt(
         self, name: str, engine: Engine | None, prompt: RunPrompt, max_new_tokens: int | None = None
     ) -> dict[str, Any]:
-        """The fields of a measurement that depend on what came of it; a failure is one of them."""
+        """Generates an output; returns its fields of the measurement, or the error."""
         length = min(self._options.max_new_tokens, max_new_tokens or self._options.max_new_tokens)
         peak = ResidentPeak(self._plain.target.device)
         try:
             if engine is None:
                 return self._run_peer(name, prompt, length, peak)
             generation = engine.generate(list(prompt.token_ids), self._params, max_new_tokens=length)
-        except Exception as error:  # a method may fail in any way, and the others are still to be measured
+        except Exception as error:  # a method may raise anything; the others continue
             return {"error": explain(error)}
         fields = output_fields(generation, self._costs, peak.peak_bytes())
         return {**fields, "identical": generation.token_ids == prompt.answer}
@@ -190,7 +190,7 @@ class Run:
         engines: dict[str, Engine],
         failures: dict[str, str],
     ) -> dict[str, Any]:
-        """What ``run.json`` says."""
+        """The object of ``run.json``."""
         target = self._plain.target
         self._observer.stage("copy bandwidth and latencies")
         return {

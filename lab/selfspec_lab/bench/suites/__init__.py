@@ -1,4 +1,4 @@
-"""The suites of ``selfspec bench run``: bundled prompts, files of known benchmarks, own texts, streams of them."""
+"""The suites of ``selfspec bench run``: bundled prompts, files of known benchmarks, texts, and streams of these."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +20,12 @@ SUITES = {
     "spec-bench": ("spec-bench:FILE", "Spec-Bench's JSONL, chat of one or more turns"),
     "gsm8k": ("gsm8k:FILE", "JSONL of word problems"),
     "humaneval": ("humaneval:FILE", "JSONL of functions to write"),
-    "text": ("text:FILE", "passages of a text, each as long as the context asked for"),
-    "prompts": ("prompts:FILE", 'own prompts: one a line, or JSONL with "prompt"'),
+    "text": ("text:FILE", "passages of a text, each of --context tokens"),
+    "prompts": ("prompts:FILE", 'your own prompts: one per line, or JSONL with "prompt"'),
     "hub": (FORM, "a data set of the Hugging Face hub"),
     "stream": ("stream:SUITE+SUITE+...", "suites, or categories of mini, one after another: stream:code+math+prose"),
 }
-"""By name: how a suite is asked for, and what it is."""
+"""By name of a suite: its form, and its description."""
 
 _FILES: dict[str, Callable[[Path], ReadyPart]] = {
     "spec-bench": spec_bench_part,
@@ -37,13 +37,13 @@ _FILES: dict[str, Callable[[Path], ReadyPart]] = {
 
 @dataclass(frozen=True)
 class SuiteSource:
-    """A suite whose files have been read and checked; with a tokenizer it becomes prompts.
+    """A suite whose files have been read and checked, before a tokenizer is known.
 
     Attributes:
         name: the spec without folders.
-        parts: runs of questions, one after another.
+        parts: groups of questions, in order.
         ordered: whether it is a stream.
-        chat: whether all turns were written as chat messages.
+        chat: whether all turns are chat messages.
     """
 
     name: str
@@ -52,11 +52,11 @@ class SuiteSource:
     chat: bool
 
     def load(self, encode: Encode, context: int) -> Suite:
-        """The suite.
+        """Makes the suite.
 
         Args:
-            encode: token ids of a text, as a prompt of the model has them.
-            context: length of the passages of ``text:FILE``, in tokens; other suites do without.
+            encode: the model's tokenizer.
+            context: length of the passages of ``text:FILE``, in tokens; other suites ignore it.
 
         Raises:
             InvalidParameterError: a text is shorter than a passage.
@@ -66,17 +66,17 @@ class SuiteSource:
 
 
 def read_suite(spec: str, *, limit: int | None = None, seed: int = 0) -> SuiteSource:
-    """Reads and checks a suite; needs no model.
+    """Reads and checks a suite, without a model.
 
     Args:
         spec: one of the forms in ``SUITES``. Paths within a stream cannot contain ``+``.
-        limit: at most so many questions of every category, spread evenly over it; of a text, so many passages. In a
-            stream it holds for each part on its own.
-        seed: decides which of the evenly spread selections it is.
+        limit: most questions per category, spread evenly over it; for a text, most passages. In a stream it applies to
+            each part separately.
+        seed: seed of the choice of questions.
 
     Raises:
-        InvalidParameterError: the suite is unknown, a file is missing or not as expected, or the limit is below 1.
-        SelfSpecError: a hub suite cannot be read here.
+        InvalidParameterError: the suite is unknown, a file is missing or has another form, or the limit is below 1.
+        SelfSpecError: a hub suite cannot be read.
     """
     selection = Selection(limit, seed)
     if spec.partition(":")[0] == "stream":
@@ -96,7 +96,7 @@ def _read_stream(spec: str, selection: Selection) -> SuiteSource:
 
 
 def _read_part(spec: str, selection: Selection, known: Sequence[str]) -> Part:
-    """One suite, or one category of mini, that is in ``known``."""
+    """Reads one suite, or one category of mini, if its name is in ``known``."""
     name, colon, rest = spec.partition(":")
     if name not in known:
         raise InvalidParameterError(_unknown(name, known))
@@ -105,7 +105,7 @@ def _read_part(spec: str, selection: Selection, known: Sequence[str]) -> Part:
             raise InvalidParameterError(f"'{name}' is bundled and takes no file, but this is '{spec}'")
         part = _mini_part(MINI if name == "mini" else [name])
     elif not rest.strip():
-        raise InvalidParameterError(f"'{spec}' does not say which; expected is {SUITES[name][0]}")
+        raise InvalidParameterError(f"'{spec}' lacks a name after the colon; expected is {SUITES[name][0]}")
     elif name == "hub":
         part = hub_part(parse_address(rest))
     elif name == "text":
@@ -133,10 +133,10 @@ def _mini_part(categories: Iterable[str]) -> ReadyPart:
 
 
 def _expand(path: str) -> Path:
-    """The path; a shell leaves the ``~`` in ``text:~/book.txt`` to us."""
+    """Expands ``~``, which a shell does not expand in ``text:~/book.txt``."""
     try:
         return Path(path).expanduser()
-    except RuntimeError:  # no such user: then there is no such file either, which is said where it is read
+    except RuntimeError:  # no such user; reading the file will raise an error
         return Path(path)
 
 
@@ -146,7 +146,7 @@ def _without_folders(spec: str) -> str:
 
 
 def _with_own_keys(questions: Iterable[Question]) -> tuple[Question, ...]:
-    """The questions; where a stream has a key again, the second one becomes ``key#2``."""
+    """Makes keys unique; the second question with a key gets ``key#2``."""
     taken: set[str] = set()
     renamed = []
     for question in questions:

@@ -1,4 +1,4 @@
-"""Suites that are files: JSONL with a question a line, each in the form of its benchmark, or a prompt a line."""
+"""Suites from files: JSONL with one question per line in the form of a benchmark, or one prompt per line."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -17,23 +17,23 @@ HUMANEVAL_FORM = '{"task_id": "HumanEval/0", "prompt": "..."}'
 
 
 def spec_bench_part(path: Path) -> ReadyPart:
-    """The questions of Spec-Bench (Xia et al., 2024) or of a file in its form, which is that of MT-Bench."""
+    """Reads questions of Spec-Bench (Xia et al., 2024), or a file in its form, which is that of MT-Bench."""
     return ReadyPart(_read(path, SPEC_BENCH_FORM, _spec_bench_question), chat=True)
 
 
 def gsm8k_part(path: Path) -> ReadyPart:
-    """The problems of a GSM8K file (Cobbe et al., 2021), laid out as the bundled checkpoints were trained on them."""
+    """Reads problems of GSM8K (Cobbe et al., 2021), in the format that the bundled checkpoints were trained on."""
     return ReadyPart(_read(path, GSM8K_FORM, _gsm8k_question))
 
 
 def humaneval_part(path: Path) -> ReadyPart:
-    """The functions of a HumanEval file (Chen et al., 2021), to be written from signature and docstring."""
+    """Reads functions of HumanEval (Chen et al., 2021): signatures and docstrings to complete."""
     return ReadyPart(_read(path, HUMANEVAL_FORM, _humaneval_question))
 
 
 def prompts_part(path: Path) -> ReadyPart:
-    """Own prompts: one a line, or ``.jsonl`` with a ``prompt`` in each object. The category is the file's stem."""
-    read_text(path)  # says which line is not UTF-8
+    """Reads prompts, one per line, or ``.jsonl`` with a ``prompt`` in each object. The category is the file's stem."""
+    read_text(path)  # its error names the line that is not UTF-8
     try:
         prompts = read_prompts(path)
     except InvalidPromptError as error:
@@ -48,13 +48,13 @@ def prompts_part(path: Path) -> ReadyPart:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
+    """Reads a text file.
 
     Raises:
         InvalidParameterError: it cannot be read, or is not UTF-8.
     """
     try:
-        # A byte order mark, which some editors write, is no part of the text.
+        # utf-8-sig removes a byte order mark, which some editors write.
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError as error:
         raise InvalidParameterError(f"there is no suite file '{path}'") from error
@@ -70,10 +70,10 @@ def read_text(path: Path) -> str:
 
 
 def check_turn(text: object, where: str) -> str:
-    """A turn that a tokenizer can take.
+    """Checks and returns the text of a turn.
 
     Raises:
-        InvalidParameterError: it is no text, or empty, or not valid Unicode.
+        InvalidParameterError: it is not text, is empty, or is not valid Unicode.
     """
     if not isinstance(text, str) or not text.strip():
         raise InvalidParameterError(
@@ -84,21 +84,21 @@ def check_turn(text: object, where: str) -> str:
     except UnicodeEncodeError as error:
         raise InvalidParameterError(
             f"{where} is not valid text: character {error.start} is a lone surrogate, {text[error.start]!r}; "
-            "write it as a whole pair, or leave it out"
+            "write the whole pair, or remove it"
         ) from error
     return text
 
 
 def _read(path: Path, form: str, make: Callable[[Entry, int, str], Question]) -> tuple[Question, ...]:
-    """The questions of a JSONL file.
+    """Reads the questions of a JSONL file.
 
     Args:
         path: the file.
-        form: what a line looks like.
-        make: a question of an object, the number of its line, and what to call it in messages.
+        form: form of a line, for messages.
+        make: makes a question from an object, its line number, and its description for messages.
 
     Raises:
-        InvalidParameterError: a line is not as expected, two have the same key, or there are none.
+        InvalidParameterError: a line has another form, two lines have the same key, or there are none.
     """
     questions: dict[str, Question] = {}
     lines: dict[str, int] = {}
@@ -110,16 +110,16 @@ def _read(path: Path, form: str, make: Callable[[Entry, int, str], Question]) ->
             raise InvalidParameterError(f"{error}; expected is {form}") from error
         if question.key in questions:
             raise InvalidParameterError(
-                f"{where} has the key '{question.key}' of line {lines[question.key]}; give each question its own"
+                f"{where} has the key '{question.key}' of line {lines[question.key]}; give each question its own key"
             )
         questions[question.key], lines[question.key] = question, number
     if not questions:
-        raise InvalidParameterError(f"'{path}' has no questions; expected is one object a line: {form}")
+        raise InvalidParameterError(f"'{path}' has no questions; expected is one object per line: {form}")
     return tuple(questions.values())
 
 
 def _objects(path: Path, form: str) -> Iterator[tuple[int, Entry]]:
-    # Only newlines end a line: JSON may contain the other characters that ``splitlines`` cuts at.
+    # Not splitlines: JSON strings may contain its other line separators.
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
@@ -127,10 +127,10 @@ def _objects(path: Path, form: str) -> Iterator[tuple[int, Entry]]:
             entry = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise InvalidParameterError(
-                f"line {number} of '{path}' is not JSON ({error}); expected is one object a line: {form}"
+                f"line {number} of '{path}' is not JSON ({error}); expected is one object per line: {form}"
             ) from error
         if not isinstance(entry, dict):
-            raise InvalidParameterError(f"line {number} of '{path}' is no object; expected is {form}")
+            raise InvalidParameterError(f"line {number} of '{path}' is not an object; expected is {form}")
         yield number, entry
 
 

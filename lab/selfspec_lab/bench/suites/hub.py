@@ -1,4 +1,4 @@
-"""Suites that are data sets of the Hugging Face hub, read through ``datasets`` (``selfspec[bench]``)."""
+"""Suites from data sets of the Hugging Face hub, read with ``datasets`` (``selfspec-lab[bench]``)."""
 
 import importlib
 import re
@@ -15,17 +15,17 @@ FORM = "hub:NAME[:CONFIG[:SPLIT[:COLUMN]]]"
 _CHAT_COLUMNS = ("turns", "question", "instruction")
 _TEXT_COLUMN = "text"
 _COLUMNS = (*_CHAT_COLUMNS, "prompt", _TEXT_COLUMN)
-"""Columns that hold questions in most data sets, the likeliest first."""
+"""Columns that hold questions in most data sets, the most likely first."""
 
 
 class Address(NamedTuple):
-    """What to read.
+    """A column of a data set.
 
     Attributes:
-        name: of the data set, ``owner/name`` or ``name``.
-        config: its configuration; ``None`` for the default one.
-        split: its split.
-        column: the column with the questions; ``None`` for the first known one that is there.
+        name: name of the data set, ``owner/name`` or ``name``.
+        config: configuration; ``None`` for the default.
+        split: split.
+        column: column with the questions; ``None`` for the first known column.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """An address of its text behind ``hub:``; what is left out or empty has its default, ``test`` for the split.
+    """Parses the text after ``hub:``; missing or empty parts have defaults, ``test`` for the split.
 
     Raises:
-        InvalidParameterError: it is in another form.
+        InvalidParameterError: the text has another form.
     """
     name, *rest = text.split(":")
     if len(rest) > 3:
@@ -52,15 +52,15 @@ def parse_address(text: str) -> Address:
 
 
 def hub_part(address: Address) -> ReadyPart:
-    """The questions of a data set.
+    """Reads the questions of a data set.
 
-    A column of texts or of lists of texts (turns). Lists, and columns named ``turns``, ``question`` or ``instruction``,
-    are chat messages; any other text is to be continued. Rows without text are left out. Where there is a column
-    ``category``, it has the categories; else the data set's name is the one category.
+    The column has texts or lists of texts (turns). Lists, and columns named ``turns``, ``question`` or ``instruction``,
+    are chat messages; other texts are to be continued. Rows without text are left out. The column ``category``, if
+    present, has the categories; otherwise the data set's name is the only category.
 
     Raises:
         SelfSpecError: ``datasets`` is not installed, or the hub cannot be reached.
-        InvalidParameterError: there is no such data set, configuration, split or column, or it holds something else.
+        InvalidParameterError: data set, configuration, split or column do not exist, or the column holds no text.
     """
     rows = _load(address)
     column = _find_column(rows.column_names, address)
@@ -69,7 +69,7 @@ def hub_part(address: Address) -> ReadyPart:
     questions = tuple(_questions(address.name.rpartition("/")[2], column, values, categories))
     if not questions:
         raise InvalidParameterError(
-            f"column '{column}' of {_describe(address)} holds no text; name another one: {FORM}"
+            f"column '{column}' of {_describe(address)} holds no text; name another column: {FORM}"
         )
     return ReadyPart(questions, chat=column in _CHAT_COLUMNS or isinstance(values[0], list))
 
@@ -78,7 +78,7 @@ def _load(address: Address) -> Any:
     try:
         datasets: Any = importlib.import_module("datasets")
     except ImportError as error:
-        raise SelfSpecError("a suite from the hub needs datasets; run: pip install 'selfspec[bench]'") from error
+        raise SelfSpecError("a suite from the hub needs datasets; run: pip install 'selfspec-lab[bench]'") from error
     try:
         return datasets.load_dataset(address.name, address.config, split=address.split)
     except ConnectionError as error:
@@ -86,7 +86,7 @@ def _load(address: Address) -> Any:
             f"cannot reach the hub for {_describe(address)}, and it is not in the local cache; try again online, "
             "without HF_HUB_OFFLINE, or save its questions to a file and name that: prompts:FILE"
         ) from error
-    except Exception as error:  # whatever datasets, pyarrow and the hub client raise
+    except Exception as error:  # any error of datasets, pyarrow or the hub client
         reason = textwrap.shorten(str(error) or type(error).__name__, 240, placeholder=" …")
         raise InvalidParameterError(f"cannot load {_describe(address)}: {reason} (expected is {FORM})") from error
 

@@ -1,7 +1,7 @@
 """The bundled suite: prompts of the three domains of the bundled checkpoints, written for this project.
 
-Others than those of ``selfspec_lab.prompts``, which settings are tuned on. Most are short; the first ones of code and
-prose are a page, for methods that copy or that look at the prompt.
+They differ from those of ``selfspec_lab.prompts``, which settings are tuned on. Most are short; the first prompts of
+code and prose have a page, for methods that copy from the prompt.
 """
 
 _CODE = (
@@ -178,17 +178,17 @@ _PROSE = (
 )
 
 MINI: dict[str, tuple[str, ...]] = {"code": _CODE, "math": _MATH, "prose": _PROSE}
-"""By category: beginnings of Python code, word problems in the form of GSM8K, beginnings of 19th-century prose."""
+"""Prompts by category: beginnings of Python code, word problems in the form of GSM8K, beginnings of prose."""
 
 _REQUESTS = {"code": "Continue this Python code:\n\n", "prose": "Continue this story:\n\n"}
 
 
 def mini_message(category: str, prompt: str) -> str:
-    """What a user says in a chat to get the same from a chat model.
+    """A prompt as a chat message.
 
     Args:
-        category: of ``MINI``.
-        prompt: one of its prompts.
+        category: a category of ``MINI``.
+        prompt: a prompt of that category.
     """
     if category == "math":
         return prompt.removeprefix("Question: ").removesuffix("\nAnswer:")

@@ -1,4 +1,4 @@
-"""Which questions stand for a category where not all of them are asked."""
+"""Chooses questions of a category if not all are asked."""
 
 import random
 from collections.abc import Sequence
@@ -12,13 +12,12 @@ from selfspec_lab.bench.suites.types import Question
 class Selection:
     """At most ``limit`` questions of every category, spread evenly over it.
 
-    Files are often sorted by difficulty or source, so the first questions of a category would not stand for it. The
-    category is divided into as many equal stretches as there are questions to choose, and one is taken from the same
-    place of each (systematic sampling).
+    Files are often sorted by difficulty or source, so the first questions are not representative. The category is
+    divided into ``limit`` equal parts, and one question is taken at the same offset of each (systematic sampling).
 
     Attributes:
-        limit: questions a category, at least 1; ``None`` takes all.
-        seed: decides the place in the stretches.
+        limit: most questions per category, at least 1; ``None`` for all.
+        seed: seed of the offset.
     """
 
     limit: int | None = None
@@ -27,11 +26,11 @@ class Selection:
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
             raise InvalidParameterError(
-                f"limit must be at least 1 question a category, not {self.limit}; leave it out for all of them"
+                f"limit must be at least 1 question per category, not {self.limit}; leave it out for all questions"
             )
 
     def choose(self, questions: Sequence[Question]) -> tuple[Question, ...]:
-        """The chosen questions, in the order they had."""
+        """The chosen questions, in their original order."""
         if self.limit is None:
             return tuple(questions)
         by_category: dict[str, list[int]] = {}
@@ -45,10 +44,10 @@ class Selection:
         return tuple(questions[number] for number in sorted(chosen))
 
     def places(self, total: int, length: int, count: int) -> list[int]:
-        """Where ``count`` pieces of ``length`` begin that lie evenly spread over ``total``, none over another.
+        """Starts of ``count`` pieces of ``length``, evenly spread over ``total`` without overlap.
 
         Args:
-            total: length of the whole.
+            total: total length.
             length: length of a piece; ``count * length`` is at most ``total``.
             count: number of pieces, at least 1.
         """

@@ -1,4 +1,4 @@
-"""Passages of a long text, cut by tokens: continuation at a chosen context length."""
+"""Passages of a long text, cut by tokens, to be continued."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from selfspec_lab.bench.suites.selection import Selection
 from selfspec_lab.bench.suites.types import Encode, Question
 
 PASSAGES = 8
-"""Passages of a text where no limit says how many."""
+"""Default number of passages of a text."""
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class TextPart:
     """A text whose passages are prompts.
 
     Attributes:
-        path: its file.
-        text: what is in it.
-        selection: how many passages, ``PASSAGES`` without a limit, and where they lie.
-        chat: passages are to be continued, not answered.
+        path: the file.
+        text: its contents.
+        selection: number of passages (``PASSAGES`` without a limit) and their places.
+        chat: always false: passages are to be continued, not answered.
     """
 
     path: Path
@@ -29,20 +29,20 @@ class TextPart:
     chat: bool = False
 
     def questions(self, encode: Encode, context: int) -> tuple[Question, ...]:
-        """Passages of exactly ``context`` tokens that do not overlap, fewer where the text has no more.
+        """Passages of exactly ``context`` tokens without overlap; fewer if the text is short.
 
-        Each begins like a prompt of its own, with the tokens that the tokenizer puts before a text (BOS for many
-        models): some models write nonsense without them, and then nothing measured means anything.
+        Each begins with the tokens that the tokenizer puts before a text (BOS for many models), as some models need
+        them to write sensible text.
 
         Raises:
-            InvalidParameterError: the text is shorter than a passage, or a passage has no room for text.
+            InvalidParameterError: the text is shorter than a passage, or ``context`` has no place for text.
         """
         prefix = _prefix(encode)
         length = context - len(prefix)
         if length < 1:
             raise InvalidParameterError(
-                f"a context of {context} tokens leaves no room for text behind the {len(prefix)} that the tokenizer "
-                "begins with; choose a longer one"
+                f"a context of {context} tokens leaves no place for text after the {len(prefix)} that the tokenizer "
+                "starts with; choose a longer context"
             )
         tokens = encode(self.text)[len(prefix) :]
         count = min(self.selection.limit or PASSAGES, len(tokens) // length)
@@ -60,7 +60,7 @@ class TextPart:
 
 
 def text_part(path: Path, selection: Selection) -> TextPart:
-    """A text file, to be cut once there is a tokenizer.
+    """Reads a text file.
 
     Raises:
         InvalidParameterError: the file cannot be read, is not UTF-8, or holds no text.
@@ -72,7 +72,7 @@ def text_part(path: Path, selection: Selection) -> TextPart:
 
 
 def _prefix(encode: Encode) -> list[int]:
-    """The tokens that every text begins with, found as what two texts without a common beginning share."""
+    """The tokens that every text starts with: the common prefix of two different texts."""
     shared = []
     for one, other in zip(encode("a"), encode("5"), strict=False):
         if one != other:

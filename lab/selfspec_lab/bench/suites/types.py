@@ -1,11 +1,11 @@
-"""What a suite is: questions in order, each with the prompts that make it up."""
+"""Questions and suites."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 Encode = Callable[[str], list[int]]
-"""Token ids of a text, with whatever the tokenizer begins a prompt with."""
+"""Token ids of a text, with the tokens that the tokenizer puts before a prompt."""
 
 
 @dataclass(frozen=True)
@@ -14,10 +14,10 @@ class Question:
 
     Attributes:
         key: unique in the suite: ``math-3``, ``81``, ``HumanEval/0``.
-        category: what results are grouped by: ``math``, a category of Spec-Bench, the stem of a text's file name.
-        turns: what the user says, in order; most questions have one turn.
-        token_ids: the prompt, where it was cut by tokens; ``turns`` is empty then.
-        messages: what the user says in a chat instead, as many; where it is empty, the ``turns``.
+        category: group of the results: ``math``, a category of Spec-Bench, the stem of a text's file name.
+        turns: the user's texts, in order; most questions have one.
+        token_ids: the prompt, if it was cut by tokens; ``turns`` is then empty.
+        messages: the user's messages in a chat, one per turn; if empty, the ``turns``.
     """
 
     key: str
@@ -29,14 +29,14 @@ class Question:
 
 @dataclass(frozen=True)
 class Suite:
-    """Questions to measure on.
+    """An ordered collection of questions.
 
     Attributes:
-        name: the spec it was read from, without folders: ``spec-bench:spec_bench.jsonl``.
+        name: the spec without folders: ``spec-bench:spec_bench.jsonl``.
         questions: in the order of the file or the stream.
-        ordered: whether it is a stream, whose order means something.
-        chat: whether all questions were written as chat messages. Otherwise some are beginnings of a text that the
-            model goes on with; in a chat, the user asks for that.
+        ordered: whether it is a stream, whose order matters.
+        chat: whether all questions are chat messages. Otherwise some are beginnings of a text; in a chat, the message
+            asks the model to continue it.
     """
 
     name: str
@@ -46,33 +46,33 @@ class Suite:
 
 
 class Part(Protocol):
-    """A run of questions, checked; some need a tokenizer to become prompts."""
+    """A group of questions, checked; some need a tokenizer to become prompts."""
 
     @property
     def chat(self) -> bool:
-        """Whether turns were written as chat messages."""
+        """Whether turns are chat messages."""
 
     def questions(self, encode: Encode, context: int) -> tuple[Question, ...]:
         """The questions.
 
         Args:
-            encode: the tokenizer of the model.
+            encode: the model's tokenizer.
             context: length of a passage of ``text:FILE``, in tokens.
         """
 
 
 @dataclass(frozen=True)
 class ReadyPart:
-    """Questions that are text already.
+    """Questions that need no tokenizer.
 
     Attributes:
         ready: the questions.
-        chat: whether their turns were written as chat messages.
+        chat: whether their turns are chat messages.
     """
 
     ready: tuple[Question, ...]
     chat: bool = False
 
     def questions(self, encode: Encode, context: int) -> tuple[Question, ...]:
-        """The questions, whatever the tokenizer."""
+        """The questions."""
         return self.ready

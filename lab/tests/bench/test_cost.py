@@ -1,0 +1,47 @@
+"""Bytes that decoding reads, and the ideal speedup that follows from them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from helpers.models import SUBLAYERS, build
+from round_makers import output, record
+from selfspec.measuring import StepBytes
+from selfspec.methods.objective import ideal_speedup
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.target import Target
+from selfspec_lab.bench.cost import decoding_bytes
+
+
+def test_ideal_speedup_by_hand() -> None:
+    costs = StepBytes(Target(build("llama")))
+    kept = KeptSet((0, 1, 2, 5), SUBLAYERS)
+    read = decoding_bytes(costs, [output(record(3, 2, kept), record(2, 0), record(0, 0))])
+    full, part = costs.target_step, lambda context: costs.step((0, 1, 2, 5), context)
+    # 9 tokens of prompt and the first new one: the first step sees 10 slots. The rounds commit 3, 1 and 1 tokens.
+    assert read.tokens == 5
+    assert read.plain == full(10) + full(11) + full(12) + full(13) + full(14)
+    assert read.draft == part(10) + part(11) + part(12)
+    assert read.draft_steps == 3
+    assert read.verify == full(13) + full(15) + full(14)
+    assert read.ideal_speedup == read.plain / (read.draft + read.verify)
+    assert read.cost_coefficient == (read.draft / 3) / (read.plain / 5)
+
+
+def test_ideal_speedup_is_equation_6_where_the_context_costs_nothing() -> None:
+    costs = StepBytes(Target(build("llama")))
+    free_context: Any = SimpleNamespace(
+        step=lambda kept, context: costs.step(kept, 0), target_step=lambda context: costs.target_step(0)
+    )
+    kept = KeptSet.early_exit(2, SUBLAYERS)
+    read = decoding_bytes(free_context, [output(record(4, 4, kept), record(4, 1, kept), record(4, 0, kept))])
+    cost = costs.step(range(4), 0) / costs.target_step(0)
+    assert read.cost_coefficient == pytest.approx(cost)
+    assert read.ideal_speedup == pytest.approx(float(ideal_speedup(8 / 3, 5 / 12, cost)))
+
+
+def test_rounds_without_a_draft_have_an_ideal_of_one() -> None:
+    read = decoding_bytes(StepBytes(Target(build("llama"))), [output(record(0, 0), record(0, 0))])
+    assert read.ideal_speedup == 1
+    assert read.cost_coefficient is None

@@ -1,0 +1,368 @@
+"""Claims 4, 5 and 8: their computations against slow references, verdicts both ways, and small runs."""
+
+import copy
+import itertools
+import math
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+
+from helpers.checkpoints import save_checkpoint
+from helpers.models import LAYERS, SUBLAYERS, build, prompt
+from selfspec.errors import UnsupportedModelError
+from selfspec.methods.api import KeptSet, Needs
+from selfspec.methods.testing import read_text
+from selfspec.runtimes.target import Target
+from selfspec_lab.experiments import reading
+from selfspec_lab.experiments.base import Data, Experiment
+from selfspec_lab.experiments.clasp_interval import Amounts as IntervalAmounts
+from selfspec_lab.experiments.clasp_interval import ClaspInterval
+from selfspec_lab.experiments.clasp_interval_checks import find_peak
+from selfspec_lab.experiments.clasp_program import Amounts as ProgramAmounts
+from selfspec_lab.experiments.clasp_program import ClaspProgram, final_states, jaccard, middle
+from selfspec_lab.experiments.clasp_program_checks import chance_similarity
+from selfspec_lab.experiments.cosine_bound import Amounts as BoundAmounts
+from selfspec_lab.experiments.cosine_bound import CosineBound
+from selfspec_lab.experiments.cosine_pairs import EDGES, Pairs, TargetStates, bins, histogram, norm_range, set_figures
+from selfspec_lab.experiments.lab import Lab
+from selfspec_lab.experiments.ranks import rank_correlation
+from selfspec_lab.experiments.reading import Reading, read_own_text, read_own_texts
+from selfspec_lab.experiments.sampled import TEMPERATURE, write_in_turn
+from selfspec_lab.prompts import PROMPTS
+from verdicts import as_read, drawn, holding
+
+LENGTH = 24
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.floats(-10, 10)), min_size=2, max_size=12))
+def test_rank_correlation_is_scipys(pairs: list[tuple[int, float]]) -> None:
+    one, other = zip(*pairs, strict=True)
+    if min(len(set(one)), len(set(other))) < 2:
+        assert rank_correlation(one, other) == 0.0
+    else:
+        assert rank_correlation(one, other) == pytest.approx(spearmanr(one, other).statistic, abs=1e-9)
+
+
+@pytest.fixture(params=["llama", "gemma3", "mistral-window"])
+def text(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Reading:
+    monkeypatch.setattr(reading, "ROWS", 7)  # several forwards, the last one not full
+    with torch.inference_mode():
+        return Reading(Target(build(request.param)), prompt(LENGTH))
+
+
+def alone(target: Target, kept: KeptSet, position: int) -> torch.Tensor:
+    """The state after a kept set at one token, from a forward of one row after the tokens before it."""
+    context, _ = read_text(target, prompt(LENGTH), Needs())
+    context.state.cache.length = position
+    token = torch.tensor([prompt(LENGTH)[position]])
+    return target.run(target.embed(token), kept.sublayers, target.lay_out(context.state, 1)).hidden_states[0]
+
+
+@torch.inference_mode()
+def test_drafts_anywhere_in_a_text_are_drafts_that_start_there(text: Reading) -> None:
+    kept = KeptSet((0, 1, 4, 6, 7, 11), SUBLAYERS)
+    positions = [0, 1, 5, 5, *range(12, LENGTH)]
+    drafts = text.draft(kept, positions)
+    for position, state in zip(positions, drafts, strict=True):
+        torch.testing.assert_close(state, alone(text.target, kept, position), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        text.draft(KeptSet.full(SUBLAYERS), range(LENGTH)), text.states[-1], rtol=1e-4, atol=1e-4
+    )
+
+
+@torch.inference_mode()
+def test_the_programs_state_is_that_of_the_set_it_picks(text: Reading) -> None:
+    for position, skips in ((3, 1), (17, 3), (LENGTH - 1, 5)):
+        skipped = text.choose_skipped(position, range(LAYERS), skips)
+        assert len(skipped) == skips
+        expected = text.draft(without_layers(skipped), [position])[0]
+        torch.testing.assert_close(text.program_state(position, skips), expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_brute_force_tries_every_set(text: Reading) -> None:
+    for free, skips in ((range(1, 6), 2), (range(0, LAYERS), 4)):
+        sets, states = final_states(text, 9, free, skips)
+        assert sorted(sets) == sorted(itertools.combinations(free, skips))
+        for skipped, state in zip(sets, states, strict=True):
+            expected = text.draft(without_layers(skipped), [9])[0]
+            torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-4)
+
+
+def without_layers(skipped: tuple[int, ...]) -> KeptSet:
+    return KeptSet.skipping([sublayer for layer in skipped for sublayer in (2 * layer, 2 * layer + 1)], SUBLAYERS)
+
+
+def test_free_layers_are_in_the_middle() -> None:
+    assert middle(16, 12) == range(2, 14)
+    assert middle(32, 12) == range(10, 22), "as in the paper"
+    assert middle(33, 12) == range(11, 22)
+    assert middle(6, 12) == range(1, 5)
+    with pytest.raises(UnsupportedModelError, match="3"):
+        middle(3, 12)
+
+
+def test_similarity_of_sets() -> None:
+    assert jaccard({1, 2}, {2, 3}) == pytest.approx(1 / 3)
+    for total, size in ((5, 2), (6, 4), (4, 4)):
+        sets = [set(each) for each in itertools.combinations(range(total), size)]
+        expected = fmean(jaccard(one, other) for one in sets for other in sets)
+        assert chance_similarity(total, size) == pytest.approx(expected)
+
+
+def pairs(**changes: list[float]) -> Pairs:
+    values = {"cosines": [0.99995, 0.95, 0.5], "bounds": [0.9999, 0.999, 0.4], "norms": [1.0, 1.1, 0.8]} | changes
+    cosines, bounds, norms = (torch.tensor(each, dtype=torch.float64) for each in values.values())
+    return Pairs(cosines, bounds, torch.tensor([True, True, False]), norms)
+
+
+def test_pairs_are_counted() -> None:
+    figures = set_figures([pairs(), pairs(bounds=[0.99999, 0.95, 0.6])])
+    assert figures["cosine"] == pytest.approx(0.81665)
+    del figures["cosine"]
+    # Covered are the first and the last, which is a counterexample, and then the second, just.
+    assert figures == {"pairs": 6, "accepted": 4, "covered": 3, "counterexamples": 1}
+    counted = bins([pairs(), pairs()])
+    assert counted["pairs"] == [2, 0, 0, 0, 0, 0, 2, 0, 2]
+    assert counted["accepted"] == [2, 0, 0, 0, 0, 0, 2, 0, 0]
+    assert histogram(torch.tensor([-1e-12, 2.0 + 1e-12]))[:: len(EDGES) - 2] == [1, 1]
+    assert norm_range([pairs()])[1] == 1.0
+
+
+@torch.inference_mode()
+def test_states_of_pairs_go_into_the_head(text: Reading) -> None:
+    target_states = TargetStates(text, range(LENGTH))
+    itself = target_states.pairs(text.states[-1])
+    assert bool(itself.same.all())
+    assert bool(itself.covered.all())
+    torch.testing.assert_close(itself.cosines, torch.ones_like(itself.cosines))
+    drafted = text.draft(KeptSet.early_exit(4, SUBLAYERS), range(LENGTH))
+    greedy = text.target.logits(drafted).argmax(-1) == text.target.logits(text.states[-1]).argmax(-1)
+    assert torch.equal(target_states.pairs(drafted).same, greedy)
+    assert 0 < int(greedy.sum()) < LENGTH
+
+
+def program_data(**changes: Any) -> Data:
+    text = {
+        "domain": "code",
+        "cosine": {"program": 0.98, "best": 0.981, "random": 0.9},
+        "agreement": {"program": 1.0, "best": 1.0, "random": 0.8},
+        "beaten": 0.98,
+        "band": [0.85, 0.95],
+        "similarity": [0.9, 0.7, 0.6, 0.5],
+    }
+    return {
+        "layers": 16,
+        "skipped_layers": 8,
+        "free_layers": 12,
+        "free_skipped_layers": 6,
+        "sets": 924,
+        "tokens": 12,
+        "distances": [1, 2, 4, 8],
+        "texts": [{**copy.deepcopy(text), **changes} for _ in range(3)],
+    }
+
+
+def test_what_claim_4_comes_to() -> None:
+    experiment = ClaspProgram()
+    assert holding(experiment, program_data()) == [True] * 5
+    breaking = [
+        {"cosine": {"program": 0.96, "best": 0.981, "random": 0.9}},
+        {"beaten": 0.85},
+        {"agreement": {"program": 0.9, "best": 1.0, "random": 0.8}},
+        {"similarity": [0.6, 0.5, 0.45, 0.4]},
+        {"similarity": [0.8, 0.9, 0.85, 0.9]},
+    ]
+    for index, changes in enumerate(breaking):
+        assert holding(experiment, program_data(**changes)) == [place != index for place in range(5)]
+    no_gap = {"agreement": {"program": 1.0, "best": 1.0, "random": 1.0}}
+    assert holding(experiment, program_data(**no_gap))[2] is False, "nothing to close"
+    mixed = program_data()
+    mixed["texts"][0]["similarity"].reverse()
+    assert holding(experiment, mixed)[4] is False, "a fall that one text of three does not show may be noise"
+    assert len(drawn(experiment, program_data())) == 2
+
+
+def sweep(**speedups: list[float]) -> dict[str, Any]:
+    return {
+        name.removeprefix("at"): {
+            "speedups": values,
+            "rounds": [20, 30],
+            "mean_generated_lengths": [3.0 - 0.1 * index, 2.5 - 0.1 * index],
+            "drafted": 100,
+            "acceptance_rate": 0.9,
+            "selection_share": 0.4 / (1 + index),
+        }
+        for index, (name, values) in enumerate(speedups.items())
+    }
+
+
+def interval_data(intervals: dict[str, Any], skipped: dict[str, Any]) -> Data:
+    return {"layers": 16, "prompts": 2, "max_new_tokens": 80, "rounds": 30, "intervals": intervals, "skipped": skipped}
+
+
+def test_what_claim_5_comes_to() -> None:
+    experiment = ClaspInterval()
+    inside = sweep(at1=[0.7, 0.8], at16=[1.1, 1.2], at128=[1.0, 1.1])
+    at_an_end = sweep(at1=[0.7, 0.8], at16=[1.1, 1.2], at128=[1.2, 1.3])
+    in_noise = sweep(at1=[0.7, 0.8], at16=[1.15, 1.1], at128=[1.0, 1.12])
+    assert holding(experiment, interval_data(inside, inside)) == [True, True, True]
+    assert holding(experiment, interval_data(at_an_end, inside)) == [False, True, True]
+    assert holding(experiment, interval_data(inside, in_noise)) == [True, True, False]
+    assert "other half of the prompts: 16 and 128;" in experiment.judge(interval_data(inside, in_noise))[2].figure
+    assert "other half of the prompts: 128;" in experiment.judge(interval_data(at_an_end, inside))[0].figure
+    unharmed = copy.deepcopy(inside)
+    unharmed["128"]["mean_generated_lengths"] = [3.1, 2.4]
+    assert holding(experiment, interval_data(unharmed, inside)) == [True, False, True]
+    assert len(drawn(experiment, interval_data(inside, in_noise))) == 4
+
+
+def test_the_peak_of_a_sweep() -> None:
+    peak = find_peak(sweep(at128=[1.0, 1.0], at1=[0.5, 0.5], at16=[2.0, 2.5]))
+    assert (peak.best, peak.speedup, peak.ends, peak.end_speedups) == (16, 2.25, (1, 128), (0.5, 1.0))
+    assert peak.leads == ((4.0, 5.0), (2.0, 2.5)), "between two prompts resampling goes from one to the other"
+
+
+def test_a_peak_is_tested_on_prompts_that_did_not_choose_it() -> None:
+    at1, at16, at64, at128 = [0.5] * 4, [1.6, 1.1, 1.6, 1.1], [1.1, 1.5, 1.1, 1.5], [1.2] * 4
+    peak = find_peak(sweep(at1=at1, at16=at16, at64=at64, at128=at128))
+    assert peak.picks == (64, 16)  # each half of the prompts is best at the other interval
+    assert peak.leads[1][1] < 1, "on the prompts that chose it, each would be ahead"
+    assert not peak.inside
+
+
+def bound_data(accepted: tuple[int, ...] = (30, 29, 27, 20), **changes: int) -> Data:
+    figures = {"pairs": 60, "accepted": 50, "covered": 4, "counterexamples": 0} | changes
+    far_bins = [0] * (len(EDGES) - 1 - len(accepted))
+    return {
+        "edges": list(EDGES),
+        "tokens": 60,
+        "bounds": [20, 20, 20, 0, 0, 0, 0, 0, 0],
+        "norm_ratio": [0.9, 1.0, 1.1],
+        "texts": [{"pairs": [30] * len(accepted) + far_bins, "accepted": [*accepted, *far_bins]} for _ in range(2)],
+        "sets": {
+            "uniform, 2": {**figures, "cosine": 0.99},
+            "clasp, 4": {**figures, "cosine": 0.95, "accepted": 40},
+            "exit after layer 8": {**figures, "cosine": 0.7, "accepted": 10, "covered": 0},
+        },
+    }
+
+
+def test_what_claim_8_comes_to() -> None:
+    experiment = CosineBound()
+    assert holding(experiment, bound_data()) == [True] * 3
+    assert holding(experiment, bound_data(counterexamples=1))[0] is False
+    assert holding(experiment, bound_data(covered=0))[0] is False, "none of none says nothing"
+    assert holding(experiment, bound_data((20, 29, 27, 30))) == [True, False, True]
+    assert holding(experiment, bound_data((30, 30, 30, 30)))[1] is False, "no more accepted than elsewhere"
+    reversed_sets = bound_data(accepted=(30, 29, 27, 20))
+    reversed_sets["sets"]["exit after layer 8"]["accepted"] = 60
+    assert holding(experiment, reversed_sets) == [True, True, False]
+    sparse = bound_data()
+    for text in sparse["texts"]:
+        text["pairs"] = [3] * len(text["pairs"])
+    assert holding(experiment, sparse)[1] is False, "too few pairs to say"
+    assert len(drawn(experiment, bound_data())) == 2
+
+
+@pytest.fixture(scope="module")
+def lab() -> Lab:
+    return Lab(quick=True)
+
+
+def measured(experiment: Experiment, lab: Lab) -> Data:
+    """What an experiment measures, as it will be read again, judged and drawn once."""
+    data = as_read(experiment.measure(lab))
+    holding(experiment, data)
+    drawn(experiment, data)
+    return data
+
+
+@pytest.mark.trained
+def test_a_small_run_of_claim_4(lab: Lab) -> None:
+    amounts = ProgramAmounts(texts=1, written_tokens=8, searched_tokens=2, free_layers=6, longest_distance=4)
+    data = measured(ClaspProgram(amounts), lab)
+    assert [text["domain"] for text in data["texts"]] == ["code", "math", "prose"]
+    assert (data["sets"], data["tokens"], data["distances"]) == (math.comb(6, 3), 6, [1, 2, 4])
+    for text in data["texts"]:
+        cosine = text["cosine"]
+        assert text["band"][0] <= cosine["random"] < cosine["best"] < 1
+        assert cosine["random"] < cosine["program"] <= cosine["best"]
+        assert 0.5 < text["beaten"] <= 1
+        assert len(text["similarity"]) == 3
+        assert all(0 < similarity <= 1 for similarity in text["similarity"])
+
+
+@pytest.mark.trained
+def test_a_small_run_of_claim_8(lab: Lab) -> None:
+    data = measured(CosineBound(BoundAmounts(1, 12, uniform=(0.05, 0.5), exits=(0.5,), clasp=(0.0625, 0.5))), lab)
+    assert len(data["sets"]) == 5
+    assert data["tokens"] == sum(data["bounds"]) == 36
+    for figures in data["sets"].values():
+        assert figures["pairs"] == 36
+        assert 0 < figures["accepted"] <= 36
+        assert figures["covered"] <= figures["accepted"]
+    assert sum(figures["covered"] for figures in data["sets"].values()) > 0
+    assert sum(sum(text["pairs"]) for text in data["texts"]) == 5 * 36
+    cosines = [figures["cosine"] for figures in data["sets"].values()]
+    assert cosines[0] > cosines[1] > cosines[2], "one sublayer skipped, half of them spread evenly, an exit half-way"
+    assert cosines[3] > cosines[4]
+
+
+def test_a_small_run_of_claim_5(tmp_path: Path) -> None:
+    lab = Lab(str(save_checkpoint(tmp_path)), quick=True)
+    amounts = IntervalAmounts(1, 24, intervals=(1, 3, 9), skipped=(0.2, 0.5, 0.8), widening=1)
+    data = measured(ClaspInterval(amounts), lab)
+    assert data["layers"] == LAYERS
+    assert list(data["intervals"]) == ["1", "3", "9"]
+    assert list(data["skipped"]) == ["1", "3", "5"]
+    for figures in (*data["intervals"].values(), *data["skipped"].values()):
+        assert figures["drafted"] > 0
+        assert len(figures["speedups"]) == data["prompts"] == 3
+        assert all(speedup > 0 for speedup in figures["speedups"])
+        assert 0 < figures["selection_share"] < 1
+    assert any(figures["acceptance_rate"] > 0 for figures in data["skipped"].values())
+
+
+def test_candidates_write_the_same_texts(tmp_path: Path) -> None:
+    lab = Lab(str(save_checkpoint(tmp_path)), quick=True)
+    engines = lab.engines("tiny", {"plain": ("autoregressive", {}), "clasp": ("clasp", {"skipped_layers": 2})})
+    written = write_in_turn(lab, engines, ["One", "Two", "Two"], 20, seeds=[5, 6, 6])
+    texts = {name: [each.token_ids for each in outputs] for name, outputs in written.items()}
+    assert texts["plain"] == texts["clasp"]
+    assert [len(each) for each in texts["plain"]] == [20, 20, 20]
+    assert texts["plain"][0] != texts["plain"][1] == texts["plain"][2]
+    assert sum(each.accepted for each in written["clasp"]) > 0
+    other = write_in_turn(lab, engines, ["Two"], 20, seeds=[7])
+    assert other["plain"][0].token_ids != texts["plain"][1]
+
+
+def test_the_model_reads_what_it_wrote(tmp_path: Path) -> None:
+    engine = Lab(str(save_checkpoint(tmp_path))).engine("tiny")
+    with torch.inference_mode():
+        text, positions = read_own_text(engine, "Once", 10, seed=3)
+    assert positions == range(len(engine.encode("Once")) - 1, text.states.shape[1] - 1)
+    assert len(positions) == 10
+    written = engine.generate("Once", max_new_tokens=10, temperature=TEMPERATURE, seed=3, ignore_eos=True)
+    embedded = engine.target.embed(torch.tensor(written.token_ids))
+    assert torch.equal(text.states[0, -10:], embedded)
+
+
+def test_the_model_reads_texts_of_every_domain(tmp_path: Path) -> None:
+    told: list[str] = []
+    lab = Lab(str(save_checkpoint(tmp_path)), seed=3, progress=told.append)
+    engine = lab.engine("tiny")
+    told.clear()
+    with torch.inference_mode():
+        read = list(read_own_texts(lab, engine, 2, 6, "a look"))
+        second, positions = read_own_text(engine, lab.prompts("code")[1], 6, seed=4)
+    assert [domain for domain, *_ in read] == [domain for domain in PROMPTS for _ in range(2)]
+    assert told[1] == "a look on code text 2 of 2"
+    assert torch.equal(read[1][1].states, second.states)
+    assert read[1][2] == positions

@@ -1,0 +1,239 @@
+"""Claims 6 and 9: replays against real rounds, verdicts both ways, and small runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.checkpoints import save_checkpoint
+from helpers.models import LAYERS, build, prompt
+from selfspec.engine import Engine
+from selfspec_lab.experiments import (
+    del_static,
+    del_untrained,
+    find_experiment,
+)
+from selfspec_lab.experiments.base import Data
+from selfspec_lab.experiments.del_replay import (
+    generated_tokens_per_layer,
+    replay_rounds,
+    replayed_tokens_per_layer,
+    shadow_matches,
+    tokens_per_loaded_layer,
+)
+from selfspec_lab.experiments.del_static import pick_elsewhere
+from selfspec_lab.experiments.del_static_checks import split_static_name, static_name
+from selfspec_lab.experiments.lab import Lab
+from selfspec_lab.prompts import PROMPTS
+from verdicts import as_read, drawn, holding
+
+DOMAINS = list(PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+# Claim 6
+
+
+@pytest.mark.parametrize(("exit_layer", "draft_length"), [(1, 3), (3, 1), (4, 6), (5, 18)])
+def test_a_replay_has_the_rounds_of_layerskip(exit_layer: int, draft_length: int) -> None:
+    settings = {"exit_layer": exit_layer, "draft_length": draft_length}
+    engine = Engine(build("llama"), method="layerskip", settings=settings)
+    result = engine.generate(prompt(17), max_new_tokens=40)
+    assert result.accepted > 0
+    matches = shadow_matches(engine.target, prompt(17), result.token_ids)
+    assert len(matches) == LAYERS - 1
+    rounds = replay_rounds(matches[exit_layer - 1], draft_length)
+    assert rounds == [(record.drafted, record.accepted) for record in result.rounds]
+    assert replayed_tokens_per_layer(matches, exit_layer, draft_length, LAYERS) == pytest.approx(
+        generated_tokens_per_layer(result, LAYERS)
+    )
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 20))
+def test_replayed_rounds_write_the_whole_text(matches: list[bool], draft_length: int) -> None:
+    rounds = replay_rounds(matches, draft_length)
+    assert sum(accepted + 1 for _, accepted in rounds) == len(matches)
+    assert all(0 <= accepted <= drafted <= draft_length for drafted, accepted in rounds)
+    if all(matches):
+        assert len(rounds) == -(-len(matches) // (draft_length + 1))
+    if not any(matches):
+        assert len(rounds) == len(matches)
+
+
+def test_tokens_per_layer_by_hand() -> None:
+    assert tokens_per_loaded_layer([(0, 0, 1)] * 5, 16) == 1 / 16
+    assert tokens_per_loaded_layer([(4, 3, 4), (4, 3, 1)], 16) == 5 / (2 * (12 + 16))
+    plain = Engine(build("llama")).generate(prompt(17), max_new_tokens=6)
+    assert generated_tokens_per_layer(plain, LAYERS) == pytest.approx(1 / LAYERS)
+
+
+def test_a_static_choice_is_picked_on_the_other_half() -> None:
+    """By the even prompts one is best, by the odd ones the other; each is judged where it is worse."""
+    static = {
+        "one": {"a": [9.0, 1.0, 9.0], "b": [2.0, 1.0, 2.0]},
+        "other": {"a": [3.0, 5.0, 3.0], "b": [1.0, 1.0, 1.0]},
+    }
+    assert pick_elsewhere(static, ["a", "b"]) == {"a": [3.0, 1.0, 3.0], "b": [1.0, 1.0, 1.0]}
+    assert pick_elsewhere(static, ["b"]) == {"b": [2.0, 1.0, 2.0]}
+    assert split_static_name(static_name(12, 6)) == (12, 6)
+
+
+def claim_6(own: float = 0.12, best: float = 0.1, picked: float = 0.09, each: float = 0.095) -> Data:
+    """Ten prompts a domain, all alike but for a trace of noise."""
+
+    def noisy(value: float) -> dict[str, list[float]]:
+        return {domain: [value + 1e-4 * (index % 3) for index in range(10)] for domain in DOMAINS}
+
+    return {
+        "layers": 16,
+        "static": {
+            "E3-γ4": dict.fromkeys(DOMAINS, best),
+            "E5-γ6": dict.fromkeys(DOMAINS, best - 0.01),
+            "E5-γ3": dict.fromkeys(DOMAINS, best - 0.02),
+        },
+        "best_static": {"E3-γ4": noisy(best)},
+        "picked": {"for all": noisy(picked), "for each": noisy(each)},
+        "del": {omega: noisy(value) for omega, value in (("0.5", own - 0.003), ("0.95", own), ("1.0", own))},
+        "speed": {
+            "plain": [40.0, 42.0],
+            "DEL ω=0.5": [60.0, 61.0],
+            "DEL ω=0.95": [61.0, 62.0],
+            "DEL ω=1.0": [60.0, 62.0],
+            "E3-γ4": [55.0, 56.0],
+            "E5-γ6": [50.0, 52.0],
+        },
+    }
+
+
+def slow_static(data: Data) -> None:
+    data["speed"]["E5-γ6"] = [50.0, 63.0]
+
+
+def slow_omega(data: Data) -> None:
+    data["speed"]["DEL ω=0.5"] = [56.5, 57.0]
+
+
+def one_bad_domain(data: Data) -> None:
+    for by_domain in data["del"].values():
+        by_domain["math"] = [0.0895] * 10
+
+
+def one_noisy_domain(data: Data) -> None:
+    for by_domain in data["del"].values():
+        by_domain["math"] = [0.06, 0.13] * 5
+
+
+def other_omega(data: Data) -> None:
+    data["del"]["0.5"]["code"] = [0.09] * 10
+
+
+@pytest.mark.parametrize(
+    ("data", "change", "failing"),
+    [
+        (claim_6(), None, set()),
+        (claim_6(own=0.095), None, {1}),
+        (claim_6(own=0.08), None, {0, 1, 2}),
+        (claim_6(), one_bad_domain, {2}),
+        (claim_6(), one_noisy_domain, {2}),
+        (claim_6(each=0.09), None, {3}),
+        (claim_6(), slow_static, {4}),
+        (claim_6(), other_omega, {5}),
+        (claim_6(), slow_omega, {6}),
+    ],
+)
+def test_claim_6_is_judged(data: Data, change: Callable[[Data], None] | None, failing: set[int]) -> None:
+    if change is not None:
+        change(data)
+    held = holding(find_experiment("del-static")(), data)
+    assert len(held) == 7
+    assert {index for index, holds in enumerate(held) if not holds} == failing
+
+
+def test_claim_6_is_drawn() -> None:
+    assert len(drawn(find_experiment("del-static")(), claim_6())) == 3
+
+
+def test_claim_6_is_measured(folder: Path) -> None:
+    amounts = del_static.Amounts(2, 20, (0.5, 0.95), (0.5, 0.95), (1, 4), 1, 8, 1, widen=1)
+    experiment = del_static.DelStatic(amounts)
+    data = as_read(experiment.measure(Lab(str(folder))))
+    assert len(data["static"]) == (LAYERS - 1) * 2
+    assert all(set(by_domain) == set(DOMAINS) for by_domain in data["static"].values())
+    assert len(set(map(tuple, data["del"]["0.95"].values()))) == 3
+    assert data["del"]["0.95"]["math"] != [pytest.approx(1 / LAYERS)] * 2, "nothing was drafted"
+    assert set(data["speed"]) > {"plain", "DEL ω=0.5", "DEL ω=0.95"}
+    assert len(data["speed"]) == 3 + 3, "three static choices are timed"
+    assert all(speed > 0 for samples in data["speed"].values() for speed in samples)
+    assert len(holding(experiment, data)) == 7
+    assert drawn(experiment, data)
+
+
+# Claim 9
+
+
+def claim_9(slow: float = 0.8, fast: float = 1.4, few: int = 2, many: int = 8) -> Data:
+    def drafts(accepted: int) -> dict[str, list[list[int]]]:
+        return {domain: [[10, accepted, 20], [10, accepted + 1, 20], [0, 0, 20]] for domain in DOMAINS}
+
+    return {
+        "speed": {
+            domain: {
+                "untrained plain": [40.0, 44.0],
+                "untrained DEL": [40.0 * slow, 43.0 * slow],
+                "trained plain": [40.0, 41.0],
+                "trained DEL": [40.0 * fast, 41.0 * fast],
+            }
+            for domain in DOMAINS
+        },
+        "drafts": {"untrained": drafts(few), "trained": drafts(many)},
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (claim_9(), [True, True, True]),
+        (claim_9(slow=1.01), [False, True, True]),
+        (claim_9(fast=0.99), [True, False, True]),
+        (claim_9(few=8), [True, True, False]),
+    ],
+)
+def test_claim_9_is_judged(data: Data, expected: list[bool]) -> None:
+    experiment = find_experiment("del-untrained")()
+    assert holding(experiment, data) == expected
+    assert len(drawn(experiment, data)) == 2
+
+
+def test_one_repeat_over_plain_is_enough_to_fail_claim_9() -> None:
+    data = claim_9()
+    data["speed"]["math"]["untrained DEL"][1] = 45.0
+    assert holding(find_experiment("del-untrained")(), data) == [False, True, True]
+
+
+def test_claim_9_without_any_draft() -> None:
+    data = claim_9()
+    data["drafts"]["untrained"] = {domain: [[0, 0, 20]] for domain in DOMAINS}
+    experiment = find_experiment("del-untrained")()
+    assert holding(experiment, data) == [True, True, True]
+    assert drawn(experiment, data)
+
+
+def test_claim_9_is_measured(folder: Path) -> None:
+    """With a model of the lab's own, the trained checkpoint stays what it is."""
+    experiment = del_untrained.DelUntrained(del_untrained.Amounts(1, 12, 1, 6, 1, widen=1))
+    data = as_read(experiment.measure(Lab(str(folder))))
+    assert set(data["speed"]) == set(DOMAINS)
+    speeds = data["speed"]["code"]
+    assert set(speeds) == {f"{kind} {name}" for kind in ("untrained", "trained") for name in ("plain", "DEL")}
+    for kind in ("untrained", "trained"):
+        counts = [counts for by_prompt in data["drafts"][kind].values() for counts in by_prompt]
+        assert sum(drafted for drafted, _, _ in counts) > 0
+        assert {written for _, _, written in counts} == {11}
+    assert data["drafts"]["untrained"] != data["drafts"]["trained"]
+    assert len(holding(experiment, data)) == 3

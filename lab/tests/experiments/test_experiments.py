@@ -1,0 +1,202 @@
+"""The frame of the experiments: verdicts, results in a folder, the page made of them, the command."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from helpers.checkpoints import save_checkpoint
+from selfspec.cli.app import app
+from selfspec.errors import InvalidParameterError
+from selfspec_lab.experiments import EXPERIMENTS, base, find_experiment
+from selfspec_lab.experiments.base import Check, Data, Experiment, verdict
+from selfspec_lab.experiments.document import render_document
+from selfspec_lab.experiments.lab import Lab, bootstrap_interval
+from selfspec_lab.experiments.store import read_results, run_experiment, save_result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Growth(Experiment):
+    """Numbers grow."""
+
+    number, name, claim, source, method = 1, "growth", "Numbers | grow.", "Somebody (fig. 1)", "Three of them."
+
+    def measure(self, lab: Lab) -> Data:
+        return {"numbers": [1, 2, 5 if lab.quick else 7]}
+
+    def judge(self, data: Data) -> Sequence[Check]:
+        numbers = data["numbers"]
+        return [
+            Check("the last is above the first", numbers[-1] > numbers[0], f"{numbers[-1]} against {numbers[0]}"),
+            Check("it is above six", numbers[-1] > 6, str(numbers[-1])),
+        ]
+
+    def draw(self, data: Data) -> "Figure":
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(3, 2))
+        figure.subplots().plot(data["numbers"])
+        return figure
+
+
+class Broken(Growth):
+    """Fails."""
+
+    number, name = 2, "broken"
+
+    def measure(self, lab: Lab) -> Data:
+        raise RuntimeError("no luck")
+
+
+@pytest.fixture
+def only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (
+        base,
+        "selfspec_lab.experiments.store",
+        "selfspec_lab.experiments.document",
+        "selfspec_lab.experiments",
+    ):
+        found = {"growth": Growth, "broken": Broken}
+        if isinstance(module, str):
+            monkeypatch.setattr(f"{module}.EXPERIMENTS", found)
+        else:
+            monkeypatch.setattr(module, "EXPERIMENTS", found)
+
+
+def test_a_verdict_is_all_some_or_none() -> None:
+    yes, no = Check("a", True, ""), Check("b", False, "")
+    assert verdict([yes, yes]) == "holds"
+    assert verdict([yes, no]) == "mixed"
+    assert verdict([no]) == "fails"
+
+
+def test_parts_that_cannot_fail_do_not_count() -> None:
+    theorem, no = Check("a", True, "", counts=False), Check("b", False, "")
+    assert verdict([theorem, no]) == "fails"
+    assert verdict([Check("a", False, "", counts=False), Check("b", True, "")]) == "holds"
+
+
+@pytest.mark.usefixtures("only_ours")
+def test_results_are_kept_judged_anew_and_documented(tmp_path: Path) -> None:
+    growth = Growth()
+    result = run_experiment(growth, Lab(quick=True))
+    assert result["verdict"] == "mixed"
+    assert [check["holds"] for check in result["checks"]] == [True, False]
+    path, picture = save_result(growth, result, tmp_path / "new")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    assert stored == result
+    stored["data"]["numbers"] = [1, 2, 9]
+    path.write_text(json.dumps(stored), encoding="utf-8")
+    results = read_results(tmp_path / "new")
+    assert results["growth"]["verdict"] == "holds"
+    page = render_document(results, tmp_path / "new", tmp_path / "docs" / "page.md")
+    assert "| 1 | [growth](#1-growth) | Somebody (fig. 1) | **holds** |" in page
+    assert "| the last is above the first | yes | 9 against 1 |" in page
+    assert "(../new/growth.png)" in page
+    assert "quick, seed 0" in page
+
+
+@pytest.mark.usefixtures("only_ours")
+@pytest.mark.parametrize("content", ["", "[1]", "{}", '{"data": {}}'])
+def test_what_is_no_result_is_refused(tmp_path: Path, content: str) -> None:
+    with pytest.raises(InvalidParameterError, match="there are no results of experiments"):
+        read_results(tmp_path)
+    (tmp_path / "growth.json").write_text(content)
+    with pytest.raises(InvalidParameterError, match=r"growth\.json' is not the result"):
+        read_results(tmp_path)
+
+
+@pytest.mark.usefixtures("only_ours")
+def test_the_command_prints_verdicts_and_goes_on_after_a_failure(tmp_path: Path) -> None:
+    result: Any = CliRunner().invoke(app, ["experiments", "run", "broken,growth", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "2. broken: FAILED, RuntimeError: no luck" in result.output
+    assert "1. growth: HOLDS" in result.output
+    assert "yes  the last is above the first: 7 against 1" in result.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["growth.json", "growth.png"]
+    page = tmp_path / "page.md"
+    written: Any = CliRunner().invoke(app, ["experiments", "document", str(tmp_path / "out"), str(page)])
+    assert written.exit_code == 0, written.output
+    assert page.read_text(encoding="utf-8").startswith("# The papers' claims")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "swift-machness"), "did you mean 'swift-matchness'?"),
+        (("run", "all", "--device", "gpu"), "device 'gpu' cannot be used"),
+        (("run", "all", "--model", "./nowhere"), "there is no model './nowhere'"),
+        (("run", "all", "--out", "file.txt"), "is a file; name a folder"),
+        (("document", ".", "page.md"), "there are no results of experiments"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_measured(
+    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def load(*_: Any, **__: Any) -> Any:
+        raise AssertionError("loaded a model")
+
+    monkeypatch.setattr("selfspec_lab.experiments.lab.load_model", load)
+    monkeypatch.chdir(tmp_path)
+    Path("file.txt").write_text("x")
+    result: Any = CliRunner().invoke(app, ["experiments", *arguments])
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert result.output.count("\n") == 1
+
+
+def test_there_is_one_experiment_for_each_of_the_nine_claims() -> None:
+    assert {experiment.number: name for name, experiment in EXPERIMENTS.items()} == {
+        1: "swift-matchness",
+        2: "adaptation",
+        3: "swift-ablation",
+        4: "clasp-program",
+        5: "clasp-interval",
+        6: "del-static",
+        7: "knapspec-context",
+        8: "cosine-bound",
+        9: "del-untrained",
+    }
+    assert [experiment.number for experiment in EXPERIMENTS.values()] == list(range(1, 10)), "in this order"
+    for name, experiment in EXPERIMENTS.items():
+        assert find_experiment(name) is experiment
+        assert experiment.claim.endswith(".")
+        assert experiment.source
+        assert experiment.method.endswith(".")
+    listed: Any = CliRunner().invoke(app, ["experiments", "list"])
+    assert all(name in listed.output for name in EXPERIMENTS)
+
+
+def test_speeds_are_taken_side_by_side(tmp_path: Path) -> None:
+    lab = Lab(str(save_checkpoint(tmp_path)), device="cpu")
+    engines = lab.engines("tiny", {"plain": ("autoregressive", {}), "uniform": ("uniform", {})})
+    assert engines["plain"].target is engines["uniform"].target
+    before: list[int] = []
+    speeds = lab.measure_speeds(
+        engines, ["def f(x):", "Once upon"], max_new_tokens=8, repeats=3, before_repeat=lambda: before.append(1)
+    )
+    assert len(before) == 3
+    for speed in speeds.values():
+        assert len(speed.samples) == 3
+        assert [len(each.token_ids) for each in speed.generations] == [8, 8]
+    assert speeds["plain"].over(speeds["plain"]) == 1.0
+    described = speeds["uniform"].to_dict(speeds["plain"])
+    assert described["acceptance_rate"] > 0
+    assert described["mean_generated_length"] > 1
+    assert described["speedup"] == speeds["uniform"].over(speeds["plain"])
+    assert speeds["plain"].to_dict()["acceptance_rate"] == 0.0
+
+
+def test_bootstrap_interval_is_that_of_the_mean() -> None:
+    values = [0.0, 1.0] * 50
+    lower, upper = bootstrap_interval(values)
+    assert (lower, upper) == bootstrap_interval(values)
+    assert lower == pytest.approx(0.5 - 1.96 * 0.05, abs=0.02)
+    assert upper == pytest.approx(0.5 + 1.96 * 0.05, abs=0.02)
+    assert bootstrap_interval([3.0]) == (3.0, 3.0)

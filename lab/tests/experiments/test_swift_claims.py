@@ -1,0 +1,362 @@
+"""Claims 1, 2 and 3: sets scored and held to, verdicts both ways, pictures, and small runs."""
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from helpers.checkpoints import make_tokenizer, save_checkpoint
+from helpers.matchness import matchness_from_scratch
+from helpers.models import LAYERS, SUBLAYERS, build, plain_text, prompt
+from selfspec.engine import Engine
+from selfspec.methods import make_method
+from selfspec.methods.swift import Swift
+from selfspec.methods.uniform import evenly_skipped
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.target import Target
+from selfspec_lab.experiments import adaptation, sets, swift_ablation, swift_matchness
+from selfspec_lab.experiments.adaptation import Adaptation
+from selfspec_lab.experiments.base import Data, verdict
+from selfspec_lab.experiments.lab import Lab
+from selfspec_lab.experiments.sets import Text, Windows, hold_to, vary_prompts, write_texts
+from selfspec_lab.experiments.swift_ablation import VARIANTS, SwiftAblation
+from selfspec_lab.experiments.swift_matchness import RULES, SwiftMatchness
+from selfspec_lab.prompts import PROMPTS
+from verdicts import as_read, drawn, holding
+
+DOMAINS = list(PROMPTS)
+FREE = range(2, SUBLAYERS - 2)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return Lab(str(save_checkpoint(tmp_path_factory.mktemp("model"))), device="cpu")
+
+
+# Sets
+
+
+def test_windows_are_scored_as_swift_scores_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sets, "WINDOW", 6)
+    target = Target(build("llama"))
+    engine = Engine(build("llama"))
+    texts = write_texts(engine, [prompt(5), prompt(9)], 14)
+    assert [text.prompt_length for text in texts] == [5, 9]
+    assert texts[0] == Text((*prompt(5), *plain_text("llama", prompt(5), 14)), 5)
+    skipped = (3, 4, 7, 8)
+    kept = KeptSet.skipping(skipped, SUBLAYERS)
+    expected = [
+        np.mean(
+            [
+                matchness_from_scratch(target, list(text.token_ids[: text.prompt_length + end]), kept, 6)
+                for end in (6, 12)
+            ]
+        )
+        for text in texts
+    ]
+    windows = Windows(target, texts)
+    assert windows.score(skipped) == pytest.approx(expected)
+    assert windows.score(skipped) == pytest.approx(expected), "scoring leaves the windows as they were"
+    assert windows.score(()) == [1.0, 1.0]
+    assert windows.score(skipped) != windows.score((2, 3, 4, 5, 6, 7, 8, 9))
+
+
+def test_prompts_are_varied_after_all_have_been_given() -> None:
+    engine = Engine(build("llama"), make_tokenizer())
+    varied = vary_prompts(engine, ["one", "two"], 6, seed=3)
+    one, two = engine.encode("one"), engine.encode("two")
+    assert varied[:2] == [one, two]
+    assert [ids[:3] for ids in varied[2:]] == [one, two, one, two]
+    assert {len(ids) for ids in varied[2:]} == {3 + 16}
+    assert len({tuple(ids) for ids in varied}) == 6
+    assert varied == vary_prompts(engine, ["one", "two"], 6, seed=3)
+    assert varied[2:] != vary_prompts(engine, ["one", "two"], 6, seed=4)[2:]
+
+
+def test_swift_held_to_a_set_drafts_with_it() -> None:
+    target = Target(build("llama"))
+    method = make_method("swift", target, {"max_optimization_steps": 0})
+    assert isinstance(method, Swift)
+    skipped = (2, 6, 7)
+    assert skipped != evenly_skipped(LAYERS, 0.45)
+    result = Engine(target.model, None, hold_to(method, skipped)).generate(prompt(17), max_new_tokens=40)
+    assert {record.kept for record in result.rounds} == {KeptSet.skipping(skipped, SUBLAYERS)}
+    assert result.token_ids == plain_text("llama", prompt(17), 40)
+    assert result.drafted > 0
+    assert result.accepted > 0
+
+
+# Claim 1
+
+
+def searches(*, own: Sequence[float] = (0.6, 0.8, 0.97), gain: float = 0.05, steps: int = 9) -> Data:
+    found = [
+        {
+            "domain": domain,
+            "skip_ratio": skip_ratio,
+            "ends_above": end,
+            "steps": steps,
+            "gains": [1, 4, steps][: len(own)],
+            "own": list(own),
+            "held_out": [0.7, 0.72, 0.7 + gain][: len(own)],
+            "above_uniform": [gain - 0.02, gain, gain + 0.02],
+        }
+        for domain in DOMAINS
+        for skip_ratio, end in RULES
+        for _ in range(2)
+    ]
+    return {"window": 32, "searches": found}
+
+
+def test_matchness_is_judged_by_rule() -> None:
+    experiment = SwiftMatchness()
+    assert holding(experiment, searches()) == [True] * 6
+    assert holding(experiment, searches(own=(0.6,), steps=1)) == [False, False, True] * 2
+    assert holding(experiment, searches(own=(0.6, 0.8, 0.94))) == [True, False, True] * 2
+    assert holding(experiment, searches(gain=-0.05)) == [True, True, False] * 2
+    assert holding(experiment, searches(gain=0.0)) == [True, True, False] * 2, "no more than noise"
+    mixed = searches()
+    for search in mixed["searches"]:
+        if search["skip_ratio"] == 0.45:
+            search["above_uniform"] = [-gain for gain in search["above_uniform"]]
+        if search["ends_above"] == 1.0:
+            search["own"] = [0.5]  # shown only
+    assert holding(experiment, mixed) == [True, True, False, True, True, True]
+    checks = experiment.judge(searches())
+    assert "0.60 to 0.97" in checks[0].figure
+    assert "6 of 6" in checks[1].figure
+    assert "0.700 to 0.750" in checks[2].figure
+
+
+def test_the_interval_covers_searches_and_texts() -> None:
+    generator = np.random.default_rng(1)
+    of_searches, of_texts = generator.normal(0.1, 0.1, (5, 1)), generator.normal(0, 0.05, (1, 40))
+    low, high = swift_matchness.mean_interval([of_searches + of_texts])
+    flat_low, flat_high = swift_matchness.mean_interval([np.broadcast_to(of_texts + 0.1, (5, 40))])
+    assert high - low > 2 * (flat_high - flat_low), "a few searches say less than many texts"
+    assert low < (of_searches + of_texts).mean() < high
+
+
+def test_a_curve_holds_until_the_next_gain() -> None:
+    search = {"gains": [1, 4], "own": [0.5, 0.75]}
+    assert swift_matchness.curve_of_best(search, "own", np.arange(1, 7)).tolist() == [0.5] * 3 + [0.75] * 3
+
+
+def test_matchness_is_drawn() -> None:
+    panels = drawn(SwiftMatchness(), searches())
+    assert len(panels) == len(RULES)
+    assert drawn(SwiftMatchness(), searches(own=(0.97,), steps=1))
+    levels = {round(float(value), 2) for line in panels[0].lines for value in line.get_ydata()}
+    assert {0.6, 0.97, 0.7, 0.75} <= levels
+
+
+def test_searches_are_followed_step_by_step(lab: Lab) -> None:
+    experiment = SwiftMatchness(swift_matchness.Amounts(searches=2, requests=2, max_new_tokens=56, texts=2))
+    data = as_read(experiment.measure(lab))
+    assert len(data["searches"]) == len(DOMAINS) * (2 + 2 + 1)
+    for search in data["searches"]:
+        assert search["gains"][0] == 1, "uniform skipping is the first"
+        assert search["gains"] == sorted(set(search["gains"]))
+        assert search["own"] == sorted(set(search["own"]))
+        assert search["steps"] >= search["gains"][-1]
+        assert search["steps"] == search["gains"][-1] or search["own"][-1] <= search["ends_above"]
+        assert len(search["own"]) == len(search["gains"]) == len(search["held_out"])
+        assert len(search["above_uniform"]) == 2
+        assert np.mean(search["above_uniform"]) == pytest.approx(
+            search["held_out"][-1] - search["held_out"][0], abs=1e-3
+        )
+    assert max(search["steps"] for search in data["searches"]) > 10
+    assert len({tuple(search["own"]) for search in data["searches"]}) > 3
+    assert len(experiment.judge(data)) == 6
+    drawn(experiment, data)
+
+
+# Claim 2
+
+
+def domain_scores(home: float = 0.1) -> Data:
+    scores: Data = {name: {domain: [0.7] * 12 for domain in DOMAINS} for name in ("uniform", *DOMAINS)}
+    for domain in DOMAINS:
+        scores[domain][domain] = [0.7 + home + 0.02 * (-1) ** text for text in range(12)]
+    return scores
+
+
+def stream(later: dict[str, float]) -> Data:
+    """Six requests a domain, all alike in the first; later ones end at these figures, after three that are bad."""
+    noise = np.random.default_rng(0).normal(0, 0.01, 6)
+    acceptance = {
+        name: [0.9] * 6 + [0.3, 0.3, 0.3, *(level + noise[:3])] + [0.3, 0.3, 0.3, *(level + noise[3:])]
+        for name, level in later.items()
+    }
+    length = {name: [1 + 2 * rate for rate in rates] for name, rates in acceptance.items()}
+    return {"order": DOMAINS, "acceptance": acceptance, "length": length}
+
+
+def domains_data(home: float = 0.1, **later: float) -> Data:
+    levels = {"fixed": 0.7, "swift": 0.8, "reopening": 0.9, **later}
+    return as_read({"sets": {}, "scores": domain_scores(home), "streams": [stream(levels)]})
+
+
+def test_adaptation_is_judged_part_by_part() -> None:
+    experiment = Adaptation()
+    assert holding(experiment, domains_data()) == [True] * 4
+    assert holding(experiment, domains_data(home=-0.1)) == [False, False, True, True]
+    assert holding(experiment, domains_data(home=0.0))[1] is False, "no more than noise"
+    assert holding(experiment, domains_data(swift=0.7)) == [True, True, True, False]
+    assert holding(experiment, domains_data(fixed=0.9)) == [True, True, False, False]
+    assert verdict(experiment.judge(domains_data(home=-0.1, fixed=0.95))) == "fails"
+    one_away = domains_data()
+    one_away["scores"]["math"]["code"] = [score + 0.2 for score in one_away["scores"]["math"]["code"]]
+    assert holding(experiment, one_away)[:2] == [False, True], "two of three at home, and still a loss on average"
+
+
+def test_only_settled_requests_of_later_domains_count() -> None:
+    played = stream({"fixed": 0.7, "swift": 0.8, "reopening": 0.9})
+    settled = adaptation.settled(played, "acceptance", "fixed")
+    assert settled == played["acceptance"]["fixed"][9:12] + played["acceptance"]["fixed"][15:18]
+    figure = Adaptation().judge({"scores": domain_scores(), "streams": [played, played]})[2].figure
+    assert "12 requests" in figure
+    assert f"acceptance {0.9 + np.mean(settled) - 0.7:.3f} against {np.mean(settled):.3f}" in figure
+
+
+def test_adaptation_is_drawn() -> None:
+    data = domains_data()
+    data["streams"] *= 2
+    bars, lines = drawn(Adaptation(), data)
+    assert len(bars.patches) == 4 * len(DOMAINS)
+    assert set(adaptation.VARIANTS.values()) == set(lines.get_legend_handles_labels()[1])
+    assert len(lines.lines[0].get_xdata()) == 18
+
+
+def test_tuning_keeps_the_best_of_the_sets_tried() -> None:
+    class Weighted:
+        """Scores a set by its sublayers, and notes it."""
+
+        def __init__(self) -> None:
+            self.tried: list[tuple[int, ...]] = []
+
+        def score(self, skipped: Sequence[int]) -> list[float]:
+            self.tried.append(tuple(skipped))
+            return [sum(skipped) / 100, sum(skipped) / 50]
+
+    target, windows = Target(build("llama")), Weighted()
+    found = adaptation.tune_set(target, windows, 12, 0)  # type: ignore[arg-type]
+    assert windows.tried[0] == evenly_skipped(LAYERS, adaptation.SKIP_RATIO)
+    assert len(windows.tried) == 12
+    assert {len(skipped) for skipped in windows.tried} == {int(len(FREE) * adaptation.SKIP_RATIO)}
+    assert sum(found) == max(sum(skipped) for skipped in windows.tried) > sum(windows.tried[0])
+
+
+def test_sets_are_tuned_tried_and_streamed(lab: Lab) -> None:
+    amounts = adaptation.Amounts(tuning_texts=1, tuning_steps=3, held_out_texts=2, streams=2, requests=2)
+    experiment = Adaptation(amounts)
+    data = as_read(experiment.measure(lab))
+    assert list(data["sets"]) == ["uniform", *DOMAINS]
+    assert {len(skipped) for skipped in data["sets"].values()} == {int(len(FREE) * adaptation.SKIP_RATIO)}
+    assert all(len(scores) == 2 for row in data["scores"].values() for scores in row.values())
+    assert [each["order"] for each in data["streams"]] == [DOMAINS, [*DOMAINS[1:], DOMAINS[0]]]
+    for played in data["streams"]:
+        assert set(played["acceptance"]) == set(played["length"]) == set(adaptation.VARIANTS)
+        for name in adaptation.VARIANTS:
+            assert len(played["acceptance"][name]) == 2 * len(DOMAINS)
+            assert 0 < np.mean(played["acceptance"][name]) <= 1
+            assert np.mean(played["length"][name]) > 1
+    assert len(experiment.judge(data)) == 4
+    drawn(experiment, data)
+
+
+# Claim 3
+
+USUAL = {
+    "swift": (10, 9, 3, 12),
+    "no early stop": (75, 20, 3, 23),
+    "no dynamic verification": (9, 7, 4, 12),
+    "no search": (8, 6, 5, 12),
+}
+SPEEDS = {"plain": 40.0, "swift": 60.0, "no early stop": 30.0, "no dynamic verification": 50.0, "no search": 45.0}
+
+
+def ablation(counts: dict[str, tuple[int, int, int, int]] | None = None, **speeds: Sequence[float]) -> Data:
+    rows = {**USUAL, **(counts or {})}
+    samples = {name: list(speeds.get(name.replace(" ", "_"), [speed, speed + 1])) for name, speed in SPEEDS.items()}
+    domain = {
+        "skipped": [3, 4],
+        "counts": {name: [list(row)] * 4 for name, row in rows.items()},
+        "tokens_per_second": samples,
+    }
+    return as_read({"domains": {name: copy.deepcopy(domain) for name in DOMAINS}})
+
+
+def test_the_ablation_is_judged_part_by_part() -> None:
+    experiment = SwiftAblation()
+    assert holding(experiment, ablation()) == [True] * 6
+    assert holding(experiment, ablation({"no early stop": (75, 34, 3, 23)}))[0] is False, "45 % of drafts, half of 90 %"
+    assert holding(experiment, ablation({"no dynamic verification": (9, 8, 3, 12)}))[1] is False
+    assert holding(experiment, ablation({"no search": (9, 8, 3, 12)}))[2] is False
+    assert holding(experiment, ablation(no_early_stop=[70.0, 70.0]))[3] is False
+    assert holding(experiment, ablation(no_dynamic_verification=[50.0, 62.0]))[4] is False, "not in every repeat"
+    assert holding(experiment, ablation(no_search=[61.0, 62.0]))[5] is False
+    figures = [check.figure for check in experiment.judge(ablation())]
+    assert "0.900 with it, 0.267 without" in figures[0]
+    assert "4.00 with it, 3.00 without" in figures[1]
+    assert "with it 1.97 to 2.00 times as fast" in figures[3]
+
+
+def test_a_loss_in_some_requests_may_be_noise() -> None:
+    noisy = ablation()
+    for domain in noisy["domains"].values():
+        domain["counts"]["no dynamic verification"] = [[9, 7, 2, 12], [9, 7, 5, 12]] * 2
+    assert holding(SwiftAblation(), noisy)[1] is False
+
+
+def test_speeds_of_domains_are_those_of_all_their_tokens() -> None:
+    data = ablation()
+    for index, domain in enumerate(data["domains"].values()):
+        domain["tokens_per_second"]["swift"] = [10.0 * (index + 1)] * 2
+    seconds = 1 / 10 + 1 / 20 + 1 / 30
+    assert swift_ablation.overall_speeds(data, "swift") == pytest.approx([3 / seconds] * 2)
+
+
+def test_the_ablation_is_drawn() -> None:
+    panels = drawn(SwiftAblation(), ablation())
+    assert len(panels) == 3
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == list(VARIANTS)
+    assert [round(value, 3) for value in panels[0].lines[0].get_xdata()] == [0.9, 0.267, 0.778, 0.75]
+
+
+def test_parts_are_left_out_and_timed(lab: Lab) -> None:
+    amounts = swift_ablation.Amounts(
+        searched=1, prompts=2, max_new_tokens=40, timed_prompts=1, timed_tokens=8, repeats=2
+    )
+    experiment = SwiftAblation(amounts)
+    data = as_read(experiment.measure(lab))
+    assert list(data["domains"]) == DOMAINS
+    drafts = dict.fromkeys(VARIANTS, 0)
+    for domain in data["domains"].values():
+        assert set(domain["counts"]) == set(VARIANTS)
+        assert set(domain["tokens_per_second"]) == {"plain", *VARIANTS}
+        assert all(len(samples) == 2 and min(samples) > 0 for samples in domain["tokens_per_second"].values())
+        for name, rows in domain["counts"].items():
+            assert len(rows) == 2
+            drafts[name] += sum(row[0] for row in rows)
+            assert all(row[3] == 39 and row[1] <= row[0] for row in rows)
+            assert sum(row[1] for row in rows) > 0
+    assert drafts["no early stop"] > 2 * drafts["swift"]
+    assert len(experiment.judge(data)) == 6
+    drawn(experiment, data)
+
+
+def test_variants_differ_by_one_part_only() -> None:
+    target = Target(build("llama"))
+    found = (2, 6, 7)
+    engines = swift_ablation.variant_engines(target, found)
+    results = {name: engine.generate(prompt(17), max_new_tokens=40) for name, engine in engines.items()}
+    assert {result.token_ids for result in results.values()} == {plain_text("llama", prompt(17), 40)}
+    assert all(result.drafted > 0 and result.accepted > 0 for result in results.values())
+    kept = {name: {record.kept.skipped for record in result.rounds if record.kept} for name, result in results.items()}
+    assert kept == {**{name: {found} for name in VARIANTS}, "no search": {evenly_skipped(LAYERS, 0.45)}}
+    trees = {name: any(r.candidates > r.drafted for r in result.rounds) for name, result in results.items()}
+    assert trees == {**dict.fromkeys(VARIANTS, True), "no dynamic verification": False}
+    assert max(record.drafted for record in results["no early stop"].rounds) == 25
+    assert {record.threshold for record in results["no early stop"].rounds} == {None}

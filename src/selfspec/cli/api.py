@@ -1,0 +1,17 @@
+"""What the commands of other packages may import: options and helpers for the terminal. Imports no torch.
+
+A package adds a command by an entry point of the group ``selfspec.commands``; see ``selfspec.cli.plugins``.
+"""
+
+from selfspec.cli import options
+from selfspec.cli.generate import parse_assignments
+from selfspec.cli.terminal import make_console, own_warnings, silence_libraries, takes_colour
+
+__all__ = [
+    "make_console",
+    "options",
+    "own_warnings",
+    "parse_assignments",
+    "silence_libraries",
+    "takes_colour",
+]

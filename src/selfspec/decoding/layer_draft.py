@@ -1,0 +1,205 @@
+"""Drafting with a part of the target's sublayers: a path extended token by token, candidates beside it."""
+
+from collections.abc import Collection, Generator
+from dataclasses import dataclass, field
+
+import torch
+
+from selfspec.decoding.context import Context
+from selfspec.decoding.draft import empty_proposal
+from selfspec.decoding.proposal import DraftForward, Drafting, DraftOutput, Proposal
+from selfspec.decoding.stopping import StoppingRule, TreeWidths
+from selfspec.model.forward import Forward
+from selfspec.model.kept import KeptSet
+from selfspec.model.transfer import AsyncCopy
+from selfspec.sampling.rules import best, next_best, possible
+from selfspec.sampling.tree import ROOT, TokenTree
+
+HEAD_START = 4
+"""Sublayers of the next draft step that a device is given before the host reads the last step's confidence.
+
+They keep the device busy while the confidence is copied and the host launches the rest, some tens of microseconds. More
+would hide nothing more, and a draft that stops has run them in vain.
+"""
+
+
+def head_start(device: torch.device) -> int:
+    """Sublayers of the next draft step to run early; none on a CPU, which does not run ahead of its host."""
+    return HEAD_START if device.type == "cuda" else 0
+
+
+@dataclass(frozen=True)
+class LayerDraft:
+    """Draft with a part of the target's own sublayers.
+
+    Attributes:
+        kept: the sublayers to run.
+        limit: most tokens on the path, 0 or more.
+        stop: ends the draft earlier; ``None`` drafts ``limit`` tokens without reading their confidence.
+        widths: candidates to verify at each position, by confidence; ``None`` is one, a chain.
+    """
+
+    kept: KeptSet
+    limit: int
+    stop: StoppingRule | None = None
+    widths: TreeWidths | None = None
+
+    @property
+    def threshold(self) -> float | None:
+        """The confidence below which it stops; ``None`` without such a rule."""
+        return None if self.stop is None else self.stop.threshold
+
+    def propose(self, context: Context, watched: Collection[int] = ()) -> Drafting:
+        """Extends a path by one forward of the kept sublayers a token; see ``Draft.propose``."""
+        limit = min(self.limit, context.draft_limit)
+        if limit <= 0:
+            return _nothing(self, context)
+        return _LayerDrafting(self, context, watched).run(limit)
+
+
+def _nothing(draft: LayerDraft, context: Context) -> Drafting:
+    yield from ()
+    empty = empty_proposal(context)
+    return Proposal(empty.token_ids, empty.tree, kept=draft.kept, threshold=draft.threshold)
+
+
+@dataclass
+class _DraftStep:
+    """One forward of a single row, after its first ``done`` kept sublayers."""
+
+    layout: Forward
+    hidden_states: torch.Tensor
+    done: int = 0
+    captured: dict[int, torch.Tensor] = field(default_factory=dict)
+    logits: torch.Tensor | None = None
+
+
+class _Position:
+    """One position of the path: its token, and the draft's confidence there."""
+
+    def __init__(self, token: torch.Tensor, preferences: torch.Tensor | None, copy: AsyncCopy | None) -> None:
+        self.token = token
+        self._preferences = preferences
+        self._copy = copy
+        self._numbers: tuple[float, ...] | None = None
+
+    @property
+    def confidence(self) -> float:
+        """The draft's largest probability; waits for it when first read."""
+        return self._read()[0]
+
+    @property
+    def possible(self) -> int:
+        """How many tokens may be candidates here."""
+        return int(self._read()[1])
+
+    def siblings(self, count: int) -> torch.Tensor:
+        """The candidates beside the token, long ``[count]``."""
+        assert self._preferences is not None, "candidates were not requested"
+        return next_best(self._preferences, self.token, count)
+
+    def _read(self) -> tuple[float, ...]:
+        assert self._copy is not None, "the confidence was not requested"
+        if self._numbers is None:
+            self._numbers = tuple(self._copy.wait())
+        return self._numbers
+
+
+class _LayerDrafting:
+    """One draft in progress.
+
+    Where the draft may stop early, the next step is begun before the confidence of the last one is read. A begun step
+    that is not needed leaves keys and values in slots after the draft, which the verification and later drafts
+    overwrite before anything reads them.
+    """
+
+    def __init__(self, draft: LayerDraft, context: Context, watched: Collection[int]) -> None:
+        self.draft = draft
+        self.context = context
+        self.target = context.target
+        self.shared_prefix = draft.kept.shared_prefix
+        below = {index for index in watched if index < self.shared_prefix}
+        self.capture = {self.shared_prefix} | below if self.shared_prefix else set()
+        self.positions: list[_Position] = []
+        self.scores: list[torch.Tensor] = []
+        self.states: dict[int, list[torch.Tensor]] = {index: [] for index in self.capture}
+
+    def run(self, limit: int) -> Drafting:
+        """Drafts at most ``limit`` tokens, 1 or more."""
+        stop, whole = self.draft.stop, len(self.draft.kept.sublayers)
+        ahead = 0 if stop is None else head_start(self.target.device)
+        token, begun = self.context.pending, None
+        for index in range(limit):
+            step = begun or self._step(token, index)
+            yield from self._advance(step, whole)
+            position = self._position(step, index)
+            self.positions.append(position)
+            token, begun = position.token, None
+            if ahead and index + 1 < limit:
+                begun = self._step(token, index + 1)
+                yield from self._advance(begun, ahead)
+            if stop is not None and stop.stops(position.confidence):
+                break
+            self.context.write_draft(index, token)
+        return self._proposal()
+
+    def _step(self, token: torch.Tensor, index: int) -> _DraftStep:
+        """The forward of a ``[1]`` token after the committed slots and ``index`` drafted tokens."""
+        layout = self.target.lay_out(self.context.state, 1, start=self.context.cache.length + index)
+        return _DraftStep(layout, self.target.embed(token))
+
+    def _advance(self, step: _DraftStep, until: int) -> Generator[DraftForward, DraftOutput, None]:
+        """Runs the kept sublayers up to number ``until``, and captures what is certain by then."""
+        kept = self.draft.kept.sublayers
+        sublayers, ends = kept[step.done : until], until >= len(kept)
+        capture = {index for index in self.capture - step.captured.keys() if ends or index <= sublayers[-1]}
+        output = yield DraftForward(step.hidden_states, step.layout, sublayers, capture, logits=ends)
+        step.hidden_states, step.logits, step.done = output.hidden_states, output.logits, until
+        step.captured.update(output.captured)
+
+    def _position(self, step: _DraftStep, index: int) -> _Position:
+        """Chooses the token of a position, and starts an asynchronous copy of the confidence where it is needed."""
+        context, draft, logits = self.context, self.draft, step.logits
+        assert logits is not None
+        for sublayer, hidden_states in step.captured.items():
+            self.states[sublayer].append(hidden_states)
+        scores = context.processor(logits, lambda _: context.drafted_context(index))
+        if context.rule.needs_draft_probs:
+            # Whatever a draft computes, its probabilities have to be numbers for the acceptance to be exact.
+            scores = scores.nan_to_num(nan=0.0, neginf=-torch.inf)
+            self.scores.append(scores)
+        preferences = context.rule.preferences(scores[0], context.length + index)
+        if draft.stop is None and draft.widths is None:
+            return _Position(best(preferences), None, None)
+        confidence = torch.softmax(logits[0].float(), dim=-1).amax()
+        if draft.widths is None:
+            return _Position(best(preferences), None, AsyncCopy(confidence))
+        return _Position(best(preferences), preferences, AsyncCopy(confidence, possible(preferences)))
+
+    def _proposal(self) -> Proposal:
+        path_length = len(self.positions)
+        parents = list(range(ROOT, path_length - 1))
+        tokens = [position.token for position in self.positions]
+        room = self.context.sibling_limit
+        for depth, position in enumerate(self.positions):
+            if count := self._sibling_count(position, room):
+                tokens.append(position.siblings(count))
+                parents += [depth - 1] * count
+                room -= count
+        with_confidence = self.draft.stop is not None or self.draft.widths is not None
+        return Proposal(
+            token_ids=torch.cat(tokens),
+            tree=TokenTree(tuple(parents)),
+            scores=torch.cat(self.scores) if self.scores else None,
+            confidences=tuple(position.confidence for position in self.positions) if with_confidence else (),
+            shared_prefix=self.shared_prefix,
+            shared_states={index: torch.cat(rows) for index, rows in self.states.items() if rows},
+            kept=self.draft.kept,
+            threshold=self.draft.threshold,
+        )
+
+    def _sibling_count(self, position: _Position, room: int) -> int:
+        """Candidates beside the path's token: as many as are requested, possible, and have a cache slot."""
+        if self.draft.widths is None:
+            return 0
+        return max(0, min(self.draft.widths(position.confidence), position.possible, 1 + room) - 1)

@@ -1,0 +1,40 @@
+"""Reads a prompt into the cache, a chunk at a time, and chooses the first token."""
+
+from selfspec.decoding.draft import empty_proposal
+from selfspec.decoding.events import Event, Failed, Finished, Prefilled
+from selfspec.decoding.judging import judge, not_finite
+from selfspec.decoding.sequence import Sequence
+from selfspec.runtimes.target import Target
+
+
+def read_chunk(target: Target, sequence: Sequence, size: int) -> list[Event]:
+    """Runs the next tokens of a prompt through the model.
+
+    Chunks begin at multiples of ``size`` whatever else runs, so that a sequence computes the same alone and in a batch.
+
+    Args:
+        target: the model.
+        sequence: whose prompt is not read to its end.
+        size: most tokens.
+
+    Returns:
+        Nothing until the prompt is read; then that it is, and whether the first token ended the output.
+    """
+    context = sequence.context
+    start = context.cache.length
+    end = min(start + size, context.prompt_length)
+    forward = target.lay_out(context.state, end - start)
+    kept_rows = min((len(states) for states in sequence.prompt_states.values()), default=0)
+    first_kept = context.prompt_length - kept_rows
+    rows = slice(max(0, start - first_kept), max(0, end - first_kept))
+    copies = {index: states[rows] for index, states in sequence.prompt_states.items()}
+    embedded = target.embed(context.token_ids[start:end])
+    output = target.run(embedded, range(target.sublayer_count), forward, copies=copies)
+    context.cache.commit(range(end - start))
+    if end < context.prompt_length:
+        return []
+    judgement = judge([context], [empty_proposal(context)], [target.logits(output.hidden_states[-1:])])[0]
+    if judgement is None:
+        return [Failed(sequence.request, not_finite(context))]
+    sequence.commit(judgement.acceptance, "prefill")
+    return [Prefilled(sequence), Finished(sequence)] if sequence.finished else [Prefilled(sequence)]

@@ -1,0 +1,81 @@
+"""What a draft asks of the model while it comes about, and what it is when it is finished."""
+
+from collections.abc import Collection, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from selfspec.model.forward import Forward
+from selfspec.model.kept import KeptSet
+from selfspec.sampling.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class DraftForward:
+    """A forward that a draft asks for. Forwards of several sequences through the same sublayers run as one.
+
+    Attributes:
+        hidden_states: ``[rows, hidden]``, the residual stream before the first of the sublayers.
+        forward: where the rows stand; made by ``Target.lay_out``, of one sequence.
+        sublayers: ascending indices of the sublayers to run.
+        capture: sublayers ``i`` (0 to ``2L``) before which to keep the residual stream ``h[i]``.
+        logits: whether final norm and LM head follow.
+    """
+
+    hidden_states: torch.Tensor
+    forward: Forward
+    sublayers: tuple[int, ...]
+    capture: Collection[int] = ()
+    logits: bool = True
+
+
+@dataclass(frozen=True)
+class DraftOutput:
+    """What a ``DraftForward`` gave.
+
+    Attributes:
+        hidden_states: ``[rows, hidden]``, the residual stream after the last sublayer.
+        captured: by sublayer ``i`` the residual stream ``h[i]``, ``[rows, hidden]``.
+        logits: ``[rows, vocab]``, or ``None`` where they were not asked for.
+    """
+
+    hidden_states: torch.Tensor
+    captured: Mapping[int, torch.Tensor]
+    logits: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A finished draft: the tokens to verify, and what the verification needs to know of them.
+
+    Attributes:
+        token_ids: long ``[n]`` on the target's device, one for each node of the tree.
+        tree: which of them continues which; the path that was extended comes first.
+        scores: float32 ``[r, vocab]``, the draft's processed scores after the pending token and each token of the
+            extended path; ``None`` where the tokens were not drawn at random from scores.
+        confidences: largest draft probability at each position of the extended path, where it was computed.
+        shared_prefix: number ``s`` of leading sublayers whose states are the target's own.
+        shared_states: by sublayer ``i <= s`` the residual stream ``h[i]`` of the first ``k`` verification rows,
+            ``[k, hidden]``; empty where nothing is shared.
+        kept: the sublayers that drafted; ``None`` where none did.
+        threshold: the confidence below which drafting was to stop; ``None`` without such a rule.
+    """
+
+    token_ids: torch.Tensor
+    tree: TokenTree
+    scores: torch.Tensor | None = None
+    confidences: tuple[float, ...] = ()
+    shared_prefix: int = 0
+    shared_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    kept: KeptSet | None = None
+    threshold: float | None = None
+
+    @property
+    def drafted(self) -> int:
+        """Length of the deepest drafted path."""
+        return max(self.tree.depths)
+
+
+Drafting: TypeAlias = Generator[DraftForward, DraftOutput, Proposal]
+"""A draft in progress: a coroutine that yields the forwards it needs, is sent their outputs, and returns a proposal."""

@@ -1,0 +1,76 @@
+"""A text in the model's cache without an output to write: what tests of methods and experiments begin with."""
+
+from collections.abc import Sequence as Many
+
+import torch
+from transformers import LogitsProcessorList
+
+from selfspec.decoding.context import Context
+from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.drafter import Drafter, FixedDrafter, Needs, Prefill
+from selfspec.decoding.events import Failed
+from selfspec.decoding.output import Output
+from selfspec.decoding.prompt import read_chunk
+from selfspec.decoding.request import Request
+from selfspec.decoding.sequence import Sequence
+from selfspec.runtimes.target import Target
+from selfspec.sampling.processors import ScoreProcessor
+from selfspec.sampling.rules import Greedy, Rule
+
+
+@torch.inference_mode()
+def read_text(
+    target: Target,
+    token_ids: Many[int],
+    needs: Needs | None = None,
+    *,
+    max_new_tokens: int = 2,
+    rule: Rule | None = None,
+    chunk: int = 1024,
+) -> tuple[Context, Prefill]:
+    """Runs a text through the model, as a request with this prompt begins.
+
+    Args:
+        target: the model.
+        token_ids: the text, at least one token.
+        needs: which states to keep, and how many rows a draft's siblings or a probe may have; nothing if not given.
+        max_new_tokens: room for tokens after it.
+        rule: how the next token is chosen; greedy if not given.
+        chunk: most tokens to run at once.
+
+    Returns:
+        The context, whose pending token is the one that the target chose, and what a method is given to begin with.
+
+    Raises:
+        ContextLengthError: the text crosses the model's rope switch.
+        NonFiniteLogitsError: the model computed NaN or infinite logits.
+    """
+    sequence = Sequence(
+        target,
+        Request(
+            token_ids,
+            max_new_tokens,
+            rule=rule or Greedy(),
+            processor=ScoreProcessor(LogitsProcessorList()),
+            output=Output(max_new_tokens=max_new_tokens),
+            method=_Reader(needs or Needs()),
+        ),
+    )
+    while sequence.unread:
+        for event in read_chunk(target, sequence, chunk):
+            if isinstance(event, Failed):
+                raise event.error
+    return sequence.context, sequence.prefill
+
+
+class _Reader:
+    """A method that drafts nothing and has the needs of another."""
+
+    def __init__(self, needs: Needs) -> None:
+        self.needs = needs
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        return FixedDrafter(NoDraft())
+
+    def plan(self, drafters: Many[Drafter]) -> list[Draft]:
+        return [drafter.plan() for drafter in drafters]

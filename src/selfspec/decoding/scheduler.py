@@ -1,0 +1,66 @@
+"""Admits requests, plays steps for those that run, and lets finished ones go."""
+
+from collections import deque
+
+from selfspec.decoding.events import Event, Failed, Started
+from selfspec.decoding.request import Request
+from selfspec.decoding.sequence import Sequence
+from selfspec.decoding.step import step
+from selfspec.errors import SelfSpecError
+from selfspec.runtimes.target import Target
+
+
+class Scheduler:
+    """Decodes many requests, several of them at a time.
+
+    Args:
+        target: the model.
+        prefill_chunk: most tokens of a prompt to read in one step, between the rounds of the other sequences.
+        max_batch: most sequences at a time; each holds a cache for its whole length.
+    """
+
+    def __init__(self, target: Target, *, prefill_chunk: int, max_batch: int) -> None:
+        self._target = target
+        self._prefill_chunk = prefill_chunk
+        self._max_batch = max_batch
+        self._waiting: deque[Request] = deque()
+        self._running: list[Sequence] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._waiting or self._running)
+
+    def add(self, request: Request) -> None:
+        """Lets a request wait for its turn."""
+        self._waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Drops a request, whether it waits or runs; its cache is free at once."""
+        self._waiting = deque(each for each in self._waiting if each is not request)
+        self._running = [each for each in self._running if each.request is not request]
+
+    def step(self) -> list[Event]:
+        """Admits as many requests as fit, plays one step, and drops what finished or failed.
+
+        Returns:
+            What happened.
+        """
+        events = self._admit()
+        events += step(self._target, self._running, self._prefill_chunk)
+        failed = [event.request for event in events if isinstance(event, Failed)]
+        self._running = [each for each in self._running if not each.finished and each.request not in failed]
+        return events
+
+    def _admit(self) -> list[Event]:
+        events: list[Event] = []
+        while self._waiting and len(self._running) < self._max_batch:
+            request = self._waiting.popleft()
+            try:
+                sequence = Sequence(self._target, request)
+            except SelfSpecError as error:
+                events.append(Failed(request, error))
+                continue
+            self._running.append(sequence)
+            events.append(Started(sequence))
+        return events

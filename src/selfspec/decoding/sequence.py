@@ -1,0 +1,95 @@
+"""A request at work: the one owner of its tokens, cache, sampling rule, output and drafter."""
+
+import torch
+
+from selfspec.decoding.context import Context
+from selfspec.decoding.drafter import Drafter, Prefill
+from selfspec.decoding.probe import Probe
+from selfspec.decoding.request import Request
+from selfspec.runtimes.target import Target
+from selfspec.sampling.acceptance import Acceptance
+from selfspec.types import TokenOrigin
+
+
+class Sequence:
+    """A request from its admission to its end: first its prompt is read, then its output is written.
+
+    Args:
+        target: the model.
+        request: the request.
+
+    Attributes:
+        request: the request.
+        context: its tokens, cache, sampling rule and logits processors.
+        output: its output so far.
+        prompt_states: by sublayer the hidden states of the prompt that the method asked for, ``[k, hidden]``, until
+            the drafter begins.
+
+    Raises:
+        ContextLengthError: the request crosses the model's rope switch.
+    """
+
+    def __init__(self, target: Target, request: Request) -> None:
+        needs = request.method.needs
+        self.request = request
+        self.output = request.output
+        self.context = Context(
+            target,
+            request.prompt_ids,
+            max_new_tokens=request.max_new_tokens,
+            rule=request.rule,
+            processor=request.processor,
+            sibling_rows=needs.sibling_rows,
+            probe_rows=needs.probe_rows,
+        )
+        # Allocated before the temporary tensors of the prefill, between which it would leave gaps in memory.
+        rows = min(needs.prompt_rows, self.context.prompt_length)
+        kept = sorted(needs.prompt_states) if needs.prompt_rows else []
+        states = torch.empty((len(kept), rows, target.hidden_size), dtype=target.dtype, device=target.device)
+        self.prompt_states: dict[int, torch.Tensor] = dict(zip(kept, states, strict=True))
+        self._drafter: Drafter | None = None
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt whose keys and values are not computed yet."""
+        return max(0, self.context.prompt_length - self.context.cache.length)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the output has ended."""
+        return self.output.finish_reason is not None
+
+    @property
+    def drafter(self) -> Drafter:
+        """Its drafter, which begins when it is first needed: an output of one token does not pay for it."""
+        if self._drafter is None:
+            self._drafter = self.request.method.begin(self.prefill)
+            self.prompt_states = {}
+        return self._drafter
+
+    @property
+    def prefill(self) -> Prefill:
+        """What a drafter is given to begin with, once the prompt is read."""
+        ids = tuple(self.request.prompt_ids)
+        return Prefill(ids, self.output.token_ids[0], Probe(self.context), self.prompt_states)
+
+    def commit(self, acceptance: Acceptance, last: TokenOrigin = "target") -> tuple[int, ...]:
+        """Keeps what was accepted: hands its tokens to the output until that ends, and commits their rows.
+
+        Args:
+            acceptance: of the verification, or of the prefill.
+            last: who chose the last of its tokens.
+
+        Returns:
+            The tokens that the output took.
+        """
+        context, token_ids = self.context, acceptance.token_ids
+        context.write(token_ids)
+        taken = 0
+        for token_id in token_ids:
+            taken += 1
+            origin: TokenOrigin = "draft" if taken < len(token_ids) else last
+            if self.output.append(token_id, origin, lambda: context.drafted_context(taken)):  # noqa: B023 - called at once
+                break
+        context.commit(acceptance.rows[:taken] if last == "target" else (), taken)
+        return token_ids[:taken]

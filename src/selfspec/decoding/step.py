@@ -1,0 +1,133 @@
+"""One step of decoding: plan, draft, verify, accept, commit, learn. The same for every method and any batch."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import fields, replace
+from functools import wraps
+
+import torch
+
+from selfspec.decoding.draft import Draft
+from selfspec.decoding.drafter import Drafter, DraftingMethod, Feedback
+from selfspec.decoding.drafting import run_drafts
+from selfspec.decoding.events import Advanced, Event, Failed, Finished
+from selfspec.decoding.judging import not_finite
+from selfspec.decoding.outcome import verify_drafts
+from selfspec.decoding.phases import clocked, phase
+from selfspec.decoding.prompt import read_chunk
+from selfspec.decoding.proposal import Proposal
+from selfspec.decoding.sequence import Sequence
+from selfspec.runtimes.target import Target
+from selfspec.sampling.acceptance import Acceptance
+from selfspec.types import PhaseSeconds, Round
+
+
+@torch.inference_mode()
+def step(target: Target, sequences: Many[Sequence], prefill_chunk: int) -> list[Event]:
+    """Reads a chunk of every prompt that is not read to its end, and plays a round for all other sequences together.
+
+    Args:
+        target: the model.
+        sequences: none of them finished.
+        prefill_chunk: most tokens of a prompt to read at once.
+
+    Returns:
+        What happened, at least one event of each sequence but those whose prompt goes on.
+    """
+    reading = [sequence for sequence in sequences if sequence.unread]
+    writing = [sequence for sequence in sequences if not sequence.unread]
+    events = [event for sequence in reading for event in read_chunk(target, sequence, prefill_chunk)]
+    return events + (play_round(target, writing) if writing else [])
+
+
+def _with_seconds(
+    play: Callable[[Target, Many[Sequence]], list[Event]],
+) -> Callable[[Target, Many[Sequence]], list[Event]]:
+    """Decorator: writes the time of a round's phases into its records, to equal parts where sequences share it."""
+
+    @wraps(play)
+    def timed(target: Target, sequences: Many[Sequence]) -> list[Event]:
+        with clocked() as clock:
+            events = play(target, sequences)
+        total = clock.seconds
+        names = [field.name for field in fields(PhaseSeconds)]
+        share = PhaseSeconds(**{name: getattr(total, name) / len(sequences) for name in names})
+        return [
+            replace(event, round=replace(event.round, seconds=share)) if isinstance(event, Advanced) else event
+            for event in events
+        ]
+
+    return timed
+
+
+@_with_seconds
+@torch.inference_mode()
+def play_round(target: Target, sequences: Many[Sequence]) -> list[Event]:
+    """Plays one round for sequences whose prompts are read.
+
+    Args:
+        target: the model.
+        sequences: at least one, none of them finished.
+
+    Returns:
+        For each sequence that it advanced, and that it finished where it did; or that it failed.
+    """
+    drafts = plan(sequences)
+    proposals = draft(target, sequences, drafts)
+    outcomes = verify_drafts(target, sequences, proposals)
+    events: list[Event] = []
+    for sequence, planned, outcome in zip(sequences, drafts, outcomes, strict=True):
+        if outcome is None:
+            events.append(Failed(sequence.request, not_finite(sequence.context)))
+            continue
+        committed = commit(sequence, outcome.acceptance)
+        feedback = Feedback(planned, outcome.proposal, outcome.acceptance, outcome.scores, outcome.hidden_states)
+        learn(sequence, feedback)
+        events.append(Advanced(sequence, _record(feedback, committed)))
+        events += [Finished(sequence)] if sequence.finished else []
+    return events
+
+
+@phase("select")
+def plan(sequences: Many[Sequence]) -> list[Draft]:
+    """What drafts the round of each sequence; a method plans for all of its sequences at once."""
+    of_method: dict[DraftingMethod, dict[int, Drafter]] = defaultdict(dict)
+    for index, sequence in enumerate(sequences):
+        of_method[sequence.request.method][index] = sequence.drafter
+    drafts: dict[int, Draft] = {}
+    for method, drafters in of_method.items():
+        drafts.update(zip(drafters, method.plan(list(drafters.values())), strict=True))
+    return [drafts[index] for index in range(len(sequences))]
+
+
+@phase("draft")
+def draft(target: Target, sequences: Many[Sequence], drafts: Many[Draft]) -> list[Proposal]:
+    """The tokens to verify, drafted side by side."""
+    pairs = zip(sequences, drafts, strict=True)
+    return run_drafts(target, [planned.propose(each.context, each.drafter.watched) for each, planned in pairs])
+
+
+@phase("other")
+def commit(sequence: Sequence, acceptance: Acceptance) -> tuple[int, ...]:
+    """Hands the accepted tokens to the output and keeps their rows; returns the tokens that it took."""
+    return sequence.commit(acceptance)
+
+
+@phase("select")
+def learn(sequence: Sequence, feedback: Feedback) -> None:
+    """Tells the drafter what came of the round."""
+    sequence.drafter.learn(feedback)
+
+
+def _record(feedback: Feedback, committed: tuple[int, ...]) -> Round:
+    proposal = feedback.proposal
+    return Round(
+        drafted=proposal.drafted,
+        candidates=len(proposal.tree),
+        accepted=min(feedback.accepted, len(committed)),
+        token_ids=committed,
+        kept=proposal.kept,
+        threshold=proposal.threshold,
+        seconds=PhaseSeconds(),
+    )

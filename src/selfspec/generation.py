@@ -1,0 +1,249 @@
+"""Generating the outputs of a call: one prompt as a stream, or several together."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from selfspec.decoding.events import Advanced, Event, Failed, Finished, Prefilled, Started
+from selfspec.decoding.output import Output
+from selfspec.decoding.request import Request
+from selfspec.decoding.scheduler import Scheduler
+from selfspec.decoding.text import TextStream
+from selfspec.errors import InvalidParameterError, SelfSpecError
+from selfspec.limits import check_context, explain_out_of_memory
+from selfspec.memory import PeakMemory
+from selfspec.methods.base import Method
+from selfspec.prompt_encoding import PromptEncoder
+from selfspec.prompt_forms import Prompt
+from selfspec.runtimes.target import Target
+from selfspec.sampling.processors import ScoreProcessor, build_processors
+from selfspec.sampling.rules import Coupled, Greedy, Rule, Speculative, seeded_generator
+from selfspec.types import Generation, Round, SamplingParams, TextPiece
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an engine generates with.
+
+    Attributes:
+        target: the model.
+        method: what drafts.
+        tokenizer: of the model; ``None`` without one.
+        encoder: turns prompts into token ids.
+        eos_ids: tokens that end an output.
+        prefill_chunk: most tokens of a prompt to run at once.
+        max_batch: most prompts to generate at a time.
+        rule: makes the sampling rule of a request from its parameters and the device.
+    """
+
+    target: Target
+    method: Method
+    tokenizer: PreTrainedTokenizerBase | None
+    encoder: PromptEncoder
+    eos_ids: frozenset[int]
+    prefill_chunk: int
+    max_batch: int
+    rule: Callable[[SamplingParams, torch.device], Rule]
+
+
+class Job:
+    """One prompt of a call, from its checks to its ``Generation``.
+
+    Args:
+        setup: what to generate with.
+        prompt: the prompt.
+        params: how to choose tokens and when to stop.
+
+    Attributes:
+        request: what the decoder is asked.
+        rounds: the rounds so far.
+
+    Raises:
+        SelfSpecError: prompt or parameters do not fit.
+    """
+
+    def __init__(self, setup: Setup, prompt: Prompt, params: SamplingParams) -> None:
+        if params.stop and setup.tokenizer is None:
+            raise InvalidParameterError("stop strings need a tokenizer; give the engine one")
+        self._prompt_ids = setup.encoder.encode(prompt)
+        self.prompt_length, self.max_new_tokens = len(self._prompt_ids), params.max_new_tokens
+        check_context(self.prompt_length, params.max_new_tokens, setup.target.context_limit)
+        self.request = Request(
+            self._prompt_ids,
+            params.max_new_tokens,
+            rule=setup.rule(params, setup.target.device),
+            processor=ScoreProcessor(build_processors(params)),
+            output=_output(setup, params),
+            method=setup.method,
+        )
+        self.rounds: list[Round] = []
+        self._setup = setup
+        self._started = self._first_token = self._ended = 0.0
+        self._memory: PeakMemory | None = None
+        self._peak_bytes = 0
+
+    def observe(self, event: Event) -> None:
+        """Notes what happened to this request.
+
+        Raises:
+            SelfSpecError: it failed.
+        """
+        now = time.perf_counter()
+        match event:
+            case Started():
+                self._started, self._memory = now, PeakMemory(self._setup.target.device)
+            case Prefilled():
+                self._first_token = now
+            case Advanced():
+                self.rounds.append(event.round)
+            case Finished():
+                self._ended = now
+                self._peak_bytes = 0 if self._memory is None else self._memory.peak_bytes()
+            case Failed():
+                raise event.error
+
+    @property
+    def result(self) -> Generation:
+        """The output, once it has ended."""
+        output, setup = self.request.output, self._setup
+        if output.finish_reason is None:
+            raise RuntimeError("the stream ended before the output was complete")
+        tokenizer = setup.tokenizer
+        return Generation(
+            text="" if tokenizer is None else str(tokenizer.decode(output.token_ids, skip_special_tokens=True)),
+            token_ids=tuple(output.token_ids),
+            origins=tuple(output.origins),
+            prompt_token_count=self.prompt_length,
+            method=setup.method.name,
+            settings=asdict(setup.method.settings),
+            finish_reason=output.finish_reason,
+            seconds=self._ended - self._started,
+            prefill_seconds=self._first_token - self._started,
+            rounds=tuple(self.rounds),
+            peak_memory_bytes=self._peak_bytes,
+        )
+
+
+class Batch:
+    """The prompts of one call, generated together. Each output is what its prompt gives alone.
+
+    All prompts are checked before the first one runs.
+
+    Args:
+        setup: what to generate with.
+        prompts: prompts and their parameters.
+        name: what an error calls a prompt, before its index: ``"prompt"``, ``"row"``.
+
+    Raises:
+        SelfSpecError: a prompt or its parameters do not fit; where there are several, the message names the prompt.
+    """
+
+    def __init__(self, setup: Setup, prompts: Sequence[tuple[Prompt, SamplingParams]], name: str = "prompt") -> None:
+        self._setup = setup
+        self._name = name
+        self.jobs: list[Job] = []
+        self._several = len(prompts) > 1
+        for index, (prompt, params) in enumerate(prompts):
+            with self._named(index):
+                self.jobs.append(Job(setup, prompt, params))
+        self._pieces = self._run()
+
+    def pieces(self) -> Iterator[tuple[int, TextPiece]]:
+        """Generates the outputs.
+
+        Yields:
+            The index of a prompt and the next piece of its output.
+
+        Raises:
+            SelfSpecError: the model failed on a prompt; where there are several, the message names it.
+        """
+        return self._pieces
+
+    def results(self) -> list[Generation]:
+        """The finished outputs in the order of the prompts; generates what is not generated yet.
+
+        Raises:
+            SelfSpecError: as ``pieces``.
+        """
+        for _ in self._pieces:
+            pass
+        return [job.result for job in self.jobs]
+
+    def _run(self) -> Iterator[tuple[int, TextPiece]]:
+        setup = self._setup
+        scheduler = Scheduler(setup.target, prefill_chunk=setup.prefill_chunk, max_batch=setup.max_batch)
+        index_of = {id(job.request): index for index, job in enumerate(self.jobs)}
+        for job in self.jobs:
+            scheduler.add(job.request)
+        longest = max(self.jobs, key=lambda job: job.prompt_length + job.max_new_tokens)
+        while scheduler.busy:
+            with explain_out_of_memory(longest.prompt_length, longest.max_new_tokens):
+                events = scheduler.step()
+            for event in events:
+                request = event.request if isinstance(event, Failed) else event.sequence.request
+                index = index_of[id(request)]
+                with self._named(index):
+                    self.jobs[index].observe(event)
+                yield from ((index, piece) for piece in request.output.take_pieces())
+
+    @contextmanager
+    def _named(self, index: int) -> Iterator[None]:
+        try:
+            yield
+        except SelfSpecError as error:
+            if not self._several:
+                raise
+            raise type(error)(f"{self._name} {index}: {error}") from error
+
+
+class Stream(Iterator[TextPiece]):
+    """The pieces of one output, as they become certain.
+
+    Made by ``Engine.stream``. Abandoning it half-way, by an exception too, leaves nothing behind in the engine.
+    """
+
+    def __init__(self, setup: Setup, prompt: Prompt, params: SamplingParams) -> None:
+        self._batch = Batch(setup, [(prompt, params)])
+
+    def __next__(self) -> TextPiece:
+        return next(self._batch.pieces())[1]
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """The rounds so far, also of a stream that was abandoned."""
+        return tuple(self._batch.jobs[0].rounds)
+
+    @property
+    def result(self) -> Generation:
+        """The finished output; reads the rest of the stream first."""
+        return self._batch.results()[0]
+
+
+def rule_of(params: SamplingParams, device: torch.device) -> Rule:
+    """Makes the sampling rule that the parameters of a request ask for.
+
+    Args:
+        params: how to choose tokens.
+        device: where random numbers are drawn.
+    """
+    if not params.samples:
+        return Greedy()
+    if params.acceptance == "coupled" or (params.acceptance == "auto" and params.seed is not None):
+        assert params.seed is not None
+        return Coupled(params.seed)
+    seed = params.seed if params.seed is not None else int(torch.randint(2**62, (1,)))
+    return Speculative(seeded_generator(seed, device))
+
+
+def _output(setup: Setup, params: SamplingParams) -> Output:
+    return Output(
+        max_new_tokens=params.max_new_tokens,
+        eos_ids=frozenset() if params.ignore_eos else setup.eos_ids,
+        stop_ids=frozenset(params.stop_token_ids),
+        text=None if setup.tokenizer is None else TextStream(setup.tokenizer, params.stop),
+        criteria=params.stopping_criteria,
+    )

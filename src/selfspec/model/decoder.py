@@ -1,0 +1,188 @@
+"""A Hugging Face model taken apart: embedding, sublayers, rope, final norm, head. What is computed, not how fast."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from selfspec.errors import UnsupportedModelError
+from selfspec.model.cache import KeyValueCache
+from selfspec.model.families import Windows, find_family
+from selfspec.model.requirements import check_decoder, check_layer
+from selfspec.model.rope import Rope
+from selfspec.model.sublayers import AttentionSublayer, Sublayer
+
+
+class Decoder:
+    """The parts of a supported causal language model. No attribute of the model is set.
+
+    Args:
+        model: in eval mode, on one device.
+
+    Attributes:
+        model: the model.
+        config: its config.
+        family: the row of its family.
+        final_norm: the norm before the head.
+        head: the LM head.
+
+    Raises:
+        UnsupportedModelError: the family, or a feature of this model, is not supported.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.family = find_family(model.config)
+        _check_supported(model)
+        self.model = model
+        self.config: Any = model.config
+        self.head: nn.Module = _head(model)
+        check_decoder(model, self.family)
+        self._parts: Any = model.model
+        self._embedding: nn.Module = self._parts.embed_tokens
+        self.final_norm: nn.Module = self._parts.norm
+        self._embedding_scale = self._find_embedding_scale()
+        self._logits_divisor = float(getattr(self.config, self.family.logits_divisor or "", 1.0))
+        self._logits_softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
+
+    @property
+    def layer_count(self) -> int:
+        """``L``."""
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return int(self.config.hidden_size)
+
+    @property
+    def like(self) -> torch.Tensor:
+        """A tensor with the model's dtype and device."""
+        return self.final_norm.weight  # type: ignore[return-value]
+
+    @property
+    def slot_shape(self) -> tuple[int, int]:
+        """Key and value heads, and the size of each, of one cache slot in one layer."""
+        heads = self.config.num_attention_heads
+        head_dim = getattr(self.config, "head_dim", None) or self.hidden_size // heads
+        return getattr(self.config, "num_key_value_heads", None) or heads, head_dim
+
+    @property
+    def context_limit(self) -> int:
+        """Longest sequence of prompt and new tokens together."""
+        return int(self.config.max_position_embeddings)
+
+    def room(self, prompt_length: int) -> int:
+        """Number of new tokens that fit after a prompt; not positive where none fits.
+
+        Args:
+            prompt_length: tokens of the prompt.
+        """
+        room, switch = self.context_limit - prompt_length, self._rope_switch
+        return room if switch is None or prompt_length > switch else min(room, switch - prompt_length + 1)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The residual stream before sublayer 0: long ``[rows]`` to ``[rows, hidden]``."""
+        hidden_states: torch.Tensor = self._embedding(token_ids)
+        return hidden_states if self._embedding_scale is None else hidden_states * self._embedding_scale
+
+    def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Applies the family's divisor and soft cap to the head's outputs, ``[rows, outputs]``."""
+        if self._logits_divisor != 1.0:
+            logits = logits / self._logits_divisor
+        if self._logits_softcap is not None:
+            logits = torch.tanh(logits / self._logits_softcap) * self._logits_softcap
+        return logits
+
+    def split(self) -> list[Sublayer]:
+        """The ``2L`` sublayers, run by the model's own modules.
+
+        Raises:
+            UnsupportedModelError: a layer lacks a module of its family.
+        """
+        eager = self.config._attn_implementation == "eager"
+        multiplier = float(getattr(self.config, self.family.residual_multiplier or "", 1.0))
+        sublayers: list[Sublayer] = []
+        for index, layer in enumerate(self._parts.layers[: self.layer_count]):
+            check_layer(layer, index, self.family)
+            attention = AttentionSublayer(
+                layer,
+                self.family.attention,
+                multiplier,
+                window=self._window(index),
+                rope=self.config.layer_types[index] if self.family.rope_by_layer_type else None,
+                eager=eager,
+            )
+            sublayers += [attention, Sublayer(layer, self.family.mlp, multiplier)]
+        return sublayers
+
+    def new_rope(self) -> Rope:
+        """The model's rope, by a private copy of its module."""
+        layer_types = tuple(sorted(set(self.config.layer_types))) if self.family.rope_by_layer_type else ()
+        return Rope(self._parts.rotary_emb, layer_types, self._rope_switch)
+
+    def new_cache(self, capacity: int) -> KeyValueCache:
+        """An empty cache.
+
+        Args:
+            capacity: its slots.
+        """
+        heads, head_dim = self.slot_shape
+        like = self.like
+        return KeyValueCache(self.layer_count, heads, capacity, head_dim, dtype=like.dtype, device=like.device)
+
+    def new_slots(self, slots: int) -> torch.Tensor:
+        """Zeros for the keys and values of all layers, ``[layers, 2, key_value_heads, slots, head_dim]``."""
+        heads, head_dim = self.slot_shape
+        return self.like.new_zeros((self.layer_count, 2, heads, slots, head_dim))
+
+    @property
+    def _rope_switch(self) -> int | None:
+        """The sequence length past which ``longrope`` takes its long frequencies."""
+        parameters = getattr(self.config, "rope_parameters", None) or {}
+        if parameters.get("rope_type") != "longrope":
+            return None
+        length = parameters.get("original_max_position_embeddings") or self.config.original_max_position_embeddings
+        return int(length)
+
+    def _window(self, layer: int) -> int | None:
+        if self.family.windows is Windows.NONE:
+            return None
+        if self.family.windows is Windows.BY_LAYER_TYPE and self.config.layer_types[layer] != "sliding_attention":
+            return None
+        window: int | None = self.config.sliding_window
+        return window
+
+    def _find_embedding_scale(self) -> torch.Tensor | float | None:
+        if self.family.embedding_multiplier is not None:
+            return float(getattr(self.config, self.family.embedding_multiplier))
+        if self.family.sqrt_embedding and not hasattr(self._embedding, "embed_scale"):
+            # Rounded to the model's dtype, as transformers does.
+            return torch.tensor(self.hidden_size**0.5, dtype=self.like.dtype, device=self.like.device)
+        return None
+
+
+def _head(model: Any) -> nn.Module:
+    head: nn.Module | None = model.get_output_embeddings()
+    if head is None:
+        raise UnsupportedModelError(f"{type(model).__name__} has no LM head; load it with AutoModelForCausalLM")
+    return head
+
+
+def _check_supported(model: PreTrainedModel) -> None:
+    """Refuses what would run but give other text than the model's own."""
+    implementation = model.config._attn_implementation
+    if implementation not in ("sdpa", "eager"):
+        raise UnsupportedModelError(
+            f"attention implementation '{implementation}' takes no tree masks; "
+            "load the model with attn_implementation='sdpa'"
+        )
+    if model.training:
+        raise UnsupportedModelError(
+            "the model is in training mode, where dropout makes it random; call model.eval() first"
+        )
+    devices = {str(parameter.device) for parameter in model.parameters()}
+    if len(devices) > 1 or "meta" in devices:
+        raise UnsupportedModelError(
+            f"the model is spread over {', '.join(sorted(devices))}; put it on one device, without offloading"
+        )

@@ -1,0 +1,258 @@
+"""One forward: rows of one or several sequences, with their cache slots, positions and masks.
+
+Everything but attention runs over the rows of all sequences at once. Attention runs for the rows of each sequence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch.nn import functional
+
+from selfspec.model.cache import KeyValueCache
+from selfspec.model.masks import causal
+from selfspec.model.rope import CosSin, Rope, Rotation
+
+
+@dataclass
+class SequenceState:
+    """What the model keeps of one sequence.
+
+    Attributes:
+        cache: its keys and values.
+        long_rope: rope takes the long frequencies (``longrope``).
+    """
+
+    cache: KeyValueCache
+    long_rope: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of one sequence in a forward: their cache slots, their positions and what they see.
+
+    A row sees the first ``prefix`` slots of the cache, and of the slots after them those that ``visible`` names. Where
+    ``visible`` is ``None``, it sees the rows of this object up to itself, and none of the slots between.
+
+    Attributes:
+        sequence: the sequence.
+        start: cache slot of the first row; row ``i`` writes its keys and values to slot ``start + i``.
+        count: number of rows.
+        prefix: number of leading slots that every row sees, at most ``start``.
+        positions: long ``[count]``, the position of each row in the sequence.
+        lowest_position: smallest of the positions.
+        visible: bool ``[count, end - prefix]`` (query, slot from ``prefix`` on), or ``None`` for causal rows.
+        consecutive: the positions are ``lowest_position, lowest_position + 1, …``.
+    """
+
+    sequence: SequenceState
+    start: int
+    count: int
+    prefix: int
+    positions: torch.Tensor
+    lowest_position: int
+    visible: torch.Tensor | None = None
+    consecutive: bool = False
+    _masks: dict[tuple[int | None, torch.dtype | None, bool, int], torch.Tensor | None] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        """The slot after the last row's."""
+        return self.start + self.count
+
+    def first_slot(self, window: int | None) -> int:
+        """The first slot that any row can see through a sliding window; 0 without one."""
+        if window is None:
+            return 0
+        return max(0, min(self.prefix, self.lowest_position - window + 1))
+
+    def mask(
+        self, window: int | None, dtype: torch.dtype, *, additive: bool, causal_kernel: bool, repeats: int = 1
+    ) -> torch.Tensor | None:
+        """The attention mask over the slots ``first_slot(window) … end``, computed once for each window.
+
+        Args:
+            window: positions of the sliding window, if the layer has one.
+            dtype: of an additive mask.
+            additive: give 0 / lowest value to be added to the scores (eager attention) instead of true / false.
+            causal_kernel: without a mask, attention treats several rows as causal.
+            repeats: consecutive queries that each row stands for; they see the same slots.
+
+        Returns:
+            ``[1, 1, count * repeats, slots]``, or ``None`` where every row sees every slot.
+        """
+        key = (window, dtype if additive else None, causal_kernel, repeats)
+        if key not in self._masks:
+            visible = None if self._needs_no_mask(window, causal_kernel) else self.visibility(window)[None, None]
+            if visible is not None and repeats > 1:
+                visible = visible.repeat_interleave(repeats, dim=2)
+            if visible is not None and additive:
+                lowest = torch.finfo(dtype).min
+                visible = torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, lowest)
+            self._masks[key] = visible
+        return self._masks[key]
+
+    def visibility(self, window: int | None) -> torch.Tensor:
+        """Which slots from ``first_slot(window)`` on each row sees: bool ``[count, slots]`` (query, key)."""
+        device = self.positions.device
+        first = self.first_slot(window)
+        own = self._after_prefix() if self.visible is None else self.visible
+        seen = functional.pad(own, (self.prefix - first, 0), value=True)
+        if window is not None:
+            # Before ``start``, a slot's number is its position.
+            key_positions = torch.cat([torch.arange(first, self.start, device=device), self.positions])
+            seen &= key_positions[None, :] > self.positions[:, None] - window
+        return seen
+
+    def fill(self, window: int | None, mask: torch.Tensor) -> None:
+        """Writes what each row sees into a mask that may have more rows and more slots than these rows need.
+
+        Args:
+            window: positions of the sliding window, if the layer has one.
+            mask: bool ``[count or more, repeats, end or more]``, from slot 0 on. The rows that are not used see slot 0
+                only, since attention of a row that sees nothing is not a number.
+        """
+        own, spare = mask[: self.count], mask[self.count :]
+        if window is None and self.visible is None and self.prefix == self.start:  # the most common case, made fast
+            slots = torch.arange(mask.shape[2], device=mask.device)
+            own.copy_((slots <= slots[self.start : self.end, None])[:, None])
+        else:
+            own.zero_()
+            own[:, :, self.first_slot(window) : self.end] = self.visibility(window)[:, None]
+        if len(spare):
+            spare.zero_()
+            spare[:, :, 0] = True
+
+    def _after_prefix(self) -> torch.Tensor:
+        return functional.pad(causal(self.count, self.positions.device), (self.start - self.prefix, 0))
+
+    def _needs_no_mask(self, window: int | None, causal_kernel: bool) -> bool:
+        if self.prefix != self.start or self.visible is not None:
+            return False
+        if self.count == 1:
+            return True
+        whole_window = window is None or self.count <= window
+        return causal_kernel and self.start == 0 and whole_window
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """The rows of one forward, in the order of ``[rows, hidden]``; rope and masks are computed once for all sublayers.
+
+    Rows of one part do not see those of another, unless their ``visible`` names slots that an earlier part of the same
+    sequence writes. A sequence may have several parts; their slots are disjoint.
+
+    Attributes:
+        parts: the rows of each sequence.
+        rope: computes the rotations of their positions.
+        like: any tensor with the model's dtype and device.
+    """
+
+    parts: tuple[Rows, ...]
+    rope: Rope
+    like: torch.Tensor
+    _rotations: dict[str | None, Rotation] = field(default_factory=dict)
+    _turns: dict[str | None, CosSin] = field(default_factory=dict)
+
+    @staticmethod
+    def join(forwards: Sequence["Forward"]) -> "Forward":
+        """The parts of several forwards of one model in one, in order.
+
+        Args:
+            forwards: at least one.
+        """
+        first, *others = forwards
+        if not others:
+            return first
+        return Forward(tuple(part for forward in forwards for part in forward.parts), first.rope, first.like)
+
+    def only(self, parts: Sequence[int]) -> "Forward":
+        """A forward of some of the parts.
+
+        Args:
+            parts: their indices, ascending.
+        """
+        return Forward(tuple(self.parts[index] for index in parts), self.rope, self.like)
+
+    @cached_property
+    def rows(self) -> int:
+        """Number of rows of all parts together."""
+        return sum(part.count for part in self.parts)
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """Where the rows of each part are in ``[rows, hidden]``."""
+        slices, start = [], 0
+        for part in self.parts:
+            slices.append(slice(start, start + part.count))
+            start += part.count
+        return tuple(slices)
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """Long ``[rows]``, the position of each row in its sequence."""
+        if len(self.parts) == 1:
+            return self.parts[0].positions
+        return torch.cat([part.positions for part in self.parts])
+
+    def rotation(self, kind: str | None) -> Rotation:
+        """Cosine and sine as transformers' attention takes them (``position_embeddings``), for a layer type.
+
+        Args:
+            kind: the layer type, ``None`` where one rope serves all layers.
+
+        Returns:
+            Cosine and sine, ``[1, rows, dim]`` each.
+        """
+        if not self._rotations:
+            pieces = [
+                self.rope.rotations(self.like, part.positions, long=part.sequence.long_rope) for part in self.parts
+            ]
+            self._rotations.update(_concatenated(pieces, dim=1))
+        return self._rotations[kind]
+
+    def turn(self, kind: str | None) -> CosSin:
+        """Cosine and signed sine as the fused attention takes them, for a layer type.
+
+        Args:
+            kind: the layer type, ``None`` where one rope serves all layers.
+
+        Returns:
+            Cosine and signed sine, ``[rows, 1, dim]`` each.
+        """
+        return (self._turns or self.turns())[kind]
+
+    def turns(self) -> dict[str | None, CosSin]:
+        """``turn`` for every layer type."""
+        if not self._turns:
+            self._turns.update(self._look_up())
+        return self._turns
+
+    def _look_up(self) -> dict[str | None, CosSin]:
+        if len(self.parts) > 1 and self.rope.is_fixed:
+            return self.rope.turns(self.like, self.positions, None, long=False)
+        pieces = [
+            self.rope.turns(
+                self.like,
+                part.positions,
+                part.lowest_position if part.consecutive else None,
+                long=part.sequence.long_rope,
+            )
+            for part in self.parts
+        ]
+        return _concatenated(pieces, dim=0)
+
+
+def _concatenated(pieces: Sequence[dict[str | None, CosSin]], dim: int) -> dict[str | None, CosSin]:
+    """The rotations of several parts as one, by layer type."""
+    first, *others = pieces
+    if not others:
+        return first
+    return {
+        kind: (
+            torch.cat([piece[kind][0] for piece in pieces], dim),
+            torch.cat([piece[kind][1] for piece in pieces], dim),
+        )
+        for kind in first
+    }

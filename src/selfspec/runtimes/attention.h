@@ -1,0 +1,140 @@
+// Attention of a few rows of one sequence to slots of its cache.
+//
+// The sums of a query run over slots one by one, and a slot that it does not see adds zero. So a query gets the same
+// bits whichever slots that it does not see stand between the others.
+
+#pragma once
+
+#include "vectors.h"
+
+namespace {
+
+constexpr long MOST_DIM = 512;  // of a head
+constexpr long QUERIES = 4;     // most queries that read the keys and values of a key head together
+
+// Sizes of an attention branch.
+struct Heads {
+    long heads, key_heads, dim;
+    long all() const { return heads + 2 * key_heads; }
+    long group() const { return heads / key_heads; }
+};
+
+// What the rows of a sequence see through a window. Without ``visible`` they are causal: a row sees the slots up to its
+// own, of these the last ``window`` where that is not 0.
+struct View {
+    const bool* visible;  // [rows, slots from first on], or null
+    long first, window;   // the first slot that any row sees
+};
+
+// Rows of all heads' queries, keys and values, [rows, all heads, dim]; out is [rows, heads * dim].
+template <class T> struct Attention {
+    using L = Lanes<T>;
+    using P = ProductLanes<T>;
+    const Heads& sizes;
+    const View& view;
+    const T *queries, *keys, *values;  // keys and values [key_heads, capacity, dim] from slot ``view.first`` on
+    long capacity, rows, slots;        // slots from ``view.first`` to the last row's
+    float scale;
+    T* out;
+    long dim = sizes.dim, group = sizes.group(), count = rows * group;  // queries of a key head
+
+    // Up to QUERIES queries of a key head, from one on. scores has room for QUERIES * slots.
+    void run_some(long head, long query, float* scores) const {
+        switch (count - query) {
+            case 1: run<1>(head, query, scores); break;
+            case 2: run<2>(head, query, scores); break;
+            case 3: run<3>(head, query, scores); break;
+            default: run<4>(head, query, scores);
+        }
+    }
+
+  private:
+    // The slots that a query may see, counted from ``view.first``.
+    struct Range {
+        long from, to;
+    };
+    Range range(long query) const {
+        if (view.visible) return {0, slots};
+        const long to = slots - rows + query / group + 1;
+        return {view.window ? std::max(0L, to - view.window) : 0, to};
+    }
+
+    template <int R> void run(long head, long query, float* scores) const {
+        const Range seen{range(query).from, range(query + R - 1).to};
+        score<R>(head, query, seen, scores);
+        for (int r = 0; r < R; r++) soften(query + r, seen, scores + r * slots);
+        float whole[R] = {};
+        for (long slot = seen.from; slot < seen.to; slot++)
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) whole[r] += scores[r * slots + slot];
+        constexpr int PARTS = std::min(8 / R, 64 / LANES), HALF = 32 / LANES;  // vectors that fit the registers
+        long start = 0;
+        for (; start + PARTS * LANES <= dim; start += PARTS * LANES) mix<R, PARTS>(head, query, start, seen, scores, whole);
+        if (start < dim) mix<R, std::min(PARTS, HALF)>(head, query, start, seen, scores, whole);
+    }
+    // PARTS vectors of each query's output, from entry ``start`` of the head on.
+    template <int R, int PARTS>
+    void mix(long head, long query, long start, const Range& seen, const float* scores, const float* whole) const {
+        Floats total[R][PARTS] = {};
+        add_values<R, PARTS>(total, values + head * capacity * dim + start, seen, scores);
+        for (int r = 0; r < R; r++) {
+            T* to = out + ((query + r) / group * sizes.heads + head * group + (query + r) % group) * dim + start;
+            for (int i = 0; i < PARTS * LANES; i++) {
+                const int part = i / L::width * L::parts + i % L::parts;
+                to[i] = down<T>(total[r][part][i % L::width / L::parts] / whole[r]);
+            }
+        }
+    }
+    template <int R, int PARTS>
+    void add_values(Floats (*total)[PARTS], const T* from, const Range& seen, const float* scores) const {
+        for (long slot = seen.from; slot < seen.to; slot++) {
+            const T* value = from + slot * dim;
+#pragma GCC unroll 8
+            for (int i = 0; i < PARTS; i++) {
+                const Floats part = L::part(value + i / L::parts * L::width, i % L::parts);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++)
+                    total[r][i] = L::add(total[r][i], Floats{} + scores[r * slots + slot], part);
+            }
+        }
+    }
+    template <int R> void score(long head, long query, const Range& seen, float* scores) const {
+        const long blocks = dim / P::width;
+        Block<T> laid[R * MOST_DIM / P::width];
+        for (int r = 0; r < R; r++) {
+            const T* from = queries + ((query + r) / group * sizes.all() + head * group + (query + r) % group) * dim;
+            for (long block = 0; block < blocks; block++)
+                for (int part = 0; part < P::parts; part++)
+                    laid[block * R + r].parts[part] = P::part(from + block * P::width, part);
+        }
+        const T* from = keys + head * capacity * dim;
+        constexpr int C = columns<T>(R);
+        long slot = seen.from;
+        for (; slot + C <= seen.to; slot += C) score_slots<R, C>(laid, from, slot, scores);
+        for (; slot < seen.to; slot++) score_slots<R, 1>(laid, from, slot, scores);
+    }
+    template <int R, int C> void score_slots(const Block<T>* laid, const T* from, long slot, float* scores) const {
+        Floats total[R][C] = {};
+        add_blocks<R, C, T>(total, laid, from + slot * dim, dim, dim / P::width);
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < C; c++) scores[r * slots + slot + c] = scale * sum<LANES>(total[r][c]);
+    }
+
+    // The scores of a query to their exponentials, 0 for slots that it does not see.
+    void soften(long query, const Range& all, float* scores) const {
+        const Range seen = range(query);
+        const bool* visible = view.visible ? view.visible + query / group * slots : nullptr;
+        float highest = std::numeric_limits<float>::lowest();
+        for (long slot = seen.from; slot < seen.to; slot++)
+            highest = !visible || visible[slot] ? std::max(highest, scores[slot]) : highest;
+#pragma omp simd
+        for (long slot = seen.from; slot < seen.to; slot++) scores[slot] = exponential(scores[slot] - highest);
+        if (visible)
+#pragma omp simd
+            for (long slot = 0; slot < slots; slot++) scores[slot] *= float(visible[slot]);
+        std::fill(scores + all.from, scores + seen.from, 0.0f);
+        std::fill(scores + seen.to, scores + all.to, 0.0f);
+    }
+};
+
+}  // namespace

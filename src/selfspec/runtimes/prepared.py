@@ -1,0 +1,83 @@
+"""What a runtime makes of a model: blocks for its sublayers, its final norm and its head."""
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from selfspec.model.decoder import Decoder
+from selfspec.model.sublayers import Sublayer
+from selfspec.runtimes.compiled import CompiledProduct, compile_block, compile_head
+from selfspec.runtimes.fused import Function, fast_norm, fuse
+from selfspec.runtimes.kernels import KernelBuildError
+from selfspec.runtimes.native import NativeForward
+from selfspec.runtimes.products import signature
+
+RUNTIMES = {
+    "auto": "the fastest that works for this model, sublayer by sublayer",
+    "eager": "transformers' own modules: slow, and the reference for the others",
+    "fused": "fused blocks; refused where no sublayer of the model can have one",
+    "compiled": "fused blocks with kernels for few rows, built by the machine's C++ compiler; CPU only",
+    "graphs": "fused blocks, replayed as CUDA graphs where rows are few; CUDA only, and not measured yet",
+}
+"""How the sublayers run. ``auto`` takes what has been measured to be fastest, so it does not take ``graphs`` yet."""
+
+
+@dataclass
+class Prepared:
+    """A model in the form in which a runtime runs it.
+
+    Attributes:
+        sublayers: all ``2L``, each in the runtime's form or, where there is none, a slower one.
+        norm: the final norm.
+        head: the LM head.
+        modules: the final norm and the head as the model has them.
+        native: runs several of the sublayers in one call, if there are kernels.
+    """
+
+    sublayers: list[Sublayer]
+    norm: Function
+    head: Function | CompiledProduct
+    modules: list[nn.Module]
+    native: NativeForward | None = None
+    _signature: list[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Notes the modules' weights."""
+        self._signature = signature(self.modules)
+
+    def is_current(self) -> bool:
+        """Whether the model's modules still are those, with those weights, that this was made of."""
+        return self._signature == signature(self.modules) and all(each.is_current() for each in self.sublayers)
+
+
+def prepare(decoder: Decoder, runtime: str) -> Prepared:
+    """Makes a runtime's form of a model as the model is now.
+
+    Args:
+        decoder: the model.
+        runtime: one of ``RUNTIMES``.
+
+    Returns:
+        The model's form, with one warning where kernels were asked for and cannot be built.
+
+    Raises:
+        UnsupportedModelError: a layer lacks a module of its family.
+    """
+    sublayers, modules = decoder.split(), [decoder.final_norm, decoder.head]
+    if runtime == "eager":
+        return Prepared(sublayers, decoder.final_norm, decoder.head, modules)
+    sublayers = [fuse(sublayer, decoder.family, index // 2) for index, sublayer in enumerate(sublayers)]
+    fused = Prepared(sublayers, fast_norm(decoder.final_norm, decoder.family), decoder.head, modules)
+    if runtime not in ("auto", "compiled"):
+        return fused
+    try:
+        head = compile_head(decoder.head)
+        compiled = [compile_block(sublayer, decoder.family) for sublayer in sublayers]
+    except KernelBuildError as error:
+        if runtime == "compiled":
+            warnings.warn(f"the compiled runtime falls back to fused blocks: {error}", RuntimeWarning, stacklevel=4)
+        return fused
+    native = NativeForward([getattr(sublayer, "native", None) for sublayer in compiled])
+    return Prepared(compiled, fused.norm, head, modules, native)

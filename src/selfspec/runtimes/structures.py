@@ -1,0 +1,91 @@
+"""What the C++ code is given, as ctypes structures: ``product.h``, ``attention.h``, ``rows.h`` and ``forward.h``."""
+
+from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
+
+
+class Linear(Structure):
+    """A linear layer: weights ``[outputs, inputs]``, bias ``[outputs]`` or null."""
+
+    _fields_ = (("weights", c_void_p), ("bias", c_void_p))
+
+
+class Norm(Structure):
+    """An RMS norm; none where ``weight`` is null."""
+
+    _fields_ = (("weight", c_void_p), ("epsilon", c_float), ("rounds", c_int))
+
+
+class Heads(Structure):
+    """Sizes of an attention branch."""
+
+    _fields_ = (("heads", c_long), ("key_heads", c_long), ("dim", c_long))
+
+
+class AttentionWeights(Structure):
+    """An attention branch."""
+
+    _fields_ = (
+        *((name, Linear) for name in ("inputs", "output")),
+        *((name, Norm) for name in ("query_norm", "key_norm")),
+        ("norms_rows", c_int),
+        ("sizes", Heads),
+        ("scale", c_float),
+        ("layer", c_int),
+    )
+
+
+class MlpWeights(Structure):
+    """An MLP branch."""
+
+    _fields_ = (("gate_up", Linear), ("down", Linear), ("inner", c_long))
+
+
+class NativeSublayer(Structure):
+    """A branch of a forward: attention, or an MLP where ``attention`` is null."""
+
+    _fields_ = (
+        ("attention", POINTER(AttentionWeights)),
+        ("mlp", POINTER(MlpWeights)),
+        *((name, Norm) for name in ("before", "after")),
+        ("multiplier", c_float),
+        *((name, c_int) for name in ("view", "turn")),
+        ("hidden", c_long),
+    )
+
+
+class View(Structure):
+    """The slots that the rows of a sequence see through a window."""
+
+    _fields_ = (("visible", c_void_p), ("first", c_long), ("window", c_long))
+
+
+class NativeCosSin(Structure):
+    """Cosine and signed sine of the rows' positions."""
+
+    _fields_ = (("cosine", c_void_p), ("sine", c_void_p), ("dim", c_long), ("is_float", c_int))
+
+
+class Part(Structure):
+    """The rows of one sequence."""
+
+    _fields_ = (
+        ("caches", POINTER(c_void_p)),
+        *((name, c_long) for name in ("capacity", "start", "first_row", "rows")),
+        ("views", POINTER(View)),
+    )
+
+
+class NativeCall(Structure):
+    """A forward: its sublayers, the states to keep, the rows of each sequence, their rotations."""
+
+    _fields_ = (
+        ("sublayers", POINTER(NativeSublayer)),
+        ("which", POINTER(c_int)),
+        ("count", c_long),
+        ("kept", POINTER(c_void_p)),
+        ("kept_rows", POINTER(c_long)),
+        ("parts", POINTER(Part)),
+        ("part_count", c_long),
+        ("turns", POINTER(NativeCosSin)),
+        ("threads", c_int),
+    )

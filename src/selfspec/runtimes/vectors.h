@@ -1,0 +1,185 @@
+// Numbers and vectors: bfloat16, the processor's vectors, and how a dtype is multiplied with them.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace {
+
+struct bf16 {
+    uint16_t bits;
+};
+
+inline float up(float value) { return value; }
+inline float up(bf16 value) {
+    uint32_t bits = uint32_t(value.bits) << 16;
+    float result;
+    std::memcpy(&result, &bits, 4);
+    return result;
+}
+
+template <class T> T down(float value);
+template <> inline float down<float>(float value) { return value; }
+template <> inline bf16 down<bf16>(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    if (value != value) return {0x7fc0};
+    return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+
+template <class T> inline float rounded(float value) { return up(down<T>(value)); }
+
+// The exponential by Cephes' polynomial, which compilers turn into vector code; the error is at most two units in the
+// last place.
+inline float exponential(float x) {
+    x = std::min(std::max(x, -87.0f), 88.0f);
+    const float n = std::nearbyint(x * 1.44269504f);
+    const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float sum = 1.9875691500e-4f;
+    sum = sum * r + 1.3981999507e-3f;
+    sum = sum * r + 8.3334519073e-3f;
+    sum = sum * r + 4.1665795894e-2f;
+    sum = sum * r + 1.6666665459e-1f;
+    sum = sum * r + 5.0000001201e-1f;
+    const int32_t bits = (int32_t(n) + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, 4);
+    return (sum * r * r + r + 1.0f) * power;
+}
+
+// Vectors as wide as the processor's, and the number of its vector registers.
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX2__) && defined(__FMA__)
+constexpr int LANES = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, REGISTERS = 32;
+#else
+constexpr int LANES = 4, REGISTERS = 16;
+#endif
+template <int N> struct Vector {
+    typedef float Floats __attribute__((vector_size(4 * N)));
+    typedef uint32_t Words __attribute__((vector_size(4 * N)));
+};
+using Floats = Vector<LANES>::Floats;
+using Words = Vector<LANES>::Words;
+
+template <class To> inline To load(const void* from) {
+    To to;
+    std::memcpy(&to, from, sizeof(To));
+    return to;
+}
+
+// Written out, because a compiler that may choose where to fuse a multiplication with an addition does not choose the
+// same in every tile.
+inline Floats multiply_add(Floats total, Floats a, Floats b) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, total);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, total);
+#elif defined(__aarch64__)
+    return (Floats)vfmaq_f32((float32x4_t)total, (float32x4_t)a, (float32x4_t)b);
+#else
+    return total + a * b;
+#endif
+}
+
+// How a dtype is multiplied: blocks of ``width`` inputs, each of them ``parts`` vectors, whose products are added to
+// float sums.
+template <class T> struct Lanes;
+template <> struct Lanes<float> {
+    using Part = Floats;
+    static constexpr int width = LANES, parts = 1;
+    static Part part(const float* block, int) { return load<Floats>(block); }
+    static Floats add(Floats total, Part a, Part b) { return multiply_add(total, a, b); }
+};
+// Widened in registers: the even elements of a block are one part, the odd ones the other.
+template <> struct Lanes<bf16> {
+    using Part = Floats;
+    static constexpr int width = 2 * LANES, parts = 2;
+    static Part part(const bf16* block, int index) {
+        const Words pairs = load<Words>(block);
+        return (Floats)(index ? pairs & 0xffff0000u : pairs << 16);
+    }
+    static Floats add(Floats total, Part a, Part b) { return multiply_add(total, a, b); }
+};
+// The same for dot products, for which some processors have instructions.
+template <class T> struct ProductLanes : Lanes<T> {};
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+template <> struct ProductLanes<bf16> {
+    using Part = __m512bh;
+    static constexpr int width = 2 * LANES, parts = 1;
+    static Part part(const bf16* block, int) { return load<__m512bh>(block); }
+    static Floats add(Floats total, Part a, Part b) { return _mm512_dpbf16_ps(total, a, b); }
+};
+#endif
+
+// A block of inputs of one row, ready to be multiplied.
+template <class T> struct Block {
+    typename ProductLanes<T>::Part parts[ProductLanes<T>::parts];
+};
+
+// The number of blocks of a row of k inputs.
+template <class T> constexpr long blocks_of(long k) {
+    return (k + ProductLanes<T>::width - 1) / ProductLanes<T>::width;
+}
+
+// Weight rows of a tile of ``rows`` rows. Its sums, a vector of each weight row, one of a row and a mask for two parts
+// fit the registers together.
+template <class T> constexpr int columns(int rows) {
+    return std::min(4, (REGISTERS + 1 - std::max(2, 1 + ProductLanes<T>::parts)) / (rows + 1));
+}
+
+// Keeps a row's vector in its register. Without this, compilers load it again for each weight row.
+template <class Part> inline void hold(Part& part) {
+#if defined(__x86_64__) && !defined(__AVX512F__)
+    asm("" : "+x"(part));
+#else
+    (void)part;
+#endif
+}
+
+template <int N> inline float sum(typename Vector<N>::Floats vector) {
+    typename Vector<N / 2>::Floats halves[2];
+    std::memcpy(halves, &vector, sizeof(vector));
+    return sum<N / 2>(halves[0] + halves[1]);
+}
+template <> inline float sum<4>(Vector<4>::Floats vector) { return (vector[0] + vector[2]) + (vector[1] + vector[3]); }
+
+// Adds the products of R rows and C weight rows, over some blocks, to R x C vectors of sums. The blocks of the R rows
+// are interleaved.
+template <int R, int C, class T>
+inline void add_blocks(Floats (*total)[C], const Block<T>* rows, const T* weights, long stride, long count) {
+    using L = ProductLanes<T>;
+    for (long block = 0; block < count; block++) {
+        const T* from = weights + block * L::width;
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) __builtin_prefetch(from + (c + C) * stride);  // of the next tile
+#pragma GCC unroll 2
+        for (int p = 0; p < L::parts; p++) {
+            typename L::Part weight[C];
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c++) weight[c] = L::part(from + c * stride, p);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                auto row = rows[block * R + r].parts[p];
+                hold(row);
+#pragma GCC unroll 8
+                for (int c = 0; c < C; c++) total[r][c] = L::add(total[r][c], row, weight[c]);
+            }
+        }
+    }
+}
+
+}  // namespace

@@ -1,0 +1,1 @@
+"""What several test files share: tiny models, checkpoints, scripted methods, counters. No file here is a test."""

@@ -1,0 +1,101 @@
+"""A model that is a table: it gives the next token's distribution from the last token alone.
+
+There is one table for the target and another for the draft. An output is a Markov chain whose transitions are known
+exactly, so its distribution can be tested. Everything but the model is the real thing.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+from transformers import LogitsProcessorList
+
+from helpers.scripted import Script, Scripted
+from selfspec.decoding.drafter import Needs
+from selfspec.decoding.events import Advanced
+from selfspec.decoding.output import Output
+from selfspec.decoding.request import Request
+from selfspec.decoding.scheduler import Scheduler
+from selfspec.model.cache import KeyValueCache
+from selfspec.model.forward import SequenceState
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.target import StackOutput
+from selfspec.sampling.processors import ScoreProcessor
+from selfspec.sampling.rules import Rule, Speculative, seeded_generator
+
+VOCAB = 5
+SUBLAYERS = 4
+DRAWS = 100_000
+"""Transitions that a test of trees draws."""
+KEPT = KeptSet((1, 2), SUBLAYERS)
+
+_random = torch.Generator().manual_seed(0)
+TARGET = torch.softmax(1.2 * torch.randn(VOCAB, VOCAB, generator=_random), -1)
+TARGET[:, 4] *= torch.tensor([0, 1, 1, 0, 1])  # some tokens cannot follow some others, whatever the draft thinks
+TARGET /= TARGET.sum(-1, keepdim=True)
+DRAFT = torch.softmax(TARGET.clamp_min(1e-3).log() + 0.8 * torch.randn(VOCAB, VOCAB, generator=_random), -1)
+
+
+class TableTarget:
+    """Stands in for ``Target``: a full run looks up the target's table, a partial one the draft's."""
+
+    device, dtype, hidden_size = torch.device("cpu"), torch.float32, VOCAB
+    sublayer_count = SUBLAYERS
+
+    def new_sequence(self, prompt_length: int, capacity: int, last_length: int) -> SequenceState:
+        return SequenceState(KeyValueCache(1, 1, capacity, 1, dtype=torch.float32, device=self.device))
+
+    def lay_out(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(token_ids, VOCAB).float()
+
+    def run(
+        self,
+        hidden_states: torch.Tensor,
+        sublayers: Iterable[int],
+        step: None,
+        capture: Collection[int] = (),
+        copies: Mapping[int, torch.Tensor] | None = None,
+    ) -> StackOutput:
+        return StackOutput(hidden_states if len(list(sublayers)) == SUBLAYERS else -hidden_states)
+
+    def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
+        full = hidden_states.sum(-1, keepdim=True) > 0
+        return torch.where(full, hidden_states @ TARGET, -hidden_states @ DRAFT).clamp_min(1e-30).log()
+
+
+def speculative(run: int) -> Rule:
+    return Speculative(seeded_generator(run, "cpu"))
+
+
+def p_value(script: Script, make_rule: Callable[[int], Rule], draws: int, length: int = 5000) -> tuple[float, int]:
+    """Writes outputs until there are enough transitions; the χ² test of them against the table, and accepted drafts."""
+    counts = np.zeros((VOCAB, VOCAB))
+    accepted = 0
+    for run in range(draws // length):
+        tokens, rounds = write(script, make_rule(run), length)
+        np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+        accepted += sum(record.accepted for record in rounds)
+    expected = TARGET.double().numpy() * counts.sum(1, keepdims=True)
+    possible = expected > 0
+    if counts[~possible].any():  # a token was written that the target never writes
+        return 0.0, accepted
+    statistic = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
+    return float(stats.chi2.sf(statistic, possible.sum() - VOCAB)), accepted
+
+
+def write(script: Script, rule: Rule, length: int) -> tuple[list[int], list[Any]]:
+    target: Any = TableTarget()
+    method = Scripted(target, script, Needs(sibling_rows=8))
+    processor = ScoreProcessor(LogitsProcessorList())
+    output = Output(max_new_tokens=length)
+    scheduler = Scheduler(target, prefill_chunk=16, max_batch=1)
+    scheduler.add(Request([0], length, rule=rule, processor=processor, output=output, method=method))
+    rounds = []
+    while scheduler.busy:
+        rounds += [event.round for event in scheduler.step() if isinstance(event, Advanced)]
+    return output.token_ids, rounds
