@@ -1,4 +1,6 @@
-"""Runs one method with several values of a setting: ``python benchmarks/method_settings.py clasp update_interval 16 64``.
+"""Runs one method with several values of a setting.
+
+``python benchmarks/method_settings.py clasp update_interval 16 64``
 
 Prints, for each value, what the drafts were worth on chat messages (for a model without a chat template, on the
 prompts of the three domains): figures that do not depend on the load of the machine, and the share of selection in the

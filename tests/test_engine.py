@@ -11,7 +11,8 @@ from transformers import LogitsProcessor, MaxLengthCriteria
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from helpers.drafts import FINDERS
 from helpers.models import build, prompt
-from selfspec import METHODS, Engine, SamplingParams
+from helpers.runs import METHODS_OF_ANY_MODEL as METHODS
+from selfspec import Engine, SamplingParams
 from selfspec.errors import InvalidParameterError, InvalidPromptError
 from selfspec.types import Generation
 

@@ -1,5 +1,6 @@
 """The cost model: what ``selfspec profile`` measures, prints and keeps. Nothing here looks at a time."""
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -104,6 +105,26 @@ def test_a_kept_profile_is_found_again_for_the_same_model_alone(folder: Path) ->
     assert latency_store.read_latencies(Target(build("llama"))) == latencies
     for other in (Target(build("llama-ungrouped")), Target(build("llama"), "eager")):
         assert latency_store.read_latencies(other) is None
+
+
+def test_latencies_that_a_method_measured_are_remembered(folder: Path) -> None:
+    """They do not count as a profile, replace its latencies, and go when a new profile is kept."""
+    target = Target(build("llama"))
+    latencies = measure_latencies(target, contexts=(8, 64), repeats=1)
+    others = dataclasses.replace(latencies, mlp=2 * latencies.mlp)
+    path = latency_store.keep_latencies(target, latencies)
+    assert path is not None
+    assert path.is_relative_to(folder / "selfspec")
+    assert latency_store.read_latencies(Target(build("llama"))) == latencies
+    assert latency_store.read_profile(target) is None
+    assert latency_store.read_latencies(Target(build("llama"), "eager")) is None
+    latency_store.keep_profile(target, {"latencies": others.to_dict()})
+    assert not path.exists()
+    assert latency_store.read_latencies(target) == others
+    latency_store.keep_latencies(target, latencies)
+    assert latency_store.read_latencies(target) == latencies
+    path.write_text("{")
+    assert latency_store.read_latencies(target) == others
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": {}}', '{"profile": {}}'])

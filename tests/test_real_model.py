@@ -67,7 +67,8 @@ def test_every_method_writes_the_models_own_text(dtype: torch.dtype, method: str
     if dtype == torch.bfloat16 and not verifies_exactly(dtype):
         pytest.skip("on this processor a verification in bfloat16 rounds otherwise than single steps")
     model, tokenizer = load(dtype)
-    engine = Engine(model, tokenizer, method)
+    settings = {"recent_tokens": 4} if method == "knapspec" else {}  # so that short outputs have a draft
+    engine = Engine(model, tokenizer, method, settings=settings)
     results = [engine.generate(ask(text), PARAMS) for text in PROMPTS.values()]
     assert [result.token_ids for result in results] == expected(dtype)
     assert method == PLAIN or sum(result.drafted for result in results) > 0

@@ -183,7 +183,7 @@ class Engine:
         write_state(Path(path), self.method.state(), self.method.name, fingerprint(self.target))
 
     def load_state(self, path: str | Path) -> None:
-        """Takes up what an equal engine has learned.
+        """Loads state that an engine with the same model and method has saved.
 
         Args:
             path: a file written by ``save_state``.

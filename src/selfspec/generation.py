@@ -1,6 +1,5 @@
 """Generating the outputs of a call: one prompt as a stream, or several together."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -83,26 +82,27 @@ class Job:
         self.rounds: list[Round] = []
         self._setup = setup
         self._started = self._first_token = self._ended = 0.0
-        self._memory: PeakMemory | None = None
         self._peak_bytes = 0
 
-    def observe(self, event: Event) -> None:
+    def observe(self, event: Event, memory: PeakMemory) -> None:
         """Notes what happened to this request.
+
+        Args:
+            event: of this request.
+            memory: measures the call.
 
         Raises:
             SelfSpecError: it failed.
         """
-        now = time.perf_counter()
         match event:
             case Started():
-                self._started, self._memory = now, PeakMemory(self._setup.target.device)
+                self._started = event.at
             case Prefilled():
-                self._first_token = now
+                self._first_token = event.at
             case Advanced():
                 self.rounds.append(event.round)
             case Finished():
-                self._ended = now
-                self._peak_bytes = 0 if self._memory is None else self._memory.peak_bytes()
+                self._ended, self._peak_bytes = event.at, memory.peak_bytes()
             case Failed():
                 raise event.error
 
@@ -179,6 +179,7 @@ class Batch:
         index_of = {id(job.request): index for index, job in enumerate(self.jobs)}
         for job in self.jobs:
             scheduler.add(job.request)
+        memory = PeakMemory(setup.target.device)
         longest = max(self.jobs, key=lambda job: job.prompt_length + job.max_new_tokens)
         while scheduler.busy:
             with explain_out_of_memory(longest.prompt_length, longest.max_new_tokens):
@@ -187,7 +188,7 @@ class Batch:
                 request = event.request if isinstance(event, Failed) else event.sequence.request
                 index = index_of[id(request)]
                 with self._named(index):
-                    self.jobs[index].observe(event)
+                    self.jobs[index].observe(event, memory)
                 yield from ((index, piece) for piece in request.output.take_pieces())
 
     @contextmanager

@@ -1,6 +1,7 @@
-"""Peak memory of a request."""
+"""Peak memory of a request, and the memory that is available."""
 
 import sys
+from pathlib import Path
 
 import torch
 
@@ -25,6 +26,16 @@ class PeakMemory:
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         return _peak_resident_bytes()
+
+
+def available_bytes() -> int | None:
+    """Memory of the machine that can be allocated now, in bytes; ``None`` where the system does not report it."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    available = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return None if available is None else 1024 * int(available)
 
 
 def _peak_resident_bytes() -> int:

@@ -49,7 +49,14 @@ def tune(
     Yields:
         Each trial when it is finished. The iterator may be abandoned at any time.
     """
-    from selfspec.methods.layer_search import Observations, generator_of, point_of, skipped_by, suggest_point
+    from selfspec.methods.layer_search import (
+        DRAFT_VERIFY_KAPPA,
+        Observations,
+        generator_of,
+        point_of,
+        skipped_by,
+        suggest_point,
+    )
     from selfspec.methods.self_spec import SelfSpec
 
     method = engine.method
@@ -59,7 +66,8 @@ def tune(
     _measure(engine, skipped, prompts[:1], max_new_tokens)  # warms up
     for iteration in range(iterations):
         if iteration:
-            skipped = skipped_by(suggest_point(*observations.table(), None, generator_of(seed, iteration)))
+            generator = generator_of(seed, iteration)
+            skipped = skipped_by(suggest_point(*observations.table(), None, generator, DRAFT_VERIFY_KAPPA))
         trial = _measure(engine, skipped, prompts, max_new_tokens)
         observations.add(point_of(skipped, method.free), trial.tokens_per_second)
         yield trial

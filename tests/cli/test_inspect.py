@@ -19,6 +19,7 @@ from typer.testing import Result
 from helpers.commands import run
 from helpers.counting import Counting
 from helpers.models import build, prompt
+from helpers.runs import METHODS_OF_ANY_MODEL
 from selfspec import METHODS, Engine, plots
 from selfspec.cli.inspection_text import MOST_LINES, print_inspection
 from selfspec.inspection import Inspection, Stretch, condense, draft_kind, merge_equal, shares
@@ -372,7 +373,7 @@ def test_text_and_picture(checkpoint: str, tmp_path: Path) -> None:
     assert (tmp_path / "rounds.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_OF_ANY_MODEL)
 def test_every_method_can_be_shown(method: str) -> None:
     generation = Engine(build("llama"), method=method).generate(prompt(17), max_new_tokens=12)
     shown = Inspection("llama", "float32", "cpu", 12, generation)

@@ -8,8 +8,8 @@ import torch
 from helpers.drafts import FINDERS
 from helpers.models import FAMILY_NAMES, ROPE_SWITCH, VARIANTS, VOCABULARY, build, plain_text, prompt
 from helpers.runs import DEFAULT_RUNS, RUNS, Run
+from helpers.runs import METHODS_OF_ANY_MODEL as METHODS
 from selfspec.engine import Engine
-from selfspec.methods import METHODS
 from selfspec.types import Generation
 
 EVERY_KIND = ("autoregressive", "clasp", "layerskip", "swift", "uniform")

@@ -9,11 +9,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from helpers.allocations import AllocationCounter
 from helpers.models import SUBLAYERS, VOCABULARY, build, prompt
+from helpers.runs import METHODS_OF_ANY_MODEL as METHODS
 from helpers.scripted import Scripted
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.engine import Engine
-from selfspec.methods import METHODS
 from selfspec.methods.base import Method
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
@@ -108,7 +108,7 @@ def wide_model() -> PreTrainedModel:
 def peak_of_wide_model(method: str) -> int:
     """Weights and all that a request has alive at once, in bytes; the prefill's rows are as many as a selection's."""
     weights = sum(parameter.nbytes for parameter in wide_model().parameters())
-    return weights + count_engine(Engine(wide_model(), method=method), 256, new_tokens=20)[0]
+    return weights + count_engine(Engine(wide_model(), method=method), 256, new_tokens=48)[0]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -34,19 +34,19 @@ def test_a_confidence_threshold_stops_below_itself() -> None:
 
 def test_draft_verify_threshold_by_hand() -> None:
     rule = DraftVerifyThreshold(0.6, target_acceptance=0.9, step=0.01)
-    rule.update(4, 2, reached_limit=False)  # acceptance 0.5, too low: up to 0.61, of which a tenth
+    rule.update(4, 2, reached_limit=False)  # smoothed acceptance 0.25, too low: up to 0.61, of which a tenth
     assert rule.threshold == pytest.approx(0.601)
-    rule.update(5, 5, reached_limit=True)  # smoothed acceptance 0.75, still too low
+    rule.update(5, 5, reached_limit=True)  # 0.625, still too low
     assert rule.threshold == pytest.approx(0.602)
-    rule.update(3, 3, reached_limit=False)  # 0.875
+    rule.update(3, 3, reached_limit=False)  # 0.8125
     assert rule.threshold == pytest.approx(0.603)
-    rule.update(3, 3, reached_limit=False)  # 0.9375: down
+    rule.update(3, 3, reached_limit=False)  # 0.90625: down
     assert rule.threshold == pytest.approx(0.602)
     rule.update(8, 8, reached_limit=True)  # the limit, not the threshold, ended this draft
     assert rule.threshold == pytest.approx(0.602)
     rule.update(0, 0, reached_limit=False)  # nothing drafted, nothing learned
     assert rule.threshold == pytest.approx(0.602)
-    rule.update(2, 0, reached_limit=False)  # 0.484
+    rule.update(2, 0, reached_limit=False)  # 0.4766
     assert rule.threshold == pytest.approx(0.603)
     assert rule.stops(0.6029)
     assert not rule.stops(0.6031)
@@ -54,8 +54,22 @@ def test_draft_verify_threshold_by_hand() -> None:
 
 def test_draft_verify_acceptance_at_the_target_is_enough() -> None:
     rule = DraftVerifyThreshold(0.5, target_acceptance=0.5)
-    rule.update(2, 1, reached_limit=False)
+    rule.update(2, 2, reached_limit=False)
     assert rule.threshold == pytest.approx(0.499)
+
+
+def test_draft_verify_acceptance_is_smoothed_from_zero() -> None:
+    """Zhang et al.'s rule written out. However good the first rounds are, the threshold rises at first."""
+    rule = DraftVerifyThreshold(0.6)
+    smoothed, threshold, moves = 0.0, 0.6, []
+    for drafted, accepted in [(4, 4)] * 5 + [(4, 3), (2, 0), (4, 4)]:
+        rule.update(drafted, accepted, reached_limit=False)
+        smoothed = 0.5 * smoothed + 0.5 * accepted / drafted
+        moved = threshold + 0.01 if smoothed < 0.9 else threshold - 0.01
+        moves.append(moved > threshold)
+        threshold = 0.9 * threshold + 0.1 * moved
+        assert rule.threshold == pytest.approx(threshold)
+    assert moves == [True, True, True, False, False, True, True, True]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans())), st.floats(0, 1), st.floats(0, 1))

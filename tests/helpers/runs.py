@@ -4,6 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helpers.models import LAYERS
+from selfspec.methods import METHODS
+from selfspec.methods.base import Method
+
+METHODS_OF_ANY_MODEL: dict[str, type[Method]] = {name: each for name, each in METHODS.items() if name != "low-bit"}
+"""Methods that need no kernels for the model; ``test_low_bit_drafts.py`` tries ``low-bit`` on models that have them."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,8 @@ RUNS: dict[str, tuple[Run, ...]] = {
         Run(64, {"skip_ratio": 1.0, "draft_length": 2, "confidence_threshold": 0.9}),
     ),
     "knapspec": (
-        Run(1, {"interval": 5, "recent_rounds": 3}),
-        Run(64, {"interval": 8, "confidence_threshold": 0.3, "tpt": "with_head"}),
+        Run(1, {"interval": 5, "recent_tokens": 4}),
+        Run(64, {"interval": 8, "schedule": "paper", "confidence_threshold": 0.3, "tpt": "with_head"}),
     ),
     "layerskip": (
         Run(2, {"exit_layer": 1, "draft_length": 2}),

@@ -50,6 +50,9 @@ class TableTarget:
     def lay_out(self, *_: Any, **__: Any) -> None:
         return None
 
+    def at(self, precision: None) -> "TableTarget":
+        return self
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot(token_ids, VOCAB).float()
 

@@ -325,7 +325,13 @@ def test_drafts_end_at_the_threshold_and_at_the_limit() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "skips"),
-    [({}, 3), ({"skip_ratio": 0.34}, 2), ({"skip_ratio": 0.8}, 5), ({"skipped_layers": 4}, 4)],
+    [
+        ({}, 1),
+        ({"skip_ratio": 0.5}, 3),
+        ({"skip_ratio": 0.34}, 2),
+        ({"skip_ratio": 0.8}, 5),
+        ({"skipped_layers": 4}, 4),
+    ],
 )
 def test_number_of_skipped_layers(settings: dict[str, Any], skips: int) -> None:
     result = generate(**{"skipped_layers": None, **settings})
@@ -343,7 +349,10 @@ def test_fixed_layers_are_never_skipped() -> None:
         ({"skipped_layers": 2, "skip_ratio": 0.5}, "both set the number of layers; give only one"),
         ({"skipped_layers": 6}, r"skipped_layers 6 skips 6 layers: this model has 6; skip 1 to 5"),
         ({"skip_ratio": 0.05}, r"skip_ratio 0\.05 skips 0 layers: this model has 6; skip 1 to 5"),
-        ({"fixed_first_layers": 4}, r"skips 3 layers: this model has 6, 2 of them free, skip 1 to 2"),
+        (
+            {"skip_ratio": 0.5, "fixed_first_layers": 4},
+            r"skips 3 layers: this model has 6, 2 of them free, skip 1 to 2",
+        ),
         ({"fixed_first_layers": 4, "fixed_last_layers": 4}, "0 of them free, fix fewer of them"),
         ({"skipped_layers": 0}, "skipped_layers must be at least 1"),
         ({"update_interval": 0}, "update_interval must be at least 1"),

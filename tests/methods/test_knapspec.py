@@ -124,7 +124,7 @@ def test_the_parallel_program_equals_one_forward_for_each_entry(name: str, weigh
         assert found == sorted(expected)
         skipped = backtrack(table.skips, items(weights))
         for used, (state, skips) in expected.items():
-            torch.testing.assert_close(table.states[used], state, **CLOSE)
+            torch.testing.assert_close(table.states[table.weights.index(used)], state, **CLOSE)
             assert float(table.similarities[used]) == pytest.approx(cosine(state, stage.references[-1]), abs=1e-5)
             assert tuple((skipped[used].nonzero().flatten() + 2).tolist()) == skips
             assert sum(weights[sublayer % 2] for sublayer in skips) == used
@@ -208,7 +208,7 @@ def test_the_table_without_a_model(weights: list[int | None], budget: int, seed:
             assert sum(weight or 0 for weight, skip in zip(weights, left_out, strict=True) if skip) == used
             assert not any(skip and weight is None for weight, skip in zip(weights, left_out, strict=True))
             made = references[0] + added[~skipped[used]].sum(0)
-            torch.testing.assert_close(table.states[used], made, **CLOSE)
+            torch.testing.assert_close(table.states[table.weights.index(used)], made, **CLOSE)
             assert float(table.similarities[used]) == pytest.approx(cosine(made, references[-1]), abs=1e-4)
 
 
@@ -418,49 +418,171 @@ def write(method: KnapSpec, name: str, length: int = 17, new_tokens: int = 40) -
 @pytest.mark.parametrize(
     ("interval", "recent", "starts", "watches"),
     [
-        (9, 5, lambda round_: round_ in (0, 5, 14, 23), lambda round_: round_ % 9 < 5),
-        (3, 3, lambda round_: round_ % 3 == 0, lambda _: True),
-        (2, 4, lambda round_: round_ % 2 == 0, lambda _: True),
-        (64, 5, lambda round_: round_ in (0, 5), lambda round_: round_ < 5),
+        (9, 5, lambda round_: round_ % 9 == 5, lambda round_: round_ % 9 < 5),
+        (3, 3, lambda round_: round_ and round_ % 3 == 0, lambda _: True),
+        (2, 4, lambda round_: round_ and round_ % 2 == 0, lambda _: True),
+        (64, 5, lambda round_: round_ == 5, lambda round_: round_ < 5),
     ],
 )
-def test_when_it_selects_and_what_it_looks_at(
+def test_the_schedule_of_the_paper(
     interval: int, recent: int, starts: Callable[[int], bool], watches: Callable[[int], bool]
 ) -> None:
-    """From the prompt, then from the states of the last rounds, which are those of a forward over the whole text."""
-    method = observed(interval=interval, recent_rounds=recent, recent_tokens=20)
-    result = write(method, "llama")
+    """Rounds of the whole model, then selections on all tokens of the last rounds, as in a forward over the text."""
+    method = observed(schedule="paper", interval=interval, recent_rounds=recent)
+    result = write(method, "llama", new_tokens=60)
     (drafter,) = method.drafters
     last = drafter.rounds - 1  # no selection after the last round
     assert last > 14
     assert [round_ for round_, _, _ in drafter.looked_at] == list(filter(starts, range(last + 1)))
     assert drafter.watched_rounds == list(filter(watches, range(last + 1)))
+    first = next(filter(starts, range(last + 1)))
+    for record in result.rounds[:first]:
+        assert record.kept == KeptSet.full(SUBLAYERS)
+        assert record.accepted == record.drafted > 0
+    later = result.rounds[first:]
+    assert KeptSet.full(SUBLAYERS) not in {record.kept for record in later}
+    assert sum(record.accepted for record in later) > 0
+    check_references(drafter, result, lambda round_: sum(drafter.committed[max(0, round_ - recent) : round_]))
+
+
+def test_the_schedule_of_the_paper_has_no_bound_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows choose, and all rows measure acceptance."""
+    choosing = []
+    original = knapspec.find_candidates
+
+    def spied(target: Target, references: torch.Tensor, **options: Any) -> SelectionSteps[Candidates]:
+        choosing.append((references.shape[1], options["choosing"]))
+        return original(target, references, **options)
+
+    monkeypatch.setattr(knapspec, "find_candidates", spied)
+    method = observed(schedule="paper", interval=9, recent_tokens=1, confidence_threshold=0.0, max_draft_length=6)
+    assert method.selection_rows >= 5 * 7
+    write(method, "llama", new_tokens=60)
+    assert choosing[0] == (5 * 7, slice(None)), "the whole model drafted six tokens in each of five rounds"
+
+
+@pytest.mark.parametrize(("interval", "tokens"), [(30, 6), (9, 20), (3, 8), (64, 12)])
+def test_our_schedule(interval: int, tokens: int) -> None:
+    """First when the output has so many tokens, none of them drafted; then every interval, on the last tokens."""
+    method = observed(interval=interval, recent_tokens=tokens)
+    result = write(method, "llama", new_tokens=60)
+    (drafter,) = method.drafters
+    starts = [round_ for round_, _, _ in drafter.looked_at]
+    assert starts == list(range(tokens, drafter.rounds, interval))
+    needed = {round_ for start in range(tokens, 200, interval) for round_ in range(start - tokens, start)}
+    assert drafter.watched_rounds == [round_ for round_ in range(drafter.rounds) if round_ in needed]
+    assert not any(record.drafted for record in result.rounds[:tokens])
     assert result.accepted > 0
+    check_references(drafter, result, lambda round_: sum(drafter.committed[max(0, round_ - tokens) : round_]))
+
+
+def check_references(drafter: ObservedDrafter, result: Generation, rows_at: Callable[[int], int]) -> None:
     text = prompt(17) + list(result.token_ids)
     whole = Scene(Target(build("llama")), text, len(text), probe_rows=1).references
     for round_, committed, references in drafter.looked_at:
-        rows = 17 if not round_ else sum(drafter.committed[max(0, round_ - recent) : round_])
+        rows = rows_at(round_)
         assert references.shape[1] == rows
         torch.testing.assert_close(references, whole[:, committed - rows : committed], **CLOSE)
 
 
-@pytest.mark.parametrize("recent_tokens", [1, 4])
-def test_the_window_is_bounded(recent_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("recent_tokens", "choosing"), [(1, 1), (4, 3), (9, 7)])
+def test_the_window_is_bounded(recent_tokens: int, choosing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the rows, rounded down, chooses nothing."""
     seen = []
     original = knapspec.find_candidates
 
     def spied(target: Target, references: torch.Tensor, **options: Any) -> SelectionSteps[Candidates]:
-        seen.append(references.shape[1])
+        seen.append((references.shape[1], len(range(references.shape[1])[options["choosing"]])))
         return original(target, references, **options)
 
     monkeypatch.setattr(knapspec, "find_candidates", spied)
     assert write(observed(interval=4, recent_tokens=recent_tokens), "llama").accepted > 0
     assert len(seen) > 3
-    assert set(seen) == {recent_tokens}
+    assert set(seen) == {(recent_tokens, choosing)}
+
+
+@torch.inference_mode()
+def test_acceptance_is_measured_on_rows_that_did_not_choose() -> None:
+    """Other rows choose the sets of a smaller scene, and these sets predict the held-out rows as often as it says."""
+    rows, chosen = 12, 8
+    stage = scene("qwen3-window", rows)
+    steps = find_candidates(
+        stage.target, stage.references, weights=(1, 1), similarity_threshold=0.5, choosing=slice(chosen)
+    )
+    found = run_selection(steps, stage.probe.branches(rows).run)
+    cut = Scene(stage.target, prompt(LENGTH)[: chosen - rows], chosen, probe_rows=40 * chosen)
+    assert found.kept == cut.candidates((1, 1)).kept
+    full = stage.probe.score(KeptSet.full(SUBLAYERS), rows).argmax(-1)
+    for kept, alpha in zip(found.kept, found.acceptance.tolist(), strict=True):
+        agreeing = stage.probe.score(kept, rows).argmax(-1) == full
+        assert alpha == pytest.approx(float(agreeing[chosen:].float().mean()))
+    assert min(found.acceptance) < 1 == found.acceptance[0]
+
+
+def masked_table(
+    references: torch.Tensor, weights: list[int | None], budget: int, threshold: float, run: Any
+) -> tuple[dict[int, float], list[set[int]], int]:
+    """Algorithm 1 with pruned states masked but computed: similarities, skipping weights by sublayer, and rows run."""
+    states: list[torch.Tensor | None] = [references[0], *[None] * budget]
+    exists, rows, skipping = {0}, 0, []
+    for index, weight in enumerate(weights):
+        offers: dict[int, list[tuple[float, bool, torch.Tensor]]] = {}
+        for used, state in enumerate(states):
+            if state is None:
+                continue
+            ran = run(index, state[None])[0] if used else references[index + 1]
+            rows += len(state) if used else 0
+            outcomes = [(used, False, ran)]
+            if weight is not None and used + weight <= budget:
+                outcomes.append((used + weight, True, state))
+            for total, skips, offered in outcomes:
+                similarity = cosine(offered, references[index + 1]) if used in exists else -math.inf
+                offers.setdefault(total, []).append((similarity, skips, offered))
+        states = [None] * (budget + 1)
+        found = {}
+        skipping.append(set())
+        for total, outcomes_of in offers.items():
+            similarity, skips, states[total] = max(outcomes_of, key=lambda each: each[0])
+            if similarity >= threshold:
+                found[total] = similarity
+                skipping[-1] |= {total} if skips else set()
+        exists = set(found)
+    return found, skipping, rows
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (1, 3)])
+@torch.inference_mode()
+def test_pruned_states_are_not_computed(weights: tuple[int, int]) -> None:
+    """The same table and sets as with pruned states masked but computed, and fewer rows."""
+    stage, budget = scene(), LAYERS * sum(weights) // 2
+    program = items(weights)
+    threshold = float(stage.table(program, budget, -1.0).similarities.median())
+    rows = 0
+
+    def counting(index: int, states: torch.Tensor) -> torch.Tensor:
+        nonlocal rows
+        rows += states.shape[0] * states.shape[1]
+        return stage.run(index, states)
+
+    found, skipping, all_rows = masked_table(stage.references, program, budget, threshold, stage.run)
+    table = run_selection(fill_table(stage.references, program, budget, threshold), counting)
+    assert table.weights == tuple(sorted(found))
+    for used in range(budget + 1):
+        assert float(table.similarities[used]) == pytest.approx(found.get(used, -math.inf), abs=1e-5)
+    skipped = backtrack(table.skips, program)
+    for used in found:
+        left, slow = used, []
+        for index in reversed(range(len(program))):
+            if left in skipping[index]:
+                slow.insert(0, index)
+                left -= program[index] or 0
+        assert skipped[used].nonzero().flatten().tolist() == slow
+    assert 1 < len(found) < budget + 1
+    assert 0 < rows < all_rows
 
 
 def test_confidence_or_the_selected_length_ends_drafts() -> None:
-    by_length = observed(interval=5, confidence_threshold=0.0, max_draft_length=4)
+    by_length = observed(interval=5, recent_tokens=8, confidence_threshold=0.0, max_draft_length=4)
     result = write(by_length, "llama")
     draft = by_length.drafters[0].plan()
     assert isinstance(draft, LayerDraft)
@@ -468,12 +590,12 @@ def test_confidence_or_the_selected_length_ends_drafts() -> None:
     assert draft.limit == by_length.drafters[0].selection.draft_length
     assert 0 < max(record.drafted for record in result.rounds) <= 4
     assert result.accepted > 0
-    by_confidence = observed(interval=5, max_draft_length=7)
+    by_confidence = observed(interval=5, recent_tokens=8, max_draft_length=7)
     result = write(by_confidence, "llama")
     draft = by_confidence.drafters[0].plan()
     assert isinstance(draft, LayerDraft)
     assert (draft.limit, draft.stop.threshold) == (7, 0.7)
-    assert {record.threshold for record in result.rounds} == {0.7}
+    assert {record.threshold for record in result.rounds if record.kept} == {0.7}
     assert result.drafted > 0
     assert result.accepted > 0
 
@@ -482,18 +604,21 @@ def test_nothing_is_drafted_where_nothing_can_be_gained(monkeypatch: pytest.Monk
     """The head costs so much that no draft step pays; the paper's formula does not know."""
     costly = profile(outside=1.0)
     monkeypatch.setattr(knapspec, "acceptance_rates", lambda _, states: torch.tensor([1.0] + [0.9] * (len(states) - 1)))
-    assert write(observed(latencies=costly), "llama").accepted > 0
-    method = observed(latencies=costly, tpt="with_head", interval=6)
+    assert write(observed(latencies=costly, recent_tokens=8), "llama").accepted > 0
+    method = observed(latencies=costly, tpt="with_head", interval=6, recent_tokens=8)
+    method.clock = Clock(costly.target_step(20))
     result = write(method, "llama")
     assert result.drafted == 0
     assert method.drafters[0].plan() == NoDraft()
-    assert len(method.drafters[0].looked_at) == 2 + (39 - 5 - 1) // 6, "it does not look again"
+    assert len(method.drafters[0].looked_at) == 1 + (39 - 8 - 1) // 6, "it does not look again"
 
 
 @pytest.mark.parametrize("acceptance", ["coupled", "speculative"])
 def test_sampled_text(acceptance: str) -> None:
     options: dict[str, Any] = {"max_new_tokens": 48, "temperature": 0.8, "seed": 3, "acceptance": acceptance}
-    result = Engine(build("qwen3"), method=observed("qwen3", interval=4)).generate(prompt(17), **options)
+    result = Engine(build("qwen3"), method=observed("qwen3", interval=4, recent_tokens=6)).generate(
+        prompt(17), **options
+    )
     plain = Engine(build("qwen3")).generate(prompt(17), **options)
     assert result.drafted > result.accepted > 0
     assert len(result.token_ids) == 48
@@ -513,7 +638,7 @@ def test_models_of_few_layers(layers: int) -> None:
     )
     model = AutoModelForCausalLM.from_config(config).eval()
     plain = Engine(model).generate(prompt(5), max_new_tokens=16, ignore_eos=True)
-    result = Engine(model, method="knapspec", settings={"interval": 3}).generate(
+    result = Engine(model, method="knapspec", settings={"interval": 3, "recent_tokens": 4}).generate(
         prompt(5), max_new_tokens=16, ignore_eos=True
     )
     assert result.token_ids == plain.token_ids
@@ -567,7 +692,7 @@ def test_threads_share_one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
         return profile()
 
     monkeypatch.setattr(knapspec, "measure_latencies", measure)
-    engine = Engine(build("llama"), method="knapspec")
+    engine = Engine(build("llama"), method="knapspec", settings={"recent_tokens": 3})
     results: list[Any] = [None] * 3
 
     def work(index: int) -> None:
@@ -587,10 +712,42 @@ def test_threads_share_one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_it_asks_of_a_request() -> None:
-    """Room for all branches of the heaviest weights, or for a bounded part of them, and states of the prompt."""
+    """Room for all branches of the heaviest weights, or for a bounded part of them."""
     needs = make_method("knapspec", Target(build("llama")), {"recent_tokens": 4}).needs
-    assert needs.probe_rows == 18 * 4  # (5 + 1) · 6 layers / 2 branches of four rows
-    assert needs.prompt_rows == 4
-    assert needs.prompt_states == frozenset(range(2, SUBLAYERS + 1))
+    assert needs == Needs(probe_rows=18 * 4)  # (5 + 1) · 6 layers / 2 branches of four rows
     assert make_method("knapspec", Target(build("llama"))).needs.probe_rows == 96
+    assert make_method("knapspec", Target(build("llama")), {"schedule": "paper"}).needs.probe_rows == 96
     assert make_method("knapspec", Target(build("llama"))).interval == 64
+
+
+class Clock:
+    """Every reading is some seconds after the last one."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self.seconds = 0.0, seconds
+
+    def __call__(self) -> float:
+        self.now += self.seconds
+        return self.now
+
+
+@pytest.mark.parametrize(("speed", "measurements"), [(0.5, 1), (1.0, 1), (1.4, 1), (1.7, 2), (9.0, 2)])
+def test_latencies_are_measured_again_where_rounds_are_clearly_faster(
+    speed: float, measurements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target step takes 12 units by the first profile; the second one agrees with the rounds."""
+    first, second = profile(base=1.0, mlp=1.0), profile(base=1.0 / speed, mlp=1.0 / speed)
+    found, kept = iter([first, second]), []
+    monkeypatch.setattr(knapspec, "measure_latencies", lambda _: next(found))
+    monkeypatch.setattr(knapspec, "keep_latencies", lambda _, latencies: kept.append(latencies))
+    method = Observed(Target(build("llama")), KnapSpecSettings(recent_tokens=30))
+    method.clock = Clock(first.target_step(20) / speed)
+    assert write(method, "llama", new_tokens=60).accepted > 0
+    assert kept == [first, second][:measurements]
+
+
+def test_fewer_rounds_than_a_verdict_needs_change_nothing() -> None:
+    method = observed(latencies=profile(base=1.0, mlp=1.0), recent_tokens=4)
+    method.clock = Clock(1e-3)
+    write(method, "llama", new_tokens=8)
+    assert method.profile == profile(base=1.0, mlp=1.0)

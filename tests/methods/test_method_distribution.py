@@ -12,8 +12,8 @@ import torch
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from helpers.runs import METHODS_OF_ANY_MODEL as METHODS
 from selfspec.engine import Engine
-from selfspec.methods import METHODS
 from selfspec.types import Generation, SamplingParams
 
 VOCABULARY = 6
@@ -21,7 +21,7 @@ TOKENS = 1000
 SETTINGS = {
     "swift": {"context_window": 8, "confidence_threshold": 0.3},
     "clasp": {"update_interval": 4, "draft_exit_threshold": 0.3},
-    "knapspec": {"interval": 4, "confidence_threshold": 0.3},
+    "knapspec": {"interval": 4, "recent_tokens": 1, "confidence_threshold": 0.3},
     "adaptive-cosine": {"update_interval": 4, "confidence_threshold": 0.3},
     "token-recycling": {"candidates": 3, "tree_size": 20},
 }

@@ -13,7 +13,7 @@ from selfspec import tuning
 from selfspec.cli.app import app
 from selfspec.engine import Engine
 from selfspec.errors import InvalidPromptError, InvalidSettingError, StateError
-from selfspec.methods import make_method
+from selfspec.methods import layer_search, make_method
 from selfspec.methods.self_spec import Profile, SelfSpec
 from selfspec.methods.state import LearnedState
 from selfspec.methods.uniform import evenly_skipped
@@ -123,6 +123,19 @@ def test_the_search_finds_the_fastest_set(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_search_depends_on_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trials(monkeypatch, 6) == trials(monkeypatch, 6) != trials(monkeypatch, 6, seed=1)
+
+
+def test_the_search_weighs_deviations_as_the_authors_code_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    kappas = []
+    original = layer_search.suggest_point
+
+    def spied(*arguments: Any) -> Any:
+        kappas.append(arguments[4])
+        return original(*arguments)
+
+    monkeypatch.setattr(layer_search, "suggest_point", spied)
+    trials(monkeypatch, 4)
+    assert kappas == [2.576] * 3
 
 
 # The command

@@ -25,7 +25,7 @@ NEW_TOKENS = 32
 PROMPTS = [prompt(length) for length in (17, 5, 40)]
 SETTINGS: dict[str, dict[str, Any]] = {
     "clasp": {"update_interval": 2, "skipped_layers": 2, "draft_exit_threshold": 0.2},
-    "knapspec": {"interval": 3, "confidence_threshold": 0.3},
+    "knapspec": {"interval": 3, "recent_tokens": 4, "confidence_threshold": 0.3},
     "del": {},
     "adaptive-cosine": {"update_interval": 2, "confidence_threshold": 0.2},
 }
@@ -156,7 +156,7 @@ def test_a_batch_of_del_plans_with_them(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_batch_of_swift_drafts_with_the_set_after_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = plans_of("swift", monkeypatch)
-    settings = {"context_window": 4, "max_matchness": 1.0, "confidence_threshold": 0.2}
+    settings = {"context_window": 4, "max_matchness": 1.0, "confidence_threshold": 0.2, "skip_ratio": 0.45}
     results = generate("swift", **settings)
     for ids, result in zip(PROMPTS, results, strict=True):
         assert result.token_ids == plain_text("llama", ids, NEW_TOKENS)

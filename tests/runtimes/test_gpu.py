@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from helpers.models import FAMILY_NAMES, SUBLAYERS, build, prompt
-from selfspec import METHODS, Engine, SamplingParams
+from helpers.runs import METHODS_OF_ANY_MODEL as METHODS
+from selfspec import Engine, SamplingParams
 from selfspec.runtimes.arena import FEWEST_SLOTS
 from selfspec.runtimes.target import Target
 

@@ -181,7 +181,7 @@ def test_replays_compute_what_the_modules_do(name: str) -> None:
 METHODS: dict[str, dict[str, Any]] = {
     "layerskip": {"exit_layer": 3, "draft_length": 4},
     "del": {},
-    "knapspec": {"interval": 5, "recent_rounds": 3},
+    "knapspec": {"interval": 5, "recent_tokens": 4},
     "clasp": {"skipped_layers": 2, "update_interval": 1, "draft_exit_threshold": 0.2, "draft_length": 4},
     "swift": {"context_window": 8, "confidence_threshold": 0.0, "max_draft_length": 3, "max_siblings": 5},
 }

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from selfspec_lab.experiments.prefilled import prefill_text
 
 MODEL = "tiny"
 """The default checkpoint."""
+
+WINDOW = 16
+"""Tokens that a selection at the end of a text uses."""
 
 _PASSES = 30
 
@@ -39,28 +43,30 @@ def measure_profile(target: Target) -> LatencyProfile:
 
 
 def knapspec_with(target: Target, profile: LatencyProfile, **settings: Any) -> KnapSpec:
-    """KnapSpec with given latencies instead of measured ones.
+    """KnapSpec, on the paper's schedule, with given latencies instead of measured ones.
 
     Args:
         target: the model.
         profile: its latencies.
         **settings: values of its settings.
     """
-    method = KnapSpec(target, KnapSpecSettings(**settings))
+    method = KnapSpec(target, KnapSpecSettings(**{"schedule": "paper", **settings}))
     method.restore(LearnedState({"latency_profile": profile.to_dict()}))
     return method
 
 
 def read(method: KnapSpec, token_ids: Sequence[int]) -> Prefill:
-    """Prefills a text, so that the method can select at its end."""
-    return prefill_text(method.target, token_ids, method.needs)
+    """Prefills a text, so that the method can select at its end, on its last ``WINDOW`` tokens."""
+    needs = replace(method.needs, prompt_rows=WINDOW, prompt_states=frozenset(method.watched))
+    return prefill_text(method.target, token_ids, needs)
 
 
 @torch.inference_mode()
 def select(method: KnapSpec, prefilled: Prefill) -> Selection:
-    """The method's selection for the first round after a text."""
+    """The method's selection at the end of a text."""
     drafter = method.begin(prefilled)
     assert isinstance(drafter, KnapSpecDrafter)
+    drafter.select(torch.stack([prefilled.hidden_states[index] for index in method.watched]))
     assert drafter.selection is not None
     return drafter.selection
 

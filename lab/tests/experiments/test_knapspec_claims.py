@@ -30,6 +30,7 @@ from selfspec_lab.experiments import (
 )
 from selfspec_lab.experiments.base import Data
 from selfspec_lab.experiments.knapspec_scene import (
+    WINDOW,
     knapspec_with,
     last_tokens,
     measure_profile,
@@ -63,13 +64,15 @@ def test_sources_are_long_enough_and_windows_share_their_end() -> None:
     assert last_tokens(sources[0], 1900) == sources[0]
 
 
-def test_what_is_selected_is_what_a_request_begins_with() -> None:
+def test_what_is_selected_at_the_end_of_a_text_is_what_a_request_selects_there() -> None:
     target = Target(build("llama"))
-    method = knapspec_with(target, profile(), interval=64)
-    result = Engine(target.model, method=method).generate(prompt(40), max_new_tokens=4)
-    selection = select(method, read(method, prompt(40)))
+    settings = {"recent_rounds": 1, "max_draft_length": WINDOW - 1, "confidence_threshold": 0.0}
+    method = knapspec_with(target, profile(), interval=64, **settings)
+    result = Engine(target.model, method=method).generate(prompt(40), max_new_tokens=24)
+    assert len(result.rounds[0].token_ids) == WINDOW
+    selection = select(method, read(method, prompt(40) + list(result.token_ids[:WINDOW])))
     assert selection.kept.skipped
-    assert result.rounds[0].kept == selection.kept
+    assert result.rounds[1].kept == selection.kept
 
 
 @pytest.mark.parametrize(("latencies", "weights"), [(profile(), (1, 1)), (profile(base=3e-3), (3, 1))])

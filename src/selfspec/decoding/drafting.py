@@ -1,7 +1,7 @@
 """Runs the drafts of several sequences side by side, so that their forwards read the weights together."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 import torch
 
@@ -15,7 +15,8 @@ def run_drafts(target: Target, drafts: Iterable[Drafting]) -> list[Proposal]:
 
     Args:
         target: the model.
-        drafts: one of each sequence, not started yet. Forwards through the same sublayers run as one.
+        drafts: one of each sequence, not started yet. Forwards through the same sublayers with the same weights
+            run as one.
 
     Returns:
         Their proposals, in the same order.
@@ -24,11 +25,11 @@ def run_drafts(target: Target, drafts: Iterable[Drafting]) -> list[Proposal]:
     proposals: dict[int, Proposal] = {}
     outputs: dict[int, DraftOutput | None] = dict.fromkeys(range(len(running)))
     while outputs:
-        asked: dict[tuple[tuple[int, ...], bool], list[tuple[int, DraftForward]]] = defaultdict(list)
+        asked: dict[Hashable, list[tuple[int, DraftForward]]] = defaultdict(list)
         for index, output in outputs.items():
             try:
                 forward = next(running[index]) if output is None else running[index].send(output)
-                asked[forward.sublayers, forward.logits].append((index, forward))
+                asked[forward.sublayers, forward.logits, forward.precision].append((index, forward))
             except StopIteration as finished:
                 proposals[index] = finished.value
         outputs = {}
@@ -41,18 +42,19 @@ def run_drafts(target: Target, drafts: Iterable[Drafting]) -> list[Proposal]:
 def _run_together(target: Target, asked: tuple[DraftForward, ...]) -> list[DraftOutput]:
     """One forward for drafts that ask for the same sublayers."""
     first = asked[0]
+    model = target.at(first.precision)
     if len(asked) == 1:
-        ran = target.run(first.hidden_states, first.sublayers, first.forward, first.capture)
+        ran = model.run(first.hidden_states, first.sublayers, first.forward, first.capture)
         return [
             DraftOutput(ran.hidden_states, ran.captured, target.logits(ran.hidden_states) if first.logits else None)
         ]
     together = Forward.join([each.forward for each in asked])
     capture = {index for each in asked for index in each.capture}
-    ran = target.run(torch.cat([each.hidden_states for each in asked]), first.sublayers, together, capture)
+    ran = model.run(torch.cat([each.hidden_states for each in asked]), first.sublayers, together, capture)
     counts = [len(each.hidden_states) for each in asked]
     states = torch.split(ran.hidden_states, counts)
     captured = {index: torch.split(rows, counts) for index, rows in ran.captured.items()}
-    scores = torch.split(target.logits(ran.hidden_states, max(counts)), counts) if first.logits else None
+    scores = torch.split(model.logits(ran.hidden_states, max(counts)), counts) if first.logits else None
     return [
         DraftOutput(
             states[place],

@@ -1,6 +1,7 @@
 """What happens to sequences in a step."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from selfspec.decoding.request import Request
@@ -15,9 +16,11 @@ class Started:
 
     Attributes:
         sequence: its sequence.
+        at: when, in seconds of ``time.perf_counter``.
     """
 
     sequence: Sequence
+    at: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,11 @@ class Prefilled:
 
     Attributes:
         sequence: the sequence.
+        at: when, in seconds of ``time.perf_counter``.
     """
 
     sequence: Sequence
+    at: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,12 @@ class Advanced:
     Attributes:
         sequence: the sequence.
         round: what came of it.
+        at: when, in seconds of ``time.perf_counter``.
     """
 
     sequence: Sequence
     round: Round
+    at: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
@@ -50,9 +57,11 @@ class Finished:
 
     Attributes:
         sequence: the sequence.
+        at: when, in seconds of ``time.perf_counter``.
     """
 
     sequence: Sequence
+    at: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
@@ -62,10 +71,12 @@ class Failed:
     Attributes:
         request: the request.
         error: why.
+        at: when, in seconds of ``time.perf_counter``.
     """
 
     request: Request
     error: SelfSpecError
+    at: float = field(default_factory=time.perf_counter)
 
 
 Event: TypeAlias = Started | Prefilled | Advanced | Finished | Failed

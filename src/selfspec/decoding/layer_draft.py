@@ -12,6 +12,7 @@ from selfspec.decoding.stopping import StoppingRule, TreeWidths
 from selfspec.model.forward import Forward
 from selfspec.model.kept import KeptSet
 from selfspec.model.transfer import AsyncCopy
+from selfspec.runtimes.low_bit import AnyPrecision
 from selfspec.sampling.rules import best, next_best, possible
 from selfspec.sampling.tree import ROOT, TokenTree
 
@@ -37,12 +38,23 @@ class LayerDraft:
         limit: most tokens on the path, 0 or more.
         stop: ends the draft earlier; ``None`` drafts ``limit`` tokens without reading their confidence.
         widths: candidates to verify at each position, by confidence; ``None`` is one, a chain.
+        precision: of the weights that draft; ``None`` is the target's own, others are low-bit copies of them.
     """
 
     kept: KeptSet
     limit: int
     stop: StoppingRule | None = None
     widths: TreeWidths | None = None
+    precision: AnyPrecision | None = None
+
+    @property
+    def shared_prefix(self) -> int:
+        """Number of leading sublayers that compute what the target computes: kept, from its own weights."""
+        if self.precision is None:
+            return self.kept.shared_prefix
+        by_sublayer = self.precision.by_sublayer(self.kept.total)
+        low = (index for index in range(self.kept.total) if by_sublayer.of_sublayer(index) is not None)
+        return min(self.kept.shared_prefix, next(low, self.kept.total))
 
     @property
     def threshold(self) -> float | None:
@@ -117,7 +129,7 @@ class _LayerDrafting:
         self.draft = draft
         self.context = context
         self.target = context.target
-        self.shared_prefix = draft.kept.shared_prefix
+        self.shared_prefix = draft.shared_prefix
         below = {index for index in watched if index < self.shared_prefix}
         self.capture = {self.shared_prefix} | below if self.shared_prefix else set()
         self.positions: list[_Position] = []
@@ -153,7 +165,7 @@ class _LayerDrafting:
         kept = self.draft.kept.sublayers
         sublayers, ends = kept[step.done : until], until >= len(kept)
         capture = {index for index in self.capture - step.captured.keys() if ends or index <= sublayers[-1]}
-        output = yield DraftForward(step.hidden_states, step.layout, sublayers, capture, logits=ends)
+        output = yield DraftForward(step.hidden_states, step.layout, sublayers, capture, ends, self.draft.precision)
         step.hidden_states, step.logits, step.done = output.hidden_states, output.logits, until
         step.captured.update(output.captured)
 

@@ -8,6 +8,7 @@ import torch
 
 from selfspec.model.forward import Forward
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.low_bit import AnyPrecision
 from selfspec.sampling.tree import TokenTree
 
 
@@ -21,6 +22,7 @@ class DraftForward:
         sublayers: ascending indices of the sublayers to run.
         capture: sublayers ``i`` (0 to ``2L``) before which to keep the residual stream ``h[i]``.
         logits: whether final norm and LM head follow.
+        precision: of the weights; ``None`` is the target's own, others are low-bit copies (``Target.at``).
     """
 
     hidden_states: torch.Tensor
@@ -28,6 +30,7 @@ class DraftForward:
     sublayers: tuple[int, ...]
     capture: Collection[int] = ()
     logits: bool = True
+    precision: AnyPrecision | None = None
 
 
 @dataclass(frozen=True)

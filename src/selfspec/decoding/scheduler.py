@@ -1,5 +1,6 @@
 """Admits requests, plays steps for those that run, and lets finished ones go."""
 
+import time
 from collections import deque
 
 from selfspec.decoding.events import Event, Failed, Started
@@ -15,7 +16,7 @@ class Scheduler:
 
     Args:
         target: the model.
-        prefill_chunk: most tokens of a prompt to read in one step, between the rounds of the other sequences.
+        prefill_chunk: about as many prompt tokens are read in one step, beside the rounds of other sequences.
         max_batch: most sequences at a time; each holds a cache for its whole length.
     """
 
@@ -55,12 +56,12 @@ class Scheduler:
     def _admit(self) -> list[Event]:
         events: list[Event] = []
         while self._waiting and len(self._running) < self._max_batch:
-            request = self._waiting.popleft()
+            request, admitted = self._waiting.popleft(), time.perf_counter()
             try:
                 sequence = Sequence(self._target, request)
             except SelfSpecError as error:
                 events.append(Failed(request, error))
                 continue
             self._running.append(sequence)
-            events.append(Started(sequence))
+            events.append(Started(sequence, admitted))
         return events

@@ -25,19 +25,25 @@ from selfspec.types import PhaseSeconds, Round
 
 @torch.inference_mode()
 def step(target: Target, sequences: Many[Sequence], prefill_chunk: int) -> list[Event]:
-    """Reads a chunk of every prompt that is not read to its end, and plays a round for all other sequences together.
+    """Reads some of the prompts that are not read to their end, and plays a round for all other sequences together.
 
     Args:
         target: the model.
-        sequences: none of them finished.
-        prefill_chunk: most tokens of a prompt to read at once.
+        sequences: none of them finished; their prompts are read in this order.
+        prefill_chunk: most tokens of a prompt to read at once. Once so many tokens are read in this step, the other
+            prompts wait for the next one.
 
     Returns:
-        What happened, at least one event of each sequence but those whose prompt goes on.
+        What happened.
     """
     reading = [sequence for sequence in sequences if sequence.unread]
     writing = [sequence for sequence in sequences if not sequence.unread]
-    events = [event for sequence in reading for event in read_chunk(target, sequence, prefill_chunk)]
+    events: list[Event] = []
+    tokens = 0
+    for sequence in reading:
+        if tokens < prefill_chunk:
+            tokens += min(prefill_chunk, sequence.unread)
+            events += read_chunk(target, sequence, prefill_chunk)
     return events + (play_round(target, writing) if writing else [])
 
 

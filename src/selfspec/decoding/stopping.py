@@ -36,7 +36,8 @@ class ConfidenceThreshold:
 class DraftVerifyThreshold:
     """The online threshold of Draft & Verify (Zhang et al. 2024, adaptive draft-exiting).
 
-    The acceptance rate of rounds is smoothed by ``acceptance_smoothing``. While it is below ``target_acceptance`` the
+    The acceptance rate of rounds is smoothed by ``acceptance_smoothing``, from 0 on as in the authors' code, so that
+    the threshold rises in the first rounds. While it is below ``target_acceptance`` the
     threshold moves up by ``step``, otherwise down. It stays where the draft reached its length limit, since then the
     threshold decided nothing. The move itself is smoothed by ``threshold_smoothing``.
     """
@@ -55,7 +56,7 @@ class DraftVerifyThreshold:
         self._step = step
         self._acceptance_smoothing = acceptance_smoothing
         self._threshold_smoothing = threshold_smoothing
-        self._acceptance: float | None = None
+        self._acceptance = 0.0
 
     def stops(self, confidence: float) -> bool:
         """Whether the confidence is below the current threshold."""
@@ -73,7 +74,7 @@ class DraftVerifyThreshold:
             return
         rate = accepted / drafted
         smoothing = self._acceptance_smoothing
-        self._acceptance = rate if self._acceptance is None else smoothing * self._acceptance + (1 - smoothing) * rate
+        self._acceptance = smoothing * self._acceptance + (1 - smoothing) * rate
         if self._acceptance < self._target_acceptance:
             moved = self.threshold + self._step
         elif reached_limit:

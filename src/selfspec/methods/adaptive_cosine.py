@@ -12,6 +12,7 @@ from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Method
+from selfspec.methods.budget import RATIO_HELP, default_skip_ratio
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.sharing import SHARE_HELP, share_kept_set
@@ -25,8 +26,11 @@ _MOST_PROMPT_ROWS = 64
 class AdaptiveCosineSettings(MethodSettings):
     """Settings of ``adaptive-cosine``."""
 
-    skip_ratio: float = setting(
-        0.45, "share of the candidates between first and last layer that drafts skip", minimum=0.0, maximum=1.0
+    skip_ratio: float | None = setting(
+        None,
+        f"share of the candidates between first and last layer that drafts skip; {RATIO_HELP}",
+        minimum=0.0,
+        maximum=1.0,
     )
     candidates: str = setting(
         "all", "sublayers that may be skipped (only attention in the paper)", choices=("all", "attention")
@@ -84,10 +88,13 @@ class AdaptiveCosine(Method):
         super().__init__(target, settings)
         step = 2 if settings.candidates == "attention" else 1
         self.candidates = range(2, 2 * (target.layer_count - 1), step)
-        self.skips = int(len(self.candidates) * settings.skip_ratio)
+        ratio = settings.skip_ratio
+        if ratio is None:
+            ratio = default_skip_ratio(target, len(self.candidates))
+        self.skips = int(len(self.candidates) * ratio)
         if not self.skips:
             raise InvalidSettingError(
-                f"skip_ratio {settings.skip_ratio} skips none of the {len(self.candidates)} candidates between the "
+                f"skip_ratio {ratio} skips none of the {len(self.candidates)} candidates between the "
                 "first and the last layer; raise it"
             )
         self.states = frozenset(self.candidates) | {index + 1 for index in self.candidates}

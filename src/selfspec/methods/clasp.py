@@ -13,6 +13,7 @@ from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Method
+from selfspec.methods.budget import RATIO_HELP, default_skip_ratio
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.sharing import SHARE_HELP, share_kept_set
@@ -28,10 +29,10 @@ class ClaspSettings(MethodSettings):
         None, "layers that drafts skip (M; 44 of 80 in the paper); none takes skip_ratio", minimum=1
     )
     skip_ratio: float | None = setting(
-        None, "the same as a share of all layers; none is half (0.5 to 0.6 in the paper)", minimum=0.0, maximum=1.0
+        None, f"the same as a share of all layers (0.5 to 0.6 in the paper); {RATIO_HELP}", minimum=0.0, maximum=1.0
     )
     update_interval: int = setting(
-        16, "rounds between two choices of layers (the paper names none; it got slower above 128)", minimum=1
+        32, "rounds between two choices of layers (the paper names none; it got slower above 128)", minimum=1
     )
     draft_exit_threshold: float = setting(
         0.7, "stop drafting after a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
@@ -146,6 +147,11 @@ class Clasp(Method):
     is carried from one request to the next. Memory above plain decoding: one token's hidden states and, during a
     choice, one state for each candidate ``j``.
 
+    The default ``update_interval`` is measured on SmolLM2-135M (six chat messages, 128 output tokens each), with 0.2 of
+    the layers skipped: intervals 8, 16, 32, 64 and 128 accept 0.72, 0.73, 0.72, 0.71 and 0.71 of the draft tokens,
+    commit 2.63, 2.57, 2.47, 2.43 and 2.43 tokens a round, and spend 6.0, 3.7, 2.0, 1.0 and 1.2 % of the time on
+    choices. ``skip_ratio`` goes by the model's size (``selfspec.methods.budget``).
+
     In a batch the layer drafts share one kept set, as ``selfspec.methods.sharing`` says, unless ``share_kept_set`` is
     off. Each request still makes its own choices.
     """
@@ -159,7 +165,7 @@ class Clasp(Method):
     def __init__(self, target: Target, settings: ClaspSettings) -> None:
         super().__init__(target, settings)
         self.layers = range(settings.fixed_first_layers, target.layer_count - settings.fixed_last_layers)
-        self.skips = _skip_count(settings, target.layer_count, len(self.layers))
+        self.skips = _skip_count(settings, target, len(self.layers))
         self.boundaries = frozenset(range(2 * self.layers.start, 2 * self.layers.stop + 1, 2))
 
     @property
@@ -178,12 +184,13 @@ class Clasp(Method):
         return share_kept_set(drafts) if self.settings.share_kept_set else drafts
 
 
-def _skip_count(settings: ClaspSettings, layer_count: int, free: int) -> int:
+def _skip_count(settings: ClaspSettings, target: Target, free: int) -> int:
     """``M``, checked against the model."""
+    layer_count = target.layer_count
     if settings.skipped_layers is not None:
         name, skips = f"skipped_layers {settings.skipped_layers}", settings.skipped_layers
     else:
-        ratio = 0.5 if settings.skip_ratio is None else settings.skip_ratio
+        ratio = default_skip_ratio(target, layer_count) if settings.skip_ratio is None else settings.skip_ratio
         name, skips = f"skip_ratio {ratio}", round(ratio * layer_count)
     most = min(free, layer_count - 1)
     if not 1 <= skips <= most:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from selfspec.decoding.fused_selection import SelectionSteps
 from selfspec.methods.objective import tokens_per_time
@@ -37,13 +38,14 @@ class Table:
     """The last row of the dynamic program, and the decisions that led to it.
 
     Attributes:
-        states: ``g[n, j]``, ``[budget + 1, rows, hidden]``: after the last sublayer, with skipped weight ``j``. Entries
-            that do not exist are undefined.
-        similarities: float32 ``[budget + 1]``, mean cosine of the rows to the target's; ``-inf`` for entries that do
+        weights: the skipped weights whose entries exist, ascending; the first is 0.
+        states: ``g[n, j]``, ``[len(weights), rows, hidden]``: the states after the last sublayer, for these weights.
+        similarities: float32 ``[budget + 1]`` on the host, mean cosine to the target's; ``-inf`` for entries that do
             not exist.
-        skips: bool ``[n, budget + 1]``, whether the entry of this weight after this sublayer skips it.
+        skips: bool ``[n, budget + 1]`` on the host, whether the entry of this weight after this sublayer skips it.
     """
 
+    weights: tuple[int, ...]
     states: torch.Tensor
     similarities: torch.Tensor
     skips: torch.Tensor
@@ -87,12 +89,14 @@ def fill_table(
     budget: int,
     similarity_threshold: float,
     first: int = 0,
+    choosing: slice = slice(None),
 ) -> SelectionSteps[Table]:
     """Algorithm 1 of KnapSpec: for every skipped weight the states closest to the target's own.
 
     ``g[i, j]`` is the better of running sublayer ``i`` on ``g[i - 1, j]`` and of skipping it, ``g[i - 1, j - w]``, by
     the mean cosine of its rows to ``X(i)`` (equations 7 and 8). States under the threshold or over the budget are
-    pruned. All ``j`` of one ``i`` go through the sublayer together; ``j = 0`` is the target itself and need not.
+    pruned: they are not kept, and no later sublayer runs on them. All ``j`` of one ``i`` go through the sublayer
+    together; ``j = 0`` is the target itself and need not.
 
     Args:
         references: ``X``, ``[n + 1, rows, hidden]``: the target's states before each sublayer and after the last.
@@ -100,35 +104,73 @@ def fill_table(
         budget: largest skipped weight.
         similarity_threshold: ``τ``, smallest mean cosine of a state that is kept.
         first: index of the first of the ``n`` sublayers.
+        choosing: the rows whose cosines choose; the others go through the sublayers too.
 
     Returns:
         The filled table.
     """
-    width = budget + 1
-    states = references[:1].repeat(width, 1, 1)
-    after = torch.zeros_like(states)  # the next row; the two buffers swap
-    similarities = torch.full((width,), -math.inf, device=references.device)
-    similarities[0] = 1.0
-    skips = torch.empty((len(weights), width), dtype=torch.bool, device=references.device)
-    reachable = 0
+    used, states = [0], references[:1]
+    similarities = torch.zeros(budget + 1)
+    skips = torch.zeros((len(weights), budget + 1), dtype=torch.bool)
     for index, weight in enumerate(weights):
-        reference, skip = references[index + 1], skips[index]
-        after[0] = reference
-        branches = _rounded_up(reachable, budget)
-        if branches:
-            after[1 : 1 + branches] = yield first + index, states[1 : 1 + branches]
-        ran_similarities = _similarities(after, reference, similarities)
-        shift = width if weight is None else min(weight, width)  # from skipped weight j to j + w, within the budget
-        skipped, movable = states[: width - shift], similarities[: width - shift]
-        skipped_similarities = torch.full_like(similarities, -math.inf)
-        skipped_similarities[shift:] = _similarities(skipped, reference, movable)
-        torch.gt(skipped_similarities, ran_similarities, out=skip)
-        torch.where(skip[shift:, None, None], skipped, after[shift:], out=after[shift:])
-        states, after = after, states
-        similarities = torch.maximum(ran_similarities, skipped_similarities)
-        similarities = similarities.masked_fill(similarities < similarity_threshold, -math.inf)
-        reachable = min(budget, reachable + (weight or 0))
-    return Table(states, similarities, skips)
+        reference = references[index + 1]
+        ran = yield from _run(first + index, states, reference, budget)
+        movable = 0 if weight is None else sum(one + weight <= budget for one in used)
+        moved = [one + (weight or 0) for one in used[:movable]]
+        offered = torch.cat([_cosines(part[:, choosing], reference[choosing]) for part in (ran, states[:movable])])
+        offered = offered.cpu()  # the pruning decides on the host what runs next
+        running, skipping = (torch.full((budget + 1,), -math.inf) for _ in range(2))
+        running[used], skipping[moved] = offered[: len(used)], offered[len(used) :]
+        skips[index] = skipping > running
+        similarities = torch.maximum(running, skipping)
+        exists = similarities >= similarity_threshold
+        exists[0] = True
+        similarities[~exists] = -math.inf
+        states = _chosen(ran, used, states, moved, exists & skips[index], exists & ~skips[index])
+        used = exists.nonzero().flatten().tolist()
+    return Table(tuple(used), states, similarities, skips)
+
+
+def _run(sublayer: int, states: torch.Tensor, reference: torch.Tensor, budget: int) -> SelectionSteps[torch.Tensor]:
+    """Runs a sublayer on all entries but the first, whose result is known; ``[entries, rows, hidden]``.
+
+    Entries of zeros are added until there are as many as one of four sizes, so that few masks are made.
+    """
+    count = len(states) - 1
+    if not count:
+        return reference[None]
+    quarter = -(-budget // 4)
+    more = min(budget, -(-count // quarter) * quarter) - count
+    ran = yield sublayer, functional.pad(states[1:], (0, 0, 0, 0, 0, more)) if more else states[1:]
+    return torch.cat([reference[None], ran[:count]])
+
+
+def _chosen(
+    ran: torch.Tensor,
+    used: Sequence[int],
+    skipped: torch.Tensor,
+    moved: Sequence[int],
+    skips: torch.Tensor,
+    runs: torch.Tensor,
+) -> torch.Tensor:
+    """The states of the entries that exist, ascending by weight.
+
+    Args:
+        ran: states after running the sublayer, one for each of ``used``.
+        used: their skipped weights.
+        skipped: states before it.
+        moved: skipped weights of the first of these if they skip it.
+        skips: bool ``[budget + 1]``, the entries that skip it.
+        runs: bool ``[budget + 1]``, those that run it.
+    """
+    exists = (skips | runs).nonzero().flatten()
+    states = ran.new_empty(len(exists), *ran.shape[1:])
+    places = {weight: place for place, weight in enumerate(exists.tolist())}
+    for source, origins, wanted in ((ran, used, runs), (skipped, moved, skips)):
+        for state, weight in zip(source, origins, strict=False):  # one by one: an index would copy all of them
+            if wanted[weight]:
+                states[places[weight]].copy_(state)
+    return states
 
 
 def backtrack(skips: torch.Tensor, weights: Sequence[int | None]) -> torch.Tensor:
@@ -185,17 +227,10 @@ def best_candidate(
     )
 
 
-def _rounded_up(reachable: int, budget: int) -> int:
-    """How many branches to run: those that can exist, rounded up to one of four sizes, so that few masks are made."""
-    quarter = max(1, -(-budget // 4))
-    return min(budget, -(-reachable // quarter) * quarter)
-
-
-def _similarities(states: torch.Tensor, reference: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Mean cosine to the reference; ``-inf`` where there was no state before, or where it is not a number."""
+def _cosines(states: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Mean cosine to the reference, float32 ``[entries]``; ``-inf`` where it is not a number."""
     rows, reference = states.float(), reference.float()  # one copy; torch's cosine_similarity would make three more
     products = torch.einsum("brh,rh->br", rows, reference)
     norms = torch.linalg.vector_norm(rows, dim=-1) * torch.linalg.vector_norm(reference, dim=-1)
-    cosines = (products / norms.clamp_min(_SMALLEST_NORM)).mean(-1)
-    exists = (before > -math.inf) & ~cosines.isnan()
-    return torch.where(exists, cosines, torch.full_like(cosines, -math.inf))
+    cosines: torch.Tensor = (products / norms.clamp_min(_SMALLEST_NORM)).mean(-1)
+    return cosines.nan_to_num(nan=-math.inf)

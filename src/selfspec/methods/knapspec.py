@@ -1,7 +1,7 @@
 """KnapSpec: the draft is what an integer knapsack over attention and MLP latencies says is worth its time."""
 
-import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,8 @@ from selfspec.methods.sharing import SHARE_HELP, share_kept_set
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.latency import LatencyProfile, device_name, measure_latencies
-from selfspec.runtimes.latency_store import read_latencies
+from selfspec.runtimes.latency_check import LatencyCheck
+from selfspec.runtimes.latency_store import keep_latencies, read_latencies
 from selfspec.runtimes.target import Target
 
 _PROFILE = "latency_profile"
@@ -39,6 +40,10 @@ _LARGE_MODEL = 10_000_000_000
 _SCRATCH_SHARE = 200
 """Cache slots for a selection, and its logits, may each take this part of the weights' memory."""
 _FEWEST_ROWS, _MOST_ROWS = 96, 1024
+_TOKENS = 40
+"""Output tokens before the first selection of our schedule."""
+_HELD_OUT = 4
+"""One in this many rows of a selection, the last ones, measures acceptance instead of choosing sets."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,17 @@ class KnapSpecSettings(MethodSettings):
     interval: int | None = setting(
         None, "rounds between two selections; none is 64 below 10 billion parameters and 128 from there", minimum=1
     )
-    recent_rounds: int = setting(5, "last rounds whose tokens a selection uses", minimum=1, maximum=64)
-    recent_tokens: int = setting(
-        16,
-        "at most the last n of these tokens, which bounds the memory; before the first round, the last n of the prompt",
+    schedule: str = setting(
+        "ours",
+        "when and on what it selects: ours, first after recent_tokens output tokens, on the last recent_tokens ones; "
+        "paper, first after recent_rounds rounds drafted by the whole model, on all tokens of the last recent_rounds",
+        choices=("ours", "paper"),
+    )
+    recent_rounds: int = setting(5, "with schedule=paper, rounds whose tokens a selection uses", minimum=1, maximum=64)
+    recent_tokens: int | None = setting(
+        None,
+        "with schedule=ours, output tokens before the first selection, and the last ones that a selection uses; none "
+        "is 40, of which it uses a 64th of the hidden size, at least 8, to bound the memory",
         minimum=1,
         maximum=128,
     )
@@ -82,14 +94,23 @@ class KnapSpecSettings(MethodSettings):
 class KnapSpec(Method):
     """Drafts with the sublayers and the length that promise the most tokens per time (KnapSpec, algorithm 1).
 
-    The paper does not say what drafts before the first selection. The authors' code drafts five rounds with the whole
-    model. Here a first selection uses the last tokens of the prompt (ours). The next ones follow as in that code: one
-    after ``recent_rounds`` rounds, then one every ``interval`` rounds.
+    With ``schedule=paper`` the whole model drafts ``recent_rounds`` rounds, which takes no longer than plain decoding.
+    Then a selection uses all tokens of these rounds, and so does one every ``interval`` rounds. The paper does not say
+    what drafts before the first selection; this is what the authors' code does, except that it does not count the first
+    round.
+
+    With ``schedule=ours`` nothing is drafted until the output has ``recent_tokens`` tokens (40). A selection uses the
+    last 40, or in a model of hidden size below 2560 a 64th of that size, which bounds the memory. The last quarter of
+    these chooses no set: it only measures the acceptance of sets that the others chose.
+
+    The latencies are minima of repeated measurements, and are remembered in the user's cache folder, so that selections
+    do not depend on what else the machine does. They are measured again if live rounds are clearly faster than they
+    predict (``LatencyCheck``).
 
     A selection's branches go through a sublayer in one forward of at most ``selection_rows`` rows, or in several where
     they have more. Memory above plain decoding: cache slots for that many rows (0.5 % of the weights, or 96 rows if
-    that is more), logits of 0.5 % of the weights, and three tables of ``(K / 2 + 1) · recent_tokens · hidden`` numbers,
-    one of them float32.
+    that is more), logits of 0.5 % of the weights, and three tables of ``(K / 2 + 1) · rows · hidden`` numbers, one
+    of them float32, where ``rows`` are the tokens of a selection; pruned states are not in them.
 
     In a batch the layer drafts share one kept set, as ``selfspec.methods.sharing`` says, unless ``share_kept_set`` is
     off. Each request still makes its own selections.
@@ -108,28 +129,54 @@ class KnapSpec(Method):
         # The first and the last layer are never skipped (authors' code), so the program starts after the first.
         self.has_choice = target.layer_count > 2
         self.watched = range(2, target.sublayer_count + 1) if self.has_choice else range(0)
-        self.selection_rows = _selection_rows(target, settings.recent_tokens)
+        self.first_selection = settings.recent_tokens or _TOKENS
+        self.window = settings.recent_tokens or min(_TOKENS, max(8, target.hidden_size // 64))
+        ours = settings.schedule == "ours"
+        most_tokens = self.window if ours else settings.recent_rounds * (settings.max_draft_length + 1)
+        self.selection_rows = _selection_rows(target, most_tokens)
+        self.clock: Callable[[], float] = time.perf_counter
+        self._check = LatencyCheck()
         self._lock = threading.Lock()
         self._profile: LatencyProfile | None = None
 
     @property
     def needs(self) -> Needs:
-        """The hidden states of the prompt's last tokens, and cache slots for the branches."""
-        if not self.has_choice:
-            return Needs()
-        return Needs(
-            probe_rows=self.selection_rows,
-            prompt_rows=self.settings.recent_tokens,
-            prompt_states=frozenset(self.watched),
-        )
+        """Cache slots for the branches."""
+        return Needs(probe_rows=self.selection_rows if self.has_choice else 0)
 
     @property
     def profile(self) -> LatencyProfile:
-        """The latencies that ``selfspec profile`` saved for this model, or else measured when first needed."""
+        """The latencies of this model: kept ones, or else measured when first needed and kept.
+
+        They are measured again where live rounds contradict them.
+        """
         with self._lock:
             if self._profile is None:
-                self._profile = read_latencies(self.target) or measure_latencies(self.target)
+                self._profile = read_latencies(self.target) or self._measure()
+            elif self._check.fails:
+                self._profile = self._measure()
             return self._profile
+
+    def _measure(self) -> LatencyProfile:
+        latencies = measure_latencies(self.target)
+        self._check.reset()
+        keep_latencies(self.target, latencies)
+        return latencies
+
+    def note_round(self, kept: KeptSet | None, drafted: int, context: int, seconds: float) -> None:
+        """Compares the time of a round with the latencies.
+
+        Args:
+            kept: what drafted; ``None`` where nothing did.
+            drafted: its draft tokens.
+            context: tokens in the cache.
+            seconds: what the round took. In a batch this is the time of all requests' rounds.
+        """
+        with self._lock:
+            profile = self._profile
+        if profile is not None:
+            drafting = drafted * profile.draft_step(kept, context) if kept is not None else 0.0
+            self._check.note(drafting + profile.target_step(context), seconds)
 
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Measures the latencies unless they are saved."""
@@ -161,6 +208,7 @@ class KnapSpec(Method):
             StateError: it is damaged, or was measured on another device or in another dtype.
         """
         profile = _read_profile(state, self.target)
+        self._check.reset()
         with self._lock:
             self._profile = profile
 
@@ -182,26 +230,42 @@ class KnapSpecDrafter(Drafter):
         self._method = method
         self._settings = method.settings
         self.probe = prefill.probe
-        self._recent: deque[torch.Tensor] = deque(maxlen=self._settings.recent_rounds)
-        self._rounds_left = min(self._settings.recent_rounds, method.interval)
+        ours = self._settings.schedule == "ours"
+        self._rounds = method.window if ours else self._settings.recent_rounds
+        self._prompt_length = self.probe.committed
+        self._recent: deque[torch.Tensor] = deque(maxlen=self._rounds)
+        self._rounds_left = self._rounds if ours else min(self._rounds, method.interval)
         self._draft: Draft = NoDraft()
         self._fused: FusedSelection[Candidates] | None = None
+        self._started: float | None = None
         if method.has_choice:
-            self.select(torch.stack([prefill.hidden_states[index] for index in method.watched]))
+            _ = method.profile  # measured before the first round, if at all
+            if not ours:
+                self._draft = self._draft_with(
+                    KeptSet.full(method.target.sublayer_count), self._settings.max_draft_length
+                )
 
     def plan(self) -> Draft:
         """Selects again if it is time to, then drafts with the last selection."""
-        if self._recent and self._rounds_left <= 0:
+        if self._is_due():
             self.select(torch.cat(list(self._recent), dim=1))
             self._rounds_left = self._method.interval
-            if self._rounds_left >= self._settings.recent_rounds:  # otherwise the next one uses some of them again
+            if self._rounds_left >= self._rounds:  # otherwise the next one uses some of them again
                 self._recent.clear()
+        self._started = self._method.clock()
         return self._draft
+
+    def _is_due(self) -> bool:
+        if self.selection is None and self._settings.schedule == "ours":
+            written = self.probe.committed - self._prompt_length
+            return bool(self._recent) and written >= self._method.first_selection
+        return bool(self._recent) and self._rounds_left <= 0
 
     @property
     def watched(self) -> Collection[int]:
         """Every state after the first layer, in the last rounds before a selection."""
-        return self._method.watched if self._rounds_left <= self._settings.recent_rounds else ()
+        first = self.selection is None
+        return self._method.watched if first or self._rounds_left <= self._rounds else ()
 
     @property
     def fused_selection(self) -> FusedSelection[Candidates] | None:
@@ -214,6 +278,10 @@ class KnapSpecDrafter(Drafter):
         if self._fused is not None:
             self._choose(self._fused.outcome)
             self._fused = None
+        elif self._started is not None:
+            kept = feedback.draft.kept if isinstance(feedback.draft, LayerDraft) else None
+            seconds = self._method.clock() - self._started
+            self._method.note_round(kept, feedback.drafted, self.probe.committed, seconds)
         if feedback.hidden_states:
             rows = len(feedback.acceptance.rows)
             states = [feedback.hidden_states[index][:rows] for index in self._method.watched]
@@ -227,13 +295,17 @@ class KnapSpecDrafter(Drafter):
         """
         method, settings = self._method, self._settings
         profile, context = method.profile, self.probe.committed
-        references = references[:, -settings.recent_tokens :]
+        choosing = slice(None)
+        if settings.schedule == "ours":
+            references = references[:, -method.window :]
+            choosing = slice(references.shape[1] - references.shape[1] // _HELD_OUT)
         branches = self.probe.branches(references.shape[1], method.selection_rows)
         steps = find_candidates(
             method.target,
             references,
             weights=integer_weights(profile.attention(context), profile.mlp),
             similarity_threshold=settings.similarity_threshold,
+            choosing=choosing,
         )
         if settings.fused_selection:
             self._fused = FusedSelection(steps, branches)
@@ -254,18 +326,24 @@ class KnapSpecDrafter(Drafter):
 
     def _as_draft(self, selection: Selection) -> Draft:
         """What drafts by a selection. The whole model as its own draft gains nothing, so it becomes plain decoding."""
+        return self._draft_with(selection.kept, selection.draft_length) if selection.kept.skipped else NoDraft()
+
+    def _draft_with(self, kept: KeptSet, selected_length: int) -> LayerDraft:
         settings = self._settings
-        if not selection.kept.skipped:
-            return NoDraft()
         if settings.confidence_threshold == 0:
-            return LayerDraft(selection.kept, selection.draft_length)
+            return LayerDraft(kept, selected_length)
         # Section 3.5, dynamic drafting exit: confidence decides instead of the selected length.
         stop = ConfidenceThreshold(settings.confidence_threshold)
-        return LayerDraft(selection.kept, settings.max_draft_length, stop)
+        return LayerDraft(kept, settings.max_draft_length, stop)
 
 
 def find_candidates(
-    target: Target, references: torch.Tensor, *, weights: tuple[int, int], similarity_threshold: float
+    target: Target,
+    references: torch.Tensor,
+    *,
+    weights: tuple[int, int],
+    similarity_threshold: float,
+    choosing: slice = slice(None),
 ) -> SelectionSteps[Candidates]:
     """The first stage of KnapSpec (section 3.4): one set for every skipped weight up to ``K / 2``.
 
@@ -276,6 +354,8 @@ def find_candidates(
         references: ``X``, ``[2L - 1, rows, hidden]``: the target's states ``h[2] … h[2L]`` at the recent tokens.
         weights: integer latencies of attention and MLP.
         similarity_threshold: ``τ``.
+        choosing: the rows, the first ones, whose cosines choose the sets. If there are others, these measure the
+            acceptance (ours), else all rows do.
 
     Returns:
         The sets that were not pruned, the whole model first.
@@ -283,16 +363,15 @@ def find_candidates(
     layers = target.layer_count
     items: list[int | None] = [*weights * (layers - 2), None, None]
     budget = min(layers * sum(weights) // 2, (layers - 2) * sum(weights))
-    table = yield from fill_table(references, items, budget, similarity_threshold, first=2)
-    # All numbers of the table that the host needs, in one copy.
-    decided = torch.cat([table.similarities[None], table.skips.float()]).cpu()
-    found = (decided[0] > -math.inf).nonzero().flatten()
-    found = torch.cat([torch.zeros(1, dtype=torch.long), found[found > 0]])
-    skipped = backtrack(decided[1:] > 0, items)[found]
+    table = yield from fill_table(references, items, budget, similarity_threshold, first=2, choosing=choosing)
+    found = list(table.weights)
+    rows = range(references.shape[1])
+    measuring = slice(len(rows[choosing]) % len(rows), None)  # from the first row on if all rows choose
+    skipped = backtrack(table.skips, items)[found]
     return Candidates(
         kept=tuple(_keeping(left_out, target.sublayer_count) for left_out in skipped.tolist()),
-        similarities=decided[0, found].double(),
-        acceptance=acceptance_rates(target, table.states[found.to(references.device)]).cpu().double(),
+        similarities=table.similarities[found].double(),
+        acceptance=acceptance_rates(target, table.states[:, measuring]).cpu().double(),
     )
 
 
@@ -327,7 +406,7 @@ def _default_interval(target: Target) -> int:
     return 64 if sum(parameter.numel() for parameter in target.model.parameters()) < _LARGE_MODEL else 128
 
 
-def _selection_rows(target: Target, recent_tokens: int) -> int:
+def _selection_rows(target: Target, tokens: int) -> int:
     """Most rows of one forward: those whose cache slots take 0.5 % of the weights' memory, or all branches if fewer.
 
     At least 96, whose slots take that share in a model of 0.6 billion parameters and less in larger ones. At most 1024:
@@ -336,8 +415,8 @@ def _selection_rows(target: Target, recent_tokens: int) -> int:
     most_branches = max(1, min(target.layer_count * (MAX_WEIGHT + 1) // 2, (target.layer_count - 2) * (MAX_WEIGHT + 1)))
     slot = target.new_sequence(1, 1, 1).cache.size_in_bytes
     affordable = _weight_bytes(target) // _SCRATCH_SHARE // slot
-    rows = min(max(affordable, _FEWEST_ROWS), _MOST_ROWS, most_branches * recent_tokens)
-    return max(rows, recent_tokens)
+    rows = min(max(affordable, _FEWEST_ROWS), _MOST_ROWS, most_branches * tokens)
+    return max(rows, tokens)
 
 
 def _read_profile(state: LearnedState, target: Target) -> LatencyProfile | None:

@@ -20,7 +20,10 @@ Point = npt.NDArray[np.bool_]
 """Bool ``[free]``."""
 
 KAPPA = 2.5
-"""Weight of the deviation in the upper confidence bound (SWIFT's and Draft & Verify's code)."""
+"""Weight of the deviation in the upper confidence bound (SWIFT's code)."""
+
+DRAFT_VERIFY_KAPPA = 2.576
+"""The same in Draft & Verify's code, which takes the default of the bayesian-optimization package of its time."""
 
 MOST_OBSERVATIONS = 256
 """Most observations of the Gaussian process, the last ones. The time to fit it grows with the cube of their number."""

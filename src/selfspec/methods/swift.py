@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
@@ -10,7 +10,8 @@ from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.stopping import ConfidenceThreshold, TreeWidths
 from selfspec.methods.base import Method
-from selfspec.methods.layer_search import skipped_by
+from selfspec.methods.budget import default_skip_ratio
+from selfspec.methods.layer_search import free_sublayers, skipped_by
 from selfspec.methods.registry import register
 from selfspec.methods.settings import setting
 from selfspec.methods.sharing import with_kept_set
@@ -131,7 +132,10 @@ class Swift(Method):
 
     def __init__(self, target: Target, settings: SwiftSettings) -> None:
         super().__init__(target, settings)
-        self.search = SwiftSearch(target.layer_count, settings)
+        ratio = settings.skip_ratio
+        if ratio is None:
+            ratio = default_skip_ratio(target, free_sublayers(target.layer_count))
+        self.search = SwiftSearch(target.layer_count, replace(settings, skip_ratio=ratio))
 
     @property
     def needs(self) -> Needs:

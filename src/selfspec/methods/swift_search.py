@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from selfspec.errors import StateError
+from selfspec.methods.budget import RATIO_HELP
 from selfspec.methods.layer_search import (
     Observations,
     Point,
@@ -32,8 +33,11 @@ _RATIO_STEP = 0.05
 class SwiftSearchSettings(MethodSettings):
     """Settings of SWIFT's search."""
 
-    skip_ratio: float = setting(
-        0.45, "share of the sublayers between first and last layer that drafts skip (r)", minimum=0.0, maximum=1.0
+    skip_ratio: float | None = setting(
+        None,
+        f"share of the sublayers between first and last layer that drafts skip (r); {RATIO_HELP}",
+        minimum=0.0,
+        maximum=1.0,
     )
     max_optimization_steps: int = setting(1000, "longest search, in steps of one forward each (S)", minimum=0)
     bayesian_interval: int = setting(
@@ -115,13 +119,15 @@ class SwiftSearch:
     """
 
     def __init__(self, layer_count: int, settings: SwiftSearchSettings) -> None:
+        assert settings.skip_ratio is not None, "the caller knows the model's size"
         self._settings = settings
+        self._start_ratio: float = settings.skip_ratio
         self._layers = layer_count
         self._free = free_sublayers(layer_count)
-        skipped = starting_set(layer_count, settings.skip_ratio)
+        skipped = starting_set(layer_count, self._start_ratio)
         self._lock = threading.Lock()
         self._observations = Observations(self._free)
-        progress = _Progress(settings.skip_ratio, list(skipped))
+        progress = _Progress(self._start_ratio, list(skipped))
         self._require_packages(progress)
         self._become(progress)
 
@@ -231,7 +237,7 @@ class SwiftSearch:
     def state(self) -> LearnedState:
         """The state of the search: progress as values, observations as tensors."""
         with self._lock:
-            values = {"start_ratio": self._settings.skip_ratio, "layers": self._layers, **asdict(self._progress)}
+            values = {"start_ratio": self._start_ratio, "layers": self._layers, **asdict(self._progress)}
             return LearnedState(values, self._observations.tensors())
 
     def restore(self, state: LearnedState) -> None:
@@ -241,7 +247,7 @@ class SwiftSearch:
             StateError: it is no search of this skip ratio over this many layers.
         """
         values = dict(state.values)
-        for name, here in (("start_ratio", self._settings.skip_ratio), ("layers", self._layers)):
+        for name, here in (("start_ratio", self._start_ratio), ("layers", self._layers)):
             if values.pop(name, None) != here:
                 raise StateError(
                     f"the state was learned with another {name.replace('start', 'skip')} than {here}; learn it again"

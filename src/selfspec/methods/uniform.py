@@ -7,6 +7,7 @@ from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Method
+from selfspec.methods.budget import RATIO_HELP, default_skip_ratio
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.model.kept import KeptSet
@@ -17,8 +18,11 @@ from selfspec.runtimes.target import Target
 class UniformSettings(MethodSettings):
     """Settings of ``uniform``."""
 
-    skip_ratio: float = setting(
-        0.45, "share of the sublayers between first and last layer that drafts skip", minimum=0.0, maximum=1.0
+    skip_ratio: float | None = setting(
+        None,
+        f"share of the sublayers between first and last layer that drafts skip; {RATIO_HELP}",
+        minimum=0.0,
+        maximum=1.0,
     )
     draft_length: int = setting(6, "most draft tokens of a round", minimum=1, maximum=64)
     confidence_threshold: float = setting(
@@ -63,11 +67,12 @@ class Uniform(Method):
 
     def __init__(self, target: Target, settings: UniformSettings) -> None:
         super().__init__(target, settings)
-        skipped = evenly_skipped(target.layer_count, settings.skip_ratio)
+        free = 2 * max(0, target.layer_count - 2)
+        ratio = default_skip_ratio(target, free) if settings.skip_ratio is None else settings.skip_ratio
+        skipped = evenly_skipped(target.layer_count, ratio)
         if not skipped:
             raise InvalidSettingError(
-                f"skip_ratio {settings.skip_ratio} skips none of the {2 * max(0, target.layer_count - 2)} sublayers "
-                "between the first and the last layer; raise it"
+                f"skip_ratio {ratio} skips none of the {free} sublayers between the first and the last layer; raise it"
             )
         threshold = settings.confidence_threshold
         self._draft = LayerDraft(

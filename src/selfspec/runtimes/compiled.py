@@ -1,6 +1,8 @@
 """Fused blocks that run in the compiled kernels of the CPU, up to as many rows as these are good at."""
 
+import copy
 import ctypes
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -87,6 +89,11 @@ class CompiledMLP(FusedMLP):
         """Runs the branch and adds it to the residual stream, ``[rows, hidden]`` in and out."""
         return _run(self, super().__call__, hidden_states, forward)
 
+    @property
+    def products(self) -> tuple[Product, Product]:
+        """Gate and up, and down."""
+        return self._gate_up, self._down
+
     def _describe(self) -> NativeBranch | None:
         norms = _known(*self._norms)
         if norms is None:
@@ -122,6 +129,11 @@ class CompiledAttention(FusedAttention):
     def __call__(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Runs the branch and adds it to the residual stream, ``[rows, hidden]`` in and out."""
         return _run(self, super().__call__, hidden_states, forward)
+
+    @property
+    def products(self) -> tuple[Product, Product]:
+        """Queries, keys and values, and the output."""
+        return self._qkv, self._output
 
     def _describe(self) -> NativeBranch | None:
         norms, head_norms = _known(*self._norms), _known(*(self._head_norms or (None, None)))
@@ -162,6 +174,16 @@ class CompiledProduct(Product):
         self._most_rows = most_rows(self.weight.dtype)
         self._linear = _linear(self)
         self._reference = ctypes.byref(self._linear)
+
+    def with_linear(self, linear: Linear) -> "CompiledProduct":
+        """The same product from other weights, which the kernel multiplies whatever the number of rows.
+
+        Args:
+            linear: the weights; they have to outlive the product.
+        """
+        other = copy.copy(self)
+        other._linear, other._reference, other._most_rows = linear, ctypes.byref(linear), sys.maxsize
+        return other
 
     def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs]``.

@@ -63,7 +63,7 @@ template <class T> class Team {
         for (long i = 0; i < f.count; i++) measure(f.sublayers[f.which[i]]);
         between.reset(new T[most_between]);
         joined.reset(new T[most_joined]);
-        if (std::min(ROWS, rows) > FEW) laid.reset(new Block<T>[std::min(ROWS, rows) * blocks_of<T>(widest)]);
+        if (rows > FEW) laid.reset(new Line[lines_of<T>(std::min(ROWS, rows), widest)]);
         part_of.resize(rows);
         for (long part = 0; part < f.part_count; part++)
             std::fill_n(part_of.begin() + f.parts[part].first_row, f.parts[part].rows, part);
@@ -74,7 +74,7 @@ template <class T> class Team {
 #pragma omp parallel num_threads(f.threads) if (f.threads > 1)
         {
             Own own{std::unique_ptr<T[]>(new T[hidden]), std::unique_ptr<float[]>(new float[QUERIES * most_slots]),
-                    std::unique_ptr<Block<T>[]>(new Block<T>[std::min(FEW, rows) * blocks_of<T>(widest)]),
+                    std::unique_ptr<Line[]>(new Line[lines_of<T>(std::min(FEW, rows), widest)]),
                     std::vector<long>(f.part_count)};
             for (long i = 0; i < f.count; i++) {
 #pragma omp master  // the stream changes only after the next barrier
@@ -93,14 +93,14 @@ template <class T> class Team {
     T* stream;
     long rows, hidden = 0, widest = 0, most_between = 0, most_joined = 0, most_slots = 0;
     std::unique_ptr<T[]> between, joined;  // outputs of a branch's first product; inputs of its second
-    std::unique_ptr<Block<T>[]> laid;
+    std::unique_ptr<Line[]> laid;
     std::vector<long> part_of;  // by row
 
     // What a thread has to itself.
     struct Own {
         std::unique_ptr<T[]> normed;
         std::unique_ptr<float[]> scores;
-        std::unique_ptr<Block<T>[]> laid;
+        std::unique_ptr<Line[]> laid;
         std::vector<long> tasks;  // attention tasks up to the end of each part
     };
 
@@ -128,27 +128,25 @@ template <class T> class Team {
     template <class Input>
     void multiply(const Linear& linear, long k, long n, long first, long last, T* out, float multiplier,
                   const Input& input, Own& own) const {
-        const long width = panel_width(n, f.threads);
-        for (long start = first; start < last; start += ROWS) {
-            const long some = std::min(ROWS, last - start);
-            const Product<T> task{static_cast<const T*>(linear.weights),
-                                  static_cast<const T*>(linear.bias),
-                                  out ? out + (start - first) * n : nullptr,
-                                  stream + start * n,
-                                  multiplier,
-                                  some,
-                                  k,
-                                  n,
-                                  some > FEW ? laid.get() : own.laid.get()};
-            if (some > FEW) {
+        const T* bias = static_cast<const T*>(linear.bias);
+        with_weights<T>(linear, k, [&](const auto& weights) {
+            using W = std::decay_t<decltype(weights)>;
+            const long width = panel_width<W>(n, f.threads, std::min(ROWS, last - first));
+            for (long start = first; start < last; start += ROWS) {
+                const long some = std::min(ROWS, last - start);
+                T* to = out ? out + (start - first) * n : nullptr;
+                auto* rows = reinterpret_cast<typename W::Row*>((some > FEW ? laid : own.laid).get());
+                const Product<T, W> task{weights, bias, to, stream + start * n, multiplier, some, k, n, rows};
+                if (some > FEW) {
 #pragma omp for
-                for (long row = 0; row < some; row++) task.lay_out(input(start + row), row);
-            } else {
-                for (long row = 0; row < some; row++) task.lay_out(input(start + row), row);
-            }
+                    for (long row = 0; row < some; row++) task.lay_out(input(start + row), row);
+                } else {
+                    for (long row = 0; row < some; row++) task.lay_out(input(start + row), row);
+                }
 #pragma omp for schedule(dynamic)
-            for (long from = 0; from < n; from += width) task.panel(from, std::min(n, from + width));
-        }
+                for (long from = 0; from < n; from += width) task.panel(from, std::min(n, from + width));
+            }
+        });
     }
     // The first product of a branch, of rows of the stream.
     void enter(const Sublayer& s, const Linear& linear, long n, long first, long last, Own& own) const {
@@ -169,7 +167,7 @@ template <class T> class Team {
 #pragma omp for
         for (long row = first; row < last; row++) {
             normalize<T>(s.after, out + (row - first) * hidden, own.normed.get(), hidden);
-            Product<T>::add_to(stream + row * hidden, own.normed.get(), hidden, s.multiplier);
+            add_to(stream + row * hidden, own.normed.get(), hidden, s.multiplier);
         }
     }
 

@@ -1,4 +1,5 @@
-// The kernels of the CPU: rows of Llama-like sublayers, straight from the model's own row-major weights.
+// The kernels of the CPU: rows of Llama-like sublayers, from the model's own row-major weights or
+// low-bit copies of them.
 //
 // A row gets the same bits whichever rows run with it. bfloat16 is rounded where transformers rounds it.
 
@@ -34,6 +35,9 @@ template <class T> constexpr long most_attending() { return std::min(VERIFIED, m
     extern "C" void product_##SUFFIX(const Linear* linear, const T* rows, T* out, long count, long k, long n,          \
                                      int threads) {                                                                    \
         product<T>(*linear, rows, out, count, k, n, threads);                                                          \
+    }                                                                                                                  \
+    extern "C" void pack_##SUFFIX(const T* weights, const Linear* packed, long k, long n, int threads) {               \
+        pack<T>(weights, *packed, k, n, threads);                                                                      \
     }                                                                                                                  \
     extern "C" void forward_##SUFFIX(const Forward* f, T* stream, long rows) { Team<T>(*f, stream, rows).run(); }      \
     extern "C" long most_rows_##SUFFIX() { return most_rows<T>(); }                                                    \

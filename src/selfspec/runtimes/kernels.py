@@ -30,7 +30,7 @@ _VERIFIED = 128
 """Rows of the widest verification; ``kernels.cpp`` has the same."""
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
-_HEADERS = ("vectors.h", "product.h", "attention.h", "rows.h", "forward.h")
+_HEADERS = ("vectors.h", "packed.h", "product.h", "attention.h", "rows.h", "forward.h")
 _FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
@@ -56,6 +56,7 @@ def load() -> ctypes.CDLL:
     for suffix in DTYPES.values():
         signatures: dict[str, list[Any]] = {
             "product": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 3, c_int],
+            "pack": [c_void_p, POINTER(Linear), *[c_long] * 2, c_int],
             "forward": [POINTER(NativeCall), c_void_p, c_long],
         }
         for name, arguments in signatures.items():

@@ -1,5 +1,10 @@
-"""Latency profiles in files: one for each model, device, dtype and runtime."""
+"""Latency profiles in files: one for each model, device, dtype and runtime.
 
+``selfspec profile`` keeps a whole cost model. A method that needs only the latencies of one row remembers those in a
+file of their own, so that later processes select with the same ones.
+"""
+
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -36,29 +41,56 @@ def profile_path(target: Target) -> Path:
 
 def read_profile(target: Target) -> dict[str, Any] | None:
     """The kept profile of a model, if there is one that can be read; what ``selfspec profile`` prints."""
+    return _read(profile_path(target), target)
+
+
+def _read(path: Path, target: Target) -> dict[str, Any] | None:
     try:
-        kept: Any = json.loads(profile_path(target).read_text(encoding="utf-8"))
+        kept: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return kept["profile"] if isinstance(kept, dict) and kept.get("key") == profile_key(target) else None
 
 
+def latencies_path(target: Target) -> Path:
+    """The file of the latencies that a method measured, whether it is there or not."""
+    return profile_path(target).parent.with_name("latencies") / profile_path(target).name
+
+
 def read_latencies(target: Target) -> LatencyProfile | None:
-    """The latencies of one row out of the kept profile, if there is one that can be read."""
-    profile = read_profile(target)
-    try:
-        return None if profile is None else LatencyProfile.from_dict(profile["latencies"])
-    except (KeyError, TypeError, ValueError):
-        return None
+    """The latencies of one row: remembered ones, else those of the kept profile, else ``None``.
+
+    Remembered ones come first because they replace the profile's where live rounds disagreed with it; a new
+    ``selfspec profile`` removes them.
+    """
+    for found in (_read(latencies_path(target), target), read_profile(target)):
+        try:
+            if found is not None:
+                return LatencyProfile.from_dict(found["latencies"])
+        except (KeyError, TypeError, ValueError):
+            continue
+    return None
+
+
+def keep_latencies(target: Target, latencies: LatencyProfile) -> Path | None:
+    """Remembers latencies of one row for later processes, replacing older ones; see ``keep_profile``."""
+    return _write(latencies_path(target), target, {"latencies": latencies.to_dict()})
 
 
 def keep_profile(target: Target, profile: dict[str, Any]) -> Path | None:
-    """Writes a model's profile, replacing an older one.
+    """Writes a model's profile, replacing an older one and remembered latencies.
 
     Returns:
         The file, or ``None`` where it could not be written: then it is measured again another time.
     """
-    path = profile_path(target)
+    path = _write(profile_path(target), target, profile)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            latencies_path(target).unlink(missing_ok=True)
+    return path
+
+
+def _write(path: Path, target: Target, profile: dict[str, Any]) -> Path | None:
     content = json.dumps({"key": profile_key(target), "profile": profile}, allow_nan=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,9 +5,10 @@ each row gets the same bits whichever rows run with it.
 """
 
 import ctypes
+import sys
 from collections.abc import Mapping, Sequence
 from ctypes import c_int, c_long, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -17,6 +18,7 @@ from selfspec.runtimes.kernels import DTYPES, load, most_attending, most_rows
 from selfspec.runtimes.norms import RmsNorm
 from selfspec.runtimes.structures import (
     AttentionWeights,
+    Linear,
     MlpWeights,
     NativeCall,
     NativeCosSin,
@@ -54,6 +56,20 @@ class NativeBranch:
     rope: str | None = None
     turns: bool = False
 
+    def with_linears(self, first: Linear, last: Linear) -> "NativeBranch":
+        """The same branch with other weights.
+
+        Args:
+            first: of queries, keys and values, or of gate and up.
+            last: of the output.
+        """
+        weights = type(self.weights).from_buffer_copy(self.weights)
+        if isinstance(weights, MlpWeights):
+            weights.gate_up, weights.down = first, last
+        else:
+            weights.inputs, weights.output = first, last
+        return replace(self, weights=weights)
+
     def structure(self, windows: Sequence[int | None], kinds: Sequence[str | None]) -> NativeSublayer:
         """The structure for the C++ code.
 
@@ -80,12 +96,13 @@ class NativeForward:
 
     Args:
         branches: by index of the sublayer; ``None`` for one that cannot take part.
+        any_rows: take any number of rows, since nothing else can run these weights.
 
     Attributes:
         most_rows: most rows of one sequence in a forward; 0 where no sublayer can take part.
     """
 
-    def __init__(self, branches: Sequence[NativeBranch | None]) -> None:
+    def __init__(self, branches: Sequence[NativeBranch | None], *, any_rows: bool = False) -> None:
         self._branches = tuple(branches)
         native = [branch for branch in branches if branch is not None]
         attention = [branch for branch in native if isinstance(branch.weights, AttentionWeights)]
@@ -99,7 +116,7 @@ class NativeForward:
         self._dtype, self.most_rows = None, 0
         if native:
             self._dtype = native[0].dtype
-            self.most_rows = (most_attending if attention else most_rows)(self._dtype)
+            self.most_rows = sys.maxsize if any_rows else (most_attending if attention else most_rows)(self._dtype)
             self._call = getattr(load(), f"forward_{DTYPES[self._dtype]}")
 
     def takes(self, hidden_states: torch.Tensor, sublayers: Sequence[int], forward: Forward) -> bool:

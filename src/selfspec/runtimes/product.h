@@ -1,4 +1,4 @@
-// rows * weights, for weights as the model has them: row-major, one row an output.
+// rows * weights, for weights as the model has them, row-major, one row an output, or for low-bit copies of them.
 //
 // A product of few rows takes as long as reading its weights; one of many rows takes as long as its multiplications.
 // Each weight is read once for ROWS rows. A panel of weights stays in the cache while groups of rows pass. Each sum runs
@@ -6,128 +6,170 @@
 
 #pragma once
 
-#include "vectors.h"
+#include "packed.h"
 
 namespace {
 
 constexpr long GROUP = 6;      // most rows of a tile
 constexpr long ROWS = 96;      // most rows that are multiplied before the weights are read again
-constexpr long COLUMNS = 48;   // most weight rows of a panel, which one thread multiplies at a time
 constexpr long STRIP = 1024;   // inputs of a panel and of a group that stay in the caches while others pass
 constexpr long RESIDENT = 4;   // most rows without strips: whole weight rows are read faster than parts of them
 
-// A linear layer: weights [outputs, inputs], bias [outputs] or null.
-struct Linear {
-    const void *weights, *bias;
-};
-
-// At most ROWS rows, laid out in groups of at most GROUP, times one panel of weights after the other.
-template <class T> struct Product {
+// Weights in the dtype of the rows, as the model has them.
+template <class T> struct Dense {
     using L = ProductLanes<T>;
-    static constexpr long strip = STRIP / L::width;
-    const T *weights, *bias;
-    T *out, *stream;  // results are written to ``out``, or multiplied by ``multiplier`` and added to ``stream``
-    float multiplier;
-    long count, k, n;  // rows, inputs, outputs
-    Block<T>* rows;    // count * blocks
-    long blocks = blocks_of<T>(k);
+    using Row = Block<T>;
+    static constexpr long width = L::width, columns_of_panel = 12, widest_panel = COLUMNS, strip = STRIP / width;
+    const T* weights;
+    long k;
 
-    long group_rows(long group) const { return std::min(GROUP, count - group); }
-
-    void lay_out(const T* from, long row) const {
-        const long group = row / GROUP * GROUP, stride = group_rows(group);
-        Block<T>* to = rows + group * blocks + row - group;
-        for (long block = 0; block < blocks; block++, to += stride) {
-            T last[L::width] = {};
-            const T* values = from + block * L::width;
-            if (k < (block + 1) * L::width) values = std::copy(values, from + k, last) - (k - block * L::width);
-            for (int p = 0; p < L::parts; p++) to->parts[p] = L::part(values, p);
-        }
+    Dense(const Linear& linear, long k) : weights(static_cast<const T*>(linear.weights)), k(k) {}
+    long lead() const { return 0; }
+    long blocks() const { return blocks_of<T>(k); }
+    static void lay_out(const T* from, Row& to) {
+        for (int p = 0; p < L::parts; p++) to.parts[p] = L::part(from, p);
     }
 
+    // Adds the products of R rows, laid out from block ``first`` on, and weight rows.
+    template <int R>
+    void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride) const {
+        constexpr int C = columns<T>(R);
+        long column = from;
+        for (; column + C <= to; column += C) tile<R, C>(rows, column, first, last, sums + column - from, stride);
+        for (; column < to; column++) tile<R, 1>(rows, column, first, last, sums + column - from, stride);
+    }
     // Adds the sums over some blocks to those of the blocks before, strip by strip.
-    template <int R, int C> void tile(long group, long column, long first, long last, float* sums, long stride) const {
-        const Block<T>* group_rows = rows + group * blocks;
+    template <int R, int C>
+    void tile(const Row* rows, long column, long first, long last, float* sums, long stride) const {
         const T* from = weights + column * k;
         for (long start = first; start < last; start += strip) {
             const long end = std::min(last, start + strip), whole = std::min(end, k / L::width);
             Floats total[R][C] = {};
-            add_blocks<R, C, T>(total, group_rows + start * R, from + start * L::width, k, whole - start);
+            add_blocks<R, C, T>(total, rows + (start - first) * R, from + start * L::width, k, whole - start);
             if (whole < end) {
                 T rest[2 * C][L::width] = {};
                 for (int c = 0; c < C; c++) std::copy(from + c * k + whole * L::width, from + (c + 1) * k, rest[c]);
-                add_blocks<R, C, T>(total, group_rows + whole * R, rest[0], L::width, 1);
+                add_blocks<R, C, T>(total, rows + (whole - first) * R, rest[0], L::width, 1);
             }
             for (int r = 0; r < R; r++)
                 for (int c = 0; c < C; c++) sums[r * stride + c] += sum<LANES>(total[r][c]);
         }
     }
-    template <int R> void band(long group, long from, long to, long first, long last, float* sums) const {
-        constexpr int C = columns<T>(R);
-        long column = from;
-        for (; column + C <= to; column += C) tile<R, C>(group, column, first, last, sums + column - from, to - from);
-        for (; column < to; column++) tile<R, 1>(group, column, first, last, sums + column - from, to - from);
+};
+
+// Adds a branch to the stream. It rounds twice, like torch's multiplication and addition.
+template <class T> void add_to(T* sums, const T* values, long count, float multiplier) {
+    if (multiplier == 1.0f)
+        for (long i = 0; i < count; i++) sums[i] = down<T>(up(sums[i]) + up(values[i]));
+    else
+        for (long i = 0; i < count; i++) sums[i] = down<T>(up(sums[i]) + rounded<T>(up(values[i]) * multiplier));
+}
+
+// At most ROWS rows, laid out in groups of at most GROUP, times one panel of weights after the other.
+template <class T, class W> struct Product {
+    using Row = typename W::Row;
+    static constexpr long strip = STRIP / W::width;
+    const W weights;
+    const T* bias;
+    T *out, *stream;  // results are written to ``out``, or multiplied by ``multiplier`` and added to ``stream``
+    float multiplier;
+    long count, k, n;  // rows, inputs, outputs
+    Row* rows;         // count * blocks
+    long blocks = weights.blocks(), lead = weights.lead();
+
+    long group_rows(long group) const { return std::min(GROUP, count - group); }
+
+    void lay_out(const T* from, long row) const {
+        const long group = row / GROUP * GROUP, stride = group_rows(group);
+        Row* to = rows + group * blocks + row - group;
+        for (long block = 0; block < blocks; block++, to += stride) {
+            const long start = block * W::width - lead, begin = std::max(0L, start), end = std::min(k, start + W::width);
+            if (end - begin == W::width) {
+                W::lay_out(from + start, *to);
+            } else {
+                T edge[W::width] = {};
+                std::copy(from + begin, from + end, edge + (begin - start));
+                W::lay_out(edge, *to);
+            }
+        }
     }
+
     void panel(long from, long to) const {
         float sums[ROWS * COLUMNS] = {};
-        const long step = count > RESIDENT ? strip : blocks;
+        const long step = count > RESIDENT ? strip : blocks, stride = (to - from + 15) / 16 * 16;
         for (long first = 0; first < blocks; first += step)
             for (long group = 0; group < count; group += GROUP) {
-                const long last = std::min(blocks, first + step);
-                float* to_sums = sums + group * (to - from);
-                switch (group_rows(group)) {
-                    case 1: band<1>(group, from, to, first, last, to_sums); break;
-                    case 2: band<2>(group, from, to, first, last, to_sums); break;
-                    case 3: band<3>(group, from, to, first, last, to_sums); break;
-                    case 4: band<4>(group, from, to, first, last, to_sums); break;
-                    case 5: band<5>(group, from, to, first, last, to_sums); break;
-                    default: band<6>(group, from, to, first, last, to_sums);
+                const long last = std::min(blocks, first + step), size = group_rows(group);
+                const Row* group_rows = rows + group * blocks + first * size;
+                float* to_sums = sums + group * stride;
+                switch (size) {
+                    case 1: weights.template band<1>(group_rows, from, to, first, last, to_sums, stride); break;
+                    case 2: weights.template band<2>(group_rows, from, to, first, last, to_sums, stride); break;
+                    case 3: weights.template band<3>(group_rows, from, to, first, last, to_sums, stride); break;
+                    case 4: weights.template band<4>(group_rows, from, to, first, last, to_sums, stride); break;
+                    case 5: weights.template band<5>(group_rows, from, to, first, last, to_sums, stride); break;
+                    default: weights.template band<6>(group_rows, from, to, first, last, to_sums, stride);
                 }
             }
-        for (long row = 0; row < count; row++) finish(row, from, to, sums + row * (to - from));
+        for (long row = 0; row < count; row++) finish(row, from, to, sums + row * stride);
     }
     // The sums of a row to outputs.
     void finish(long row, long from, long to, const float* sums) const {
-        T values[COLUMNS];
+        T values[W::widest_panel];
         T* results = out ? out + row * n + from : values;
         for (long i = 0; i < to - from; i++) results[i] = down<T>(sums[i] + (bias ? up(bias[from + i]) : 0.0f));
         if (!out) add_to(stream + row * n + from, values, to - from, multiplier);
     }
-    // Adds a branch to the stream. It rounds twice, like torch's multiplication and addition.
-    static void add_to(T* sums, const T* values, long count, float multiplier) {
-        if (multiplier == 1.0f)
-            for (long i = 0; i < count; i++) sums[i] = down<T>(up(sums[i]) + up(values[i]));
-        else
-            for (long i = 0; i < count; i++) sums[i] = down<T>(up(sums[i]) + rounded<T>(up(values[i]) * multiplier));
-    }
 };
 
-// Weight rows of a panel: few enough that every thread gets a panel.
-inline long panel_width(long n, int threads) { return std::min(COLUMNS, ((n + threads - 1) / threads + 11) / 12 * 12); }
+// Weight rows of a panel: few enough that every thread gets a panel, or some where panels are wide.
+template <class W> long panel_width(long n, int threads, long rows) {
+    const long step = W::columns_of_panel, widest = rows > ROWS * COLUMNS / W::widest_panel ? COLUMNS : W::widest_panel;
+    const long share = widest > COLUMNS ? (n + 4 * threads - 1) / (4 * threads) : (n + threads - 1) / threads;
+    return std::min(widest, (share + step - 1) / step * step);
+}
+
+// Room for a product's rows.
+struct alignas(64) Line {
+    char bytes[64];
+};
+template <class T> long lines_of(long rows, long k) {
+    const long dense = blocks_of<T>(k) * long(sizeof(Block<T>));
+    const long packed = (k / BLOCK + 2) * long(sizeof(IntegerBlock));
+    return rows * std::max(dense, packed) / long(sizeof(Line)) + 1;
+}
+
+// Calls a function with the weights of a linear layer of k inputs.
+template <class T, class Function> void with_weights(const Linear& linear, long k, const Function& function) {
+    switch (linear.bits) {
+        case 4: return function(Packed<T, 4>(linear, k));
+        case 6: return function(Packed<T, 6>(linear, k));
+        case 8: return function(Packed<T, 8>(linear, k));
+        default: function(Dense<T>(linear, k));
+    }
+}
 
 // out[row][j] = sum over i of rows[row][i] * weights[j][i], plus bias[j]
 template <class T> void product(const Linear& linear, const T* rows, T* out, long count, long k, long n, int threads) {
-    if (n * k * long(sizeof(T)) < (1 << 20)) threads = 1;  // waking a thread takes longer
-    const long width = panel_width(n, threads);
-    const std::unique_ptr<Block<T>[]> laid{new Block<T>[std::min(ROWS, count) * blocks_of<T>(k)]};
-    for (long start = 0; start < count; start += ROWS) {
-        const Product<T> task{static_cast<const T*>(linear.weights),
-                              static_cast<const T*>(linear.bias),
-                              out + start * n,
-                              nullptr,
-                              1.0f,
-                              std::min(ROWS, count - start),
-                              k,
-                              n,
-                              laid.get()};
+    if (n * k * (linear.bits ? linear.bits : 8 * long(sizeof(T))) / 8 < (1 << 20)) threads = 1;  // waking takes longer
+    const std::unique_ptr<Line[]> laid{new Line[lines_of<T>(std::min(ROWS, count), k)]};
+    const T* bias = static_cast<const T*>(linear.bias);
+    with_weights<T>(linear, k, [&](const auto& weights) {
+        using W = std::decay_t<decltype(weights)>;
+        auto* laid_rows = reinterpret_cast<typename W::Row*>(laid.get());
+        const long width = panel_width<W>(n, threads, std::min(ROWS, count));
+        for (long start = 0; start < count; start += ROWS) {
+            const long some = std::min(ROWS, count - start);
+            const Product<T, W> task{weights, bias, out + start * n, nullptr, 1.0f, some, k, n, laid_rows};
 #pragma omp parallel num_threads(threads) if (threads > 1)
-        {
+            {
 #pragma omp for
-            for (long row = 0; row < task.count; row++) task.lay_out(rows + (start + row) * k, row);
+                for (long row = 0; row < task.count; row++) task.lay_out(rows + (start + row) * k, row);
 #pragma omp for schedule(dynamic)
-            for (long from = 0; from < n; from += width) task.panel(from, std::min(n, from + width));
+                for (long from = 0; from < n; from += width) task.panel(from, std::min(n, from + width));
+            }
         }
-    }
+    });
 }
 
 }  // namespace

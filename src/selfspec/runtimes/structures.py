@@ -1,12 +1,15 @@
-"""What the C++ code is given, as ctypes structures: ``product.h``, ``attention.h``, ``rows.h`` and ``forward.h``."""
+"""What the C++ code is given, as ctypes structures: ``packed.h``, ``attention.h``, ``rows.h`` and ``forward.h``."""
 
 from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
 
 
 class Linear(Structure):
-    """A linear layer: weights ``[outputs, inputs]``, bias ``[outputs]`` or null."""
+    """A linear layer: weights ``[outputs, inputs]``, bias ``[outputs]`` or null; ``bits`` is 0 for ordinary weights."""
 
-    _fields_ = (("weights", c_void_p), ("bias", c_void_p))
+    _fields_ = (
+        *((name, c_void_p) for name in ("weights", "bias", "scales")),
+        *((name, c_int) for name in ("bits", "group", "offset")),
+    )
 
 
 class Norm(Structure):

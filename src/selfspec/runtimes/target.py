@@ -16,6 +16,7 @@ from selfspec.runtimes.arena import FEWEST_SLOTS
 from selfspec.runtimes.compiled import CompiledProduct
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.graphs import Graphs
+from selfspec.runtimes.low_bit import AnyPrecision, LowBitCopies, LowBitModel
 from selfspec.runtimes.prepared import RUNTIMES, prepare
 from selfspec.runtimes.stack import Kept, StackOutput, groups_of, run_in_groups, run_natively, run_one_by_one
 
@@ -227,6 +228,45 @@ class Target:
         logits = head(normed, widest) if isinstance(head, CompiledProduct) else head(normed)
         return self.decoder.scale_logits(logits)
 
+    def at(self, precision: AnyPrecision | None) -> "Target | LowBitModel":
+        """This model, its products reading low-bit copies of their weights, which are made at first use and kept.
+
+        Copies are of the weights as they were when the target was last prepared: ask again at each request.
+
+        Args:
+            precision: of the copies; ``None``, or 16 bits everywhere, for the target itself.
+
+        Returns:
+            An object with ``run`` and ``logits`` like this one's, over the same caches and rotations.
+
+        Raises:
+            UnsupportedModelError: the model cannot have it; the message says why.
+            OutOfMemoryError: the copies do not fit into the memory that is available; nothing has been allocated.
+        """
+        return self if precision is None or precision.is_full else self._low_bit.at(precision)
+
+    def check_low_bit(self, precision: AnyPrecision) -> None:
+        """Refuses a precision that this model cannot have, without making anything.
+
+        Args:
+            precision: the precision.
+
+        Raises:
+            UnsupportedModelError: the model cannot have it; the message says why.
+        """
+        self._low_bit.check(precision)
+
+    def low_bit_bytes(self, precision: AnyPrecision | None) -> int:
+        """What the copies of a precision take, in bytes, whether they have been made or not.
+
+        Args:
+            precision: of the copies; ``None`` for the target itself, which needs none.
+
+        Raises:
+            UnsupportedModelError: the model cannot have it.
+        """
+        return 0 if precision is None else self._low_bit.bytes(precision)
+
     @torch.inference_mode()
     def warm_up(self, row_counts: Iterable[int]) -> None:
         """Runs the whole model once over each number of rows, on a scratch sequence.
@@ -250,6 +290,7 @@ class Target:
         """Makes the runtime's form of the model as the model is now."""
         self._prepared = prepare(self.decoder, self.runtime)
         self.sublayers = self._prepared.sublayers
+        self._low_bit = LowBitCopies(self.decoder, self._prepared)
         self._rope = self.decoder.new_rope()
         self._uses_graphs = self._uses_graphs and not (self.graphs is not None and self.graphs.gave_up)
         self.graphs = Graphs(self.sublayers, self.device, self.decoder.new_slots) if self._uses_graphs else None

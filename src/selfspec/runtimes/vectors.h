@@ -71,6 +71,9 @@ constexpr int LANES = 4, REGISTERS = 16;
 template <int N> struct Vector {
     typedef float Floats __attribute__((vector_size(4 * N)));
     typedef uint32_t Words __attribute__((vector_size(4 * N)));
+    typedef int32_t Ints __attribute__((vector_size(4 * N)));
+    typedef int16_t Shorts __attribute__((vector_size(4 * N)));
+    typedef uint16_t Halves __attribute__((vector_size(4 * N)));
 };
 using Floats = Vector<LANES>::Floats;
 using Words = Vector<LANES>::Words;

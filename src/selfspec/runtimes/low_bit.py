@@ -1,0 +1,240 @@
+"""Low-bit copies of a model's own weights, which drafts run from.
+
+A copy is symmetric integers of 8, 6 or 4 bits with one scale for a group of inputs. Norms, rope, attention, activations
+and the cache are the target's. Nothing is trained and no data is used.
+"""
+
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeAlias
+
+import torch
+
+from selfspec.errors import OutOfMemoryError, UnsupportedModelError
+from selfspec.memory import available_bytes
+from selfspec.model.decoder import Decoder
+from selfspec.model.forward import Forward
+from selfspec.runtimes.compiled import CompiledAttention, CompiledMLP, CompiledProduct
+from selfspec.runtimes.native import NativeBranch, NativeForward
+from selfspec.runtimes.packed import PackedWeights, packed_bytes
+from selfspec.runtimes.precision import LOW_BITS, MixedPrecision, PackedFormat, Precision
+from selfspec.runtimes.prepared import Prepared
+from selfspec.runtimes.products import Product
+from selfspec.runtimes.stack import Kept, StackOutput, run_natively
+
+__all__ = ["LOW_BITS", "LowBitCopies", "LowBitModel", "MixedPrecision", "Precision"]
+
+AnyPrecision: TypeAlias = Precision | MixedPrecision
+
+_HEAD = -1
+"""The index of the LM head among the parts of a model; the others are those of its sublayers."""
+
+
+class LowBitModel:
+    """A model whose products read low-bit copies of their weights. Made by ``Target.at``.
+
+    Args:
+        copies: the copies; they outlive it.
+        precision: of this model.
+    """
+
+    def __init__(self, copies: "LowBitCopies", precision: MixedPrecision) -> None:
+        branches = [copies.branch(index, precision.of_sublayer(index)) for index in range(len(precision.sublayers))]
+        self._native = NativeForward(branches, any_rows=True)
+        self._norm, self._scale = copies.prepared.norm, copies.decoder.scale_logits
+        self._head = copies.head(precision.of_head())
+
+    def run(
+        self,
+        hidden_states: torch.Tensor,
+        sublayers: Iterable[int],
+        forward: Forward,
+        capture: Collection[int] = (),
+        copies: Mapping[int, torch.Tensor] | None = None,
+    ) -> StackOutput:
+        """Runs sublayers over the rows of a forward; see ``Target.run``.
+
+        Args:
+            hidden_states: ``[rows, hidden]``, the residual stream before the first of them.
+            sublayers: ascending indices.
+            forward: the rows.
+            capture: sublayers before which to keep the residual stream.
+            copies: by sublayer a tensor that receives the last rows of the stream before it.
+
+        Raises:
+            UnsupportedModelError: the rotations of the model have another dtype than the kernels take.
+        """
+        indices = tuple(sublayers)
+        if not self._native.takes(hidden_states, indices, forward):
+            raise UnsupportedModelError(
+                "low-bit weights need hidden states in the model's dtype, and rotations in it or in float32; "
+                "use 16 bits"
+            )
+        return run_natively(self._native, hidden_states, indices, forward, Kept(capture, copies or {}))
+
+    def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
+        """Final norm and LM head; see ``Target.logits``.
+
+        Args:
+            hidden_states: ``[rows, hidden]``, the residual stream after the last sublayer.
+            widest: the largest number of rows that one sequence has among them.
+
+        Returns:
+            ``[rows, vocab]``, in the model's dtype.
+        """
+        return self._scale(self._head(self._norm(hidden_states), widest))
+
+
+class LowBitCopies:
+    """The low-bit copies of one prepared model. Each is made at first use and kept; several precisions share them.
+
+    Args:
+        decoder: the model.
+        prepared: its form in a runtime.
+    """
+
+    def __init__(self, decoder: Decoder, prepared: Prepared) -> None:
+        self.decoder, self.prepared = decoder, prepared
+        self._lock = threading.Lock()
+        self._packed: dict[tuple[int, PackedFormat], tuple[PackedWeights, ...]] = {}
+        self._models: dict[MixedPrecision, LowBitModel] = {}
+
+    def check(self, precision: AnyPrecision) -> None:
+        """Refuses a precision that this model cannot have. Nothing is made.
+
+        Args:
+            precision: the precision.
+
+        Raises:
+            UnsupportedModelError: there are no low-bit kernels for this model, or its sizes do not divide.
+        """
+        self._checked(precision)
+
+    def bytes(self, precision: AnyPrecision) -> int:
+        """What all copies of a precision take, in bytes, whether they have been made or not.
+
+        Args:
+            precision: the precision.
+
+        Raises:
+            UnsupportedModelError: the model cannot have it.
+        """
+        return sum(self._bytes(*part) for part in self._parts(self._checked(precision)))
+
+    def at(self, precision: AnyPrecision) -> LowBitModel:
+        """The model at a precision. The copies that it lacks are made.
+
+        Args:
+            precision: the precision.
+
+        Raises:
+            UnsupportedModelError: the model cannot have it.
+            OutOfMemoryError: the copies do not fit into the memory that is available; nothing has been allocated.
+        """
+        written = self._written_out(precision)
+        with self._lock:
+            if written not in self._models:
+                parts = self._parts(self._checked(precision))
+                missing = [part for part in parts if part not in self._packed]
+                self._check_memory(missing)
+                for part in missing:
+                    self._packed[part] = tuple(PackedWeights(product, part[1]) for product in self._products(part[0]))
+                self._models[written] = LowBitModel(self, written)
+            return self._models[written]
+
+    def branch(self, index: int, form: PackedFormat | None) -> NativeBranch:
+        """A sublayer in the form that a native forward takes; its copies have been made.
+
+        Args:
+            index: of the sublayer.
+            form: of its weights; ``None`` for the target's own.
+        """
+        block = self.prepared.sublayers[index]
+        assert isinstance(block, (CompiledAttention, CompiledMLP))
+        assert block.native is not None
+        if form is None:
+            return block.native
+        first, last = self._packed[index, form]
+        return block.native.with_linears(first.linear, last.linear)
+
+    def head(self, form: PackedFormat | None) -> CompiledProduct:
+        """The LM head; its copy has been made.
+
+        Args:
+            form: of its weights; ``None`` for the target's own.
+        """
+        head = self.prepared.head
+        assert isinstance(head, CompiledProduct)
+        return head if form is None else head.with_linear(self._packed[_HEAD, form][0].linear)
+
+    def _written_out(self, precision: AnyPrecision) -> MixedPrecision:
+        count = len(self.prepared.sublayers)
+        return precision.by_sublayer(count) if isinstance(precision, Precision) else precision
+
+    def _checked(self, precision: AnyPrecision) -> MixedPrecision:
+        written, count = self._written_out(precision), len(self.prepared.sublayers)
+        if len(written.sublayers) != count:
+            raise UnsupportedModelError(
+                f"this model has {count} sublayers, but {len(written.sublayers)} have bits; give one number for each"
+            )
+        if not written.is_full:
+            self._check_kernels()
+        for index, form in self._parts(written):
+            self._check_sizes(index, form)
+        return written
+
+    def _check_kernels(self) -> None:
+        """Refuses a model that does not run natively from its embedding to its logits."""
+        name, device = self.decoder.family.name, self.decoder.like.device.type
+        if device != "cpu":
+            raise UnsupportedModelError(f"low-bit weights run on the CPU only, not on '{device}'; use 16 bits")
+        if self.prepared.native is None:
+            raise UnsupportedModelError(
+                "low-bit weights need the kernels of the CPU, which this runtime does not use or this machine cannot "
+                "build; use runtime 'auto' with a C++ compiler, or 16 bits"
+            )
+        blocks = [getattr(block, "native", None) for block in self.prepared.sublayers]
+        if None in blocks:
+            raise UnsupportedModelError(
+                f"sublayer {blocks.index(None)} of this {name} model has no native form, which low-bit weights need "
+                f"(its dtype is {str(self.decoder.like.dtype).removeprefix('torch.')}; float32 and bfloat16 have "
+                "kernels); use 16 bits"
+            )
+        if not isinstance(self.prepared.head, CompiledProduct):
+            raise UnsupportedModelError(
+                f"the LM head of this {name} model is no ordinary linear layer, which low-bit weights need; use 16 bits"
+            )
+
+    def _check_sizes(self, index: int, form: PackedFormat) -> None:
+        for product in self._products(index):
+            inputs = product.weight.shape[1]
+            if inputs % form.group:
+                part = "the LM head" if index == _HEAD else f"sublayer {index}"
+                raise UnsupportedModelError(
+                    f"the {inputs} inputs of a product of {part} do not divide into groups of {form.group}; "
+                    "choose smaller groups or 16 bits"
+                )
+
+    def _check_memory(self, missing: Iterable[tuple[int, PackedFormat]]) -> None:
+        needed, available = sum(self._bytes(*part) for part in missing), available_bytes()
+        if available is not None and needed > available:
+            raise OutOfMemoryError(
+                f"low-bit copies of the weights take {needed:,} bytes, but {available:,} are available; "
+                "choose fewer bits, or 16 for the model's own weights"
+            )
+
+    def _parts(self, precision: MixedPrecision) -> list[tuple[int, PackedFormat]]:
+        """The parts that are copied, each with its format."""
+        forms = [(index, precision.of_sublayer(index)) for index in range(len(precision.sublayers))]
+        forms.append((_HEAD, precision.of_head()))
+        return [(index, form) for index, form in forms if form is not None]
+
+    def _products(self, index: int) -> tuple[Product, ...]:
+        part = self.prepared.head if index == _HEAD else self.prepared.sublayers[index]
+        if isinstance(part, CompiledProduct):
+            return (part,)
+        assert isinstance(part, (CompiledAttention, CompiledMLP))
+        return part.products
+
+    def _bytes(self, index: int, form: PackedFormat) -> int:
+        return sum(packed_bytes(product, form) for product in self._products(index))

@@ -1,0 +1,184 @@
+"""At which precision a copy of a model's weights is held: bits, groups, and which parts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from selfspec.errors import InvalidSettingError
+
+LOW_BITS = (8, 6, 4)
+"""The numbers of bits that a weight of a copy may have."""
+
+FULL_BITS = 16
+"""Stands for the target's own weights, whatever their dtype."""
+
+GROUPS = (32, 64, 128)
+"""How many inputs of a weight row may share a scale."""
+
+BLOCK = 32
+"""Inputs of a weight row that the kernels read together; every group is a number of whole blocks."""
+
+TILE = 16
+"""Weight rows that stand side by side in memory; the last ones are filled up with zeros."""
+
+
+@dataclass(frozen=True)
+class PackedFormat:
+    """How the weights of one product are held: symmetric integers with one scale a group.
+
+    Attributes:
+        bits: of each weight; one of ``LOW_BITS``.
+        group: inputs of a weight row that share a scale; one of ``GROUPS``.
+        offset: inputs of the first group of each weight row; 0 where it is as long as the others. The last group is
+            shorter by as many.
+    """
+
+    bits: int
+    group: int = 32
+    offset: int = 0
+
+    def weight_bytes(self, outputs: int, inputs: int) -> int:
+        """Bytes of the integers of a product.
+
+        Args:
+            outputs: of the product.
+            inputs: of the product; a multiple of ``group``.
+        """
+        blocks = -(-(inputs + -self.offset % BLOCK) // BLOCK)
+        return _rows(outputs) * blocks * BLOCK * self.bits // 8
+
+    def scale_bytes(self, outputs: int, inputs: int) -> int:
+        """Bytes of the scales of a product; see ``weight_bytes``."""
+        return 2 * _rows(outputs) * (inputs // self.group + (self.offset > 0))
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """Precision of a copy, sublayer by sublayer.
+
+    Attributes:
+        sublayers: bits of the weights of each of the ``2L`` sublayers: one of ``LOW_BITS``, or 16 for the target's own
+            weights.
+        head: bits of the LM head.
+        group: inputs that share a scale; one of ``GROUPS``.
+        offset: inputs of the first group of a weight row, below ``group``; 0 where it is as long as the others. It
+            serves benchmarks on models whose own weights have been on a grid of groups.
+
+    Raises:
+        InvalidSettingError: one of them is out of range.
+    """
+
+    sublayers: tuple[int, ...]
+    head: int = FULL_BITS
+    group: int = 32
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        _check(
+            [*((f"of sublayer {index}", bits) for index, bits in enumerate(self.sublayers)), ("of the head", self.head)]
+        )
+        _check_groups(self.group, self.offset)
+
+    def by_sublayer(self, count: int) -> "MixedPrecision":
+        """Itself, which has ``count`` sublayers; see ``Precision.by_sublayer``."""
+        assert len(self.sublayers) == count, f"a precision of {len(self.sublayers)} sublayers for {count}"
+        return self
+
+    @property
+    def is_full(self) -> bool:
+        """All weights are the target's own."""
+        return {*self.sublayers, self.head} == {FULL_BITS}
+
+    def of_sublayer(self, index: int) -> PackedFormat | None:
+        """The format of the weights of a sublayer; ``None`` for the target's own.
+
+        Args:
+            index: of the sublayer.
+        """
+        return self._format(self.sublayers[index])
+
+    def of_head(self) -> PackedFormat | None:
+        """The format of the weights of the LM head; ``None`` for the target's own."""
+        return self._format(self.head)
+
+    def _format(self, bits: int) -> PackedFormat | None:
+        return None if bits == FULL_BITS else PackedFormat(bits, self.group, self.offset)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Precision of a copy of a model's weights.
+
+    Attributes:
+        attention: bits of the weights of all attention branches: one of ``LOW_BITS``, or 16 for the target's own
+            weights.
+        mlp: bits of those of all MLPs.
+        head: bits of the LM head.
+        group: inputs that share a scale; one of ``GROUPS``.
+        offset: inputs of the first group of a weight row, below ``group``; 0 where it is as long as the others. It
+            serves benchmarks on models whose own weights have been on a grid of groups.
+
+    Raises:
+        InvalidSettingError: one of them is out of range.
+    """
+
+    attention: int = FULL_BITS
+    mlp: int = FULL_BITS
+    head: int = FULL_BITS
+    group: int = 32
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        _check([("of attention", self.attention), ("of MLPs", self.mlp), ("of the head", self.head)])
+        _check_groups(self.group, self.offset)
+
+    @staticmethod
+    def of(bits: int, group: int = 32, offset: int = 0) -> "Precision":
+        """The same bits for attention, MLPs and the head.
+
+        Args:
+            bits: one of ``LOW_BITS``, or 16.
+            group: inputs that share a scale.
+            offset: inputs of the first group of a weight row; 0 where it is as long as the others.
+
+        Raises:
+            InvalidSettingError: one of them is out of range.
+        """
+        return Precision(bits, bits, bits, group, offset)
+
+    @property
+    def is_full(self) -> bool:
+        """All weights are the target's own."""
+        return {self.attention, self.mlp, self.head} == {FULL_BITS}
+
+    def by_sublayer(self, count: int) -> MixedPrecision:
+        """The same, written out for each sublayer.
+
+        Args:
+            count: number of sublayers, ``2L``.
+        """
+        return MixedPrecision((self.attention, self.mlp) * (count // 2), self.head, self.group, self.offset)
+
+
+def _rows(outputs: int) -> int:
+    return -(-outputs // TILE) * TILE
+
+
+def _check(named: Sequence[tuple[str, object]]) -> None:
+    for name, bits in named:
+        if isinstance(bits, bool) or bits not in (*LOW_BITS, FULL_BITS):
+            raise InvalidSettingError(
+                f"the weights {name} cannot have {bits!r} bits; choose {', '.join(map(str, LOW_BITS))}, or {FULL_BITS} "
+                "for the model's own weights"
+            )
+
+
+def _check_groups(group: object, offset: object) -> None:
+    if isinstance(group, bool) or group not in GROUPS:
+        raise InvalidSettingError(f"there are no groups of {group!r} inputs; choose {', '.join(map(str, GROUPS))}")
+    assert isinstance(group, int)
+    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < group:
+        raise InvalidSettingError(
+            f"the offset of groups of {group} inputs must be a whole number from 0 to {group - 1}: {offset!r}"
+        )

@@ -1,0 +1,156 @@
+"""Drafting from low-bit copies: the text is the model's own, and the copies keep most of its choices."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from helpers.models import build, prompt
+from selfspec import Engine, SamplingParams, load_model
+from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.errors import InvalidSettingError, OutOfMemoryError, UnsupportedModelError
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.kernels import verifies_exactly
+from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.target import Target
+
+SUBLAYERS = 8
+
+
+def random_model(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    """Heads of 32, which the kernels take."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=SUBLAYERS // 2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+    )
+    return LlamaForCausalLM(config).eval().to(dtype)
+
+
+MODEL = random_model()
+
+
+def engine(model: Any = MODEL, **settings: Any) -> Engine:
+    return Engine(model, method="low-bit", settings={"confidence_threshold": 0.0, **settings}, max_batch=3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"bits": 8},
+        {"bits": 6},
+        {"bits": 4},
+        {"bits": 4, "head_bits": 8},
+        {"bits": 8, "attention_bits": 16, "mlp_bits": 4, "head_bits": 16},
+        {"bits": 8, "offset": 16, "draft_length": 3, "confidence_threshold": 0.5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "seed"])
+def test_the_text_is_the_models_own(settings: dict[str, Any], sampling: dict[str, Any]) -> None:
+    params = SamplingParams(max_new_tokens=40, ignore_eos=True, **sampling)
+    prompts = [prompt(length, length) for length in (1, 30, 9, 17)]
+    plain = Engine(MODEL)
+    expected = [plain.generate(each, params).token_ids for each in prompts]
+    results = engine(**settings).generate(prompts, params)
+    assert [result.token_ids for result in results] == expected
+    assert [engine(**settings).generate(each, params).token_ids for each in prompts] == expected
+    assert sum(result.drafted for result in results) > 0
+    assert sum(result.accepted for result in results) > 0
+
+
+def test_more_bits_keep_more_choices() -> None:
+    rates = {}
+    for bits in (8, 6, 4):
+        results = engine(bits=bits).generate([prompt(20, seed) for seed in range(8)], max_new_tokens=60)
+        rates[bits] = sum(result.accepted for result in results) / sum(result.drafted for result in results)
+    assert rates[8] > 0.8
+    assert rates[8] >= rates[6] > rates[4] > 0
+
+
+def test_rounds_say_that_all_sublayers_drafted() -> None:
+    result = engine(bits=8, draft_length=4).generate(prompt(12), max_new_tokens=30)
+    assert {record.kept for record in result.rounds} == {KeptSet.full(SUBLAYERS)}
+    assert max(record.drafted for record in result.rounds) == 4
+
+
+@pytest.mark.parametrize(
+    ("precision", "prefix"),
+    [
+        (None, 3),
+        (Precision.of(8), 0),
+        (Precision(attention=16, mlp=4, head=4), 1),
+        (Precision(attention=16, mlp=16, head=4), 3),
+    ],
+    ids=str,
+)
+def test_states_are_shared_up_to_the_first_low_bit_sublayer(precision: Precision | None, prefix: int) -> None:
+    draft = LayerDraft(KeptSet((0, 1, 2, 5, 7), SUBLAYERS), 4, precision=precision)
+    assert draft.shared_prefix == prefix
+
+
+def test_copies_are_made_ahead_and_counted() -> None:
+    told: list[str] = []
+    made = engine(bits=4)
+    made.method.prepare(told.append)
+    assert told == ["copies of 0 MiB"]
+    target = made.target
+    assert 0 < target.low_bit_bytes(Precision.of(4)) < target.low_bit_bytes(Precision.of(8))
+    assert target.low_bit_bytes(None) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bits": 5}, "cannot have 5 bits"),
+        ({"bits": 3}, "bits must be at least 4"),
+        ({"head_bits": 12}, "the head cannot have 12 bits"),
+        ({"group": 48}, "no groups of 48"),
+        ({"offset": 32}, "offset of groups of 32"),
+        ({"attention_bits": 16, "mlp_bits": 16, "head_bits": 16}, "all weights are at 16 bits"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSettingError, match=message):
+        engine(**settings)
+
+
+def test_a_model_without_kernels_is_refused_before_anything_runs() -> None:
+    for model, options in ((build("gemma2"), {}), (MODEL, {"runtime": "eager"})):
+        with pytest.raises(UnsupportedModelError):
+            Engine(model, method="low-bit", **options)
+
+
+def test_copies_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfspec.runtimes.low_bit.available_bytes", lambda *_: 1000)
+    with pytest.raises(OutOfMemoryError, match="available"):
+        engine(random_model(), bits=8).warmup()
+
+
+@pytest.mark.trained
+@pytest.mark.parametrize("bits", [8, 6, 4])
+def test_bfloat16_on_a_trained_model(bits: int) -> None:
+    if not verifies_exactly(torch.bfloat16):
+        pytest.skip("there are no kernels for this many rows on this machine")
+    model, tokenizer = load_model("tiny", dtype="bfloat16", device="cpu")
+    texts = ["def add(a, b):\n", "Once upon a time"]
+    plain = [Engine(model, tokenizer).generate(text, max_new_tokens=48, ignore_eos=True) for text in texts]
+    drafted = Engine(model, tokenizer, "low-bit", settings={"bits": bits}).generate(
+        texts, max_new_tokens=48, ignore_eos=True
+    )
+    assert [result.token_ids for result in drafted] == [result.token_ids for result in plain]
+    accepted, tried = (sum(getattr(result, name) for result in drafted) for name in ("accepted", "drafted"))
+    assert accepted / tried > {8: 0.9, 6: 0.85, 4: 0.7}[bits]
+
+
+def test_the_target_at_a_precision_is_another_model() -> None:
+    target = Target(MODEL)
+    assert target.at(None) is target
+    assert target.at(Precision.of(8)) is target.at(Precision.of(8))
