@@ -4,6 +4,10 @@ If the drafts of several requests keep the same sublayers, their tokens go throu
 reads its weights once. A method whose kept sets depend on the context chooses one of them for the batch: the *medoid*,
 the set that differs from the sets of all requests in the fewest sublayers. The choice depends on the sets alone, and
 with one request it is that request's own set.
+
+Eight chat prompts together on SmolLM2-135M, 64 new tokens, bfloat16, two cores (``selfspec bench batches``): ``clasp``
+generates 96 tokens a second with a shared set and 83 with own sets, ``knapspec`` (96 new tokens) 49 and 46; ``del`` on
+``tiny-early-exit`` 308 and 310.
 """
 
 from collections.abc import Sequence
