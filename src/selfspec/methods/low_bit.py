@@ -19,7 +19,7 @@ from selfspec.runtimes.target import Target
 class LowBitSettings(MethodSettings):
     """Settings of ``low-bit``."""
 
-    bits: int = setting(6, "bits of the copies' weights: 8, 6 or 4", minimum=4, maximum=8)
+    bits: int = setting(4, "bits of the copies' weights: 8, 6 or 4", minimum=4, maximum=8)
     attention_bits: int | None = setting(None, "of attention alone; 16 is the model's own", minimum=4, maximum=16)
     mlp_bits: int | None = setting(None, "of the MLPs alone; 16 is the model's own", minimum=4, maximum=16)
     head_bits: int | None = setting(None, "of the LM head alone; 16 is the model's own", minimum=4, maximum=16)
@@ -29,7 +29,7 @@ class LowBitSettings(MethodSettings):
     )
     draft_length: int = setting(5, "draft tokens of a round, at most", minimum=1, maximum=64)
     confidence_threshold: float = setting(
-        0.6, "stop drafting after a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
+        0.4, "stop drafting after a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
     )
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class LowBitSettings(MethodSettings):
 class LowBit(Method):
     """Drafts with the whole model at few bits a weight; the model's own weights verify.
 
-    A copy of 6 bits has 0.43 of the bytes of the weights in bfloat16 and keeps most of the model's choices. Copies are
+    A copy of 4 bits has 0.29 of the bytes of the weights in bfloat16 and keeps most of the model's choices. Copies are
     made from the weights at load or at first use, without data or training. Drafts write keys and
     values of their own, which the verification overwrites, so no state is shared with it.
     """
