@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import build, prompt
 from selfspec import Engine, SamplingParams, load_model
 from selfspec.decoding.layer_draft import LayerDraft
@@ -14,25 +14,6 @@ from selfspec.model.kept import KeptSet
 from selfspec.runtimes.kernels import verifies_exactly
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
-
-SUBLAYERS = 8
-
-
-def random_model(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-    """Heads of 32, which the kernels take."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=SUBLAYERS // 2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-    )
-    return LlamaForCausalLM(config).eval().to(dtype)
-
 
 MODEL = random_model()
 

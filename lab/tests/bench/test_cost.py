@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from helpers.low_bit_model import random_model
 from helpers.models import SUBLAYERS, build
 from round_makers import output, record
+from selfspec import Engine
 from selfspec.measuring import StepBytes
 from selfspec.methods.objective import ideal_speedup
 from selfspec.model.kept import KeptSet
@@ -32,7 +34,8 @@ def test_ideal_speedup_by_hand() -> None:
 def test_ideal_speedup_is_equation_6_where_the_context_costs_nothing() -> None:
     costs = StepBytes(Target(build("llama")))
     free_context: Any = SimpleNamespace(
-        step=lambda kept, context: costs.step(kept, 0), target_step=lambda context: costs.target_step(0)
+        step=lambda kept, context, precision: costs.step(kept, 0, precision),
+        target_step=lambda context: costs.target_step(0),
     )
     kept = KeptSet.early_exit(2, SUBLAYERS)
     read = decoding_bytes(free_context, [output(record(4, 4, kept), record(4, 1, kept), record(4, 0, kept))])
@@ -45,3 +48,16 @@ def test_rounds_without_a_draft_have_an_ideal_of_one() -> None:
     read = decoding_bytes(StepBytes(Target(build("llama"))), [output(record(0, 0), record(0, 0))])
     assert read.ideal_speedup == 1
     assert read.cost_coefficient is None
+
+
+def test_drafts_from_low_bit_copies_read_fewer_bytes() -> None:
+    coefficients = {}
+    for bits in (8, 4):
+        settings = {"bits": bits, "confidence_threshold": 0.0, "draft_length": 3}
+        engine = Engine(random_model(), method="low-bit", settings=settings)
+        generation = engine.generate([1, 2, 3], max_new_tokens=20)
+        assert generation.accepted > 0
+        coefficients[bits] = decoding_bytes(StepBytes(engine.target), [generation]).cost_coefficient
+    # float32 weights of 32 bits: the copies are 8 or 4 bits and a scale of 16 bits for every 32 weights
+    assert 0.25 < coefficients[8] < 0.33
+    assert 0.13 < coefficients[4] < 0.21

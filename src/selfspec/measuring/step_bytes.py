@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from selfspec.runtimes.precision import FULL_BITS, MixedPrecision, Precision
 from selfspec.runtimes.target import Target
 
 
@@ -34,20 +35,26 @@ class StepBytes:
         )
         self.outside = _nbytes(model.model.norm.parameters()) + _nbytes(model.get_output_embeddings().parameters())
         self.total = len(self.sublayers)
+        self._target = target
 
-    def step(self, sublayers: Iterable[int], context: int) -> int:
+    def step(self, sublayers: Iterable[int], context: int, precision: Precision | None = None) -> int:
         """Bytes of one forward.
 
         Args:
             sublayers: those that run.
             context: cache slots that the rows see, their own included.
+            precision: of the weights; ``None`` for the target's own. Norms of low-bit sublayers are left out.
         """
-        read = self.outside
-        for index in sublayers:
-            read += self.sublayers[index]
-            if index % 2 == 0:
-                read += self._per_slot[index // 2] * self._seen(index // 2, context)
-        return read
+        run = tuple(sublayers)
+        bits = (FULL_BITS,) * self.total if precision is None else precision.by_sublayer(self.total).sublayers
+        head = FULL_BITS if precision is None else precision.head
+        read = self.outside if head == FULL_BITS else 0
+        read += sum(self.sublayers[index] for index in run if bits[index] == FULL_BITS)
+        read += sum(self._per_slot[index // 2] * self._seen(index // 2, context) for index in run if index % 2 == 0)
+        if precision is None:
+            return read
+        low = tuple(number if index in run else FULL_BITS for index, number in enumerate(bits))
+        return read + self._target.low_bit_bytes(MixedPrecision(low, head, precision.group, precision.offset))
 
     def target_step(self, context: int) -> int:
         """Bytes of one forward of the full model: a step of plain decoding, or a verification of any width.
