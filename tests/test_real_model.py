@@ -20,7 +20,7 @@ from selfspec_lab.prompts import CHAT_PROMPTS
 PLAIN = "autoregressive"
 PARAMS = SamplingParams(max_new_tokens=12)
 _NOTE = "Ann, the meeting moved to Thursday at ten. Bring the plans of the harbour. We meet in the town hall."
-PROMPTS = {**CHAT_PROMPTS, "summary": f"Sum up this note in one sentence.\n\n{_NOTE}"}
+PROMPTS = {**dict(list(CHAT_PROMPTS.items())[:2]), "summary": f"Sum up this note in one sentence.\n\n{_NOTE}"}
 """Messages, of which the longest is made shorter: most of the time of these tests goes into reading prompts."""
 SEARCHING = ("adaptive-cosine", "clasp", "knapspec", "self-spec", "swift")
 """Methods that choose which sublayers draft by what they see of the model."""

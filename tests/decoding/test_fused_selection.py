@@ -9,11 +9,11 @@ import torch
 from helpers.models import LAYERS, SUBLAYERS, VARIANTS, build, plain_text, prompt
 from selfspec.decoding.context import Context
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.drafting import run_drafts
 from selfspec.decoding.fused_selection import FusedSelection, SelectionSteps, run_selection
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.probe import Branches, Probe
 from selfspec.decoding.reading import read_text
+from selfspec.decoding.run_drafts import run_drafts
 from selfspec.decoding.verification import verify
 from selfspec.engine import Engine
 from selfspec.loading import load_model

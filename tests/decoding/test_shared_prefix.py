@@ -10,10 +10,10 @@ import torch
 from helpers.models import FAMILY_NAMES, SUBLAYERS, build, plain_text, prompt
 from selfspec.decoding.context import Context
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.drafting import run_drafts
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.proposal import Proposal
 from selfspec.decoding.reading import read_text
+from selfspec.decoding.run_drafts import run_drafts
 from selfspec.decoding.verification import verify
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import StackOutput, Sublayer, Target

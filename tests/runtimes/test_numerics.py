@@ -93,6 +93,7 @@ def test_bfloat16_text_is_exactly_plain_where_kernels_verify(checkpoint: str) ->
     wanted = [plain.generate(text, max_new_tokens=NEW_TOKENS).token_ids for text in prompts]
     for name in METHODS_BY_NAME:
         settings = {"exit_layer": 6} if name.startswith("layerskip") else {}
+        settings |= {"recent_tokens": 4} if name == "knapspec" else {}  # so that short outputs have a draft
         engine = Engine(model, tokenizer, make_method(name, target, settings))
         results = [engine.generate(text, max_new_tokens=NEW_TOKENS) for text in prompts]
         assert [result.token_ids for result in results] == wanted, name

@@ -10,13 +10,13 @@ import torch
 
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, DraftingMethod, Feedback
-from selfspec.decoding.drafting import run_drafts
 from selfspec.decoding.events import Advanced, Event, Failed, Finished
 from selfspec.decoding.judging import not_finite
 from selfspec.decoding.outcome import verify_drafts
 from selfspec.decoding.phases import clocked, phase
 from selfspec.decoding.prompt import read_chunk
 from selfspec.decoding.proposal import Proposal
+from selfspec.decoding.run_drafts import run_drafts
 from selfspec.decoding.sequence import Sequence
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance
