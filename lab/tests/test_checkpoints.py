@@ -67,7 +67,8 @@ def test_every_method_writes_the_plain_text(name: str) -> None:
     plain = Engine(model, tokenizer)
     expected = {domain: plain.generate(texts[0], max_new_tokens=24) for domain, texts in PROMPTS.items()}
     for method, domain in zip(METHODS, itertools.cycle(PROMPTS), strict=False):
-        result = Engine(model, tokenizer, method).generate(PROMPTS[domain][0], max_new_tokens=24)
+        settings = {"recent_tokens": 4} if method == "knapspec" else {}  # so that short outputs have a draft
+        result = Engine(model, tokenizer, method, settings=settings).generate(PROMPTS[domain][0], max_new_tokens=24)
         assert result.token_ids == expected[domain].token_ids, method
         assert method == "autoregressive" or result.drafted > 0, method
 
