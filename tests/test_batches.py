@@ -1,4 +1,4 @@
-"""Several prompts at once: every one gives what it gives alone, through the engine and through generate."""
+"""Several prompts at once: each output is that of its prompt alone, through the engine and through generate."""
 
 import functools
 from typing import Any

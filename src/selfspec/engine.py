@@ -132,8 +132,8 @@ class Engine:
 
         A list of numbers is one prompt of token ids, and a list of messages one chat. A list or tuple of texts, of
         token-id sequences (or tensors), or of chats is several prompts. All of them are checked before the first is
-        run, then up to ``max_batch`` run together. Each gives what it gives alone with the same parameters; a seed is
-        the same for all. Logits processors of your own are called for one prompt at a time, in turns.
+        run, then up to ``max_batch`` run together. Each output is the one of its prompt alone with the same parameters;
+        a seed is the same for all. Logits processors of your own are called for one prompt at a time, in turns.
 
         Args:
             prompt: text, token ids, or chat messages; or a list of prompts of one form.

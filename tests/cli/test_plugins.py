@@ -18,7 +18,7 @@ MODULE = '''
 import typer
 
 def greet(name: str, loud: bool = False) -> None:
-    """Greets somebody."""
+    """Prints a greeting."""
     typer.echo(f"HELLO {name}" if loud else f"hello {name}")
 
 several = typer.Typer(help="Several greetings.")
@@ -56,7 +56,7 @@ def run(*arguments: str) -> Result:
 def test_a_function_and_an_application_become_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = {"greet": "greetings:greet", "greetings": "greetings:several", "models greet": "greetings:greet"}
     install(monkeypatch, commands=commands)
-    assert "Greets somebody." in run("--help").stdout
+    assert "Prints a greeting." in run("--help").stdout
     assert run("greet", "you", "--loud").stdout == "HELLO you\n"
     assert run("greetings", "bye").stdout == "bye\n"
     assert run("models", "greet", "you").stdout == "hello you\n"
@@ -66,7 +66,7 @@ def test_a_function_and_an_application_become_commands(monkeypatch: pytest.Monke
 def test_own_commands_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, commands={"methods": "greetings:greet"})
     assert "autoregressive" in run("methods").stdout
-    assert "Greets somebody." not in run("--help").stdout
+    assert "Prints a greeting." not in run("--help").stdout
 
 
 @pytest.mark.parametrize(

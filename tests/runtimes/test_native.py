@@ -150,7 +150,7 @@ def assert_equal(ours: list[torch.Tensor], others: list[torch.Tensor]) -> None:
 
 def skip_if_torch_runs(dtype: torch.dtype, rows: int) -> None:
     if rows > kernels.most_attending(dtype):
-        pytest.skip("on this processor torch is faster with so many rows")
+        pytest.skip("torch is faster with this many rows on this processor")
 
 
 @torch.inference_mode()

@@ -9,7 +9,8 @@ import torch
 from selfspec.measuring import Target
 from selfspec.methods.api import Drafter, FixedDrafter, KeptSet, LayerDraft, Method, Needs, Prefill
 from selfspec.methods.knapsack import integer_weights
-from selfspec.methods.knapspec import KnapSpec, find_candidates
+from selfspec.methods.knapspec import KnapSpec
+from selfspec.methods.knapspec_candidates import find_candidates
 from selfspec.methods.testing import run_selection
 from selfspec.methods.uniform import evenly_skipped
 from selfspec_lab.experiments.knapspec_scene import read

@@ -27,7 +27,7 @@ def test_tokens_stand_with_the_forced_probability(probability: float) -> None:
     trials = sum(min(length, count + 1) for count in accepted)
     deviation = math.sqrt(probability * (1 - probability) / trials)
     assert abs(sum(accepted) / trials - probability) < 4 * deviation
-    for count in range(length):  # given that so many stand, the next one does with the same probability
+    for count in range(length):  # each next token stands with the same probability
         reached = sum(each >= count for each in accepted)
         share = sum(each > count for each in accepted) / reached
         assert abs(share - probability) < 4 * math.sqrt(probability * (1 - probability) / reached)

@@ -30,7 +30,7 @@ def test_commit_is_that_of_the_package_and_changes_make_it_dirty(tmp_path: Path)
     file.write_text("")
     assert git_state(file) == (None, None)
     git("init", "--quiet")
-    assert git_state(file) == (None, None)  # in somebody else's checkout
+    assert git_state(file) == (None, None)  # in another checkout
     git("add", "package.py")
     git("commit", "--quiet", "--no-verify", "--message", "first")
     assert git_state(file) == (git("rev-parse", "HEAD"), False)

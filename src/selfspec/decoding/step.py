@@ -30,8 +30,8 @@ def step(target: Target, sequences: Many[Sequence], prefill_chunk: int) -> list[
     Args:
         target: the model.
         sequences: none of them finished; their prompts are read in this order.
-        prefill_chunk: most tokens of a prompt to read at once. Once so many tokens are read in this step, the other
-            prompts wait for the next one.
+        prefill_chunk: most tokens of a prompt to read at once. After this many tokens in a step, the other prompts
+            wait for the next one.
 
     Returns:
         What happened.

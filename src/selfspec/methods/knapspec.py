@@ -11,20 +11,18 @@ import torch
 
 from selfspec.decoding.draft import Draft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.fused_selection import FusedSelection, SelectionSteps, run_selection
+from selfspec.decoding.fused_selection import FusedSelection, run_selection
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import StateError
 from selfspec.methods.base import Method
 from selfspec.methods.knapsack import (
-    MAX_WEIGHT,
     Candidates,
     Selection,
-    backtrack,
     best_candidate,
-    fill_table,
     integer_weights,
 )
+from selfspec.methods.knapspec_candidates import find_candidates, selection_rows
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.sharing import SHARE_HELP, share_kept_set
@@ -37,9 +35,6 @@ from selfspec.runtimes.target import Target
 
 _PROFILE = "latency_profile"
 _LARGE_MODEL = 10_000_000_000
-_SCRATCH_SHARE = 200
-"""Cache slots for a selection, and its logits, may each take this part of the weights' memory."""
-_FEWEST_ROWS, _MOST_ROWS = 96, 1024
 _TOKENS = 40
 """Output tokens before the first selection of our schedule."""
 _HELD_OUT = 4
@@ -133,7 +128,7 @@ class KnapSpec(Method):
         self.window = settings.recent_tokens or min(_TOKENS, max(8, target.hidden_size // 64))
         ours = settings.schedule == "ours"
         most_tokens = self.window if ours else settings.recent_rounds * (settings.max_draft_length + 1)
-        self.selection_rows = _selection_rows(target, most_tokens)
+        self.selection_rows = selection_rows(target, most_tokens)
         self.clock: Callable[[], float] = time.perf_counter
         self._check = LatencyCheck()
         self._lock = threading.Lock()
@@ -337,86 +332,8 @@ class KnapSpecDrafter(Drafter):
         return LayerDraft(kept, settings.max_draft_length, stop)
 
 
-def find_candidates(
-    target: Target,
-    references: torch.Tensor,
-    *,
-    weights: tuple[int, int],
-    similarity_threshold: float,
-    choosing: slice = slice(None),
-) -> SelectionSteps[Candidates]:
-    """The first stage of KnapSpec (section 3.4): one set for every skipped weight up to ``K / 2``.
-
-    ``K`` is the weight of all ``2L`` sublayers. First and last layer always run (authors' code).
-
-    Args:
-        target: the model.
-        references: ``X``, ``[2L - 1, rows, hidden]``: the target's states ``h[2] … h[2L]`` at the recent tokens.
-        weights: integer latencies of attention and MLP.
-        similarity_threshold: ``τ``.
-        choosing: the rows, the first ones, whose cosines choose the sets. If there are others, these measure the
-            acceptance (ours), else all rows do.
-
-    Returns:
-        The sets that were not pruned, the whole model first.
-    """
-    layers = target.layer_count
-    items: list[int | None] = [*weights * (layers - 2), None, None]
-    budget = min(layers * sum(weights) // 2, (layers - 2) * sum(weights))
-    table = yield from fill_table(references, items, budget, similarity_threshold, first=2, choosing=choosing)
-    found = list(table.weights)
-    rows = range(references.shape[1])
-    measuring = slice(len(rows[choosing]) % len(rows), None)  # from the first row on if all rows choose
-    skipped = backtrack(table.skips, items)[found]
-    return Candidates(
-        kept=tuple(_keeping(left_out, target.sublayer_count) for left_out in skipped.tolist()),
-        similarities=table.similarities[found].double(),
-        acceptance=acceptance_rates(target, table.states[:, measuring]).cpu().double(),
-    )
-
-
-def acceptance_rates(target: Target, states: torch.Tensor, most_rows: int | None = None) -> torch.Tensor:
-    """``α̂`` (equation 9): the share of rows at which states have the same greedy token as the target's own.
-
-    Args:
-        target: the model.
-        states: ``[n, rows, hidden]``, residual streams before the final norm, the target's own first.
-        most_rows: of one pass through the LM head; if not given, as many as have logits of 0.5 % of the weights' bytes.
-
-    Returns:
-        float32 ``[n]``, the first being 1.
-    """
-    logits_bytes = target.vocab_size * states.element_size()
-    affordable = max(states.shape[1], _weight_bytes(target) // _SCRATCH_SHARE // logits_bytes)
-    parts = torch.split(states.flatten(0, 1), most_rows or affordable)
-    choices = torch.cat([target.logits(part).argmax(-1) for part in parts]).view(states.shape[:2])
-    return (choices == choices[0]).float().mean(-1)
-
-
-def _keeping(left_out: Sequence[bool], total: int) -> KeptSet:
-    """The kept set of a candidate, whose decisions start at sublayer 2."""
-    return KeptSet.skipping((index for index, skip in enumerate(left_out, start=2) if skip), total)
-
-
-def _weight_bytes(target: Target) -> int:
-    return sum(parameter.nbytes for parameter in target.model.parameters())
-
-
 def _default_interval(target: Target) -> int:
     return 64 if sum(parameter.numel() for parameter in target.model.parameters()) < _LARGE_MODEL else 128
-
-
-def _selection_rows(target: Target, tokens: int) -> int:
-    """Most rows of one forward: those whose cache slots take 0.5 % of the weights' memory, or all branches if fewer.
-
-    At least 96, whose slots take that share in a model of 0.6 billion parameters and less in larger ones. At most 1024:
-    a larger forward is bound by arithmetic on any device, so it saves nothing.
-    """
-    most_branches = max(1, min(target.layer_count * (MAX_WEIGHT + 1) // 2, (target.layer_count - 2) * (MAX_WEIGHT + 1)))
-    slot = target.new_sequence(1, 1, 1).cache.size_in_bytes
-    affordable = _weight_bytes(target) // _SCRATCH_SHARE // slot
-    rows = min(max(affordable, _FEWEST_ROWS), _MOST_ROWS, most_branches * tokens)
-    return max(rows, tokens)
 
 
 def _read_profile(state: LearnedState, target: Target) -> LatencyProfile | None:

@@ -98,6 +98,7 @@ class LowBitCopies:
         self._lock = threading.Lock()
         self._packed: dict[tuple[int, PackedFormat], tuple[PackedWeights, ...]] = {}
         self._models: dict[MixedPrecision, LowBitModel] = {}
+        self._given: dict[AnyPrecision, LowBitModel] = {}
 
     def check(self, precision: AnyPrecision) -> None:
         """Refuses a precision that this model cannot have. Nothing is made.
@@ -131,6 +132,8 @@ class LowBitCopies:
             UnsupportedModelError: the model cannot have it.
             OutOfMemoryError: the copies do not fit into the memory that is available; nothing has been allocated.
         """
+        if (made := self._given.get(precision)) is not None:  # asked for by every draft step
+            return made
         written = self._written_out(precision)
         with self._lock:
             if written not in self._models:
@@ -140,6 +143,7 @@ class LowBitCopies:
                 for part in missing:
                     self._packed[part] = tuple(PackedWeights(product, part[1]) for product in self._products(part[0]))
                 self._models[written] = LowBitModel(self, written)
+            self._given[precision] = self._models[written]
             return self._models[written]
 
     def branch(self, index: int, form: PackedFormat | None) -> NativeBranch:
