@@ -5,9 +5,9 @@ import gc
 import pytest
 
 from helpers.checkpoints import save_checkpoint
-from helpers.suite import no_kept_profiles, set_up
+from helpers.suite import auto_that_drafts, no_kept_profiles, set_up
 
-__all__ = ["no_kept_profiles"]
+__all__ = ["auto_that_drafts", "no_kept_profiles"]
 
 set_up()
 

@@ -63,7 +63,7 @@ def test_empty_prompt_without_bos(engine: Engine, empty: Any) -> None:
 def test_empty_prompt_with_bos_starts_there(empty: Any) -> None:
     tokenizer = make_tokenizer()
     tokenizer.bos_token = EOS
-    assert Engine(build("llama"), tokenizer).encode(empty) == [tokenizer.bos_token_id]
+    assert Engine(build("llama"), tokenizer, method="autoregressive").encode(empty) == [tokenizer.bos_token_id]
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_prompts_that_are_none(engine: Engine, wrong: Any, message: str) -> None
 def test_chat_template_that_refuses() -> None:
     tokenizer = make_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
     with pytest.raises(errors.InvalidPromptError, match="roles must alternate"):
-        Engine(build("llama"), tokenizer).encode([{"role": "user", "content": "hello"}])
+        Engine(build("llama"), tokenizer, method="autoregressive").encode([{"role": "user", "content": "hello"}])
 
 
 def test_text_without_a_tokenizer() -> None:
-    engine = Engine(build("llama"))
+    engine = Engine(build("llama"), method="autoregressive")
     with pytest.raises(errors.InvalidPromptError, match="text needs a tokenizer"):
         engine.stream("text")
     with pytest.raises(errors.InvalidParameterError, match="stop strings need a tokenizer"):
@@ -273,7 +273,7 @@ def test_out_of_memory_while_loading(checkpoint: str, monkeypatch: pytest.Monkey
 def test_tokenizer_that_is_larger_than_the_model(checkpoint: str, tmp_path: Path) -> None:
     message = f"largest id is 199, but the model has {VOCABULARY} embeddings"
     with pytest.raises(errors.TokenizerMismatchError, match=message):
-        Engine(build("llama"), make_tokenizer(200))
+        Engine(build("llama"), make_tokenizer(200), method="autoregressive")
     folder = Path(shutil.copytree(checkpoint, tmp_path / "larger"))
     make_tokenizer(200).save_pretrained(folder)
     with pytest.raises(errors.TokenizerMismatchError, match=message):
@@ -298,14 +298,14 @@ def assert_refused_by_name(error: Exception, family: str) -> None:
 def test_unsupported_families(family: str) -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **_FOREIGN[family])).eval()
     with pytest.raises(errors.UnsupportedModelError) as refusal:
-        Engine(model)
+        Engine(model, method="autoregressive")
     assert_refused_by_name(refusal.value, family)
 
 
 def test_encoder_decoder_models() -> None:
     model = T5ForConditionalGeneration(T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4))
     with pytest.raises(errors.UnsupportedModelError, match="encoder-decoder") as refusal:
-        Engine(model.eval())
+        Engine(model.eval(), method="autoregressive")
     assert_refused_by_name(refusal.value, "t5")
 
 
@@ -329,7 +329,7 @@ def test_unsupported_options_are_refused_before_weights_are_read(tmp_path: Path,
 def test_model_in_training_mode() -> None:
     model = copy.deepcopy(build("llama")).train()
     with pytest.raises(errors.UnsupportedModelError, match="training mode"):
-        Engine(model)
+        Engine(model, method="autoregressive")
 
 
 @pytest.mark.parametrize("dtype", ["float63", "float64", "", "torch.float32"])

@@ -118,7 +118,7 @@ def test_an_error_of_the_model_names_the_prompt() -> None:
     broken = type(model)(model.config).eval()
     broken.load_state_dict({**model.state_dict(), "model.embed_tokens.weight": weight})
     with pytest.raises(NonFiniteLogitsError, match="prompt 1: the model computed NaN"):
-        Engine(broken).generate([[5, 6], [5, 77, 6]], max_new_tokens=1)
+        Engine(broken, method="autoregressive").generate([[5, 6], [5, 77, 6]], max_new_tokens=1)
 
 
 @pytest.mark.parametrize("prompts", [["a", "b"], [[1, 2], [3]], [torch.tensor([1])]])

@@ -12,12 +12,14 @@ import torch
 from typer.testing import CliRunner, Result
 
 from helpers.checkpoints import save_checkpoint
+from helpers.low_bit_model import random_model
 from helpers.models import LAYERS, build
 from selfspec import timing
 from selfspec.cli.app import app
 from selfspec.measuring import StepBytes, measure_profile, part_bytes
 from selfspec.runtimes import latency_store
 from selfspec.runtimes.latency import PartSeconds, measure_latencies, measure_parts
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
 
@@ -125,6 +127,19 @@ def test_latencies_that_a_method_measured_are_remembered(folder: Path) -> None:
     assert latency_store.read_latencies(target) == latencies
     path.write_text("{")
     assert latency_store.read_latencies(target) == others
+
+
+def test_latencies_of_copies_are_kept_by_precision(folder: Path) -> None:
+    target, precision = Target(random_model()), Precision.of(4)
+    kept = latency_store.kept_latencies(target, precision)
+    assert latency_store.kept_latencies(target, precision) == kept
+    assert latency_store.kept_latencies(target, Precision.of(8)) != kept
+    files = list((folder / "selfspec").rglob("*.json"))
+    assert len(files) == 2
+    for file in files:
+        file.write_text("{")
+    assert latency_store.kept_latencies(target, precision).mlp > 0
+    assert latency_store.read_latencies(target) is None, "those of copies are not the target's"
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": {}}', '{"profile": {}}'])

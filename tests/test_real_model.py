@@ -50,7 +50,7 @@ def ask(text: str) -> list[dict[str, str]]:
 def expected(dtype: torch.dtype) -> list[tuple[int, ...]]:
     """What the model alone writes: in float32 by transformers' ``generate``, in bfloat16 by plain decoding."""
     model, tokenizer = load(dtype)
-    engine = Engine(model, tokenizer)
+    engine = Engine(model, tokenizer, method="autoregressive")
     if dtype == torch.bfloat16:
         return [engine.generate(ask(text), PARAMS).token_ids for text in PROMPTS.values()]
     outputs = []
@@ -99,7 +99,7 @@ def test_the_tokenizer_is_lossless_and_knows_the_marks_of_a_chat() -> None:
     model, tokenizer = load(torch.bfloat16)
     text = "def area(r):\n    return 3.14159 * r ** 2  # naïve, 漢字 🙂\n"
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    ids = Engine(model, tokenizer).encode(ask("Hello"))
+    ids = Engine(model, tokenizer, method="autoregressive").encode(ask("Hello"))
     assert tokenizer.convert_ids_to_tokens([ids[0], tokenizer.eos_token_id]) == ["<|im_start|>", "<|im_end|>"]
 
 
@@ -107,5 +107,7 @@ def test_an_engine_is_made_by_its_name() -> None:
     engine = Engine.from_pretrained("smollm2", "suffix")
     result = engine.generate(ask(CHAT_PROMPTS["summary"]), max_new_tokens=24)
     assert result.accepted > 0
-    plain = Engine(engine.target.model, engine.tokenizer).generate(ask(CHAT_PROMPTS["summary"]), max_new_tokens=24)
+    plain = Engine(engine.target.model, engine.tokenizer, method="autoregressive").generate(
+        ask(CHAT_PROMPTS["summary"]), max_new_tokens=24
+    )
     assert result.token_ids == plain.token_ids or not verifies_exactly(torch.bfloat16)

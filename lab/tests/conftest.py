@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers.suite import no_kept_profiles, set_up
+from helpers.suite import auto_that_drafts, no_kept_profiles, set_up
 from measured_runs import LATENCIES, measure
 
-__all__ = ["no_kept_profiles"]
+__all__ = ["auto_that_drafts", "no_kept_profiles"]
 
 set_up()
 

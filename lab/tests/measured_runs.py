@@ -74,7 +74,7 @@ def measure(
     folder: Path, chosen: RunOptions | None = None, watcher: Watcher | None = None, suite: Suite = SUITE, **how: bool
 ) -> list[Measurement]:
     """Measures with a random model; the lines that are in the folder then."""
-    plain = Engine(build("llama"), make_tokenizer())
+    plain = Engine(build("llama"), make_tokenizer(), method="autoregressive")
     Run(chosen or options(), plain, suite, RunFolder(folder, **how), watcher or Watcher()).measure()
     return lines(folder)
 

@@ -238,7 +238,7 @@ def test_tiny_writes_the_same_text(factor: int) -> None:
     tokens = 16
     small, tokenizer = load_model("tiny", dtype="float32", device="cpu")
     wide, _ = load_model("tiny", dtype="float32", device="cpu", widen=factor)
-    plain = Engine(small, tokenizer)
+    plain = Engine(small, tokenizer, method="autoregressive")
     drafting = Engine(wide, tokenizer, "uniform")
     for prompts in PROMPTS.values():
         expected = plain.generate(prompts[0], max_new_tokens=tokens).token_ids

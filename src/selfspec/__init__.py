@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from selfspec.engine import Engine
     from selfspec.generation import Stream
     from selfspec.hf.generate import custom_generate
-    from selfspec.loading import load_model
+    from selfspec.loading import load_model, quantise
     from selfspec.methods import METHODS
     from selfspec.prompt_forms import Prompt, Prompts
     from selfspec.types import Generation, Round, SamplingParams, TextPiece
@@ -31,6 +31,7 @@ __all__ = [
     "custom_generate",
     "errors",
     "load_model",
+    "quantise",
 ]
 
 _HOMES = {
@@ -45,6 +46,7 @@ _HOMES = {
     "TextPiece": "selfspec.types",
     "custom_generate": "selfspec.hf.generate",
     "load_model": "selfspec.loading",
+    "quantise": "selfspec.loading",
 }
 
 

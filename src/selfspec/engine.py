@@ -13,12 +13,14 @@ from selfspec.generation import Batch, Setup, Stream, rule_of
 from selfspec.loading import load_model
 from selfspec.methods import make_method
 from selfspec.methods.base import Method
-from selfspec.methods.registry import find_method
+from selfspec.methods.registry import DEFAULT_METHOD, find_method
 from selfspec.methods.settings import parse_settings, suggest
 from selfspec.methods.state import read_state, write_state
 from selfspec.prompt_encoding import PromptEncoder
 from selfspec.prompt_forms import Prompt, Prompts, as_batch
 from selfspec.runtimes.fingerprint import fingerprint
+from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.quantise import quantise
 from selfspec.runtimes.target import Target
 from selfspec.sampling.rules import Rule
 from selfspec.types import Generation, SamplingParams
@@ -35,11 +37,15 @@ class Engine:
         model: a supported Hugging Face causal language model, in eval mode. It computes what it did,
             bit for bit; its weights may move in memory (see ``Target``).
         tokenizer: its tokenizer; needed for text, not for token ids.
-        method: the name of a method, a class of your own, or a method made for this model.
+        method: the name of a method, a class of your own, or a method made for this model. ``auto`` takes what is
+            fastest; ``autoregressive`` is plain decoding.
         settings: values of the method's settings by name.
         prefill_chunk: longest part of a prompt to run at once, in tokens.
         max_batch: most prompts of a list to generate at a time; each of them holds a cache for its whole length.
         runtime: how the model's sublayers run, one of ``selfspec.runtimes.target.RUNTIMES``.
+        weights: ``int8`` or ``int4`` to run a copy of the model with low-bit weights instead (see ``quantise``); the
+            given one stays as it is, and its memory can be freed by dropping it.
+        keep_copies: keep low-bit copies that draft in the user's cache folder, for later processes.
         rule: makes the sampling rule of a request. Other functions than the default are for experiments: their rules
             need not be lossless.
 
@@ -49,7 +55,8 @@ class Engine:
         eos_ids: tokens that end an output.
 
     Raises:
-        UnsupportedModelError: the model's family or a feature of it is not supported.
+        UnsupportedModelError: the model's family or a feature of it is not supported, or it cannot have low-bit
+            weights.
         UnknownMethodError: there is no such method.
         InvalidSettingError: a setting is unknown, of the wrong type or out of range.
         TokenizerMismatchError: the tokenizer has ids that the model has no embedding for.
@@ -59,12 +66,14 @@ class Engine:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        method: str | type[Method] | Method = "autoregressive",
+        method: str | type[Method] | Method = DEFAULT_METHOD,
         *,
         settings: Mapping[str, Any] | None = None,
         prefill_chunk: int = 1024,
         max_batch: int = 16,
         runtime: str = "auto",
+        weights: str | Precision | None = None,
+        keep_copies: bool = False,
         rule: Callable[[SamplingParams, torch.device], Rule] = rule_of,
     ) -> None:
         if prefill_chunk < 1:
@@ -78,10 +87,13 @@ class Engine:
                 raise InvalidParameterError("this method was made for another model; pass its name instead")
             if runtime not in ("auto", method.target.runtime):
                 raise InvalidParameterError("this method has a target with a runtime of its own; pass its name instead")
+            if weights is not None:
+                raise InvalidParameterError("this method has a target with weights of its own; pass its name instead")
             self.target = method.target
             self.method = method
         else:
-            self.target = Target(model, runtime)
+            model = model if weights is None else quantise(model, weights)
+            self.target = Target(model, runtime, keep_copies=keep_copies)
             self.method = make_method(method, self.target, settings)
         self.tokenizer = tokenizer
         self.eos_ids = _eos_ids(model, tokenizer)
@@ -92,18 +104,23 @@ class Engine:
     def from_pretrained(
         cls,
         name: str | Path,
-        method: str | type[Method] = "autoregressive",
+        method: str | type[Method] = DEFAULT_METHOD,
         *,
         settings: Mapping[str, Any] | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         runtime: str = "auto",
+        weights: str | Precision | None = None,
+        keep_copies: bool = False,
     ) -> "Engine":
-        """Loads a model by name (see ``load_model``) and makes an engine for it."""
+        """Loads a model by name (see ``load_model``) and makes an engine for it.
+
+        With ``weights``, the weights of the checkpoint are given back as soon as their low-bit copies are made.
+        """
         chosen = find_method(method)
         parse_settings(chosen.Settings, chosen.name, settings or {})  # what is wrong there needs no weights
-        model, tokenizer = load_model(name, dtype=dtype, device=device)
-        return cls(model, tokenizer, chosen, settings=settings, runtime=runtime)
+        model, tokenizer = load_model(name, dtype=dtype, device=device, weights=weights)
+        return cls(model, tokenizer, chosen, settings=settings, runtime=runtime, keep_copies=keep_copies)
 
     def warmup(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Does ahead of the first request what would otherwise slow it down; the method learns nothing from it.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -16,6 +16,7 @@ from selfspec.errors import InvalidParameterError, SelfSpecError
 from selfspec.limits import check_context, explain_out_of_memory
 from selfspec.memory import PeakMemory
 from selfspec.methods.base import Method
+from selfspec.methods.settings import setting_values
 from selfspec.prompt_encoding import PromptEncoder
 from selfspec.prompt_forms import Prompt
 from selfspec.runtimes.target import Target
@@ -119,7 +120,7 @@ class Job:
             origins=tuple(output.origins),
             prompt_token_count=self.prompt_length,
             method=setup.method.name,
-            settings=asdict(setup.method.settings),
+            settings=setting_values(setup.method.settings),
             finish_reason=output.finish_reason,
             seconds=self._ended - self._started,
             prefill_seconds=self._first_token - self._started,

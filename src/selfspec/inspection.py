@@ -98,6 +98,16 @@ def merge_equal(records: Sequence[Round]) -> list[Stretch]:
     return stretches
 
 
+def by_part(records: Sequence[Round]) -> dict[str, tuple[Round, ...]]:
+    """The rounds that each part of a method drafted, by its name; empty where the method has no parts.
+
+    Args:
+        records: rounds in order.
+    """
+    names = dict.fromkeys(record.drafted_by for record in records if record.drafted_by is not None)
+    return {name: tuple(record for record in records if record.drafted_by == name) for name in names}
+
+
 def condense(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
     """Joins short neighbours until at most ``2 most + 1`` stretches are left. Long stretches stay as they are.
 
@@ -126,7 +136,7 @@ class Inspection:
 
     Attributes:
         model: name of the model.
-        dtype: dtype of its weights, for example ``float32``.
+        dtype: how its weights are held, for example ``float32``.
         device: torch device it ran on.
         sublayers: number of sublayers of the target, ``2L``.
         generation: the output with its rounds.
@@ -162,7 +172,10 @@ class Inspection:
               layer-drafted rounds; null without such a round;
             * ``rounds``: the rounds in order, each with ``kind`` (``layers``, ``tokens`` or ``none``), ``kept`` (the
               sublayers that drafted, ascending; null unless the kind is ``layers``), ``drafted``, ``candidates``,
-              ``accepted``, ``token_ids``, ``threshold`` (null without a confidence threshold) and ``seconds`` by phase.
+              ``accepted``, ``token_ids``, ``threshold`` (null without a confidence threshold), ``seconds`` by phase,
+              ``guessed`` (draft tokens that took no forward of the draft), ``drafted_by`` (the part of the method
+              that drafted; null where it has no parts) and ``precision`` (of the copies that drafted; null for the
+              model's own weights).
         """
         whole = self.whole
         return {

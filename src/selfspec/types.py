@@ -9,6 +9,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.precision import AnyPrecision, read_precision
 
 Acceptance = Literal["auto", "coupled", "speculative"]
 FinishReason = Literal["length", "eos", "stop_token", "stop_string", "stopping_criteria"]
@@ -130,6 +131,9 @@ class Round:
         kept: the sublayers that drafted; ``None`` where no layers did.
         threshold: the confidence under which the draft was to stop; ``None`` without such a rule.
         seconds: where the time went.
+        guessed: draft tokens that were guessed before layers drafted them, and so took no forward of the draft.
+        drafted_by: name of the part that drafted; ``None`` where the method has no parts.
+        precision: of the weights that drafted; ``None`` for the target's own, or where no layers drafted.
     """
 
     drafted: int
@@ -139,6 +143,9 @@ class Round:
     kept: KeptSet | None
     threshold: float | None
     seconds: PhaseSeconds
+    guessed: int = 0
+    drafted_by: str | None = None
+    precision: AnyPrecision | None = None
 
     @property
     def attention_share(self) -> float | None:
@@ -160,6 +167,9 @@ class Round:
             "token_ids": list(self.token_ids),
             "threshold": self.threshold,
             "seconds": asdict(self.seconds),
+            "guessed": self.guessed,
+            "drafted_by": self.drafted_by,
+            "precision": None if self.precision is None else asdict(self.precision),
         }
 
     @classmethod
@@ -173,7 +183,7 @@ class Round:
         Raises:
             KeyError, TypeError, ValueError: it is not such an object.
         """
-        kept = fields["kept"]
+        kept, precision = fields["kept"], fields.get("precision")  # older files have none
         return cls(
             drafted=fields["drafted"],
             candidates=fields["candidates"],
@@ -182,6 +192,9 @@ class Round:
             kept=None if kept is None else KeptSet(tuple(kept), sublayers),
             threshold=fields["threshold"],
             seconds=PhaseSeconds(**fields["seconds"]),
+            guessed=fields.get("guessed", 0),  # results of older versions do not have it
+            drafted_by=fields.get("drafted_by"),
+            precision=None if precision is None else read_precision(precision),
         )
 
 

@@ -144,7 +144,7 @@ def test_another_system_prompt_resets() -> None:
 
 
 def test_room_ends_at_the_rope_switch_of_short_prompts() -> None:
-    engine = Engine(build("phi3-longrope"))
+    engine = Engine(build("phi3-longrope"), method="autoregressive")
     short = engine.target.room(90)
     assert short == ROPE_SWITCH - 90 + 1
     assert engine.generate(prompt(90), max_new_tokens=short, ignore_eos=True).new_token_count == short
@@ -197,9 +197,9 @@ def test_state_is_kept_over_an_end_of_input(checkpoint: str, tmp_path: Path) -> 
     ("arguments", "message"),
     [
         (("--method", "sufix"), "did you mean 'suffix'?"),
-        (("--set", "max_draft_length=0"), "max_draft_length must be at least 1"),
+        (("--method", "suffix", "--set", "max_draft_length=0"), "max_draft_length must be at least 1"),
         (("--max-new-tokens", "0"), "max_new_tokens must be at least 1"),
-        (("--state", "s"), "suffix learns nothing"),
+        (("--method", "suffix", "--state", "s"), "suffix learns nothing"),
         (("--model", "./nowhere"), "'./nowhere'"),
     ],
 )
@@ -305,6 +305,9 @@ def test_a_method_keeps_learning_over_turns_and_switches() -> None:
     chat.read("hello")
     learned = learner.method.state().tensors
     chat.read("/method suffix")
+    chat.read("/method cascade(suffix, prompt-lookup) suffix.min_match_length=2")
+    assert chat.session.engine.method.name == "cascade(suffix, prompt-lookup)"
+    assert chat.session.engine.method.settings.parts[0].min_match_length == 2
     chat.read("/method token-recycling")
     assert chat.session.engine is learner
     chat.read("something else")

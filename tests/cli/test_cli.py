@@ -19,15 +19,20 @@ from typer.testing import Result
 from helpers.checkpoints import save_checkpoint
 from helpers.commands import run
 from selfspec import METHODS, Engine, SamplingParams, __version__
+from selfspec.cli import options
 from selfspec.cli.app import app
 from selfspec.cli.generate import generate as generate_command
 from selfspec.cli.prompt import read_prompt
 from selfspec.cli.terminal import TextWriter, takes_colour
 from selfspec.decoding.output import Output
 from selfspec.errors import InvalidPromptError
+from selfspec.methods import COMPOSITIONS
+from selfspec.methods.registry import DEFAULT_METHOD
+from selfspec.runtimes.levels import LEVELS
 from selfspec.types import TextPiece
 
 PROMPT = "def double(number):\n"
+PLAIN = ("--method", "autoregressive")
 LAYERSKIP = ("--method", "layerskip", "--set", "exit_layer=2", "--set", "draft_length=4")
 
 
@@ -68,15 +73,15 @@ def test_text_alone_goes_to_stdout(checkpoint: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "method", "changes"),
     [
-        ((), "autoregressive", {}),
+        (PLAIN, "autoregressive", {}),
         (LAYERSKIP, "layerskip", {}),
         ((*LAYERSKIP, "--temperature", "0.8", "--seed", "7"), "layerskip", {"temperature": 0.8, "seed": 7}),
         (
-            ("--temperature", "1.5", "--seed", "3", "--top-p", "0.9", "--top-k", "20", "--min-p", "0.01"),
+            (*PLAIN, "--temperature", "1.5", "--seed", "3", "--top-p", "0.9", "--top-k", "20", "--min-p", "0.01"),
             "autoregressive",
             {"temperature": 1.5, "seed": 3, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
         ),
-        (("--repetition-penalty", "1.3"), "autoregressive", {"repetition_penalty": 1.3}),
+        ((*PLAIN, "--repetition-penalty", "1.3"), "autoregressive", {"repetition_penalty": 1.3}),
     ],
 )
 def test_json_is_the_python_result(
@@ -91,6 +96,12 @@ def test_json_is_the_python_result(
     assert printed.keys() == wanted.keys()
     assert all(printed[key] == wanted[key] for key in wanted.keys() - measured)
     assert all(printed[key] > 0 for key in measured)
+
+
+def test_without_a_method_it_is_auto(checkpoint: str) -> None:
+    printed = json.loads(generate(checkpoint, PROMPT, "--json").stdout)
+    assert (printed["method"], printed["text"]) == ("auto", expected(checkpoint).text)
+    assert options.DEFAULT_METHOD == DEFAULT_METHOD == "auto"
 
 
 def test_prompt_sources_are_taken_as_they_are(checkpoint: str, tmp_path: Path) -> None:
@@ -335,7 +346,7 @@ def test_defaults_are_those_of_python() -> None:
 
 def test_methods_lists_every_setting() -> None:
     listed = json.loads(run("methods", "--json").stdout)
-    assert listed.keys() == METHODS.keys()
+    assert listed.keys() == {*METHODS, *COMPOSITIONS}
     text = run("methods").stdout
     for name, method in listed.items():
         assert f"{name}: {method['summary']}\n    source: {method['source']}" in text
@@ -347,6 +358,7 @@ def test_methods_lists_every_setting() -> None:
 
 def test_info(checkpoint: str) -> None:
     facts = json.loads(run("info", "--model", checkpoint, "--json").stdout)
+    assert facts["kernels"].startswith(("none (", *(level.name for level in LEVELS)))
     assert facts["family"] == "Llama"
     assert (facts["layers"], facts["sublayers"], facts["hidden_size"]) == (6, 12, 64)
     assert (facts["vocabulary"], facts["context"], facts["dtype"]) == (128, 1024, "float32")
@@ -420,5 +432,5 @@ def test_layerskip_on_the_early_exit_checkpoint_writes_the_same_tokens(tmp_path:
     plain = json.loads(run("generate", *options).stdout)
     drafted = json.loads(run("generate", *options, "--method", "layerskip", *settings).stdout)
     assert drafted["token_ids"] == plain["token_ids"]
-    assert drafted["settings"] == {"exit_layer": 6, "draft_length": 5}
+    assert (drafted["settings"]["exit_layer"], drafted["settings"]["draft_length"]) == (6, 5)
     assert drafted["accepted"] > 0

@@ -163,6 +163,9 @@ def test_json_fields() -> None:
         "token_ids": [7, 7, 7],
         "threshold": 0.5,
         "seconds": {"select": 0.001, "draft": 0.004, "verify": 0.002, "other": 0.003},
+        "guessed": 0,
+        "drafted_by": None,
+        "precision": None,
     }
     assert [(record["kind"], record["kept"]) for record in described["rounds"][1:]] == [
         ("tokens", None),
@@ -205,6 +208,15 @@ def test_text_shows_the_kept_sublayers_of_all_rounds() -> None:
     assert rows["21"] == ["█▀▀▀▀█", "2.00", "100%", "3.00", "0.900"]
     assert rows["22"] == ["token", "lookup", "4.00", "50%", "3.00", "-"]
     assert rows["23"] == ["no", "draft", "0.00", "-", "1.00", "-"]
+
+
+def test_text_says_what_each_part_drafted() -> None:
+    copied = played(None, 4, 2, drafted_by="suffix")
+    low = played(FIRST, 3, 3, drafted_by="low-bit", guessed=1)
+    rows = [line.split() for line in printed(inspection([copied, low, low])).splitlines()]
+    assert ["suffix", "1", "4.00", "0.00", "50%", "3.00"] in rows
+    assert ["low-bit", "2", "3.00", "1.00", "100%", "4.00"] in rows
+    assert not any("guessed" in line.split() for line in printed(inspection(MIXED)).splitlines())
 
 
 def test_text_has_curves_and_times() -> None:
@@ -405,10 +417,6 @@ def test_mistakes_are_told_before_the_model_is_loaded(
         assert result.stderr.startswith("error: ")
         assert message in result.stderr
         assert result.stderr.count("\n") == 1
-
-
-def test_a_method_has_to_be_named() -> None:
-    assert inspect("tiny", "x").exit_code == 2
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -40,6 +40,28 @@ def test_branches_equal_each_branch_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+def test_points_equal_each_token_alone(name: str) -> None:
+    """A row at a token equals the row at the end of a sequence that stops before it."""
+    places = (11, 12, 17, 30, LENGTH - 1)
+    target, context = prefilled(name, COUNT * len(places))
+    committed = [keys[:, :, :LENGTH].clone() for keys in context.cache.keys]
+    states = torch.randn(COUNT, len(places), target.hidden_size, generator=torch.Generator().manual_seed(0))
+    whole, parts = Probe(context).points(places), Probe(context).points(places, most_rows=2 * len(places) + 1)
+    alone = [prefilled(name, length=place) for place in places]
+    for sublayer in range(SUBLAYERS):
+        with torch.inference_mode():
+            together = whole.run(sublayer, states)
+            torch.testing.assert_close(parts.run(sublayer, states), together, rtol=1e-4, atol=1e-4)
+            for column, (other, sequence) in enumerate(alone):
+                for row in range(COUNT):
+                    step = other.lay_out(sequence.state, 1)
+                    expected = other.run(states[row, column : column + 1], (sublayer,), step).hidden_states
+                    torch.testing.assert_close(together[row, column : column + 1], expected, rtol=1e-4, atol=1e-4)
+        states = together
+    assert all(map(torch.equal, committed, (keys[:, :, :LENGTH] for keys in context.cache.keys)))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
 def test_a_candidate_scores_the_recent_tokens_as_if_it_had_read_them_last(name: str) -> None:
     _, context = prefilled(name, probe_rows=8)
     alone_target, alone = prefilled(name, length=LENGTH - 8)

@@ -35,10 +35,10 @@ KEPT_SETS = {
 WIDTHS = {"chain": None, "tree": lambda _: 3}
 
 
-def drafted(name: str, kept: tuple[int, ...], shape: str, length: int = 40) -> tuple[Target, Context, Proposal]:
+def drafted(name: str, kept: tuple[int, ...], shape: str, runtime: str = "auto") -> tuple[Target, Context, Proposal]:
     """A context after its prefill, and a draft of four tokens or of a tree around them."""
-    target = Target(build(name))
-    context, _ = read_text(target, prompt(length), Needs(sibling_rows=SIBLINGS), max_new_tokens=40)
+    target = Target(build(name), runtime)
+    context, _ = read_text(target, prompt(40), Needs(sibling_rows=SIBLINGS), max_new_tokens=40)
     draft = LayerDraft(KeptSet(kept, SUBLAYERS), 4, widths=WIDTHS[shape])
     with torch.inference_mode():
         return target, context, run_drafts(target, [draft.propose(context, ALL_STATES)])[0]
@@ -87,7 +87,7 @@ def test_sharing_changes_nothing(name: str, shape: str) -> None:
 def test_shared_sublayers_run_only_for_rows_not_yet_drafted(
     where: str, kept: tuple[int, ...], shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, context, proposal = drafted("gemma3", kept, shape)
+    target, context, proposal = drafted("gemma3", kept, shape, "fused")
     rows_run: dict[int, list[int]] = defaultdict(list)
     run = Sublayer.__call__
 

@@ -63,7 +63,7 @@ def test_every_method_in_a_batch(method: str) -> None:
     """Greedy and with a seed."""
     settings = RUNS[method][-1].settings
     engine = Engine(build("llama"), method=method, settings=settings, max_batch=4)
-    plain = Engine(build("llama"))
+    plain = Engine(build("llama"), method="autoregressive")
     prompts = [prompt(length, length) for length in LENGTHS]
     for params in (SamplingParams(max_new_tokens=30), SamplingParams(max_new_tokens=30, temperature=0.9, seed=3)):
         results = engine.generate(prompts, params, ignore_eos=True)
@@ -78,7 +78,7 @@ def test_methods_and_seeds_beside_each_other(seed: int) -> None:
     """A scheduler knows nothing of methods: each sequence may have its own, and come at any step."""
     draw = random.Random(seed)
     target = Target(build("llama"))
-    plain = Engine(build("llama"))
+    plain = Engine(build("llama"), method="autoregressive")
     methods = [
         make_method("layerskip", target, {"exit_layer": LAYERS // 2, "draft_length": 4}),
         make_method("swift", target, TREES),
@@ -162,7 +162,7 @@ def test_prompts_share_the_tokens_of_a_step() -> None:
 
 
 def test_the_seconds_of_a_request_begin_with_its_prompt() -> None:
-    engine = Engine(build("llama"), prefill_chunk=16, max_batch=2)
+    engine = Engine(build("llama"), prefill_chunk=16, max_batch=2, method="autoregressive")
     for result in engine.generate([prompt(60), prompt(4), prompt(30)], max_new_tokens=8):
         assert 0 < result.prefill_seconds < result.seconds
         in_rounds = sum(sum(vars(record.seconds).values()) for record in result.rounds)
@@ -229,7 +229,7 @@ def test_bfloat16_in_a_batch_is_bit_for_bit_alone(method: str) -> None:
     engine = Engine(model, tokenizer, method, settings=settings, max_batch=3)
     prompts = ["Question: ", "def add(a, b):\n    return", "Once upon a time", "1, 2, 3, 4, 5, 6, 7, 8", "The"]
     results = engine.generate(prompts, max_new_tokens=32, ignore_eos=True)
-    plain = Engine(model, tokenizer)
+    plain = Engine(model, tokenizer, method="autoregressive")
     alone: list[Generation] = [plain.generate(each, max_new_tokens=32, ignore_eos=True) for each in prompts]
     assert [result.token_ids for result in results] == [result.token_ids for result in alone]
     assert method == "autoregressive" or sum(result.accepted for result in results) > 0

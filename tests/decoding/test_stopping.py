@@ -195,5 +195,5 @@ def test_a_round_without_a_draft_teaches_finite_state_nothing() -> None:
     drafter = make_method("layerskip-fs", target).begin(read_text(target, [1])[1])
     before = drafter.plan()
     empty = Proposal(torch.empty(0, dtype=torch.long), TokenTree(()))
-    drafter.learn(Feedback(before, empty, Acceptance((0,), (3,)), torch.zeros(1, 8)))
+    drafter.learn(Feedback(before, empty, Acceptance((0,), (3,)), lambda: torch.zeros(1, 8)))
     assert drafter.plan() == before

@@ -52,7 +52,7 @@ def play(drafter: Drafter, model: Model, text: list[int], vocabulary: int, room:
     scores = torch.zeros(len(rows), vocabulary)
     for row, context in enumerate(rows):
         scores[row] = torch.tensor(preferences(context, choices[row], vocabulary))
-    drafter.learn(Feedback(draft, Proposal(torch.tensor(tokens, dtype=torch.long), tree), acceptance, scores))
+    drafter.learn(Feedback(draft, Proposal(torch.tensor(tokens, dtype=torch.long), tree), acceptance, lambda: scores))
     text += acceptance.token_ids
     return draft, len(acceptance.rows) - 1
 

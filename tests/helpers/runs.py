@@ -7,8 +7,10 @@ from helpers.models import LAYERS
 from selfspec.methods import METHODS
 from selfspec.methods.base import Method
 
-METHODS_OF_ANY_MODEL: dict[str, type[Method]] = {name: each for name, each in METHODS.items() if name != "low-bit"}
-"""Methods that need no kernels for the model; ``test_low_bit_drafts.py`` tries ``low-bit`` on models that have them."""
+METHODS_OF_ANY_MODEL: dict[str, type[Method]] = {
+    name: each for name, each in METHODS.items() if name not in ("low-bit", "mixed")
+}
+"""Methods that need no kernels; ``test_low_bit_drafts.py`` and ``test_mixed.py`` try the others on models with them."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ RUNS: dict[str, tuple[Run, ...]] = {
         Run(64, {"skip_ratio": 1.0, "draft_length": 2, "confidence_threshold": 0.9}),
     ),
     "knapspec": (
-        Run(1, {"interval": 5, "recent_tokens": 4}),
+        Run(1, {"interval": 5, "recent_tokens": 1}),
         Run(64, {"interval": 8, "schedule": "paper", "confidence_threshold": 0.3, "tpt": "with_head"}),
     ),
     "layerskip": (
@@ -55,9 +57,9 @@ RUNS: dict[str, tuple[Run, ...]] = {
         Run(64, {"exit_layer": 2, "threshold": 0.8, "step": 0.1}),
     ),
     "del": (
-        Run(2),
-        Run(17, {"d_max": 3, "omega": 0.0, "keep_prompt": True}),
-        Run(64, {"d_max": 40, "omega": 1.0, "context_window": 5, "carry_over": True}),
+        Run(2, {"schedule": "paper"}),
+        Run(17, {"schedule": "paper", "d_max": 3, "omega": 0.0, "keep_prompt": True}),
+        Run(64, {"d_max": 40, "omega": 1.0, "context_window": 5, "allow_no_draft": False}),
     ),
     "swift": (
         Run(1, {"context_window": 6, "bayesian_interval": 3, "confidence_threshold": 0.3, "max_draft_length": 5}),

@@ -4,6 +4,13 @@ import pytest
 import torch
 from hypothesis import settings
 
+from helpers.auto import eager_preparation
+from selfspec.methods.mixed.measuring import Conditions, Found
+from selfspec.methods.mixed.plan import Plan
+from selfspec.runtimes.latency import LatencyProfile, measure_latencies
+from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.target import Target
+
 
 def set_up() -> None:
     """One thread, since tiny models gain nothing from more, and property tests that draw the same every time."""
@@ -17,3 +24,22 @@ def no_kept_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on the latency profiles that the user of this machine keeps."""
     monkeypatch.setattr("selfspec.methods.knapspec.read_latencies", lambda _: None)
     monkeypatch.setattr("selfspec.methods.knapspec.keep_latencies", lambda *_: None)
+    monkeypatch.setattr("selfspec.methods.knapspec.kept_latencies", measured_latencies)
+    monkeypatch.setattr("selfspec.methods.mixed.method.find_plan", given_plan)
+
+
+def given_plan(target: Target, _: Conditions) -> Found:
+    """A plan of ``mixed`` that drafts, whatever the speed of this machine."""
+    bits = (8, 6) * target.layer_count + (8,)
+    return Found(Plan(bits, draft_length=4, acceptance=0.9, seconds=1e-3, tokens_per_second=2e3), pays=True)
+
+
+def measured_latencies(target: Target, precision: Precision) -> LatencyProfile:
+    """Latencies of copies, measured each time."""
+    return measure_latencies(target, (8, 16), 1, precision)
+
+
+@pytest.fixture(autouse=True)
+def auto_that_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test depends on the speed of this machine: ``auto`` is told that drafts pay."""
+    monkeypatch.setattr("selfspec.methods.auto.method.prepare", eager_preparation)

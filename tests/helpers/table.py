@@ -21,6 +21,7 @@ from selfspec.decoding.scheduler import Scheduler
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import StackOutput
 from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Rule, Speculative, seeded_generator
@@ -63,8 +64,12 @@ class TableTarget:
         step: None,
         capture: Collection[int] = (),
         copies: Mapping[int, torch.Tensor] | None = None,
+        *,
+        logits: bool = False,
+        confidence: bool = False,
     ) -> StackOutput:
-        return StackOutput(hidden_states if len(list(sublayers)) == SUBLAYERS else -hidden_states)
+        states = hidden_states if len(list(sublayers)) == SUBLAYERS else -hidden_states
+        return StackOutput(states, {}, Logits(self.logits(states)) if logits else None)
 
     def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         full = hidden_states.sum(-1, keepdim=True) > 0

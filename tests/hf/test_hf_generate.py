@@ -182,7 +182,7 @@ def test_the_function_itself_drafts_with_the_default_method(name: str, engines: 
     assert greedy(model, text, custom_generate=custom_generate) == expected
     assert greedy(model, text, custom_generate=custom_generate) == expected
     (engine,) = engines  # built once
-    assert engine.method.name == DEFAULT_METHOD == "suffix"
+    assert engine.method.name == DEFAULT_METHOD == "auto"
     assert engine.generate(text, max_new_tokens=30).drafted > 0
 
 

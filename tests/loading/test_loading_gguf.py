@@ -78,7 +78,7 @@ def test_the_model_is_an_ordinary_one_with_tokenizer_and_template(tmp_path: Path
     assert tokenizer.chat_template == CHAT_TEMPLATE
     assert tokenizer.convert_ids_to_tokens(engine.encode("th")) == [MERGED]
     result = engine.generate([{"role": "user", "content": PROMPT}], max_new_tokens=48, ignore_eos=True)
-    plain = Engine(engine.target.model, tokenizer, runtime="fused").generate(
+    plain = Engine(engine.target.model, tokenizer, runtime="fused", method="autoregressive").generate(
         [{"role": "user", "content": PROMPT}], max_new_tokens=48, ignore_eos=True
     )
     assert result.token_ids == plain.token_ids

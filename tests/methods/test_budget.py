@@ -39,6 +39,7 @@ def test_at_least_one_is_skipped() -> None:
         ("adaptive-cosine", {"confidence_threshold": 0.0}),
         ("swift", {"confidence_threshold": 0.0, "max_optimization_steps": 0}),
         ("clasp", {"draft_exit_threshold": 0.0}),
+        ("self-spec", {"threshold": 0.0}),
     ],
 )
 def test_methods_skip_by_size_or_by_setting(method: str, others: dict[str, object]) -> None:

@@ -226,7 +226,7 @@ def test_on_trained_weights_the_chosen_set_is_near_the_best() -> None:
 
 
 def generate(name: str = "llama", prompt_length: int = 17, new_tokens: int = 40, **settings: Any) -> Any:
-    settings = {"skipped_layers": 2, "draft_exit_threshold": 0.2, **settings}
+    settings = {"schedule": "paper", "skipped_layers": 2, "draft_exit_threshold": 0.2, **settings}
     result = Engine(build(name), method="clasp", settings=settings).generate(
         prompt(prompt_length), max_new_tokens=new_tokens
     )
@@ -263,9 +263,9 @@ def test_it_chooses_by_the_states_of_the_last_committed_token(name: str, monkeyp
     branches = Probe.branches
     heads: list[list[int]] = []
 
-    def noted(probe: Probe, rows: int) -> Any:
+    def noted(probe: Probe, rows: int, **options: Any) -> Any:
         heads.append(probe.token_ids[: probe.committed].tolist())
-        return branches(probe, rows)
+        return branches(probe, rows, **options)
 
     def choose(states: torch.Tensor, *arguments: Any) -> SelectionSteps[tuple[int, ...]]:
         seen.append((heads[-1], states.clone()))
@@ -299,7 +299,7 @@ def test_near_the_end_of_the_output(new_tokens: int) -> None:
 def test_coupled_sampling_writes_the_plain_text(name: str) -> None:
     settings = {"skipped_layers": 2, "update_interval": 2, "draft_exit_threshold": 0.0, "draft_length": 4}
     sampled = {"max_new_tokens": 40, "temperature": 0.8, "seed": 5}
-    plain = Engine(build(name)).generate(prompt(17), **sampled)
+    plain = Engine(build(name), method="autoregressive").generate(prompt(17), **sampled)
     result = Engine(build(name), method="clasp", settings=settings).generate(prompt(17), **sampled)
     assert result.token_ids == plain.token_ids
     assert result.drafted > 0

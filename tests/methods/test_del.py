@@ -124,7 +124,7 @@ class SlowDel:
 
 
 def recorded(name: str, **settings: Any) -> Recorded:
-    return Recorded(Target(build(name)), DelSettings(**settings))
+    return Recorded(Target(build(name)), DelSettings(**{"schedule": "paper", **settings}))
 
 
 def run(method: Recorded, name: str, length: int = PROMPT, **changes: Any) -> Generation:
@@ -349,7 +349,7 @@ def test_the_second_choice_rests_on_the_prompt_if_that_is_kept(
 def test_without_empty_rounds_every_round_drafts() -> None:
     results = {}
     for allowed in (True, False):
-        engine = Engine(late(), method="del", settings={"allow_no_draft": allowed})
+        engine = Engine(late(), method="del", settings={"schedule": "paper", "allow_no_draft": allowed})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NoGainWarning)
             results[allowed] = engine.generate(prompt(17), max_new_tokens=NEW_TOKENS)
@@ -369,7 +369,7 @@ class StartsPlain(Del):
 
 
 def test_a_round_without_a_draft_teaches_too() -> None:
-    method = StartsPlain(Target(build("llama")), DelSettings())
+    method = StartsPlain(Target(build("llama")), DelSettings(schedule="paper"))
     result = Engine(build("llama"), method=method).generate(prompt(17), max_new_tokens=NEW_TOKENS)
     assert result.rounds[0].kept is None
     assert len(result.rounds[0].token_ids) == 1
@@ -379,7 +379,7 @@ def test_a_round_without_a_draft_teaches_too() -> None:
 
 def test_sampled_text_with_a_seed_is_the_plain_one() -> None:
     options = {"max_new_tokens": NEW_TOKENS, "temperature": 0.8, "seed": 3}
-    plain = Engine(build("qwen3")).generate(prompt(20), **options)
+    plain = Engine(build("qwen3"), method="autoregressive").generate(prompt(20), **options)
     result = Engine(build("qwen3"), method="del").generate(prompt(20), **options)
     assert result.token_ids == plain.token_ids
     assert result.drafted > result.accepted > 0
@@ -395,7 +395,7 @@ def test_speculative_sampling_of_the_best_token_is_greedy(name: str) -> None:
 
 def test_repetition_penalty() -> None:
     options = {"max_new_tokens": NEW_TOKENS, "repetition_penalty": 1.3}
-    plain = Engine(build("llama")).generate(prompt(20), **options)
+    plain = Engine(build("llama"), method="autoregressive").generate(prompt(20), **options)
     result = Engine(build("llama"), method="del").generate(prompt(20), **options)
     assert result.token_ids == plain.token_ids
     assert result.accepted > 0
@@ -406,7 +406,7 @@ def shallow(layers: int) -> PreTrainedModel:
 
 
 def test_two_layers_are_enough() -> None:
-    plain = Engine(shallow(2)).generate(prompt(20), max_new_tokens=24)
+    plain = Engine(shallow(2), method="autoregressive").generate(prompt(20), max_new_tokens=24)
     result = Engine(shallow(2), method="del").generate(prompt(20), max_new_tokens=24)
     assert result.token_ids == plain.token_ids
     assert {record.attention_share for record in result.rounds} <= {None, 0.5}
@@ -465,7 +465,7 @@ def test_a_state_that_does_not_fit_is_refused(sums: torch.Tensor | None, message
 
 
 def test_requests_of_several_threads_are_all_counted() -> None:
-    method = Del(Target(build("llama")), DelSettings(omega=1.0, carry_over=True))
+    method = Del(Target(build("llama")), DelSettings(schedule="paper", omega=1.0, carry_over=True))
     engine = Engine(build("llama"), method=method)
     threads = [
         threading.Thread(target=engine.generate, args=(prompt(length),), kwargs={"max_new_tokens": 16})
@@ -542,7 +542,7 @@ def test_the_command_line_shows_the_warning_as_one_line(tmp_path: Path, form: tu
 @pytest.mark.parametrize(("name", "complains"), [("tiny-early-exit", False), ("tiny", True)])
 def test_bundled_checkpoints(name: str, complains: bool) -> None:
     model, tokenizer = load_model(name, dtype="float32", device="cpu")
-    engine, plain = Engine(model, tokenizer, "del"), Engine(model, tokenizer)
+    engine, plain = Engine(model, tokenizer, "del"), Engine(model, tokenizer, method="autoregressive")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         results = [engine.generate(PROMPTS[domain][1], max_new_tokens=64, ignore_eos=True) for domain in PROMPTS]

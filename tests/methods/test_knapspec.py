@@ -14,20 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from helpers.clock import Always, HandClock
 from helpers.models import LAYERS, SUBLAYERS, VOCABULARY, build, plain_text, prompt
 from selfspec import load_model
 from selfspec.decoding.draft import NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.fused_selection import SelectionSteps, run_selection
+from selfspec.decoding.fused_selection import run_selection
 from selfspec.decoding.layer_draft import LayerDraft
-from selfspec.decoding.probe import Probe
+from selfspec.decoding.probe import Branches, Probe
 from selfspec.decoding.reading import read_text
 from selfspec.engine import Engine
 from selfspec.errors import StateError
 from selfspec.methods import knapspec, make_method
 from selfspec.methods.knapsack import Candidates, Table, backtrack, best_candidate, fill_table, integer_weights
 from selfspec.methods.knapspec import KnapSpec, KnapSpecDrafter, KnapSpecSettings
+from selfspec.methods.knapspec_calibration import Calibration
 from selfspec.methods.knapspec_candidates import acceptance_rates, find_candidates
+from selfspec.methods.knapspec_choice import Ground
+from selfspec.methods.payoff import NEW, Payoff
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.latency import LatencyProfile
@@ -399,14 +403,15 @@ class ObservedDrafter(KnapSpecDrafter):
         self.committed.append(len(feedback.acceptance.rows))
         super().learn(feedback)
 
-    def select(self, references: torch.Tensor) -> None:
+    def select(self, references: torch.Tensor, branches: Branches | None = None) -> None:
         self.looked_at.append((self.rounds, self.probe.committed, references))
-        super().select(references)
+        super().select(references, branches)
 
 
 def observed(name: str = "llama", latencies: LatencyProfile | None = None, **settings: Any) -> Observed:
     method = Observed(Target(build(name)), KnapSpecSettings(**settings))
     method.restore(LearnedState({"latency_profile": (latencies or profile()).to_dict()}))
+    method.payoff = Always()
     return method
 
 
@@ -446,35 +451,37 @@ def test_the_schedule_of_the_paper(
     check_references(drafter, result, lambda round_: sum(drafter.committed[max(0, round_ - recent) : round_]))
 
 
-def test_the_schedule_of_the_paper_has_no_bound_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows choose, and all rows measure acceptance."""
-    choosing = []
-    original = knapspec.find_candidates
-
-    def spied(target: Target, references: torch.Tensor, **options: Any) -> SelectionSteps[Candidates]:
-        choosing.append((references.shape[1], options["choosing"]))
-        return original(target, references, **options)
-
-    monkeypatch.setattr(knapspec, "find_candidates", spied)
+def test_the_schedule_of_the_paper_has_no_bound_of_tokens() -> None:
     method = observed(schedule="paper", interval=9, recent_tokens=1, confidence_threshold=0.0, max_draft_length=6)
     assert method.selection_rows >= 5 * 7
     write(method, "llama", new_tokens=60)
-    assert choosing[0] == (5 * 7, slice(None)), "the whole model drafted six tokens in each of five rounds"
+    rows = method.drafters[0].looked_at[0][2].shape[1]
+    assert rows == 5 * 7, "the whole model drafted six tokens in each of five rounds"
 
 
-@pytest.mark.parametrize(("interval", "tokens"), [(30, 6), (9, 20), (3, 8), (64, 12)])
-def test_our_schedule(interval: int, tokens: int) -> None:
-    """First when the output has so many tokens, none of them drafted; then every interval, on the last tokens."""
+@pytest.mark.parametrize(
+    ("interval", "tokens", "rows"), [(30, 6, 6), (9, 20, 8), (3, 8, 8), (64, 12, 8), (8, 25, 8), (2, 1, 1)]
+)
+def test_our_schedule(interval: int, tokens: int, rows: int) -> None:
+    """First when the output has so many tokens, none of them drafted, then at the interval; on rows spread out."""
     method = observed(interval=interval, recent_tokens=tokens)
     result = write(method, "llama", new_tokens=60)
     (drafter,) = method.drafters
     starts = [round_ for round_, _, _ in drafter.looked_at]
-    assert starts == list(range(tokens, drafter.rounds, interval))
-    needed = {round_ for start in range(tokens, 200, interval) for round_ in range(start - tokens, start)}
-    assert drafter.watched_rounds == [round_ for round_ in range(drafter.rounds) if round_ in needed]
+    assert starts[0] == tokens
+    assert all(later - earlier >= interval for earlier, later in itertools.pairwise(starts))
     assert not any(record.drafted for record in result.rounds[:tokens])
     assert result.accepted > 0
-    check_references(drafter, result, lambda round_: sum(drafter.committed[max(0, round_ - tokens) : round_]))
+    text = prompt(17) + list(result.token_ids)
+    whole = Scene(Target(build("llama")), text, len(text), probe_rows=1).references
+    for round_, committed, references in drafter.looked_at:
+        begin = max([start for start in starts if start < round_], default=0)
+        watched = [each for each in drafter.watched_rounds if begin <= each < round_]
+        assert watched == list(range(watched[0], round_)), "the states are those of the last rounds"
+        seen = sum(drafter.committed[watched[0] : round_])
+        assert seen >= tokens
+        places = list(range(committed - seen, committed, tokens // rows))[-rows:]
+        torch.testing.assert_close(references, whole[:, places], **CLOSE)
 
 
 def check_references(drafter: ObservedDrafter, result: Generation, rows_at: Callable[[int], int]) -> None:
@@ -486,38 +493,61 @@ def check_references(drafter: ObservedDrafter, result: Generation, rows_at: Call
         torch.testing.assert_close(references, whole[:, committed - rows : committed], **CLOSE)
 
 
-@pytest.mark.parametrize(("recent_tokens", "choosing"), [(1, 1), (4, 3), (9, 7)])
-def test_the_window_is_bounded(recent_tokens: int, choosing: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of the rows, rounded down, chooses nothing."""
-    seen = []
-    original = knapspec.find_candidates
-
-    def spied(target: Target, references: torch.Tensor, **options: Any) -> SelectionSteps[Candidates]:
-        seen.append((references.shape[1], len(range(references.shape[1])[options["choosing"]])))
-        return original(target, references, **options)
-
-    monkeypatch.setattr(knapspec, "find_candidates", spied)
-    assert write(observed(interval=4, recent_tokens=recent_tokens), "llama").accepted > 0
-    assert len(seen) > 3
-    assert set(seen) == {(recent_tokens, choosing)}
+def test_no_selection_is_made_that_does_not_pay() -> None:
+    method = observed(interval=4, recent_tokens=6)
+    write(method, "llama")
+    selections = len(method.drafters[0].looked_at)
+    assert selections > 3
+    method.payoff = Always(False)
+    result = write(method, "llama")
+    later = method.drafters[1]
+    assert (later.looked_at, later.watched_rounds) == ([], [])
+    assert result.rounds[0].kept == method.drafters[0].selection.kept, "it starts with the last selection"
+    assert result.accepted > 0
 
 
-@torch.inference_mode()
-def test_acceptance_is_measured_on_rows_that_did_not_choose() -> None:
-    """Other rows choose the sets of a smaller scene, and these sets predict the held-out rows as often as it says."""
-    rows, chosen = 12, 8
-    stage = scene("qwen3-window", rows)
-    steps = find_candidates(
-        stage.target, stage.references, weights=(1, 1), similarity_threshold=0.5, choosing=slice(chosen)
-    )
-    found = run_selection(steps, stage.probe.branches(rows).run)
-    cut = Scene(stage.target, prompt(LENGTH)[: chosen - rows], chosen, probe_rows=40 * chosen)
-    assert found.kept == cut.candidates((1, 1)).kept
-    full = stage.probe.score(KeptSet.full(SUBLAYERS), rows).argmax(-1)
-    for kept, alpha in zip(found.kept, found.acceptance.tolist(), strict=True):
-        agreeing = stage.probe.score(kept, rows).argmax(-1) == full
-        assert alpha == pytest.approx(float(agreeing[chosen:].float().mean()))
-    assert min(found.acceptance) < 1 == found.acceptance[0]
+class TimedDrafter(ObservedDrafter):
+    """A selection takes a second, a round as long as the clock says."""
+
+    clock: HandClock
+    round_seconds: float
+
+    def select(self, references: torch.Tensor, branches: Branches | None = None) -> None:
+        self.clock.now += 1.0
+        super().select(references, branches)
+
+    def learn(self, feedback: Feedback) -> None:
+        self.clock.now += self.round_seconds
+        super().learn(feedback)
+
+
+@pytest.mark.parametrize(("round_seconds", "repeats"), [(0.01, False), (10.0, True)])
+def test_selections_are_repeated_where_the_clock_allows_it(
+    round_seconds: float, repeats: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second is more than 60 rounds of 10 ms could save, and within the allowance of rounds of 10 s."""
+    monkeypatch.setattr(TimedDrafter, "clock", HandClock(), raising=False)
+    monkeypatch.setattr(TimedDrafter, "round_seconds", round_seconds, raising=False)
+    monkeypatch.setattr("test_knapspec.ObservedDrafter", TimedDrafter)
+    method = observed(interval=4, recent_tokens=6)
+    method.payoff = Payoff(TimedDrafter.clock)
+    assert write(method, "llama", new_tokens=60).accepted > 0
+    assert (len(method.drafters[0].looked_at) > 1) == repeats
+
+
+def test_a_set_that_promises_less_than_plain_decoding_is_declined() -> None:
+    method = observed(recent_tokens=6)
+    write(method, "llama")
+    selection = method.last_choice.selection
+    method.payoff = Always(False)
+    record = method.adopt(selection, context=20).record
+    for _ in range(200):
+        record.note_round(4, 0)
+    assert write(method, "llama").drafted == 0
+    record = method.adopt(selection, context=20).record
+    for _ in range(200):
+        record.note_round(4, 4)
+    assert write(method, "llama").accepted > 0
 
 
 def masked_table(
@@ -605,14 +635,14 @@ def test_nothing_is_drafted_where_nothing_can_be_gained(monkeypatch: pytest.Monk
     """The head costs so much that no draft step pays; the paper's formula does not know."""
     costly = profile(outside=1.0)
     rates = "selfspec.methods.knapspec_candidates.acceptance_rates"
-    monkeypatch.setattr(rates, lambda _, states: torch.tensor([1.0] + [0.9] * (len(states) - 1)))
+    monkeypatch.setattr(rates, lambda _, states, **__: torch.tensor([1.0] + [0.9] * (len(states) - 1)))
     assert write(observed(latencies=costly, recent_tokens=8), "llama").accepted > 0
     method = observed(latencies=costly, tpt="with_head", interval=6, recent_tokens=8)
-    method.clock = Clock(costly.target_step(20))
+    method.payoff.clock = Clock(costly.target_step(20))
     result = write(method, "llama")
     assert result.drafted == 0
     assert method.drafters[0].plan() == NoDraft()
-    assert len(method.drafters[0].looked_at) == 1 + (39 - 8 - 1) // 6, "it does not look again"
+    assert len(method.drafters[0].looked_at) == 1 + (39 - 8 - 1) // 8, "it does not look again"
 
 
 @pytest.mark.parametrize("acceptance", ["coupled", "speculative"])
@@ -621,7 +651,7 @@ def test_sampled_text(acceptance: str) -> None:
     result = Engine(build("qwen3"), method=observed("qwen3", interval=4, recent_tokens=6)).generate(
         prompt(17), **options
     )
-    plain = Engine(build("qwen3")).generate(prompt(17), **options)
+    plain = Engine(build("qwen3"), method="autoregressive").generate(prompt(17), **options)
     assert result.drafted > result.accepted > 0
     assert len(result.token_ids) == 48
     assert acceptance == "speculative" or result.token_ids == plain.token_ids
@@ -639,7 +669,7 @@ def test_models_of_few_layers(layers: int) -> None:
         num_key_value_heads=1,
     )
     model = AutoModelForCausalLM.from_config(config).eval()
-    plain = Engine(model).generate(prompt(5), max_new_tokens=16, ignore_eos=True)
+    plain = Engine(model, method="autoregressive").generate(prompt(5), max_new_tokens=16, ignore_eos=True)
     result = Engine(model, method="knapspec", settings={"interval": 3, "recent_tokens": 4}).generate(
         prompt(5), max_new_tokens=16, ignore_eos=True
     )
@@ -694,7 +724,7 @@ def test_threads_share_one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
         return profile()
 
     monkeypatch.setattr(knapspec, "measure_latencies", measure)
-    engine = Engine(build("llama"), method="knapspec", settings={"recent_tokens": 3})
+    engine = Engine(build("llama"), method="knapspec", settings={"schedule": "paper", "recent_rounds": 2})
     results: list[Any] = [None] * 3
 
     def work(index: int) -> None:
@@ -742,14 +772,79 @@ def test_latencies_are_measured_again_where_rounds_are_clearly_faster(
     found, kept = iter([first, second]), []
     monkeypatch.setattr(knapspec, "measure_latencies", lambda _: next(found))
     monkeypatch.setattr(knapspec, "keep_latencies", lambda _, latencies: kept.append(latencies))
-    method = Observed(Target(build("llama")), KnapSpecSettings(recent_tokens=30))
-    method.clock = Clock(first.target_step(20) / speed)
+    method = Observed(Target(build("llama")), KnapSpecSettings(schedule="paper", recent_rounds=20, max_draft_length=1))
+    method.payoff.clock = Clock(2 * first.target_step(20) / speed)  # a round is a draft step and a verification
     assert write(method, "llama", new_tokens=60).accepted > 0
     assert kept == [first, second][:measurements]
 
 
 def test_fewer_rounds_than_a_verdict_needs_change_nothing() -> None:
     method = observed(latencies=profile(base=1.0, mlp=1.0), recent_tokens=4)
-    method.clock = Clock(1e-3)
+    method.payoff.clock = Clock(1e-3)
     write(method, "llama", new_tokens=8)
     assert method.profile == profile(base=1.0, mlp=1.0)
+
+
+def candidates_of(similarities: list[float], acceptance: list[float]) -> Candidates:
+    kept = (KeptSet.full(SUBLAYERS), *(kept_without(index, index) for index in range(1, len(similarities))))
+    return Candidates(kept, torch.tensor(similarities).double(), torch.tensor(acceptance).double())
+
+
+def test_the_calibrated_acceptance_is_the_line_of_least_squares() -> None:
+    """One more row without a match counts in every set; the line starts at the whole model."""
+    similarities, acceptance, rows = [1.0, 0.95, 0.9, 0.7], [1.0, 1.0, 0.75, 0.25], 8
+    calibration = Calibration(candidates_of(similarities, acceptance), rows)
+    gaps = np.array([0.05, 0.1, 0.3])
+    missed = 1 - np.array([8, 6, 2]) / 9
+    (slope,), *_ = np.linalg.lstsq(gaps[:, None], missed, rcond=None)
+    assert calibration.acceptance.tolist() == pytest.approx([1.0, *(1 - slope * gaps)])
+
+
+def test_live_rounds_move_the_calibration() -> None:
+    """With many tested tokens the line goes through what they say, for all sets alike."""
+    calibration = Calibration(candidates_of([1.0, 0.95, 0.9, 0.7], [1.0, 1.0, 1.0, 1.0]), 8)
+    for _ in range(4000):
+        calibration.note_round(0.9, tested=2, missed=1)
+    assert calibration.acceptance.tolist() == pytest.approx([1.0, 0.75, 0.5, 0.0], abs=0.01)
+
+
+def test_another_candidate_drafts_once_live_rounds_speak_against_the_first() -> None:
+    method = observed(recent_tokens=6)
+    method.payoff = Always(False)
+    small, large = kept_without(1, 0), kept_without(6, 1)
+    candidates = Candidates(
+        (KeptSet.full(SUBLAYERS), small, large),
+        torch.tensor([1.0, 0.99, 0.9]).double(),
+        torch.tensor([1.0, 1.0, 1.0]).double(),
+    )
+    ground = Ground(candidates, Calibration(candidates, 8))
+    method.adopt(method.best_of(candidates, 20), 20, ground)
+    assert method.last_choice.selection.kept == large
+    ground.note_round(large, drafted=4, accepted=0)
+    assert method.last_choice.selection.kept == large, "one round is too little"
+    ground.calibration.note_round(0.9, tested=1000, missed=900)
+    assert write(method, "llama", new_tokens=80).drafted >= NEW
+    assert method.last_choice.selection.kept != large
+
+
+def test_a_selection_is_saved_and_taken_up() -> None:
+    method = observed(recent_tokens=6)
+    write(method, "llama")
+    other = observed(recent_tokens=6)
+    other.restore(method.state())
+    assert other.last_choice.selection == method.last_choice.selection
+    other.payoff = Always(False)
+    assert write(other, "llama").rounds[0].kept == method.last_choice.selection.kept
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"skipped": [0]}, {"skipped": "all"}, {"draft_length": 0}, {"draft_length": 99}, {"acceptance": -1.0}, {"x": 1}],
+)
+def test_a_damaged_selection_is_refused(change: dict[str, Any]) -> None:
+    method = observed(recent_tokens=6)
+    write(method, "llama")
+    values = dict(method.state().values)
+    values["selection"] = {**values["selection"], **change}
+    with pytest.raises(StateError, match="the state"):
+        observed(recent_tokens=6).restore(LearnedState(values))

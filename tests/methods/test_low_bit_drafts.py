@@ -25,12 +25,12 @@ def engine(model: Any = MODEL, **settings: Any) -> Engine:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"bits": 8},
-        {"bits": 6},
-        {"bits": 4},
-        {"bits": 4, "head_bits": 8},
-        {"bits": 8, "attention_bits": 16, "mlp_bits": 4, "head_bits": 16},
-        {"bits": 8, "offset": 16, "draft_length": 3, "confidence_threshold": 0.5},
+        {"draft_bits": 8},
+        {"draft_bits": 6},
+        {"draft_bits": 4},
+        {"draft_bits": 4, "head_bits": 8},
+        {"draft_bits": 8, "attention_bits": 16, "mlp_bits": 4, "head_bits": 16},
+        {"draft_bits": 8, "offset": 16, "draft_length": 3, "confidence_threshold": 0.5},
     ],
     ids=str,
 )
@@ -38,7 +38,7 @@ def engine(model: Any = MODEL, **settings: Any) -> Engine:
 def test_the_text_is_the_models_own(settings: dict[str, Any], sampling: dict[str, Any]) -> None:
     params = SamplingParams(max_new_tokens=40, ignore_eos=True, **sampling)
     prompts = [prompt(length, length) for length in (1, 30, 9, 17)]
-    plain = Engine(MODEL)
+    plain = Engine(MODEL, method="autoregressive")
     expected = [plain.generate(each, params).token_ids for each in prompts]
     results = engine(**settings).generate(prompts, params)
     assert [result.token_ids for result in results] == expected
@@ -50,14 +50,26 @@ def test_the_text_is_the_models_own(settings: dict[str, Any], sampling: dict[str
 def test_more_bits_keep_more_choices() -> None:
     rates = {}
     for bits in (8, 6, 4):
-        results = engine(bits=bits).generate([prompt(20, seed) for seed in range(8)], max_new_tokens=60)
+        results = engine(draft_bits=bits).generate([prompt(20, seed) for seed in range(8)], max_new_tokens=60)
         rates[bits] = sum(result.accepted for result in results) / sum(result.drafted for result in results)
     assert rates[8] > 0.8
     assert rates[8] >= rates[6] > rates[4] > 0
 
 
+def test_a_prompt_alone_drafts_what_it_drafts_in_a_batch() -> None:
+    drafting = engine(attention_bits=16, mlp_bits=16, head_bits=4)  # only the head of the copies errs
+    prompts = [prompt(length, length) for length in (20, 9)]
+    together = drafting.generate(prompts, max_new_tokens=40, ignore_eos=True)
+    for ids, batched in zip(prompts, together, strict=True):
+        alone = drafting.generate(ids, max_new_tokens=40, ignore_eos=True)
+        assert [(each.drafted, each.accepted) for each in alone.rounds] == [
+            (each.drafted, each.accepted) for each in batched.rounds
+        ]
+        assert 0 < alone.accepted < alone.drafted
+
+
 def test_rounds_say_that_all_sublayers_drafted() -> None:
-    result = engine(bits=8, draft_length=4).generate(prompt(12), max_new_tokens=30)
+    result = engine(draft_bits=8, draft_length=4).generate(prompt(12), max_new_tokens=30)
     assert {record.kept for record in result.rounds} == {KeptSet.full(SUBLAYERS)}
     assert max(record.drafted for record in result.rounds) == 4
 
@@ -79,7 +91,7 @@ def test_states_are_shared_up_to_the_first_low_bit_sublayer(precision: Precision
 
 def test_copies_are_made_ahead_and_counted() -> None:
     told: list[str] = []
-    made = engine(bits=4)
+    made = engine(draft_bits=4)
     made.method.prepare(told.append)
     assert told == ["copies of 0 MiB"]
     target = made.target
@@ -90,8 +102,8 @@ def test_copies_are_made_ahead_and_counted() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bits": 5}, "cannot have 5 bits"),
-        ({"bits": 3}, "bits must be at least 4"),
+        ({"draft_bits": 5}, "cannot have 5 bits"),
+        ({"draft_bits": 3}, "draft_bits must be at least 4"),
         ({"head_bits": 12}, "the head cannot have 12 bits"),
         ({"group": 48}, "no groups of 48"),
         ({"offset": 32}, "offset of groups of 32"),
@@ -112,7 +124,7 @@ def test_a_model_without_kernels_is_refused_before_anything_runs() -> None:
 def test_copies_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfspec.runtimes.low_bit.available_bytes", lambda *_: 1000)
     with pytest.raises(OutOfMemoryError, match="available"):
-        engine(random_model(), bits=8).warmup()
+        engine(random_model(), draft_bits=8).warmup()
 
 
 @pytest.mark.trained
@@ -122,8 +134,11 @@ def test_bfloat16_on_a_trained_model(bits: int) -> None:
         pytest.skip("there are no kernels for this many rows on this machine")
     model, tokenizer = load_model("tiny", dtype="bfloat16", device="cpu")
     texts = ["def add(a, b):\n", "Once upon a time"]
-    plain = [Engine(model, tokenizer).generate(text, max_new_tokens=48, ignore_eos=True) for text in texts]
-    drafted = Engine(model, tokenizer, "low-bit", settings={"bits": bits}).generate(
+    plain = [
+        Engine(model, tokenizer, method="autoregressive").generate(text, max_new_tokens=48, ignore_eos=True)
+        for text in texts
+    ]
+    drafted = Engine(model, tokenizer, "low-bit", settings={"draft_bits": bits}).generate(
         texts, max_new_tokens=48, ignore_eos=True
     )
     assert [result.token_ids for result in drafted] == [result.token_ids for result in plain]

@@ -19,11 +19,16 @@ from selfspec.types import Generation, SamplingParams
 VOCABULARY = 6
 TOKENS = 1000
 SETTINGS = {
-    "swift": {"context_window": 8, "confidence_threshold": 0.3},
-    "clasp": {"update_interval": 4, "draft_exit_threshold": 0.3},
-    "knapspec": {"interval": 4, "recent_tokens": 1, "confidence_threshold": 0.3},
+    "swift": {"schedule": "paper", "context_window": 8, "confidence_threshold": 0.3},
+    "clasp": {"schedule": "paper", "update_interval": 4, "draft_exit_threshold": 0.3},
+    "knapspec": {"schedule": "paper", "interval": 4, "confidence_threshold": 0.3},
+    "del": {"schedule": "paper"},
     "adaptive-cosine": {"update_interval": 4, "confidence_threshold": 0.3},
     "token-recycling": {"candidates": 3, "tree_size": 20},
+    "cascade(token-recycling, swift)": {
+        "token-recycling": {"candidates": 3, "tree_size": 20},
+        "swift": {"schedule": "paper", "context_window": 8, "confidence_threshold": 0.3},
+    },
 }
 """Where the defaults draft little with so unsure a model, or search less than such a short text has room for."""
 
@@ -73,7 +78,10 @@ def test_the_model_is_a_markov_chain_with_a_taste() -> None:
     assert transitions().max() > 0.5
 
 
-@pytest.mark.parametrize("method", METHODS)
+CASCADES = ("cascade(suffix, uniform)", "cascade(token-recycling, swift)", "cascade(prompt-lookup, jacobi, layerskip)")
+
+
+@pytest.mark.parametrize("method", [*METHODS, *CASCADES])
 def test_speculative_sampling_writes_the_targets_distribution(method: str) -> None:
     params = SamplingParams(max_new_tokens=TOKENS, temperature=1.0, seed=7, acceptance="speculative", ignore_eos=True)
     result = write(method, params)
@@ -86,7 +94,7 @@ def test_speculative_sampling_writes_the_targets_distribution(method: str) -> No
     assert (result.drafted > 100, result.accepted > 50) == (drafts, drafts)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *CASCADES])
 def test_coupled_sampling_writes_what_the_seed_says(method: str) -> None:
     params = SamplingParams(max_new_tokens=200, temperature=1.0, seed=7, ignore_eos=True)
     result = write(method, params)

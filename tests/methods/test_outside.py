@@ -17,7 +17,7 @@ from selfspec import METHODS, Engine
 from selfspec.cli.app import app
 from selfspec.errors import InvalidSettingError, MethodLoadError, UnknownMethodError
 from selfspec.hf.generate import custom_generate
-from selfspec.methods import find_method
+from selfspec.methods import COMPOSITIONS, find_method
 from selfspec.types import Generation
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -148,7 +148,7 @@ def test_a_file_in_the_current_folder_is_enough(modules: Path, monkeypatch: pyte
 def test_methods_of_entry_points_are_listed(install: Callable[..., None]) -> None:
     install("every-nth-package", every_nth="my_method:EveryNth")
     listed = json.loads(run("methods", "--json").stdout)
-    assert listed.keys() == {*METHODS, "every-nth"}
+    assert listed.keys() == {*METHODS, *COMPOSITIONS, "every-nth"}
     assert [setting["name"] for setting in listed["every-nth"]["settings"]] == ["every", "longest"]
     assert "every-nth: skips every n-th layer" in run("methods").stdout
 
@@ -157,7 +157,7 @@ def test_entry_points_that_do_not_load_are_told_beside_the_list(install: Callabl
     install("broken-package", cracked="broken:Method", suffix="fine:Other")
     result = run("methods", "--json")
     assert result.exit_code == 0
-    assert json.loads(result.stdout).keys() == METHODS.keys()
+    assert json.loads(result.stdout).keys() == {*METHODS, *COMPOSITIONS}
     cracked, suffix = result.stderr.splitlines()
     assert cracked == ("warning: importing the method 'broken:Method' failed: ZeroDivisionError: division by zero")
     assert suffix == "warning: 'suffix' is a method of selfspec, not fine:Other; give that another name"

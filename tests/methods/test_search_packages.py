@@ -24,7 +24,7 @@ def _no_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_random_search_needs_no_scikit_learn() -> None:
     model = build("llama")
     result = Engine(model, None, "swift", settings=RANDOM).generate(prompt(12), max_new_tokens=40, ignore_eos=True)
-    plain = Engine(model).generate(prompt(12), max_new_tokens=40, ignore_eos=True)
+    plain = Engine(model, method="autoregressive").generate(prompt(12), max_new_tokens=40, ignore_eos=True)
     assert result.token_ids == plain.token_ids
     assert result.drafted > 0
     assert result.accepted > 0

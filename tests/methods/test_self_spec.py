@@ -21,7 +21,7 @@ from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 from selfspec.tuning import Trial, read_prompts, tune
 
-UNIFORM = evenly_skipped(LAYERS, 0.45)
+UNIFORM = evenly_skipped(LAYERS, 0.2)
 
 
 def make_engine(**settings: Any) -> tuple[Engine, SelfSpec]:

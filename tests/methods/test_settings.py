@@ -100,7 +100,7 @@ def test_unknown_settings_of_a_method_without_any() -> None:
         parse_settings(find_method("autoregressive").Settings, "autoregressive", {"draft_length": 4})
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("layerskp", "layerskip"), ("unifrom", "uniform"), ("auto", None)])
+@pytest.mark.parametrize(("wrong", "right"), [("layerskp", "layerskip"), ("unifrom", "uniform"), ("fastest", None)])
 def test_unknown_methods_name_the_nearest_and_all(wrong: str, right: str | None) -> None:
     with pytest.raises(UnknownMethodError) as refusal:
         find_method(wrong)

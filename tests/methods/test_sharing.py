@@ -18,18 +18,27 @@ from selfspec.methods.dynamic_exit import Del, DelDrafter, DelSettings
 from selfspec.methods.registry import find_method
 from selfspec.methods.sharing import medoid, share_kept_set
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.latency import LatencyProfile
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation
 
 NEW_TOKENS = 32
 PROMPTS = [prompt(length) for length in (17, 5, 40)]
 SETTINGS: dict[str, dict[str, Any]] = {
-    "clasp": {"update_interval": 2, "skipped_layers": 2, "draft_exit_threshold": 0.2},
-    "knapspec": {"interval": 3, "recent_tokens": 4, "confidence_threshold": 0.3},
-    "del": {},
+    "clasp": {"schedule": "paper", "update_interval": 2, "skipped_layers": 2, "draft_exit_threshold": 0.2},
+    "knapspec": {"schedule": "paper", "interval": 3, "recent_rounds": 1, "confidence_threshold": 0.3},
+    "del": {"schedule": "paper"},
     "adaptive-cosine": {"update_interval": 2, "confidence_threshold": 0.2},
 }
 """With choices often enough for contexts to differ. A batch of SWIFT has one set in any case."""
+
+
+@pytest.fixture(autouse=True)
+def one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that are compared select with the same latencies."""
+    profile = LatencyProfile("cpu", "float32", SUBLAYERS // 2, 0.0, 1e-3, 1e-3, 0.0, 0.0)
+    monkeypatch.setattr("selfspec.methods.knapspec.measure_latencies", lambda _: profile)
+
 
 KEPT_SETS = st.sets(st.integers(0, SUBLAYERS - 1), min_size=1).map(lambda kept: KeptSet(tuple(sorted(kept)), SUBLAYERS))
 
@@ -156,7 +165,13 @@ def test_a_batch_of_del_plans_with_them(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_batch_of_swift_drafts_with_the_set_after_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = plans_of("swift", monkeypatch)
-    settings = {"context_window": 4, "max_matchness": 1.0, "confidence_threshold": 0.2, "skip_ratio": 0.45}
+    settings = {
+        "schedule": "paper",
+        "context_window": 4,
+        "max_matchness": 1.0,
+        "confidence_threshold": 0.2,
+        "skip_ratio": 0.45,
+    }
     results = generate("swift", **settings)
     for ids, result in zip(PROMPTS, results, strict=True):
         assert result.token_ids == plain_text("llama", ids, NEW_TOKENS)

@@ -486,7 +486,7 @@ def test_an_interrupted_output_keeps_what_was_learned(
     ("arguments", "message"),
     [
         (("--method", "layerskip", "--state", "s"), "layerskip learns nothing"),
-        (("--state", "s"), "leave --state out, or choose a method that learns: "),
+        (("--method", "suffix", "--state", "s"), "leave --state out, or choose a method that learns: "),
         (("--method", "countin", "--state", "s"), "did you mean 'counting'?"),
         (("--method", "counting", "--state", "nowhere/s"), "there is no folder"),
         (("--method", "counting", "--state", "."), "it is no file"),

@@ -37,7 +37,13 @@ from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 
 FREE = 2 * (LAYERS - 2)
-QUICK = {"context_window": 6, "bayesian_interval": 4, "max_matchness": 1.0, "adjustment_interval": 1000}
+QUICK = {
+    "schedule": "paper",
+    "context_window": 6,
+    "bayesian_interval": 4,
+    "max_matchness": 1.0,
+    "adjustment_interval": 1000,
+}
 
 
 # Points and proposals
@@ -292,8 +298,8 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], KeptSet, in
     steps = []
     original = swift.matchness
 
-    def spy(probe: Probe, kept: KeptSet, window: int, end: int | None = None) -> float:
-        score = original(probe, kept, window, end)
+    def spy(probe: Probe, kept: KeptSet, window: int, end: int | None = None, precision: Any = None) -> float:
+        score = original(probe, kept, window, end, precision)
         steps.append((probe.token_ids[:end].tolist(), kept, window, score))
         return score
 
@@ -438,7 +444,7 @@ def test_widths_follow_setting_and_sampling(
 
 
 def plain(name: str, **parameters: Any) -> tuple[int, ...]:
-    return Engine(build(name)).generate(prompt(17), max_new_tokens=40, **parameters).token_ids
+    return Engine(build(name), method="autoregressive").generate(prompt(17), max_new_tokens=40, **parameters).token_ids
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window"])

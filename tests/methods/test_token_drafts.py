@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from helpers.drafts import begin, ngram_model, paths, play, preferences
 from helpers.models import VOCABULARY, build, plain_text, prompt
 from selfspec.decoding.draft import NoDraft, TokenDraft
+from selfspec.decoding.guess import Continuation
 from selfspec.decoding.reading import read_text
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, StateError
@@ -49,13 +50,14 @@ def test_a_copy_that_reaches_the_end_goes_on_with_itself() -> None:
     assert continuation([7, 7], 1, 3) == [7, 7, 7]
 
 
-def naive_ngram_match(text: list[int], max_size: int) -> int | None:
-    """Position behind the latest earlier occurrence of the longest matching n-gram, by scanning the text."""
-    for size in range(min(max_size, len(text)), 0, -1):
+def naive_ngram_match(text: list[int], max_size: int, drafted: tuple[int, ...] = ()) -> tuple[int, int]:
+    """The longest matching n-gram and the position behind its last earlier occurrence in the text, by scanning it."""
+    whole = [*text, *drafted]
+    for size in range(min(max_size, len(whole)), 0, -1):
         for end in range(len(text) - 1, size - 1, -1):
-            if text[end - size : end] == text[len(text) - size :]:
-                return end
-    return None
+            if text[end - size : end] == whole[len(whole) - size :]:
+                return size, end
+    return 0, 0
 
 
 @given(TEXTS, st.integers(1, 5), st.integers(0, 40))
@@ -63,16 +65,18 @@ def test_the_ngram_index_finds_what_a_scan_finds(text: list[int], max_size: int,
     index = NgramIndex(max_size, text[:given_at_once])
     for length in range(given_at_once, len(text)):
         index.extend(text[length : length + 1])
-        assert index.find() == naive_ngram_match(text[: length + 1], max_size)
+        assert index.match_after() == naive_ngram_match(text[: length + 1], max_size)
     assert index.tokens == text
-    assert index.find() == naive_ngram_match(text, max_size)
+    assert index.match_after() == naive_ngram_match(text, max_size)
 
 
-def naive_suffix_match(text: list[int]) -> tuple[int, int]:
-    """Length of the longest suffix that has occurred before, and the position behind its latest earlier occurrence."""
-    for length in range(len(text) - 1, 0, -1):
-        for end in range(len(text) - 1, length - 1, -1):
-            if text[end - length : end] == text[len(text) - length :]:
+def naive_suffix_match(text: list[int], drafted: tuple[int, ...] = ()) -> tuple[int, int]:
+    """Length of the longest suffix that occurs before in the text, and the position behind its last occurrence."""
+    whole = [*text, *drafted]
+    last = len(text) if drafted else len(text) - 1
+    for length in range(len(whole) - 1, 0, -1):
+        for end in range(last, length - 1, -1):
+            if text[end - length : end] == whole[len(whole) - length :]:
                 return length, end
     return 0, 0
 
@@ -87,6 +91,19 @@ def test_the_suffix_automaton_finds_what_a_search_finds(text: list[int]) -> None
         if match_length:
             assert automaton.match_end == match_end
     assert automaton.tokens == text
+
+
+@given(TEXTS, st.lists(st.integers(0, 2), max_size=6), st.integers(1, 5))
+def test_matches_after_drafted_tokens(text: list[int], drafted: list[int], max_size: int) -> None:
+    """They are looked for in the text, which stays as it is."""
+    automaton, index = SuffixAutomaton(text), NgramIndex(max_size, text)
+    length, end = naive_suffix_match(text, tuple(drafted))
+    match = automaton.match_after(drafted)
+    assert match.length == length
+    assert not length or match.end == end
+    assert index.match_after(drafted) == naive_ngram_match(text, max_size, tuple(drafted))
+    assert automaton.tokens == index.tokens == text
+    assert automaton.match_after(()) == (automaton.match_length, automaton.match_end)
 
 
 def test_the_suffix_automaton_follows_one_token_repeated_for_long() -> None:
@@ -120,8 +137,8 @@ def test_copies_are_what_the_references_copy(method: str) -> None:
     for _ in range(25):
         before = list(text)
         draft, stood = play(drafter, model, text, VOCABULARY)
-        length, end = naive_suffix_match(before) if method == "suffix" else (1, naive_ngram_match(before, 3))
-        if not length or end is None:
+        length, end = naive_suffix_match(before) if method == "suffix" else naive_ngram_match(before, 3)
+        if not length:
             assert draft == NoDraft()
             continue
         count = min(32, 3 * length) if method == "suffix" else 5
@@ -132,6 +149,36 @@ def test_copies_are_what_the_references_copy(method: str) -> None:
         assert draft.tree.is_chain
         drafted, accepted = drafted + count, accepted + stood
     assert 0 < accepted < drafted
+
+
+@pytest.mark.parametrize("method", ["suffix", "prompt-lookup"])
+def test_copies_after_drafted_tokens_are_those_of_the_longer_text(method: str) -> None:
+    """Where the match is in the text; the drafter drafts afterwards what it would have drafted."""
+    text = [1, 2, 3, 4, 5, 6, 7, 9, 8, 1, 2, 3]
+    drafter = begin(make(method, **METHODS[method]), text)
+    planned = drafter.plan()
+    for drafted in ([4], [4, 5], [7, 9], [9]):
+        longer = begin(make(method, **METHODS[method]), [*text, *drafted])
+        found = drafter.continue_after(drafted)
+        assert found == longer.continue_after(())
+        assert found.token_ids == longer.plan().token_ids
+        assert found.match_length > 0
+    assert drafter.continue_after([20]).token_ids == ()
+    assert drafter.plan() == planned
+
+
+def test_recycling_expects_the_likeliest_tokens() -> None:
+    """What the first child of every node is in its tree."""
+    model, text = ngram_model(1, 8), [1, 2, 3]
+    drafter = begin(make("token-recycling", candidates=4, tree_size=20, tree_depth=3), text)
+    assert drafter.continue_after(()) == Continuation()
+    for _ in range(12):
+        play(drafter, model, text, VOCABULARY)
+    expected = [text[-1]]
+    for _ in range(3):
+        expected.append(model((expected[-1],)))
+    assert drafter.continue_after(()).token_ids == tuple(expected[1:])
+    assert drafter.continue_after(expected[1:2]).token_ids[:2] == tuple(expected[2:])
 
 
 @pytest.mark.parametrize("room", [1000, 3])
@@ -323,7 +370,7 @@ def test_a_state_that_does_not_fit_changes_nothing(
 @pytest.mark.parametrize("name", ["llama", "mistral-window"])
 def test_coupled_text_depends_on_the_seed_alone(name: str, method: str) -> None:
     options = {"max_new_tokens": 40, "temperature": 0.6, "seed": 5}
-    plain = Engine(build(name)).generate(prompt(17), **options)
+    plain = Engine(build(name), method="autoregressive").generate(prompt(17), **options)
     result = Engine(build(name), method=method, settings=METHODS[method]).generate(prompt(17), **options)
     assert result.token_ids == plain.token_ids
     assert result.drafted > 0

@@ -121,8 +121,8 @@ def test_an_attention_without_tree_masks_is_refused() -> None:
         Target(model)
 
 
-def test_a_model_on_no_device_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="one device"):
+def test_a_model_without_its_weights_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="without its weights"):
         Target(fresh_llama().to("meta"))
 
 
@@ -183,7 +183,7 @@ def test_a_model_that_lacks_a_module_is_refused_by_its_name(part: str) -> None:
 
 def test_a_module_that_goes_missing_is_noticed_at_the_next_request() -> None:
     model: Any = copy.deepcopy(build("llama"))
-    engine = Engine(model)
+    engine = Engine(model, method="autoregressive")
     engine.generate(prompt(5), max_new_tokens=2)
     del model.model.layers[2].mlp.up_proj
     with pytest.raises(UnsupportedModelError, match=r"layer 2 of this Llama model has no module 'mlp\.up_proj'"):

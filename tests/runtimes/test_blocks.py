@@ -17,11 +17,11 @@ from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError, NonFiniteLogitsError, UnsupportedModelError
 from selfspec.model import masks
 from selfspec.model.forward import SequenceState
-from selfspec.runtimes import kernels
+from selfspec.runtimes import kernels, prepared
 from selfspec.runtimes.compiled import CompiledMLP, CompiledProduct
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.kernels import most_attending, most_rows
-from selfspec.runtimes.products import Product
+from selfspec.runtimes.products import DenseProduct
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
 
@@ -112,7 +112,7 @@ def has_compiler() -> bool:
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 
-NOT_COMPILED = ("gemma2", "gemma3_text", "starcoder2", "stablelm")
+NOT_COMPILED = ("starcoder2", "stablelm")
 """Model types whose norms or activations the kernels do not know."""
 
 
@@ -146,7 +146,7 @@ def test_a_compiled_product_is_torchs(dtype: torch.dtype, inputs: int, outputs_c
     """Sizes that fill no vector or strip too; and a row's result does not depend on how many others there are."""
     torch.manual_seed(3)
     linear = nn.Linear(inputs, outputs_count, dtype=dtype)
-    product = CompiledProduct(Product([linear]))
+    product = CompiledProduct(DenseProduct([linear]))
     rows = torch.randn(max(ROW_COUNTS), inputs, dtype=dtype)
     with torch.inference_mode():
         exact = linear.double()(rows.double())
@@ -232,7 +232,7 @@ def test_threads_do_not_change_a_product(dtype: torch.dtype) -> None:
     """A weight large enough to be shared out, with a last panel that is not full, and rows in several groups."""
     torch.manual_seed(4)
     linear, rows = nn.Linear(1024, 1030, dtype=dtype), torch.randn(16, 1024, dtype=dtype)
-    product = CompiledProduct(Product([linear]))
+    product = CompiledProduct(DenseProduct([linear]))
     alone = product(rows)
     torch.set_num_threads(3)
     try:
@@ -250,25 +250,29 @@ def test_not_a_number_stays_one() -> None:
         with torch.no_grad():
             model.model.layers[1].mlp.up_proj.weight[3, 4] = torch.nan
         with pytest.raises(NonFiniteLogitsError):
-            Engine(model).generate(prompt_ids(), max_new_tokens=4)
+            Engine(model, method="autoregressive").generate(prompt_ids(), max_new_tokens=4)
 
 
 def test_without_a_compiler_it_falls_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With one warning where kernels were asked for, silently where they were not."""
+    """With a warning each time where kernels were asked for, with one in all where they were not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
-    kernels.load.cache_clear()
+    kernels.find.cache_clear()
+    prepared._warn_once.cache_clear()
     try:
         with pytest.warns(RuntimeWarning, match="falls back to fused blocks") as caught:
             target = Target(fresh(), "compiled")
         assert len(caught) == 1
         assert target.fused_count == 4
+        with pytest.warns(RuntimeWarning, match="takes about twice as long: the kernels could not be built"):
+            assert Target(fresh()).fused_count == 4
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert Target(fresh()).fused_count == 4
+        assert kernels.describe().startswith("none (plain decoding takes about twice as long): ")
         assert not any(isinstance(sublayer, CompiledMLP) for sublayer in target.sublayers)
     finally:
-        kernels.load.cache_clear()
+        kernels.find.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3-window"])
@@ -353,14 +357,14 @@ def test_a_models_own_logits_stay_bit_for_bit(name: str) -> None:
 
 def test_a_change_of_a_weight_is_seen_on_both_sides() -> None:
     model = fresh()
-    engine = Engine(model)
+    engine = Engine(model, method="autoregressive")
     before = engine.generate(prompt_ids(), max_new_tokens=8).token_ids
     with torch.no_grad():
         model.model.layers[0].self_attn.v_proj.weight.mul_(-3)
         model.model.layers[1].mlp.up_proj.weight.mul_(-3)
     after = engine.generate(prompt_ids(), max_new_tokens=8).token_ids
     assert engine.target.fused_count == 4
-    assert after == Engine(model).generate(prompt_ids(), max_new_tokens=8).token_ids
+    assert after == Engine(model, method="autoregressive").generate(prompt_ids(), max_new_tokens=8).token_ids
     assert before != after
 
 
@@ -446,12 +450,12 @@ def test_a_sublayer_that_is_not_ordinary_stays_with_its_module(change: Any, late
     torch.manual_seed(2)
     model = fresh()
     plain = own_logits(model)
-    engine = Engine(model) if late else None
+    engine = Engine(model, method="autoregressive") if late else None
     if engine is not None:
         engine.generate(prompt_ids(), max_new_tokens=2)
         assert engine.target.fused_count == 4
     change(model.eval())
-    engine = engine or Engine(model)
+    engine = engine or Engine(model, method="autoregressive")
     wanted = own_logits(model)
     assert not torch.allclose(wanted, plain, atol=1e-3), "the change changed nothing"
     state = engine.target.new_sequence(9, capacity=9, last_length=9)
@@ -465,7 +469,7 @@ def test_a_model_whose_states_were_asked_for_is_fused_as_before() -> None:
     model = fresh()
     model(torch.tensor([[1, 2, 3]]), output_hidden_states=True, output_attentions=True)
     assert any(module._forward_hooks for module in model.modules())
-    engine = Engine(model)
+    engine = Engine(model, method="autoregressive")
     wanted = own_logits(model)
     state = engine.target.new_sequence(9, capacity=9, last_length=9)
     torch.testing.assert_close(run(engine.target, state, list(range(9))), wanted, rtol=1e-4, atol=1e-4)
@@ -474,7 +478,7 @@ def test_a_model_whose_states_were_asked_for_is_fused_as_before() -> None:
 
 def test_a_model_that_moves_to_another_dtype_is_fused_anew() -> None:
     model = fresh()
-    engine = Engine(model)
+    engine = Engine(model, method="autoregressive")
     engine.generate(prompt_ids(), max_new_tokens=2)
     model.to(torch.float64)
     state = engine.target.new_sequence(9, capacity=9, last_length=9)
@@ -487,7 +491,7 @@ def test_a_model_that_moves_to_another_dtype_is_fused_anew() -> None:
 
 def test_unknown_runtimes_are_refused_by_name() -> None:
     with pytest.raises(InvalidParameterError, match=r"no runtime 'warp'; choose one of auto, eager, fused, compiled"):
-        Engine(build("llama"), runtime="warp")
+        Engine(build("llama"), runtime="warp", method="autoregressive")
 
 
 def test_fused_is_refused_where_nothing_can_be() -> None:

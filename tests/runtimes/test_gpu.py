@@ -33,7 +33,7 @@ def test_greedy_tokens_are_those_of_generate(name: str, method: str) -> None:
 def test_the_text_depends_on_the_seed_alone(method: str) -> None:
     model = copy.deepcopy(build("llama")).cuda()
     params = SamplingParams(temperature=1.0, seed=3, max_new_tokens=40)
-    plain = Engine(model).generate(PROMPT, params)
+    plain = Engine(model, method="autoregressive").generate(PROMPT, params)
     assert Engine(model, method=method).generate(PROMPT, params).token_ids == plain.token_ids
     assert plain.peak_memory_bytes > 0
 
@@ -83,7 +83,7 @@ def test_graphs_write_the_models_own_text(name: str, method: str) -> None:
 def test_graphs_write_the_text_of_the_seed(method: str) -> None:
     model = copy.deepcopy(build("gemma3")).cuda()
     params = SamplingParams(temperature=1.0, seed=3, max_new_tokens=40)
-    plain = Engine(model, runtime="fused").generate(PROMPT, params)
+    plain = Engine(model, runtime="fused", method="autoregressive").generate(PROMPT, params)
     result = Engine(model, method=method, settings=GRAPH_METHODS[method], runtime="graphs").generate(PROMPT, params)
     assert result.token_ids == plain.token_ids
     assert result.drafted > 0
@@ -122,7 +122,7 @@ def test_a_warm_engine_records_nothing_in_a_request_and_a_longer_request_all_ane
     first = engine.generate(prompt(300), max_new_tokens=16)
     assert recorded(engine.target) == warm > 0
     for length in (2 * FEWEST_SLOTS, 300):  # the pool of the first graphs ends with them
-        plain = Engine(model, runtime="fused").generate(prompt(length), max_new_tokens=16)
+        plain = Engine(model, runtime="fused", method="autoregressive").generate(prompt(length), max_new_tokens=16)
         result = engine.generate(prompt(length), max_new_tokens=16)
         assert result.token_ids == plain.token_ids
     assert result.token_ids == first.token_ids

@@ -221,7 +221,7 @@ def test_text_of_methods_that_run_more_between_rounds(method: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma2"])
 def test_coupled_text_depends_on_the_seed_alone(name: str, method: str) -> None:
     params = SamplingParams(temperature=1.0, seed=4, max_new_tokens=40)
-    plain = Engine(own(name), runtime="fused").generate(prompt(17), params)
+    plain = Engine(own(name), runtime="fused", method="autoregressive").generate(prompt(17), params)
     result = Engine(own(name), method=method, settings=METHODS[method], runtime="graphs").generate(prompt(17), params)
     assert result.token_ids == plain.token_ids
     assert_drafts_stand(result)
@@ -337,7 +337,7 @@ def test_what_comes_while_the_arena_is_lent_runs_on_a_cache_of_its_own() -> None
 
 @recording
 def test_an_arena_comes_back_whatever_became_of_its_sequence() -> None:
-    engine = Engine(own("llama"), runtime="graphs")
+    engine = Engine(own("llama"), runtime="graphs", method="autoregressive")
     abandoned = engine.stream(prompt(17), max_new_tokens=24)
     next(abandoned)
     del abandoned
@@ -405,7 +405,11 @@ def test_a_changed_model_is_recorded_anew() -> None:
     after = engine.generate(prompt(17), max_new_tokens=12).token_ids
     assert first() is None, "the graphs of the model as it was, and their arena, were kept"
     assert graphs_of(engine.target).recorded > 0
-    assert after == Engine(model, runtime="eager").generate(prompt(17), max_new_tokens=12).token_ids != before
+    assert (
+        after
+        == Engine(model, runtime="eager", method="autoregressive").generate(prompt(17), max_new_tokens=12).token_ids
+        != before
+    )
 
 
 @recording
@@ -439,7 +443,7 @@ def test_logits_that_are_no_numbers_are_refused_as_ever() -> None:
     model = copy.deepcopy(own("llama"))
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight.fill_(torch.inf)
-    engine = Engine(model, runtime="graphs")
+    engine = Engine(model, runtime="graphs", method="autoregressive")
     with pytest.raises(NonFiniteLogitsError):
         engine.generate(prompt(17), max_new_tokens=4)
 

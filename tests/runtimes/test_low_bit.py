@@ -1,14 +1,16 @@
 """Low-bit copies: their format against a slow oracle, rows of any company, mixed precisions, and what is refused."""
 
 import functools
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Starcoder2Config
 
 from selfspec import loading
 from selfspec.errors import InvalidSettingError, OutOfMemoryError, UnsupportedModelError
@@ -16,9 +18,10 @@ from selfspec.model.forward import Forward
 from selfspec.runtimes import kernels, low_bit
 from selfspec.runtimes.compiled import CompiledProduct
 from selfspec.runtimes.low_bit import LOW_BITS, LowBitModel, MixedPrecision, Precision
+from selfspec.runtimes.low_bit_modules import look_up
 from selfspec.runtimes.packed import PackedWeights, packed_bytes
 from selfspec.runtimes.precision import GROUPS, PackedFormat
-from selfspec.runtimes.products import Product
+from selfspec.runtimes.products import DenseProduct
 from selfspec.runtimes.target import Target
 
 
@@ -109,9 +112,9 @@ def packed_product(weight: torch.Tensor, form: PackedFormat, bias: torch.Tensor 
     linear.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
         linear.bias = nn.Parameter(bias, requires_grad=False)
-    product = CompiledProduct(Product([linear]))
-    copy = PackedWeights(product, form)
-    made = product.with_linear(copy.linear)
+    product = CompiledProduct(DenseProduct([linear]))
+    copy = PackedWeights.of(product.values(), form)
+    made = product.with_linear(copy.describe(product.bias))
     vars(made)["copy"] = copy
     return made
 
@@ -119,6 +122,22 @@ def packed_product(weight: torch.Tensor, form: PackedFormat, bias: torch.Tensor 
 def unpacked(weight: torch.Tensor, form: PackedFormat) -> torch.Tensor:
     """The weights that the kernels read, ``[outputs, inputs]``: what single ones among zeros give."""
     return packed_product(weight.float(), form)(torch.eye(weight.shape[1])).T
+
+
+@BITS
+@pytest.mark.parametrize("group", GROUPS)
+def test_unpacked_in_python_they_are_what_the_kernels_read(bits: int, group: int) -> None:
+    weight = random_weight(70, 3 * group)
+    for offset in offsets(group):
+        form = PackedFormat(bits, group, offset)
+        packed, read = PackedWeights.of(weight, form), unpacked(weight, form)
+        assert torch.equal(packed.unpack(), read)
+        some = torch.tensor([69, 0, 17, 17])
+        assert torch.equal(packed.unpack(some), read[some])
+        for dtype in (torch.float32, torch.bfloat16):
+            assert torch.equal(look_up(packed, some, dtype), read[some].to(dtype))
+        assert torch.equal(packed.rows(32, 32).unpack(), read[32:64])
+        assert torch.equal(packed.rows(64, 64).unpack(), read[64:])
 
 
 def random_weight(outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -415,13 +434,13 @@ def tensors_of(model: Any) -> list[tuple[int, int]]:
 
 def test_bytes_are_known_before_and_are_those_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    make = PackedWeights.__init__
+    make = PackedWeights.of
 
-    def noted(self: PackedWeights, product: Product, form: PackedFormat) -> None:
-        make(self, product, form)
-        made.append(self.bytes)
+    def noted(weight: torch.Tensor, form: PackedFormat) -> PackedWeights:
+        made.append((copy := make(weight, form)).bytes)
+        return copy
 
-    monkeypatch.setattr(PackedWeights, "__init__", noted)
+    monkeypatch.setattr(PackedWeights, "of", noted)
     own = Target(target("llama").model)
     for precision in PRECISIONS.values():
         made.clear()
@@ -436,13 +455,13 @@ def test_bytes_are_known_before_and_are_those_allocated(monkeypatch: pytest.Monk
 
 def test_copies_are_made_once_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[PackedFormat] = []
-    make = PackedWeights.__init__
+    make = PackedWeights.of
 
-    def noted(self: PackedWeights, product: Product, form: PackedFormat) -> None:
+    def noted(weight: torch.Tensor, form: PackedFormat) -> PackedWeights:
         made.append(form)
-        make(self, product, form)
+        return make(weight, form)
 
-    monkeypatch.setattr(PackedWeights, "__init__", noted)
+    monkeypatch.setattr(PackedWeights, "of", noted)
     own = Target(target("llama").model)
     first = own.at(Precision.of(4))
     assert len(made) == 4 * LAYERS + 1
@@ -471,6 +490,21 @@ def test_several_threads_ask_at_once() -> None:
     assert len(found) == 6
     assert len({id(model) for _, model in found}) == 2
     assert all(model is own.at(Precision.of(bits)) for bits, model in found)
+
+
+@torch.inference_mode()
+def test_a_model_in_use_keeps_its_copies() -> None:
+    own = Target(target().model)
+    model = own.at(Precision.of(4))
+    copies = [weakref.ref(each.codes) for part in model._held[1] for each in part]
+    before = logits(model, own)
+    own._low_bit.release(None)
+    gc.collect()
+    assert all(copy() is not None for copy in copies)
+    assert torch.equal(logits(model, own), before)
+    del model
+    gc.collect()
+    assert all(copy() is None for copy in copies)
 
 
 @torch.inference_mode()
@@ -523,9 +557,8 @@ def test_bits_of_another_number_of_sublayers() -> None:
         target().check_low_bit(MixedPrecision((4,) * 5))
 
 
-@pytest.mark.parametrize("runtime", ["eager", "fused"])
-def test_runtimes_without_kernels(runtime: str) -> None:
-    own = Target(target().model, runtime)
+def test_a_runtime_without_kernels() -> None:
+    own = Target(target().model, "eager")
     with pytest.raises(UnsupportedModelError, match="kernels"):
         own.check_low_bit(Precision.of(8))
     assert own.at(Precision()) is own
@@ -533,9 +566,9 @@ def test_runtimes_without_kernels(runtime: str) -> None:
 
 def test_models_without_a_native_form() -> None:
     torch.manual_seed(0)
-    gemma = AutoModelForCausalLM.from_config(Gemma2Config(**SIZES), dtype=torch.float32).eval()
+    other = AutoModelForCausalLM.from_config(Starcoder2Config(**SIZES), dtype=torch.float32).eval()
     half = AutoModelForCausalLM.from_config(CONFIGS["llama"](), dtype=torch.float16).eval()
-    for model in (gemma, half):
+    for model in (other, half):
         with pytest.raises(UnsupportedModelError, match="native form"):
             Target(model).at(Precision.of(8))
 
@@ -554,7 +587,7 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = own.low_bit_bytes(Precision.of(8))
     monkeypatch.setattr(low_bit, "available_bytes", lambda: needed - 1)
     made: list[Any] = []
-    monkeypatch.setattr(low_bit, "PackedWeights", lambda *given: made.append(given))
+    monkeypatch.setattr(PackedWeights, "of", lambda *given: made.append(given))
     with pytest.raises(OutOfMemoryError, match=f"{needed:,} bytes, but {needed - 1:,} are available"):
         own.at(Precision.of(8))
     assert not made
@@ -568,6 +601,5 @@ def test_memory_that_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bytes_of_a_product() -> None:
-    product = Product([nn.Linear(64, 20, bias=False)])
-    assert packed_bytes(product, PackedFormat(4)) == 32 * 64 // 2 + 32 * 2 * 2
-    assert packed_bytes(product, PackedFormat(8, 64, 16)) == 32 * 96 + 32 * 2 * 2
+    assert packed_bytes((20, 64), PackedFormat(4)) == 32 * 64 // 2 + 32 * 2 * 2
+    assert packed_bytes((20, 64), PackedFormat(8, 64, 16)) == 32 * 96 + 32 * 2 * 2

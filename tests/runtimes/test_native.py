@@ -10,6 +10,8 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -57,6 +59,12 @@ CONFIGS = {
     "some-without-rope": functools.partial(SmolLM3Config, **PLAIN, no_rope_layer_interval=2, pad_token_id=None),
     "heads-of-96": functools.partial(LlamaConfig, **{**SIZES, "head_dim": 96}),
     "one-key-head": functools.partial(LlamaConfig, **{**SIZES, "head_dim": 192, "num_key_value_heads": 1}),
+    "gemma2": functools.partial(
+        Gemma2Config, **SIZES, sliding_window=16, attn_logit_softcapping=5.0, query_pre_attn_scalar=40
+    ),
+    "gemma3": functools.partial(
+        Gemma3TextConfig, **SIZES, sliding_window=16, layer_types=["sliding_attention", "full_attention"] * 2
+    ),
     "head-norms": functools.partial(Qwen3Config, **SIZES),
     "row-norms-and-norms-after": functools.partial(Olmo2Config, **PLAIN, pad_token_id=None),
     "multipliers": functools.partial(
@@ -106,10 +114,10 @@ def native_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     seen: list[int] = []
     run = NativeForward.run
 
-    def noted(self: NativeForward, stream: torch.Tensor, sublayers: tuple[int, ...], *given: Any) -> None:
+    def noted(self: NativeForward, stream: torch.Tensor, sublayers: tuple[int, ...], *given: Any, **named: Any) -> Any:
         if len(sublayers) > 1:
             seen.append(len(stream))
-        run(self, stream, sublayers, *given)
+        return run(self, stream, sublayers, *given, **named)
 
     monkeypatch.setattr(NativeForward, "run", noted)
     return seen
@@ -342,3 +350,14 @@ def test_other_runtimes_and_hooked_models_go_without_it(native_rows: list[int]) 
     fused = Engine(hooked, method="uniform", settings={"skip_ratio": 0.25}, runtime="fused")
     assert fused.generate(list(range(20)), max_new_tokens=12).token_ids == wanted
     assert not native_rows
+
+
+@FAMILIES
+def test_a_native_forward_computes_what_modules_compute(name: str) -> None:
+    """Norms, activations, caps, windows and rope against transformers' modules in float32."""
+    outputs, made = [], model.__wrapped__(name, torch.float32)  # not one that was made in inference mode
+    for chosen in (Target(made, "eager"), Target(made, "compiled")):
+        with torch.inference_mode():
+            stream, forward, _ = Request(PREFIX, 8).begin(chosen)
+            outputs.append(chosen.run(stream, EVERYTHING, forward).hidden_states)
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -226,6 +228,8 @@ KERNEL_CONFIGS = {
         sliding_window=WINDOW,
     ),
     "multipliers": functools.partial(GraniteConfig, **_SIZES, residual_multiplier=0.7, attention_multiplier=0.2),
+    "gemma2": functools.partial(Gemma2Config, **_SIZES, sliding_window=8, attn_logit_softcapping=5.0),
+    "gemma3": functools.partial(Gemma3TextConfig, **_SIZES, sliding_window=8),
     "longrope": functools.partial(
         Phi3Config, **_SIZES, original_max_position_embeddings=ROPE_SWITCH, rope_parameters=_LONGROPE
     ),

@@ -200,7 +200,11 @@ def play(script: Script, **params: Any) -> tuple[Generation, list[Feedback]]:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("drafts", ["chain", "found"])
 def test_a_round_waits_once(watch: Watch, drafts: str, rule: str) -> None:
-    text = Engine(build("llama")).generate(PROMPT, max_new_tokens=NEW_TOKENS, **RULES[rule]).token_ids
+    text = (
+        Engine(build("llama"), method="autoregressive")
+        .generate(PROMPT, max_new_tokens=NEW_TOKENS, **RULES[rule])
+        .token_ids
+    )
     script = chain if drafts == "chain" else found_in(text)
     counts: list[tuple[int, int]] = []
 
@@ -329,9 +333,14 @@ def test_only_an_accelerator_gets_a_head_start() -> None:
 def test_trees_that_never_stop_need_no_confidence_before_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Widths alone do not hold the next step up."""
     order: list[str] = []
-    wait, logits = AsyncCopy.wait, Target.logits
+    wait, run = AsyncCopy.wait, Target.run
+
+    def scored(target: Target, *given: Any, logits: bool = False, **others: Any) -> StackOutput:
+        order.extend(["logits"] * logits)
+        return run(target, *given, logits=logits, **others)
+
     monkeypatch.setattr(AsyncCopy, "wait", lambda copied: order.append("wait") or wait(copied))
-    monkeypatch.setattr(Target, "logits", lambda target, *given: order.append("logits") or logits(target, *given))
+    monkeypatch.setattr(Target, "run", scored)
     play(tree)
     assert ["logits"] * 3 + ["wait"] * 3 in [order[start : start + 6] for start in range(len(order))]
 
@@ -360,7 +369,11 @@ class Strict(LogitsProcessor):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_processor_is_not_blamed_for_a_draft_that_is_no_numbers(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a draft is dropped, and the round is a plain step; other drafts of the same text stand."""
-    healthy = Engine(build("llama")).generate(PROMPT, max_new_tokens=NEW_TOKENS, **RULES[rule]).token_ids
+    healthy = (
+        Engine(build("llama"), method="autoregressive")
+        .generate(PROMPT, max_new_tokens=NEW_TOKENS, **RULES[rule])
+        .token_ids
+    )
     poison = next(token for token in range(128) if token not in (*healthy, *PROMPT))
     target, strict = Target(copy.deepcopy(build("llama"))), Strict(poison)
     embed = target.embed
@@ -393,4 +406,4 @@ def test_a_processors_own_mistake_stays_its_own() -> None:
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        Engine(build("llama")).generate(PROMPT, max_new_tokens=4, logits_processors=[Broken()])
+        Engine(build("llama"), method="autoregressive").generate(PROMPT, max_new_tokens=4, logits_processors=[Broken()])

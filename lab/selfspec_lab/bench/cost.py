@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from selfspec.measuring import StepBytes
-from selfspec.methods.low_bit import LowBitSettings
 from selfspec.types import Generation, Round
 
 
@@ -56,28 +54,20 @@ def decoding_bytes(costs: StepBytes, generations: Sequence[Generation]) -> Decod
     """
     tokens = plain = draft_steps = draft = verify = 0
     for generation in generations:
-        precision = _draft_precision(generation)
         length = generation.prompt_token_count + 1  # the first token comes from the prefill
         for record in generation.rounds:
             new = len(record.token_ids)
             plain += sum(costs.target_step(length + step) for step in range(new))
             verify += costs.target_step(length + record.candidates)
-            draft += _draft_bytes(costs, record, length, precision)
+            draft += _draft_bytes(costs, record, length)
             draft_steps += record.drafted if record.kept is not None else 0
             tokens += new
             length += new
     return DecodingBytes(tokens, plain, draft_steps, draft, verify)
 
 
-def _draft_bytes(costs: StepBytes, record: Round, length: int, precision: Any) -> int:
+def _draft_bytes(costs: StepBytes, record: Round, length: int) -> int:
     """Every token of a layer draft is one forward; other drafts read no weights."""
     if record.kept is None:
         return 0
-    return sum(costs.step(record.kept.sublayers, length + step, precision) for step in range(record.drafted))
-
-
-def _draft_precision(generation: Generation) -> Any:
-    """The precision of the weights that drafted; ``None`` for the target's own."""
-    if generation.method != "low-bit":
-        return None
-    return LowBitSettings(**generation.settings).precision
+    return sum(costs.step(record.kept.sublayers, length + step, record.precision) for step in range(record.drafted))

@@ -41,6 +41,7 @@ class ForcedAcceptance:
     """
 
     needs_draft_probs = False
+    chooses_best = False
 
     def __init__(self, probability: float, source: random.Random) -> None:
         self.probability = check_probability(probability)

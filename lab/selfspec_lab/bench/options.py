@@ -1,7 +1,7 @@
 """Options that the benchmarks share: model, methods and settings, checked before a model is loaded."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from selfspec import Engine
@@ -10,7 +10,7 @@ from selfspec.loading import parse_device, parse_dtype
 from selfspec.measuring import RUNTIMES, Target
 from selfspec.methods import METHODS, find_method, make_method
 from selfspec.methods.api import Method
-from selfspec.methods.settings import parse_settings
+from selfspec.methods.settings import parse_settings, setting_values
 from selfspec_lab.bench.benchmark import explain
 from selfspec_lab.widening import check_factor
 
@@ -60,7 +60,9 @@ class BenchOptions:
             raise InvalidParameterError(
                 f"max_new_tokens must be at least 2, not {self.max_new_tokens}: the first token is not timed"
             )
-        for name, values in self.settings.items():
+        settings = {find_method(name).name: values for name, values in self.settings.items()}
+        object.__setattr__(self, "settings", settings)
+        for name, values in settings.items():
             parse_settings(find_method(name).Settings, name, values)
             if name not in self.method_names:
                 raise InvalidParameterError(
@@ -77,8 +79,9 @@ class BenchOptions:
 
 def default_settings(method: type[Method], layer_count: int) -> dict[str, Any]:
     """Settings that the benchmarks set: the exit layer of methods with a fixed one, at ``EXIT_SHARE`` of the layers."""
-    names = {field.name for field in fields(method.Settings)}
-    return {"exit_layer": max(1, int(layer_count * EXIT_SHARE))} if "exit_layer" in names else {}
+    layer = max(1, int(layer_count * EXIT_SHARE))
+    names = setting_values(method.Settings())
+    return {name: layer for name in names if name.rpartition(".")[2] == "exit_layer"}
 
 
 def make_engines(

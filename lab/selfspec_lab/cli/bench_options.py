@@ -1,5 +1,6 @@
 """The options of the benchmark commands."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -70,15 +71,15 @@ Runtime = Annotated[str, typer.Option(help=options.RUNTIME_HELP, rich_help_panel
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Splits names at commas."""
-    return tuple(name.strip() for name in text.split(","))
+    """Splits names at commas, but not at those between the parts of a method: ``suffix,cascade(suffix, low-bit)``."""
+    return tuple(name.strip() for name in re.split(r",(?![^()]*\))", text))
 
 
 def parse_method_settings(assignments: Sequence[str]) -> dict[str, dict[str, str]]:
     """Parses the values of ``--set`` for several methods.
 
     Args:
-        assignments: each ``method.key=value``.
+        assignments: each ``method.key=value``; ``method.part.key=value`` for a part of a method that has parts.
 
     Returns:
         Values by method and key, as text.
@@ -88,8 +89,8 @@ def parse_method_settings(assignments: Sequence[str]) -> dict[str, dict[str, str
     """
     settings: dict[str, dict[str, str]] = {}
     for name, value in parse_assignments(assignments).items():
-        method, dot, key = name.partition(".")
-        if not method or not dot or not key:
+        found = re.fullmatch(r"([^.()]+(?:\([^()]*\))?)\.(.+)", name)
+        if found is None:
             raise InvalidSettingError(f"--set takes METHOD.KEY=VALUE here, not '{name}={value}'")
-        settings.setdefault(method, {})[key] = value
+        settings.setdefault(found[1], {})[found[2]] = value
     return settings

@@ -190,7 +190,13 @@ def _play_stream(
 
 
 def _make_swift(target: Target, seed: int, **settings: Any) -> Swift:
-    common = {"skip_ratio": SKIP_RATIO, "acceptance_tolerance": 0.0, "dynamic_verification": False, "seed": seed}
+    common = {
+        "schedule": "paper",
+        "skip_ratio": SKIP_RATIO,
+        "acceptance_tolerance": 0.0,
+        "dynamic_verification": False,
+        "seed": seed,
+    }
     method = make_method("swift", target, {**common, **settings})
     assert isinstance(method, Swift)
     return method

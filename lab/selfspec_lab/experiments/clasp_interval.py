@@ -124,7 +124,7 @@ def _count(share: float, layers: int) -> int:
 
 
 def _settings(interval: int, skipped: int) -> dict[str, Any]:
-    return {"update_interval": interval, "skipped_layers": skipped}
+    return {"schedule": "paper", "update_interval": interval, "skipped_layers": skipped}
 
 
 def _name(settings: Mapping[str, Any]) -> str:

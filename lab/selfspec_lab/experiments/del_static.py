@@ -91,7 +91,7 @@ class DelStatic(Experiment):
         }
         best = checks.best_static(data)
         candidates: dict[str, tuple[str, Mapping[str, Any]]] = {"plain": ("autoregressive", {})}
-        candidates |= {checks.del_name(omega): ("del", {"omega": omega}) for omega in amounts.timed_omegas}
+        candidates |= {checks.del_name(omega): ("del", _paper(omega)) for omega in amounts.timed_omegas}
         candidates |= {name: ("layerskip", _settings_of(name)) for name in _choices_to_time(data)}
         return {
             **data,
@@ -143,9 +143,13 @@ def _replay_static(lab: Lab, model_name: str, amounts: Amounts) -> tuple[ByPromp
     return static, layers
 
 
+def _paper(omega: float) -> Mapping[str, Any]:
+    return {"schedule": "paper", "omega": omega}
+
+
 def _tokens_per_layer_of_del(lab: Lab, model_name: str, amounts: Amounts) -> ByPrompt:
     """Tokens per loaded layer of DEL, by decay factor."""
-    engines = lab.engines(model_name, {str(omega): ("del", {"omega": omega}) for omega in amounts.omegas})
+    engines = lab.engines(model_name, {str(omega): ("del", _paper(omega)) for omega in amounts.omegas})
     found: ByPrompt = {}
     for omega, engine in engines.items():
         lab.progress(f"DEL with a decay factor of {omega}")

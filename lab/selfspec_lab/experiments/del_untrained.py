@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 TRAINED = "tiny-early-exit"
 """The checkpoint that was trained for early exit."""
 
-_CANDIDATES: Mapping[str, tuple[str, Mapping[str, Any]]] = {"plain": ("autoregressive", {}), "DEL": ("del", {})}
+_PAPER: Mapping[str, Any] = {"schedule": "paper"}
+_CANDIDATES: Mapping[str, tuple[str, Mapping[str, Any]]] = {"plain": ("autoregressive", {}), "DEL": ("del", _PAPER)}
 _LABELS = {"untrained": "not trained for early exit", "trained": "trained for early exit"}
 
 
@@ -141,7 +142,7 @@ def _measure_speeds(lab: Lab, model_name: str, amounts: Amounts) -> dict[str, di
 
 def _count_drafts(lab: Lab, model_name: str, amounts: Amounts) -> dict[str, list[list[int]]]:
     """Drafted tokens, accepted tokens, and output tokens after the first; by domain, for each prompt."""
-    engine = lab.engine(model_name, "del")
+    engine = lab.engine(model_name, "del", _PAPER)
     counts: dict[str, list[list[int]]] = {}
     for domain in PROMPTS:
         lab.progress(f"acceptance of DEL on {domain}")

@@ -173,7 +173,9 @@ def variant_engines(target: Target, found: Sequence[int]) -> dict[str, Engine]:
 
 
 def _make_swift(target: Target, settings: Mapping[str, Any]) -> Swift:
-    method = make_method("swift", target, {"skip_ratio": _SKIP_RATIO, "acceptance_tolerance": 0.0, **settings})
+    method = make_method(
+        "swift", target, {"schedule": "paper", "skip_ratio": _SKIP_RATIO, "acceptance_tolerance": 0.0, **settings}
+    )
     assert isinstance(method, Swift)
     return method
 

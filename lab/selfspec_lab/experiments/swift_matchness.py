@@ -119,7 +119,7 @@ class SwiftMatchness(Experiment):
 
 def _make_swift(target: Target, skip_ratio: float, end: float, seed: int) -> Swift:
     settings = {"skip_ratio": skip_ratio, "max_matchness": end, "acceptance_tolerance": 0.0, "seed": seed}
-    method = make_method("swift", target, {**settings, "context_window": WINDOW})
+    method = make_method("swift", target, {**settings, "schedule": "paper", "context_window": WINDOW})
     assert isinstance(method, Swift)
     return method
 

@@ -12,7 +12,7 @@ from helpers.models import build
 from selfspec.cli.app import app
 from selfspec.errors import InvalidSettingError
 from selfspec_lab.bench import overhead
-from selfspec_lab.cli.bench_options import parse_method_settings
+from selfspec_lab.cli.bench_options import parse_method_settings, parse_names
 
 
 def run(*arguments: str) -> Result:
@@ -54,6 +54,11 @@ def test_mistakes_are_found_before_the_model_is_loaded(
 
 
 def test_settings_of_several_methods() -> None:
+    cascade = "cascade(suffix, low-bit)"
+    assert parse_names(f"suffix,{cascade} , low-bit") == ("suffix", cascade, "low-bit")
+    assert parse_method_settings([f"{cascade}.nested=true", f"{cascade}.low-bit.offset=16"]) == {
+        cascade: {"nested": "true", "low-bit.offset": "16"}
+    }
     assert parse_method_settings(["a.x=1", "b.y=2.5", "a.z=c.d=e"]) == {
         "a": {"x": "1", "z": "c.d=e"},
         "b": {"y": "2.5"},

@@ -69,7 +69,7 @@ def test_replayed_rounds_write_the_whole_text(matches: list[bool], draft_length:
 def test_tokens_per_layer_by_hand() -> None:
     assert tokens_per_loaded_layer([(0, 0, 1)] * 5, 16) == 1 / 16
     assert tokens_per_loaded_layer([(4, 3, 4), (4, 3, 1)], 16) == 5 / (2 * (12 + 16))
-    plain = Engine(build("llama")).generate(prompt(17), max_new_tokens=6)
+    plain = Engine(build("llama"), method="autoregressive").generate(prompt(17), max_new_tokens=6)
     assert generated_tokens_per_layer(plain, LAYERS) == pytest.approx(1 / LAYERS)
 
 

@@ -40,7 +40,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 def test_windows_are_scored_as_swift_scores_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sets, "WINDOW", 6)
     target = Target(build("llama"))
-    engine = Engine(build("llama"))
+    engine = Engine(build("llama"), method="autoregressive")
     texts = write_texts(engine, [prompt(5), prompt(9)], 14)
     assert [text.prompt_length for text in texts] == [5, 9]
     assert texts[0] == Text((*prompt(5), *plain_text("llama", prompt(5), 14)), 5)
@@ -63,7 +63,7 @@ def test_windows_are_scored_as_swift_scores_them(monkeypatch: pytest.MonkeyPatch
 
 
 def test_prompts_are_varied_after_all_have_been_given() -> None:
-    engine = Engine(build("llama"), make_tokenizer())
+    engine = Engine(build("llama"), make_tokenizer(), method="autoregressive")
     varied = vary_prompts(engine, ["one", "two"], 6, seed=3)
     one, two = engine.encode("one"), engine.encode("two")
     assert varied[:2] == [one, two]

@@ -11,7 +11,7 @@ from selfspec.cli.generate import parse_assignments
 from selfspec.cli.prompt import decode
 from selfspec.cli.sampling import sampling_params
 from selfspec.cli.state import check_state, kept_state
-from selfspec.cli.terminal import silence_libraries
+from selfspec.cli.terminal import prepare, silence_libraries
 from selfspec.errors import InvalidPromptError
 
 if TYPE_CHECKING:
@@ -26,15 +26,17 @@ FAILED = 2
 def chat(
     ctx: typer.Context,
     model: options.Model = "smollm2",
-    method: options.Method = "suffix",
+    method: options.Method = options.DEFAULT_METHOD,
     settings: options.Settings = None,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The system prompt; default: that of the chat template.")
     ] = None,
     state: options.State = None,
     dtype: options.Dtype = "auto",
+    weights: options.Weights = None,
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
+    keep_copies: options.KeepCopies = False,
     max_new_tokens: Annotated[
         int, typer.Option(help="Longest answer, in tokens.", rich_help_panel=options.CHOOSING)
     ] = 512,
@@ -59,9 +61,17 @@ def chat(
     params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
     _check_template_early(model)
     engine = Engine.from_pretrained(
-        model, method, settings=method_settings, dtype=dtype, device=device, runtime=runtime
+        model,
+        method,
+        settings=method_settings,
+        dtype=dtype,
+        device=device,
+        weights=weights,
+        runtime=runtime,
+        keep_copies=keep_copies,
     )
     _check_template(model, engine.tokenizer)
+    prepare(engine)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     session = ChatSession(engine, params, system=system, show_drafts=show_drafts, interactive=interactive)
     with kept_state(engine, state):

@@ -1,8 +1,8 @@
 """Messages of a chat and its commands, which begin with a slash."""
 
+import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from typing import NamedTuple
 
 from selfspec.cli.chat_session import ChatSession, say
@@ -11,6 +11,7 @@ from selfspec.cli.terminal import takes_colour
 from selfspec.errors import SelfSpecError
 from selfspec.methods import METHODS
 from selfspec.methods.base import Method
+from selfspec.methods.settings import setting_values
 
 
 class Command(NamedTuple):
@@ -94,7 +95,8 @@ class ChatCommands:
 
     def _method(self, arguments: str) -> None:
         if arguments:
-            name, *assignments = arguments.split()
+            # The name of a cascade may have spaces between its parts.
+            name, *assignments = re.findall(r"[^\s(]+\([^)]*\)?|\S+", arguments)
             self.session.switch(name, parse_assignments(assignments, "/method"))
         say(f"method: {_describe(self.session.engine.method)}")
         if not arguments:
@@ -127,7 +129,6 @@ class ChatCommands:
 
 def _describe(method: Method) -> str:
     """A method's name and the settings that differ from the defaults."""
-    values = {field.name: (getattr(method.settings, field.name), field.default) for field in fields(method.Settings)}
-    return " ".join(
-        [method.name, *(f"{name}={value}" for name, (value, default) in values.items() if value != default)]
-    )
+    defaults = setting_values(method.Settings())
+    values = setting_values(method.settings)
+    return " ".join([method.name, *(f"{name}={value}" for name, value in values.items() if value != defaults[name])])

@@ -90,12 +90,13 @@ class ChatSession:
             UnknownMethodError: no method has this name.
             InvalidSettingError: a setting is unknown, out of range, or does not fit this model.
         """
-        settings = parse_settings(find_method(name).Settings, name, values)
-        if (name, settings) not in self._engines:
+        chosen = find_method(name)
+        key = chosen.name, parse_settings(chosen.Settings, chosen.name, values)
+        if key not in self._engines:
             target = self.engine.target
-            method = make_method(name, target, values)
-            self._engines[name, settings] = Engine(target.model, self.engine.tokenizer, method)
-        self.engine = self._engines[name, settings]
+            method = make_method(chosen, target, values)
+            self._engines[key] = Engine(target.model, self.engine.tokenizer, method)
+        self.engine = self._engines[key]
 
     def _write(self, stream: Stream, log: AnswerLog) -> bool:
         """Prints an answer as it is generated; returns false if it was stopped."""

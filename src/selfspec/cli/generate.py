@@ -11,7 +11,7 @@ from selfspec.cli import options
 from selfspec.cli.prompt import read_prompt
 from selfspec.cli.sampling import sampling_params
 from selfspec.cli.state import check_state, kept_state
-from selfspec.cli.terminal import TextWriter, own_warnings, silence_libraries
+from selfspec.cli.terminal import TextWriter, own_warnings, prepare, silence_libraries
 from selfspec.errors import InvalidParameterError, InvalidSettingError
 
 if TYPE_CHECKING:
@@ -24,13 +24,15 @@ def generate(
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
     model: options.Model = options.DEFAULT_MODEL,
-    method: options.Method = "autoregressive",
+    method: options.Method = options.DEFAULT_METHOD,
     settings: options.Settings = None,
     state: options.State = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user message of a chat.")] = False,
     dtype: options.Dtype = "auto",
+    weights: options.Weights = None,
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
+    keep_copies: options.KeepCopies = False,
     max_new_tokens: Annotated[
         int, typer.Option(help="Longest output, in tokens.", rich_help_panel=options.CHOOSING)
     ] = 128,
@@ -69,8 +71,16 @@ def generate(
     silence_libraries()
     params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
     engine = Engine.from_pretrained(
-        model, method, settings=method_settings, dtype=dtype, device=device, runtime=runtime
+        model,
+        method,
+        settings=method_settings,
+        dtype=dtype,
+        device=device,
+        weights=weights,
+        runtime=runtime,
+        keep_copies=keep_copies,
     )
+    prepare(engine)
     stream = engine.stream([{"role": "user", "content": text}] if chat else text, params)
     with own_warnings(), kept_state(engine, state):
         if not as_json:

@@ -9,7 +9,7 @@ import typer
 
 from selfspec.cli import options
 from selfspec.cli.terminal import silence_libraries
-from selfspec.errors import InvalidParameterError
+from selfspec.errors import InvalidParameterError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,18 +20,21 @@ if TYPE_CHECKING:
 def info(
     bare_model: Annotated[str | None, typer.Argument(hidden=True)] = None,
     model: options.Model = options.DEFAULT_MODEL,
+    weights: options.Weights = None,
     as_json: options.Json = False,
 ) -> None:
-    """Shows a model's family, sublayers, bytes, and what is supported."""
+    """Shows a model's family, sublayers, bytes, what is supported, and which kernels run it on a CPU."""
     if bare_model is not None:
         raise InvalidParameterError(f"give the model with --model: selfspec info --model {bare_model}")
 
     from selfspec.loading import load_model
+    from selfspec.runtimes.kernels import describe
     from selfspec.runtimes.target import Target
 
     silence_libraries()
-    loaded, tokenizer = load_model(model, device="cpu")
+    loaded, tokenizer = load_model(model, device="cpu", weights=weights)
     facts = {"model": model, **describe_target(Target(loaded))}
+    facts["kernels"] = describe()
     facts["tokenizer_entries"] = len(tokenizer)
     facts["chat_template"] = bool(getattr(tokenizer, "chat_template", None))
     if as_json:
@@ -48,8 +51,9 @@ def describe_target(target: "Target") -> dict[str, Any]:
         target: the model.
 
     Returns:
-        Family, sizes, ``bytes`` by part (a weight shared by two parts counts for the first), ``windows`` (attention
-        window of each layer in positions, ``None`` without one), and what is supported.
+        Family, sizes, ``bytes`` by part (a weight shared by two parts counts for the first), ``low_bit_bytes`` (what
+        copies of all weights at 8, 6 and 4 bits take beside them, or why there are none), ``windows`` (attention window
+        of each layer in positions, ``None`` without one), and what is supported.
     """
     config = target.config
     return {
@@ -62,8 +66,10 @@ def describe_target(target: "Target") -> dict[str, Any]:
         "vocabulary": target.vocab_size,
         "context": target.context_limit,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "parameters": sum(parameter.numel() for parameter in target.model.parameters()),
+        "parameters": target.parameter_count,
+        "weights": target.weights,
         "bytes": _bytes_by_part(target),
+        "low_bit_bytes": _low_bit_bytes(target),
         "tied_embedding": _is_tied(target),
         "windows": [getattr(sublayer, "window", None) for sublayer in target.sublayers[::2]],
         "attention_implementation": config._attn_implementation,
@@ -81,21 +87,41 @@ def _bytes_by_part(target: "Target") -> dict[str, int]:
         "head": model.get_output_embeddings().parameters(),
         "other": model.parameters(),
     }
+    from selfspec.model.stored import stored_bytes
+
     counted: set[int] = set()
     sizes: dict[str, int] = {}
     for name, weights in parts.items():
         new = {id(weight): weight for weight in weights if id(weight) not in counted}
         counted.update(new)
-        sizes[name] = sum(weight.numel() * weight.element_size() for weight in new.values())
+        sizes[name] = sum(map(stored_bytes, new.values()))
     return {**sizes, "total": sum(sizes.values())}
+
+
+def _low_bit_bytes(target: "Target") -> dict[str, int | str]:
+    """What copies of all weights take, by bits; the reason where there are none."""
+    from selfspec.runtimes.precision import LOW_BITS, Precision
+
+    found: dict[str, int | str] = {}
+    for bits in LOW_BITS:
+        try:
+            found[f"{bits} bits"] = target.low_bit_bytes(Precision.of(bits))
+        except UnsupportedModelError as error:
+            found[f"{bits} bits"] = str(error)
+    return found
 
 
 def _is_tied(target: "Target") -> bool:
     model: Any = target.model
-    return model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    shared = {*map(id, model.get_input_embeddings().parameters())} & {
+        *map(id, model.get_output_embeddings().parameters())
+    }
+    return bool(shared)
 
 
 def _text(name: str, value: Any) -> str:
+    if name == "low_bit_bytes":
+        return _copies_text(value)
     if isinstance(value, Mapping):
         return ", ".join(f"{part} {size:,}" for part, size in value.items())
     if name == "windows":
@@ -105,6 +131,11 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _copies_text(sizes: Mapping[str, int | str]) -> str:
+    texts = [f"{bits} {size:,}" for bits, size in sizes.items() if isinstance(size, int)]
+    return ", ".join(texts) or f"none: {next(iter(sizes.values()))}"
 
 
 def _windows_text(windows: list[int | None]) -> str:

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    method: options.Method,
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
     model: options.Model = options.DEFAULT_MODEL,
+    method: options.Method = options.DEFAULT_METHOD,
     settings: options.Settings = None,
     max_new_tokens: Annotated[int, typer.Option(help="Longest output, in tokens.")] = 128,
     dtype: options.Dtype = "auto",
+    weights: options.Weights = None,
     device: options.Device = "auto",
     state: Annotated[
         Path | None,
@@ -47,14 +48,15 @@ def inspect(
     from selfspec.inspection import Inspection
 
     silence_libraries()
-    engine = Engine.from_pretrained(model, method, settings=method_settings, dtype=dtype, device=device)
+    engine = Engine.from_pretrained(
+        model, method, settings=method_settings, dtype=dtype, device=device, weights=weights
+    )
     if state is not None:
         engine.load_state(state)
     with own_warnings():
         generation = engine.generate(text, max_new_tokens=max_new_tokens)
     target = engine.target
-    weights = str(target.dtype).removeprefix("torch.")
-    inspection = Inspection(model, weights, str(target.device), target.sublayer_count, generation)
+    inspection = Inspection(model, target.weights, str(target.device), target.sublayer_count, generation)
     if as_json:
         typer.echo(json.dumps(inspection.to_dict(), allow_nan=False))
     else:

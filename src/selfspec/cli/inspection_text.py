@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from selfspec.inspection import PHASES, Inspection, Stretch, condense, draft_kind, merge_equal, shares
+from selfspec.inspection import PHASES, Inspection, Stretch, by_part, condense, draft_kind, merge_equal, shares
 from selfspec.types import Round
 
 ATTENTION, MLP = "color(214)", "color(33)"
@@ -41,6 +41,9 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
     console.print(_layers_table(console, inspection))
     if any(draft_kind(record) == "layers" for record in records):
         console.print(_legend(console, inspection))
+    if by_part(records):
+        console.print()
+        console.print(_parts_table(records))
     console.print()
     console.print(_curves(console, records))
     console.print()
@@ -70,6 +73,16 @@ def _layers_table(console: Console, inspection: Inspection) -> Table:
     whole = Stretch(1, records)
     kept = "" if whole.attention_share is None else f"{whole.attention_share:.0%}/{whole.mlp_share:.0%} kept"
     table.add_row("all", kept, *_figures(whole, with_threshold), style="bold")
+    return table
+
+
+def _parts_table(records: Sequence[Round]) -> Table:
+    """What each part of the method drafted."""
+    table = _table("part", "rounds", "drafted", "guessed", "accepted", "tokens")
+    for name, rounds in by_part(records).items():
+        drafted, accepted, tokens = _figures(Stretch(1, rounds), with_threshold=False)
+        guessed = fmean(record.guessed for record in rounds)
+        table.add_row(name, str(len(rounds)), drafted, f"{guessed:.2f}", accepted, tokens)
     return table
 
 

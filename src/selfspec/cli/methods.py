@@ -30,12 +30,13 @@ def methods(
 def describe_methods() -> dict[str, dict[str, Any]]:
     """Describes every method: its ``summary``, ``source``, ``learns`` (whether it has a state) and ``settings``.
 
-    Methods of entry points are among them. Those that do not load are warned of on standard error.
+    Methods of entry points and ``cascade`` are among them. Those that do not load are warned of on standard error.
     """
-    from selfspec.methods import all_methods
+    from selfspec.methods import COMPOSITIONS, all_methods
     from selfspec.methods.settings import describe_settings
 
     found, errors = all_methods()
+    found |= COMPOSITIONS
     for error in errors:
         typer.echo(f"warning: {error}", err=True)
     return {

@@ -8,14 +8,18 @@ import typer
 DEFAULT_MODEL = "smollm2"
 """The model where none is named; `selfspec models install smollm2` brings it."""
 
+DEFAULT_METHOD = "auto"
+"""The method where none is named: `selfspec.methods.registry.DEFAULT_METHOD`, without importing the methods."""
+
 MODEL_HELP = "A name that `selfspec models list` lists, a folder, a GGUF file, or a name on the hub."
-METHOD_HELP = "The drafting method; `selfspec methods` lists them."
+METHOD_HELP = "What drafts; auto takes the fastest. Several: 'cascade(suffix, low-bit)'. `selfspec methods` lists all."
 DTYPE_HELP = "float32, bfloat16, float16, or auto: the dtype of the checkpoint."
 DEVICE_HELP = "A torch device, or auto: an accelerator if there is one."
 RUNTIME_HELP = (
     "How the model runs: auto (the fastest measured), compiled (CPU), graphs (CUDA), fused, or eager (transformers' "
     "modules)."
 )
+WEIGHTS_HELP = "int8 or int4: run the model with low-bit weights (CPU). The default is the checkpoint's own weights."
 JSON_HELP = "Print one JSON object and nothing else."
 
 Prompt = Annotated[
@@ -26,11 +30,17 @@ PromptFile = Annotated[Path | None, typer.Option(help="UTF-8 file with the promp
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
 Dtype = Annotated[str, typer.Option(help=DTYPE_HELP)]
 Device = Annotated[str, typer.Option(help=DEVICE_HELP)]
+Weights = Annotated[str | None, typer.Option(metavar="int8|int4", help=WEIGHTS_HELP)]
+KeepCopies = Annotated[
+    bool,
+    typer.Option("--keep-copies", help="Keep low-bit copies that draft in the user's cache folder, for later runs."),
+]
 Runtime = Annotated[str, typer.Option(help=RUNTIME_HELP)]
 
 Method = Annotated[str, typer.Option(help=METHOD_HELP)]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; repeatable.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method, or PART.KEY=VALUE; repeatable."),
 ]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 

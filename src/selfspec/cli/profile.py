@@ -13,6 +13,7 @@ from selfspec.cli.terminal import silence_libraries
 def profile(
     model: options.Model = options.DEFAULT_MODEL,
     dtype: options.Dtype = "auto",
+    weights: options.Weights = None,
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again even if there is a saved profile.")] = False,
@@ -26,7 +27,7 @@ def profile(
     if runtime not in RUNTIMES:
         raise InvalidParameterError(f"there is no runtime '{runtime}'; choose one of {', '.join(RUNTIMES)}")
     silence_libraries()
-    loaded, _ = load_model(model, dtype=dtype, device=device)
+    loaded, _ = load_model(model, dtype=dtype, device=device, weights=weights)
     target = Target(loaded, runtime)
     found = None if refresh else read_profile(target)
     if found is None:

@@ -14,6 +14,7 @@ from selfspec.errors import NoGainWarning
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from selfspec.engine import Engine
     from selfspec.types import TextPiece
 
 WIDTH = 100
@@ -95,6 +96,14 @@ def silence_libraries() -> None:
     set_verbosity(logging.CRITICAL)
     logging.getLogger("selfspec").setLevel(logging.INFO)
     logging.basicConfig(format="%(message)s")
+
+
+def prepare(engine: "Engine") -> None:
+    """Lets the method prepare itself, and says on the terminal what goes on, since it may take seconds once."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        engine.method.prepare(lambda text: status.update(f"preparing {engine.method.name}: {text}"))
 
 
 @contextlib.contextmanager

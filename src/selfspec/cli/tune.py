@@ -26,6 +26,7 @@ def tune(
     iterations: Annotated[int, typer.Option(help="Sets of sublayers to measure.")] = 100,
     model: options.Model = options.DEFAULT_MODEL,
     dtype: options.Dtype = "auto",
+    weights: options.Weights = None,
     device: options.Device = "auto",
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the search.", min=0)] = 0,
@@ -44,7 +45,7 @@ def tune(
     from selfspec.tuning import write_profile
 
     silence_libraries()
-    engine = Engine.from_pretrained(model, method, dtype=dtype, device=device)
+    engine = Engine.from_pretrained(model, method, dtype=dtype, device=device, weights=weights)
     trials: list[Trial] = []
     interrupted = False
     console = Console(stderr=True, highlight=False)

@@ -69,6 +69,11 @@ class Context:
         )
 
     @property
+    def chooses_best(self) -> bool:
+        """Whether the next token is the one of the largest logit: greedy, without logits processors."""
+        return self.rule.chooses_best and self.processor.keeps_scores
+
+    @property
     def token_ids(self) -> torch.Tensor:
         """Prompt and output so far, long ``[length]``."""
         return self._ids[: self.length]

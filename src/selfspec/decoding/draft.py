@@ -1,7 +1,7 @@
 """What can draft a round: the protocol, and the drafts that run no forward."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from selfspec.decoding.context import Context
@@ -67,6 +67,24 @@ class TokenDraft:
         tokens = [self.token_ids[node] for node in kept]
         tree = TokenTree(tuple(index_of[self.tree.parents[node]] for node in kept))
         return Proposal(transfer.send(tokens, context.pending.device), tree)
+
+
+@dataclass(frozen=True)
+class PartDraft:
+    """A draft that says which part of its method planned it.
+
+    Attributes:
+        draft: the draft.
+        part: name of the part.
+    """
+
+    draft: Draft
+    part: str
+
+    def propose(self, context: Context, watched: Collection[int] = ()) -> Drafting:
+        """Drafts as the part does; see ``Draft.propose``."""
+        proposal = yield from self.draft.propose(context, watched)
+        return replace(proposal, drafted_by=self.part)
 
 
 def empty_proposal(context: Context) -> Proposal:

@@ -1,17 +1,19 @@
 """The interface between a method and the round: what it needs, what it plans, what it learns."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.fused_selection import FusedSelection
+from selfspec.decoding.guess import Continuation
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.proposal import Proposal
 from selfspec.sampling.acceptance import Acceptance
+from selfspec.types import PhaseSeconds
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,20 @@ class Needs:
     probe_rows: int = 0
     prompt_rows: int = 0
     prompt_states: frozenset[int] = frozenset()
+
+    @staticmethod
+    def union(many: "Sequence[Needs]") -> "Needs":
+        """What serves all of several needs.
+
+        Args:
+            many: at least one.
+        """
+        return Needs(
+            sibling_rows=max(needs.sibling_rows for needs in many),
+            probe_rows=max(needs.probe_rows for needs in many),
+            prompt_rows=max(needs.prompt_rows for needs in many),
+            prompt_states=frozenset[int]().union(*(needs.prompt_states for needs in many if needs.prompt_rows)),
+        )
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,16 @@ class Prefill:
     probe: Probe
     hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
+    def restricted_to(self, needs: Needs) -> "Prefill":
+        """The same request with only the hidden states that some needs name.
+
+        Args:
+            needs: part of the needs that the request was read with.
+        """
+        rows, wanted = needs.prompt_rows, needs.prompt_states if needs.prompt_rows else frozenset()
+        states = {index: states[-rows:] for index, states in self.hidden_states.items() if index in wanted}
+        return replace(self, hidden_states=states)
+
 
 @dataclass(frozen=True)
 class Feedback:
@@ -57,15 +83,22 @@ class Feedback:
         draft: what was planned.
         proposal: what it drafted.
         acceptance: the accepted rows and the tokens they give.
-        target_scores: float32 ``[n + 1, vocab]``, the target's processed scores of every verification row.
+        scores: gives ``target_scores``.
         hidden_states: by sublayer the residual stream ``h[i]`` that the drafter watched, ``[n + 1, hidden]``.
+        seconds: the time of the round until now, its share where several sequences played theirs together.
     """
 
     draft: Draft
     proposal: Proposal
     acceptance: Acceptance
-    target_scores: torch.Tensor
+    scores: Callable[[], torch.Tensor]
     hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
+
+    @property
+    def target_scores(self) -> torch.Tensor:
+        """Float32 ``[n + 1, vocab]``, the target's processed scores of every verification row."""
+        return self.scores()
 
     @property
     def drafted(self) -> int:
@@ -102,7 +135,29 @@ class Drafter(ABC):
         return None
 
     def learn(self, feedback: Feedback) -> None:  # noqa: B027 - learning is optional
-        """Learns from a finished round, whose rows are committed already."""
+        """Learns from a finished round that it planned, whose rows are committed already."""
+
+    def observe(self, feedback: Feedback) -> None:  # noqa: B027 - most learn from their own rounds only
+        """Learns from a finished round that another drafter of the same request planned, as in a cascade.
+
+        What any round says is ``acceptance``, ``proposal`` and ``target_scores``; ``hidden_states`` are those that the
+        other drafter watched. A drafter that tracks the last tokens, or that holds what belongs to the end of the text,
+        has to follow it here.
+
+        Args:
+            feedback: of that round.
+        """
+
+    def continue_after(self, drafted: Sequence[int]) -> Continuation:
+        """How it expects the text to go on after the context and some drafted tokens; by default it expects nothing.
+
+        Drafters that find tokens without running the model override it. It changes nothing and takes microseconds, as
+        it is asked before every forward of a draft that takes guesses.
+
+        Args:
+            drafted: tokens after the pending one, maybe none.
+        """
+        return Continuation()
 
 
 class FixedDrafter(Drafter):

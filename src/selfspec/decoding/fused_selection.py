@@ -99,9 +99,17 @@ class FusedRun:
         self._selections = list(selections)
 
     def __call__(
-        self, hidden_states: torch.Tensor, sublayers: Sequence[int], forward: Forward, capture: Collection[int] = ()
+        self,
+        hidden_states: torch.Tensor,
+        sublayers: Sequence[int],
+        forward: Forward,
+        capture: Collection[int] = (),
+        *,
+        logits: bool = False,
     ) -> StackOutput:
-        """Runs sublayers over the rows of a forward; see ``Target.run``."""
+        """Runs sublayers over the rows of a forward; see ``Target.run``. No logits after a selection in the last."""
+        if not self._selections:
+            return self._target.run(hidden_states, sublayers, forward, capture, logits=logits)
         output = StackOutput(hidden_states)
         rest = list(sublayers)
         while rest:
@@ -111,11 +119,11 @@ class FusedRun:
             rest = rest[len(part) :]
             wanted = {index for index in capture if part[0] <= index <= part[-1] or (not rest and index > part[-1])}
             ran = (
-                self._target.run(output.hidden_states, part, forward, wanted)
+                self._target.run(output.hidden_states, part, forward, wanted, logits=logits and not rest)
                 if alone
                 else self._run_one(output.hidden_states, part[0], forward, wanted)
             )
-            output = StackOutput(ran.hidden_states, {**output.captured, **ran.captured})
+            output = StackOutput(ran.hidden_states, {**output.captured, **ran.captured}, ran.logits)
         return output
 
     def _run_one(

@@ -10,7 +10,9 @@ from selfspec.decoding.phases import phase
 from selfspec.decoding.proposal import Proposal
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.model import transfer
+from selfspec.runtimes.logits import Logits
 from selfspec.sampling.acceptance import Acceptance, Verdict
+from selfspec.sampling.rules import accept_choices
 
 
 @dataclass(frozen=True)
@@ -19,16 +21,16 @@ class Judgement:
 
     Attributes:
         acceptance: the accepted rows and the tokens they give.
-        scores: float32 ``[n + 1, vocab]``, the target's processed scores of every row.
+        scores: gives float32 ``[n + 1, vocab]``, the target's processed scores of every row.
     """
 
     acceptance: Acceptance
-    scores: torch.Tensor
+    scores: Callable[[], torch.Tensor]
 
 
 @phase("other")
 def judge(
-    contexts: Sequence[Context], proposals: Sequence[Proposal], logits: Sequence[torch.Tensor]
+    contexts: Sequence[Context], proposals: Sequence[Proposal], logits: Sequence[Logits]
 ) -> list[Judgement | None]:
     """Which drafted tokens stand, and the token after them.
 
@@ -37,44 +39,52 @@ def judge(
     Args:
         contexts: of each sequence.
         proposals: of each sequence, the draft.
-        logits: of each sequence ``[n + 1, vocab]``, the target's.
+        logits: of each sequence those of the target, of ``n + 1`` rows.
 
     Returns:
         For each sequence the outcome; ``None`` where a logit is NaN or infinite.
     """
-    finite = [all_finite(rows) for rows in logits]
-    scores = [
-        _process(context, rows, numbers, context.row_contexts(proposal))
-        for context, proposal, rows, numbers in zip(contexts, proposals, logits, finite, strict=True)
-    ]
-    verdicts = [_verdict(*each) for each in zip(contexts, proposals, scores, strict=True)]
+    finite = [rows.finite for rows in logits]
+    scores = [_Scores(*each) for each in zip(contexts, proposals, logits, finite, strict=True)]
+    verdicts = [_verdict(*each) for each in zip(contexts, proposals, logits, scores, strict=True)]
     return [
-        None if acceptance is None else Judgement(acceptance, rows)
-        for acceptance, rows in zip(_read(verdicts, finite), scores, strict=True)
+        None if acceptance is None else Judgement(acceptance, processed)
+        for acceptance, processed in zip(_read(verdicts, finite), scores, strict=True)
     ]
 
 
-def all_finite(logits: torch.Tensor) -> torch.Tensor:
-    """Whether all logits are numbers, bool ``[]``: a sum is finite only if every term is."""
-    return torch.isfinite(logits.sum(dtype=torch.float32))
+class _Scores:
+    """The processed scores of a sequence's rows, computed at the first call."""
+
+    def __init__(self, context: Context, proposal: Proposal, logits: Logits, finite: torch.Tensor) -> None:
+        self._context, self._logits, self._finite = context, logits, finite
+        # Rows are counted from the end of the context, which a later call would find further on.
+        self._row_contexts = _unread if context.processor.keeps_scores else context.row_contexts(proposal)
+        self._computed: torch.Tensor | None = None
+
+    def __call__(self) -> torch.Tensor:
+        """Float32 ``[n + 1, vocab]``."""
+        if self._computed is None:
+            try:
+                self._computed = self._context.processor(self._logits.values, self._row_contexts)
+            except Exception:
+                if all(transfer.read(self._finite)[0]):
+                    raise
+                return self._logits.values.float()  # a processor need not accept NaN; these scores are not used
+        return self._computed
 
 
-def _process(
-    context: Context, logits: torch.Tensor, finite: torch.Tensor, row_context: Callable[[int], torch.Tensor]
-) -> torch.Tensor:
-    try:
-        return context.processor(logits, row_context)
-    except Exception:
-        if transfer.read(finite)[0]:
-            raise
-        return logits.float()  # a processor need not accept NaN; these scores are not used
-
-
-def _verdict(context: Context, proposal: Proposal, scores: torch.Tensor) -> Verdict:
+def _verdict(context: Context, proposal: Proposal, logits: Logits, scores: Callable[[], torch.Tensor]) -> Verdict:
     tree = proposal.tree
+    if context.chooses_best:
+        return accept_choices(tree, proposal.token_ids, logits.best)
     positions = [context.length + depth for depth in tree.depths]
     parent_rows = [parent + 1 for parent in tree.parents]
-    return context.rule.accept(tree, proposal.token_ids, proposal.scores, parent_rows, scores, positions)
+    return context.rule.accept(tree, proposal.token_ids, proposal.scores, parent_rows, scores(), positions)
+
+
+def _unread(row: int) -> torch.Tensor:
+    raise AssertionError("no processor reads the tokens before a row")
 
 
 @phase("verify")  # the wait is for the device, which has been verifying
@@ -84,7 +94,7 @@ def _read(verdicts: Sequence[Verdict], finite: Sequence[torch.Tensor]) -> list[A
     holds, numbers = values[: len(finite)], iter(values[len(finite) :])
     own = [[next(numbers) for _ in range(count)] for count in counts]
     return [
-        verdict.interpret(*values) if is_finite else None
+        verdict.interpret(*values) if all(is_finite) else None
         for verdict, values, is_finite in zip(verdicts, own, holds, strict=True)
     ]
 

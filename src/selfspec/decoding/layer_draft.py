@@ -1,18 +1,22 @@
 """Drafting with a part of the target's sublayers: a path extended token by token, candidates beside it."""
 
 from collections.abc import Collection, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
 from selfspec.decoding.context import Context
-from selfspec.decoding.draft import empty_proposal
+from selfspec.decoding.draft import Draft, empty_proposal
+from selfspec.decoding.guess import Guess
 from selfspec.decoding.proposal import DraftForward, Drafting, DraftOutput, Proposal
 from selfspec.decoding.stopping import StoppingRule, TreeWidths
+from selfspec.model import transfer
 from selfspec.model.forward import Forward
 from selfspec.model.kept import KeptSet
 from selfspec.model.transfer import AsyncCopy
-from selfspec.runtimes.low_bit import AnyPrecision
+from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.precision import AnyPrecision
 from selfspec.sampling.rules import best, next_best, possible
 from selfspec.sampling.tree import ROOT, TokenTree
 
@@ -39,6 +43,8 @@ class LayerDraft:
         stop: ends the draft earlier; ``None`` drafts ``limit`` tokens without reading their confidence.
         widths: candidates to verify at each position, by confidence; ``None`` is one, a chain.
         precision: of the weights that draft; ``None`` is the target's own, others are low-bit copies of them.
+        guess: guesses what this draft drafts next. Guesses are rows of the forward that drafts the token before them;
+            those that turn out to be the draft's own choices save a forward each, and the drafted tokens are the same.
     """
 
     kept: KeptSet
@@ -46,8 +52,9 @@ class LayerDraft:
     stop: StoppingRule | None = None
     widths: TreeWidths | None = None
     precision: AnyPrecision | None = None
+    guess: Guess | None = None
 
-    @property
+    @cached_property
     def shared_prefix(self) -> int:
         """Number of leading sublayers that compute what the target computes: kept, from its own weights."""
         if self.precision is None:
@@ -62,28 +69,41 @@ class LayerDraft:
         return None if self.stop is None else self.stop.threshold
 
     def propose(self, context: Context, watched: Collection[int] = ()) -> Drafting:
-        """Extends a path by one forward of the kept sublayers a token; see ``Draft.propose``."""
+        """Extends a path by one forward of the kept sublayers a token, or fewer with guesses; see ``Draft.propose``."""
         limit = min(self.limit, context.draft_limit)
         if limit <= 0:
             return _nothing(self, context)
-        return _LayerDrafting(self, context, watched).run(limit)
+        return _LayerDrafting(self, context, watched, limit).run()
+
+
+def with_precision(draft: Draft, precision: AnyPrecision | None) -> Draft:
+    """A layer draft from weights of another precision, unless it has named one itself; other drafts as they are.
+
+    Args:
+        draft: the draft.
+        precision: of the weights; ``None`` for the target's own.
+    """
+    if isinstance(draft, LayerDraft) and draft.precision is None and precision is not None:
+        return replace(draft, precision=precision)
+    return draft
 
 
 def _nothing(draft: LayerDraft, context: Context) -> Drafting:
     yield from ()
     empty = empty_proposal(context)
-    return Proposal(empty.token_ids, empty.tree, kept=draft.kept, threshold=draft.threshold)
+    return Proposal(empty.token_ids, empty.tree, kept=draft.kept, precision=draft.precision, threshold=draft.threshold)
 
 
 @dataclass
 class _DraftStep:
-    """One forward of a single row, after its first ``done`` kept sublayers."""
+    """One forward of the last token and of guesses after it, after its first ``done`` kept sublayers."""
 
     layout: Forward
     hidden_states: torch.Tensor
+    guesses: tuple[int, ...] = ()
     done: int = 0
     captured: dict[int, torch.Tensor] = field(default_factory=dict)
-    logits: torch.Tensor | None = None
+    logits: Logits | None = None
 
 
 class _Position:
@@ -94,6 +114,11 @@ class _Position:
         self._preferences = preferences
         self._copy = copy
         self._numbers: tuple[float, ...] | None = None
+
+    @property
+    def token_id(self) -> int:
+        """The token on the host; waits for it."""
+        return int(self.token)
 
     @property
     def confidence(self) -> float:
@@ -122,12 +147,13 @@ class _LayerDrafting:
 
     Where the draft may stop early, the next step is begun before the confidence of the last one is read. A begun step
     that is not needed leaves keys and values in slots after the draft, which the verification and later drafts
-    overwrite before anything reads them.
+    overwrite before anything reads them. Rows of wrong guesses do the same.
     """
 
-    def __init__(self, draft: LayerDraft, context: Context, watched: Collection[int]) -> None:
+    def __init__(self, draft: LayerDraft, context: Context, watched: Collection[int], limit: int) -> None:
         self.draft = draft
         self.context = context
+        self.limit = limit
         self.target = context.target
         self.shared_prefix = draft.shared_prefix
         below = {index for index in watched if index < self.shared_prefix}
@@ -135,30 +161,64 @@ class _LayerDrafting:
         self.positions: list[_Position] = []
         self.scores: list[torch.Tensor] = []
         self.states: dict[int, list[torch.Tensor]] = {index: [] for index in self.capture}
+        self.guessed = 0
+        self.stopped = False
 
-    def run(self, limit: int) -> Drafting:
+    def run(self) -> Drafting:
         """Drafts at most ``limit`` tokens, 1 or more."""
-        stop, whole = self.draft.stop, len(self.draft.kept.sublayers)
-        ahead = 0 if stop is None else head_start(self.target.device)
-        token, begun = self.context.pending, None
-        for index in range(limit):
-            step = begun or self._step(token, index)
+        whole = len(self.draft.kept.sublayers)
+        runs_ahead = self.draft.stop is not None and self.draft.guess is None
+        ahead = head_start(self.target.device) if runs_ahead else 0
+        begun = None
+        while self._has_room and not self.stopped:
+            step = begun or self._step(self._guesses())
             yield from self._advance(step, whole)
-            position = self._position(step, index)
-            self.positions.append(position)
-            token, begun = position.token, None
-            if ahead and index + 1 < limit:
-                begun = self._step(token, index + 1)
-                yield from self._advance(begun, ahead)
-            if stop is not None and stop.stops(position.confidence):
-                break
-            self.context.write_draft(index, token)
+            begun = None
+            for row in range(1 + len(step.guesses)):
+                self._take(step, row)
+                if ahead and self._has_room:
+                    begun = self._step(())
+                    yield from self._advance(begun, ahead)
+                self.stopped = self.draft.stop is not None and self.draft.stop.stops(self.positions[-1].confidence)
+                if self.stopped or not self._confirms(step, row):
+                    break
         return self._proposal()
 
-    def _step(self, token: torch.Tensor, index: int) -> _DraftStep:
-        """The forward of a ``[1]`` token after the committed slots and ``index`` drafted tokens."""
-        layout = self.target.lay_out(self.context.state, 1, start=self.context.cache.length + index)
-        return _DraftStep(layout, self.target.embed(token))
+    @property
+    def _has_room(self) -> bool:
+        return len(self.positions) < self.limit
+
+    def _guesses(self) -> tuple[int, ...]:
+        """Guesses of the tokens after the one that the coming forward drafts, as many as may still be drafted."""
+        room = self.limit - len(self.positions) - 1
+        if self.draft.guess is None or room <= 0:
+            return ()
+        drafted = [position.token_id for position in self.positions]
+        return tuple(self.draft.guess(drafted))[:room]
+
+    def _step(self, guesses: tuple[int, ...]) -> _DraftStep:
+        """The forward of the last token and guesses, in the slots after the drafted tokens before it."""
+        token = self.positions[-1].token if self.positions else self.context.pending
+        start = self.context.cache.length + len(self.positions)
+        layout = self.target.lay_out(self.context.state, 1 + len(guesses), start=start)
+        if guesses:
+            token = torch.cat([token, transfer.send(guesses, token.device)])
+        return _DraftStep(layout, self.target.embed(token), guesses)
+
+    def _take(self, step: _DraftStep, row: int) -> None:
+        """Takes the token that a row chooses; the rows before it are confirmed."""
+        index = len(self.positions)
+        position = self._position(step, row, index)
+        for sublayer, hidden_states in step.captured.items():
+            self.states[sublayer].append(hidden_states[row : row + 1])
+        self.positions.append(position)
+        self.guessed += row > 0
+        if not self.context.processor.keeps_scores:
+            self.context.write_draft(index, position.token)
+
+    def _confirms(self, step: _DraftStep, row: int) -> bool:
+        """Whether the token just taken is what was guessed, so that the next row is valid; ``False`` for the last."""
+        return row < len(step.guesses) and self.positions[-1].token_id == step.guesses[row]
 
     def _advance(self, step: _DraftStep, until: int) -> Generator[DraftForward, DraftOutput, None]:
         """Runs the kept sublayers up to number ``until``, and captures what is certain by then."""
@@ -166,27 +226,31 @@ class _LayerDrafting:
         sublayers, ends = kept[step.done : until], until >= len(kept)
         capture = {index for index in self.capture - step.captured.keys() if ends or index <= sublayers[-1]}
         output = yield DraftForward(step.hidden_states, step.layout, sublayers, capture, ends, self.draft.precision)
-        step.hidden_states, step.logits, step.done = output.hidden_states, output.logits, until
+        step.hidden_states, step.logits, step.done = output.hidden_states, output.scored, until
         step.captured.update(output.captured)
 
-    def _position(self, step: _DraftStep, index: int) -> _Position:
-        """Chooses the token of a position, and starts an asynchronous copy of the confidence where it is needed."""
-        context, draft, logits = self.context, self.draft, step.logits
-        assert logits is not None
-        for sublayer, hidden_states in step.captured.items():
-            self.states[sublayer].append(hidden_states)
-        scores = context.processor(logits, lambda _: context.drafted_context(index))
+    def _position(self, step: _DraftStep, row: int, index: int) -> _Position:
+        """Chooses the token of a position, and starts an asynchronous copy of the confidence where it is needed.
+
+        Rows are processed one by one, in order and only up to the first wrong guess, so that processors see the calls,
+        and the generator of a request makes the draws, that they would without guesses.
+        """
+        context, draft = self.context, self.draft
+        assert step.logits is not None
+        logits = step.logits.row(row) if step.guesses else step.logits
+        confident = draft.stop is not None or draft.widths is not None
+        if context.chooses_best and draft.widths is None:
+            return _Position(logits.best, None, AsyncCopy(logits.confidence[0]) if confident else None)
+        scores = context.processor(logits.values, lambda _: context.drafted_context(index))
         if context.rule.needs_draft_probs:
             # Whatever a draft computes, its probabilities have to be numbers for the acceptance to be exact.
             scores = scores.nan_to_num(nan=0.0, neginf=-torch.inf)
             self.scores.append(scores)
         preferences = context.rule.preferences(scores[0], context.length + index)
-        if draft.stop is None and draft.widths is None:
-            return _Position(best(preferences), None, None)
-        confidence = torch.softmax(logits[0].float(), dim=-1).amax()
-        if draft.widths is None:
-            return _Position(best(preferences), None, AsyncCopy(confidence))
-        return _Position(best(preferences), preferences, AsyncCopy(confidence, possible(preferences)))
+        token = best(preferences)
+        if draft.widths is not None:
+            return _Position(token, preferences, AsyncCopy(logits.confidence[0], possible(preferences)))
+        return _Position(token, None, AsyncCopy(logits.confidence[0]) if confident else None)
 
     def _proposal(self) -> Proposal:
         path_length = len(self.positions)
@@ -207,7 +271,9 @@ class _LayerDrafting:
             shared_prefix=self.shared_prefix,
             shared_states={index: torch.cat(rows) for index, rows in self.states.items() if rows},
             kept=self.draft.kept,
+            precision=self.draft.precision,
             threshold=self.draft.threshold,
+            guessed=self.guessed,
         )
 
     def _sibling_count(self, position: _Position, room: int) -> int:

@@ -1,6 +1,6 @@
 """Verification with its outcome, and again without the draft where the draft spoiled it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,13 +22,13 @@ class Outcome:
     Attributes:
         proposal: the draft.
         acceptance: the accepted rows and the tokens they give.
-        scores: float32 ``[n + 1, vocab]``, the target's processed scores of every row.
+        scores: gives float32 ``[n + 1, vocab]``, the target's processed scores of every row.
         hidden_states: by sublayer the states that the drafter watches, ``[n + 1, hidden]``.
     """
 
     proposal: Proposal
     acceptance: Acceptance
-    scores: torch.Tensor
+    scores: Callable[[], torch.Tensor]
     hidden_states: Mapping[int, torch.Tensor]
 
 
@@ -67,9 +67,7 @@ def verify_drafts(
 def _judged(
     target: Target, sequences: Sequence[Generated], proposals: Sequence[Proposal], outputs: Sequence[StackOutput]
 ) -> list[Outcome | None]:
-    counts = [len(output.hidden_states) for output in outputs]
-    states = torch.cat([output.hidden_states for output in outputs]) if len(outputs) > 1 else outputs[0].hidden_states
-    logits = torch.split(target.logits(states, max(counts)), counts)
+    logits = [output.logits for output in outputs if output.logits is not None]
     judgements = judge([sequence.context for sequence in sequences], proposals, logits)
     return [
         None if judgement is None else Outcome(proposal, judgement.acceptance, judgement.scores, output.captured)
@@ -79,4 +77,4 @@ def _judged(
 
 def _without_tokens(proposal: Proposal, sequence: Generated) -> Proposal:
     empty = empty_proposal(sequence.context)
-    return replace(empty, kept=proposal.kept, threshold=proposal.threshold)
+    return replace(empty, kept=proposal.kept, threshold=proposal.threshold, drafted_by=proposal.drafted_by)

@@ -1,5 +1,7 @@
 """What a method may run between rounds: candidates over the recent tokens, independent branches of one sublayer."""
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
@@ -7,6 +9,8 @@ from selfspec.decoding.context import Context
 from selfspec.model.forward import Forward, SequenceState
 from selfspec.model.kept import KeptSet
 from selfspec.model.masks import branches
+from selfspec.model.transfer import send
+from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
 from selfspec.sampling.rules import Greedy
 
@@ -37,11 +41,18 @@ class Probe:
         return self._context.cache.length
 
     @property
+    def remaining_tokens(self) -> int:
+        """Most tokens that the request may still write."""
+        return self._context.max_length - self._context.length
+
+    @property
     def samples(self) -> bool:
         """Whether the request draws its tokens; greedy decoding does not."""
         return not isinstance(self._context.rule, Greedy)
 
-    def score(self, kept: KeptSet, rows: int, end: int | None = None) -> torch.Tensor:
+    def score(
+        self, kept: KeptSet, rows: int, end: int | None = None, precision: AnyPrecision | None = None
+    ) -> torch.Tensor:
         """Lets a kept set predict a window of successive tokens in one forward.
 
         Each row sees the target's keys and values of the tokens before the window, and the kept set's own inside it.
@@ -51,6 +62,7 @@ class Probe:
             rows: size of the window, 1 to ``end - 1``.
             end: length of the text up to the window's end, at most ``committed + 1``; if not given, all of it, so that
                 the pending token is the last one to predict.
+            precision: of the weights that predict; ``None`` for the target's own.
 
         Returns:
             logits ``[rows, vocab]``; row ``i`` predicts ``token_ids[end - rows + i]``.
@@ -60,16 +72,30 @@ class Probe:
         prefix = last - rows
         forward = self.target.lay_out(self._context.state, rows, start=self.committed, prefix=prefix)
         hidden_states = self.target.embed(self.token_ids[prefix:last])
-        return self.target.logits(self.target.run(hidden_states, kept.sublayers, forward).hidden_states)
+        model = self.target.at(precision)
+        return model.logits(model.run(hidden_states, kept.sublayers, forward).hidden_states)
 
-    def branches(self, rows: int, most_rows: int | None = None) -> "Branches":
+    def branches(self, rows: int, most_rows: int | None = None, precision: AnyPrecision | None = None) -> "Branches":
         """Independent continuations at the last ``rows`` committed tokens (CLaSp's and KnapSpec's parallel states).
 
         Args:
             rows: tokens of each branch, 1 to ``committed``.
             most_rows: of one forward, all branches together; more go in several forwards.
+            precision: of the weights that run; ``None`` for the target's own.
         """
-        return Branches(self._context, self._window_start(rows), rows, most_rows)
+        return Branches(self._context, self._window_start(rows), rows, most_rows, precision)
+
+    def points(
+        self, places: Sequence[int], most_rows: int | None = None, precision: AnyPrecision | None = None
+    ) -> "Points":
+        """Independent states at single committed tokens, which need not follow each other.
+
+        Args:
+            places: their positions, ascending, below ``committed``.
+            most_rows: as for ``branches``.
+            precision: as for ``branches``.
+        """
+        return Points(self._context, places, most_rows, precision)
 
     def _window_start(self, rows: int) -> int:
         assert 1 <= rows <= self.committed, f"a window of {rows} rows in {self.committed} committed tokens"
@@ -87,14 +113,23 @@ class Branches:
         prefix: slots before the branches' tokens.
         rows: tokens of each branch.
         most_rows: of one forward; no limit if not given.
+        precision: of the weights that run; ``None`` for the target's own.
 
     Attributes:
         sequence: whose cache they read.
     """
 
-    def __init__(self, context: Context, prefix: int, rows: int, most_rows: int | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        prefix: int,
+        rows: int,
+        most_rows: int | None = None,
+        precision: AnyPrecision | None = None,
+    ) -> None:
         self.sequence: SequenceState = context.state
         self._target = context.target
+        self._model = context.target.at(precision)
         self._prefix = prefix
         self._rows = rows
         self._at_once = None if most_rows is None else max(1, most_rows // rows)
@@ -120,7 +155,7 @@ class Branches:
     def run_at(self, sublayer: int, states: torch.Tensor, start: int) -> torch.Tensor:
         """``run`` of one part, whose keys and values go to the slots from ``start`` on."""
         forward = self.lay_out(len(states), start)
-        return self._target.run(states.flatten(0, 1), (sublayer,), forward).hidden_states.view_as(states)
+        return self._model.run(states.flatten(0, 1), (sublayer,), forward).hidden_states.view_as(states)
 
     def lay_out(self, count: int, start: int) -> Forward:
         """The rows of ``count`` branches from a cache slot on, made once and used for every sublayer."""
@@ -133,5 +168,47 @@ class Branches:
                 prefix=self._prefix,
                 depths=list(range(self._rows)) * count,
                 visible=functional.pad(own, (start - self._prefix, 0)),
+            )
+        return self._forwards[count, start]
+
+
+class Points(Branches):
+    """Branches of single tokens: each row sees the target's keys and values of all tokens before it, and itself.
+
+    This is what the first token of a draft sees. A row of ``Branches`` sees its branch's own keys instead, like the
+    later tokens of a draft as long as the window.
+
+    Args:
+        context: of the request.
+        places: positions of the rows of each branch, ascending.
+        most_rows: of one forward; no limit if not given.
+        precision: of the weights that run; ``None`` for the target's own.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        places: Sequence[int],
+        most_rows: int | None = None,
+        precision: AnyPrecision | None = None,
+    ) -> None:
+        assert places, "no rows"
+        assert places[-1] < context.cache.length, f"rows at {places} of {context.cache.length} tokens"
+        super().__init__(context, places[0], len(places), most_rows, precision)
+        self._places = tuple(places)
+
+    def lay_out(self, count: int, start: int) -> Forward:
+        """The rows of ``count`` branches from a cache slot on, made once and used for every sublayer."""
+        if (count, start) not in self._forwards:
+            device, rows = self._target.device, count * self._rows
+            places = send(self._places, device).repeat(count)
+            cached = torch.arange(self._prefix, start, device=device) < places[:, None]
+            self._forwards[count, start] = self._target.lay_out(
+                self.sequence,
+                rows,
+                start=start,
+                prefix=self._prefix,
+                depths=[place - self._prefix for place in self._places] * count,
+                visible=torch.cat([cached, torch.eye(rows, dtype=torch.bool, device=device)], dim=1),
             )
         return self._forwards[count, start]

@@ -4,6 +4,7 @@ from selfspec.decoding.draft import empty_proposal
 from selfspec.decoding.events import Event, Failed, Finished, Prefilled
 from selfspec.decoding.judging import judge, not_finite
 from selfspec.decoding.sequence import Sequence
+from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
 
 
@@ -33,7 +34,7 @@ def read_chunk(target: Target, sequence: Sequence, size: int) -> list[Event]:
     context.cache.commit(range(end - start))
     if end < context.prompt_length:
         return []
-    judgement = judge([context], [empty_proposal(context)], [target.logits(output.hidden_states[-1:])])[0]
+    judgement = judge([context], [empty_proposal(context)], [Logits(target.logits(output.hidden_states[-1:]))])[0]
     if judgement is None:
         return [Failed(sequence.request, not_finite(context))]
     sequence.commit(judgement.acceptance, "prefill")

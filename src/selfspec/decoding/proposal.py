@@ -8,7 +8,8 @@ import torch
 
 from selfspec.model.forward import Forward
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.low_bit import AnyPrecision
+from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.precision import AnyPrecision
 from selfspec.sampling.tree import TokenTree
 
 
@@ -40,12 +41,17 @@ class DraftOutput:
     Attributes:
         hidden_states: ``[rows, hidden]``, the residual stream after the last sublayer.
         captured: by sublayer ``i`` the residual stream ``h[i]``, ``[rows, hidden]``.
-        logits: ``[rows, vocab]``, or ``None`` where they were not asked for.
+        scored: the logits with their best tokens and confidences, or ``None`` where they were not asked for.
     """
 
     hidden_states: torch.Tensor
     captured: Mapping[int, torch.Tensor]
-    logits: torch.Tensor | None
+    scored: Logits | None
+
+    @property
+    def logits(self) -> torch.Tensor | None:
+        """``[rows, vocab]``, or ``None`` where they were not asked for."""
+        return None if self.scored is None else self.scored.values
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,10 @@ class Proposal:
         shared_states: by sublayer ``i <= s`` the residual stream ``h[i]`` of the first ``k`` verification rows,
             ``[k, hidden]``; empty where nothing is shared.
         kept: the sublayers that drafted; ``None`` where none did.
+        precision: of the weights that drafted; ``None`` for the target's own, or where no sublayers drafted.
         threshold: the confidence below which drafting was to stop; ``None`` without such a rule.
+        guessed: how many of the tokens were guessed before they were drafted, and so took no forward of their own.
+        drafted_by: name of the part that drafted; ``None`` where a method has no parts.
     """
 
     token_ids: torch.Tensor
@@ -72,7 +81,10 @@ class Proposal:
     shared_prefix: int = 0
     shared_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
     kept: KeptSet | None = None
+    precision: AnyPrecision | None = None
     threshold: float | None = None
+    guessed: int = 0
+    drafted_by: str | None = None
 
     @property
     def drafted(self) -> int:

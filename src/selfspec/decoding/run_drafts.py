@@ -41,25 +41,28 @@ def run_drafts(target: Target, drafts: Iterable[Drafting]) -> list[Proposal]:
 
 def _run_together(target: Target, asked: tuple[DraftForward, ...]) -> list[DraftOutput]:
     """One forward for drafts that ask for the same sublayers."""
-    first = asked[0]
+    first, scored = asked[0], asked[0].logits
     model = target.at(first.precision)
     if len(asked) == 1:
-        ran = model.run(first.hidden_states, first.sublayers, first.forward, first.capture)
-        return [
-            DraftOutput(ran.hidden_states, ran.captured, target.logits(ran.hidden_states) if first.logits else None)
-        ]
+        ran = model.run(
+            first.hidden_states, first.sublayers, first.forward, first.capture, logits=scored, confidence=scored
+        )
+        return [DraftOutput(ran.hidden_states, ran.captured, ran.logits)]
     together = Forward.join([each.forward for each in asked])
     capture = {index for each in asked for index in each.capture}
-    ran = model.run(torch.cat([each.hidden_states for each in asked]), first.sublayers, together, capture)
+    ran = model.run(
+        torch.cat([each.hidden_states for each in asked]),
+        first.sublayers,
+        together,
+        capture,
+        logits=scored,
+        confidence=scored,
+    )
     counts = [len(each.hidden_states) for each in asked]
     states = torch.split(ran.hidden_states, counts)
     captured = {index: torch.split(rows, counts) for index, rows in ran.captured.items()}
-    scores = torch.split(model.logits(ran.hidden_states, max(counts)), counts) if first.logits else None
+    logits = [None] * len(asked) if ran.logits is None else ran.logits.split(counts)
     return [
-        DraftOutput(
-            states[place],
-            {index: captured[index][place] for index in each.capture},
-            None if scores is None else scores[place],
-        )
+        DraftOutput(states[place], {index: captured[index][place] for index in each.capture}, logits[place])
         for place, each in enumerate(asked)
     ]

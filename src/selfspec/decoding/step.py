@@ -13,7 +13,7 @@ from selfspec.decoding.drafter import Drafter, DraftingMethod, Feedback
 from selfspec.decoding.events import Advanced, Event, Failed, Finished
 from selfspec.decoding.judging import not_finite
 from selfspec.decoding.outcome import verify_drafts
-from selfspec.decoding.phases import clocked, phase
+from selfspec.decoding.phases import clocked, phase, seconds_so_far
 from selfspec.decoding.prompt import read_chunk
 from selfspec.decoding.proposal import Proposal
 from selfspec.decoding.run_drafts import run_drafts
@@ -56,15 +56,17 @@ def _with_seconds(
     def timed(target: Target, sequences: Many[Sequence]) -> list[Event]:
         with clocked() as clock:
             events = play(target, sequences)
-        total = clock.seconds
-        names = [field.name for field in fields(PhaseSeconds)]
-        share = PhaseSeconds(**{name: getattr(total, name) / len(sequences) for name in names})
+        share = _share(clock.seconds, len(sequences))
         return [
             replace(event, round=replace(event.round, seconds=share)) if isinstance(event, Advanced) else event
             for event in events
         ]
 
     return timed
+
+
+def _share(total: PhaseSeconds, sequences: int) -> PhaseSeconds:
+    return PhaseSeconds(**{field.name: getattr(total, field.name) / sequences for field in fields(PhaseSeconds)})
 
 
 @_with_seconds
@@ -82,13 +84,16 @@ def play_round(target: Target, sequences: Many[Sequence]) -> list[Event]:
     drafts = plan(sequences)
     proposals = draft(target, sequences, drafts)
     outcomes = verify_drafts(target, sequences, proposals)
+    seconds = _share(seconds_so_far(), len(sequences))
     events: list[Event] = []
     for sequence, planned, outcome in zip(sequences, drafts, outcomes, strict=True):
         if outcome is None:
             events.append(Failed(sequence.request, not_finite(sequence.context)))
             continue
         committed = commit(sequence, outcome.acceptance)
-        feedback = Feedback(planned, outcome.proposal, outcome.acceptance, outcome.scores, outcome.hidden_states)
+        feedback = Feedback(
+            planned, outcome.proposal, outcome.acceptance, outcome.scores, outcome.hidden_states, seconds
+        )
         learn(sequence, feedback)
         events.append(Advanced(sequence, _record(feedback, committed)))
         events += [Finished(sequence)] if sequence.finished else []
@@ -135,5 +140,8 @@ def _record(feedback: Feedback, committed: tuple[int, ...]) -> Round:
         token_ids=committed,
         kept=proposal.kept,
         threshold=proposal.threshold,
+        precision=proposal.precision,
         seconds=PhaseSeconds(),
+        guessed=proposal.guessed,
+        drafted_by=proposal.drafted_by,
     )

@@ -10,6 +10,7 @@ from selfspec.decoding.context import Context
 from selfspec.decoding.fused_selection import FusedRun, FusedSelection
 from selfspec.decoding.proposal import Proposal
 from selfspec.model.forward import Forward
+from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import StackOutput, Target
 
 
@@ -33,24 +34,36 @@ def verify(
         selections: of some of these sequences, whose rows go along.
 
     Returns:
-        For each sequence ``h[2L]`` of its rows, ``[n + 1, hidden]``, and the watched states.
+        For each sequence ``h[2L]`` of its rows, ``[n + 1, hidden]``, the watched states and the logits.
     """
     run = FusedRun(target, selections)
     parts = [_Part(target, *each) for each in zip(contexts, proposals, watched, strict=True)]
-    borders = sorted({0, target.sublayer_count, *(part.shared_prefix for part in parts)})
+    last, logits = target.sublayer_count, None
+    borders = sorted({0, last, *(part.shared_prefix for part in parts)})
     for first, end in pairwise(borders):
         for part in parts:
             part.enter(first)
         capture = {index for part in parts for index in part.wanted(first, end)}
         forward = parts[0].forward if len(parts) == 1 else Forward.join([part.forward for part in parts])
-        output = run(torch.cat([part.states for part in parts]), range(first, end), forward, capture)
+        states = parts[0].states if len(parts) == 1 else torch.cat([part.states for part in parts])
+        # A draft with all sublayers has computed its rows to the end, which are added there.
+        scored = end == last and all(part.shared_prefix < last for part in parts)
+        output = run(states, range(first, end), forward, capture, logits=scored)
+        logits = output.logits
+        if len(parts) == 1:
+            parts[0].take(output.hidden_states, output.captured)
+            continue
         counts = [len(part.states) for part in parts]
         captured = {index: torch.split(rows, counts) for index, rows in output.captured.items()}
         for place, (part, states) in enumerate(zip(parts, torch.split(output.hidden_states, counts), strict=True)):
             part.take(states, {index: captured[index][place] for index in part.wanted(first, end)})
     for part in parts:
-        part.enter(target.sublayer_count)  # a draft with all sublayers has computed its rows to the end
-    return [StackOutput(part.states, part.captured) for part in parts]
+        part.enter(last)
+    counts = [len(part.states) for part in parts]
+    if logits is None:
+        logits = Logits(target.logits(torch.cat([part.states for part in parts]), max(counts)))
+    each = zip(parts, logits.split(counts), strict=True)
+    return [StackOutput(part.states, part.captured, own) for part, own in each]
 
 
 class _Part:
@@ -58,7 +71,7 @@ class _Part:
 
     def __init__(self, target: Target, context: Context, proposal: Proposal, watched: Collection[int]) -> None:
         tree, length = proposal.tree, context.cache.length
-        token_ids = torch.cat([context.pending, proposal.token_ids])
+        token_ids = torch.cat([context.pending, proposal.token_ids]) if len(tree) else context.pending
         visible = None if tree.is_chain else tree.visibility(target.device)
         depths = None if tree.is_chain else tree.depths
         self._whole = target.lay_out(context.state, len(token_ids), depths=depths, visible=visible)

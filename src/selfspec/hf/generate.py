@@ -41,9 +41,9 @@ def custom_generate(
 def custom_generate(*arguments: Any, **options: Any) -> Any:  # noqa: D417 - the arguments of the overloads
     """A decoding loop for ``transformers``' ``generate``, itself or made by a call.
 
-    ``model.generate(..., custom_generate=custom_generate)`` drafts with the default method, ``"suffix"``: it copies
-    from prompt and output, so it fits any model without settings. ``custom_generate=custom_generate("uniform", {...})``
-    drafts with another method. ``generate`` prepares prompt, processors and criteria as always and hands them over; the
+    ``model.generate(..., custom_generate=custom_generate)`` drafts with the default method, ``"auto"``, which takes
+    what is fastest for this model, machine and text. ``custom_generate=custom_generate("uniform", {...})`` drafts with
+    another method. ``generate`` prepares prompt, processors and criteria as always and hands them over; the
     drafts then give the same tokens. ``CustomGenerate`` says what holds for batches.
 
     What is built for a model lasts from call to call. Without a call of ``custom_generate`` it is kept in an attribute

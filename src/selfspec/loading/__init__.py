@@ -4,6 +4,7 @@ from selfspec.loading.catalog import INSTALLABLE, bundled_models, resolve_name
 from selfspec.loading.devices import DTYPES, parse_device, parse_dtype
 from selfspec.loading.model import load_config, load_model, parameter_count
 from selfspec.loading.packages import find_installed
+from selfspec.runtimes.quantise import parse_weights, quantise, quantise_in_place
 
 __all__ = [
     "DTYPES",
@@ -15,5 +16,8 @@ __all__ = [
     "parameter_count",
     "parse_device",
     "parse_dtype",
+    "parse_weights",
+    "quantise",
+    "quantise_in_place",
     "resolve_name",
 ]

@@ -17,13 +17,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecError, first_line
+from selfspec.errors import DeviceError, ModelLoadError, OutOfMemoryError, SelfSpecError, first_line
 from selfspec.limits import is_out_of_memory
 from selfspec.loading.catalog import InstallableModel, resolve_name
 from selfspec.loading.devices import parse_device, parse_dtype
 from selfspec.loading.packages import installed_file
 from selfspec.loading.unpacked import is_unpacked, unpack
 from selfspec.model.families import find_family
+from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.quantise import check_quantisable, parse_weights, quantise_in_place
 
 
 def load_model(
@@ -31,6 +33,7 @@ def load_model(
     *,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
+    weights: str | Precision | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a model and its tokenizer.
 
@@ -40,20 +43,29 @@ def load_model(
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` for the dtype of the checkpoint; for a quantised
             GGUF file that is bfloat16.
         device: a torch device, or ``auto`` for an accelerator if there is one.
+        weights: ``int8`` or ``int4`` for low-bit weights, on the CPU (see ``quantise``); the weights of the checkpoint
+            if not given.
 
     Returns:
         The model in eval mode on the device, and its tokenizer.
 
     Raises:
         DeviceError: the dtype is unknown, or the device is unknown or not available.
-        UnsupportedModelError: the family is not supported; this is checked before any weights are read.
+        InvalidParameterError: there are no such low-bit weights.
+        UnsupportedModelError: the family is not supported, or it cannot have low-bit weights; this is checked before
+            any weights are read.
         ModelLoadError: there is no such model, or its files are missing or corrupt.
         OutOfMemoryError: the weights do not fit into memory.
     """
-    chosen_dtype, chosen_device = parse_dtype(dtype), parse_device(device)
+    chosen_dtype, precision = parse_dtype(dtype), parse_weights(weights)
+    chosen_device = torch.device("cpu") if precision is not None and device == "auto" else parse_device(device)
+    if precision is not None and chosen_device.type != "cpu":
+        raise DeviceError(f"low-bit weights of a target run on the CPU only, not on '{chosen_device}'; use device cpu")
     with _explain_failure(name):
         source = find_source(name, chosen_dtype)
         _check_family(source)
+        if precision is not None:
+            _check_quantisable(source, chosen_dtype, precision)
     with _explain_failure(name, "the tokenizer of ", source):
         tokenizer = AutoTokenizer.from_pretrained(source)
     with _explain_failure(name, source=source):
@@ -62,7 +74,8 @@ def load_model(
         )
         model, report = loaded
         _check_weights(report)
-        return model.to(chosen_device).eval(), tokenizer
+        model = model.to(chosen_device).eval()
+    return (model if precision is None else quantise_in_place(model, precision)), tokenizer
 
 
 def load_config(name: str | Path, *, dtype: str | torch.dtype = "auto") -> PreTrainedConfig:
@@ -134,6 +147,15 @@ def _check_family(source: str) -> None:
     known = content.get("model_type") in (None, *CONFIG_MAPPING)
     config: Any = AutoConfig.from_pretrained(source) if known else SimpleNamespace(**content)
     find_family(config)
+
+
+def _check_quantisable(source: str, dtype: Any, precision: Precision) -> None:
+    """Refuses low-bit weights for a model that cannot have them, by its shapes."""
+    config: Any = AutoConfig.from_pretrained(source)
+    make: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        model = make(config, dtype=(config.dtype or torch.float32) if dtype == "auto" else dtype)
+    check_quantisable(model.eval(), precision)
 
 
 def _check_weights(report: Mapping[str, Any]) -> None:

@@ -48,7 +48,7 @@ def measure_profile(target: Target, progress: Callable[[str], None] = lambda _: 
         "benchmark": "profile",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"selfspec": selfspec.__version__, "torch": torch.__version__},
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.weights,
         "device": str(target.device),
         "runtime": target.runtime,
         "layers": target.layer_count,

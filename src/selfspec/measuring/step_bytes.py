@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from selfspec.runtimes.precision import FULL_BITS, MixedPrecision, Precision
+from selfspec.model.stored import stored_bytes
+from selfspec.runtimes.precision import FULL_BITS, AnyPrecision, MixedPrecision
 from selfspec.runtimes.target import Target
 
 
@@ -37,7 +38,7 @@ class StepBytes:
         self.total = len(self.sublayers)
         self._target = target
 
-    def step(self, sublayers: Iterable[int], context: int, precision: Precision | None = None) -> int:
+    def step(self, sublayers: Iterable[int], context: int, precision: AnyPrecision | None = None) -> int:
         """Bytes of one forward.
 
         Args:
@@ -75,7 +76,7 @@ class StepBytes:
 
 
 def _nbytes(weights: Iterable[nn.Parameter]) -> int:
-    return sum(weight.nbytes for weight in weights)
+    return sum(map(stored_bytes, weights))
 
 
 def _unread_experts(module: nn.Module, config: Any) -> int:

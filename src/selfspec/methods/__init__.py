@@ -2,7 +2,9 @@
 
 from selfspec.methods import (
     adaptive_cosine,
+    auto,
     autoregressive,
+    cascade,
     clasp,
     dynamic_exit,
     jacobi,
@@ -10,6 +12,7 @@ from selfspec.methods import (
     layerskip,
     lookahead,
     low_bit,
+    mixed,
     prompt_lookup,
     self_spec,
     suffix,
@@ -17,13 +20,16 @@ from selfspec.methods import (
     token_recycling,
     uniform,
 )
-from selfspec.methods.registry import METHODS, all_methods, find_method, make_method
+from selfspec.methods.registry import COMPOSITIONS, METHODS, all_methods, find_method, make_method
 
 __all__ = [
+    "COMPOSITIONS",
     "METHODS",
     "adaptive_cosine",
     "all_methods",
+    "auto",
     "autoregressive",
+    "cascade",
     "clasp",
     "dynamic_exit",
     "find_method",
@@ -33,6 +39,7 @@ __all__ = [
     "lookahead",
     "low_bit",
     "make_method",
+    "mixed",
     "prompt_lookup",
     "self_spec",
     "suffix",

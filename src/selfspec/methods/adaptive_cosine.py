@@ -13,8 +13,9 @@ from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Method
 from selfspec.methods.budget import RATIO_HELP, default_skip_ratio
+from selfspec.methods.precision_settings import PrecisionSettings
 from selfspec.methods.registry import register
-from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.settings import setting
 from selfspec.methods.sharing import SHARE_HELP, share_kept_set
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
@@ -23,7 +24,7 @@ _MOST_PROMPT_ROWS = 64
 
 
 @dataclass(frozen=True)
-class AdaptiveCosineSettings(MethodSettings):
+class AdaptiveCosineSettings(PrecisionSettings):
     """Settings of ``adaptive-cosine``."""
 
     skip_ratio: float | None = setting(
@@ -75,6 +76,9 @@ class AdaptiveCosine(Method):
     Nothing is carried from one request to the next. Memory above plain decoding: the hidden states of ``prompt_rows``
     tokens, by default less than 1 % of the weights.
 
+    With ``draft_bits`` sublayers are still compared by the target's states, which take no forward; how much a sublayer
+    changes the stream hardly depends on its precision.
+
     In a batch the drafts share one kept set, as ``selfspec.methods.sharing`` says, unless ``share_kept_set`` is off.
     """
 
@@ -109,10 +113,9 @@ class AdaptiveCosine(Method):
         """Starts on a request."""
         return _AdaptiveCosineDrafter(self, similarity_sums(prefill.hidden_states, self.candidates))
 
-    def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
-        """What drafts the next round of several requests, with one kept set unless ``share_kept_set`` is off."""
-        drafts = super().plan(drafters)
-        return share_kept_set(drafts) if self.settings.share_kept_set else drafts
+    def arrange(self, drafters: Sequence[Drafter], drafts: Sequence[Draft]) -> list[Draft]:
+        """One kept set for the drafts of a batch, unless ``share_kept_set`` is off."""
+        return share_kept_set(drafts) if self.settings.share_kept_set else list(drafts)
 
     def draft(self, similarities: torch.Tensor) -> LayerDraft:
         """The draft without the most similar candidates.

@@ -3,15 +3,17 @@
 The method:
     ``Method`` is subclassed: name, summary, source, settings, and ``begin``, which starts on a request.
     ``MethodSettings`` and ``setting`` make its settings, ``Needs`` says what it needs of every request.
+    ``PrecisionSettings`` are ``MethodSettings`` with ``draft_bits``, which ``Method`` puts into effect.
     ``LearnedState`` is what it can save and load. ``register`` is for methods inside selfspec only.
 
 One request:
     ``Drafter`` is subclassed: ``plan`` says what drafts the next round, ``learn`` is given the round's ``Feedback``.
-    ``FixedDrafter`` plans the same draft every round.
+    ``FixedDrafter`` plans the same draft every round. ``Continuation`` is what a drafter of found tokens expects.
     ``Prefill`` is what ``begin`` is given: the prompt, the first token, and a ``Probe``, which runs parts of the model.
 
 What can draft a round:
     ``LayerDraft`` drafts with a ``KeptSet`` of the model's sublayers until a limit or a ``ConfidenceThreshold``.
+    It may be given a ``Guess`` of what it drafts next.
     ``TokenDraft`` is a ``TokenTree`` of known tokens. ``NoDraft`` drafts nothing.
     ``Draft`` is the protocol of them all, for drafts of one's own.
 
@@ -23,11 +25,13 @@ A draft of one's own:
 from selfspec.decoding.context import Context
 from selfspec.decoding.draft import Draft, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, FixedDrafter, Needs, Prefill
+from selfspec.decoding.guess import Continuation, Guess
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.proposal import DraftForward, Drafting, DraftOutput, Proposal
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.methods.base import Method
+from selfspec.methods.precision_settings import PrecisionSettings
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState
@@ -38,6 +42,7 @@ from selfspec.sampling.tree import TokenTree
 __all__ = [
     "ConfidenceThreshold",
     "Context",
+    "Continuation",
     "Draft",
     "DraftForward",
     "DraftOutput",
@@ -45,6 +50,7 @@ __all__ = [
     "Drafting",
     "Feedback",
     "FixedDrafter",
+    "Guess",
     "KeptSet",
     "LayerDraft",
     "LearnedState",
@@ -52,6 +58,7 @@ __all__ = [
     "MethodSettings",
     "Needs",
     "NoDraft",
+    "PrecisionSettings",
     "Prefill",
     "Probe",
     "Proposal",

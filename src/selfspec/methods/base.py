@@ -1,14 +1,17 @@
 """The interface of a method."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Needs, Prefill
+from selfspec.decoding.layer_draft import with_precision
 from selfspec.errors import StateError
+from selfspec.methods.precision_settings import PrecisionSettings
 from selfspec.methods.settings import MethodSettings
 from selfspec.methods.state import LearnedState
+from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
 
 
@@ -27,6 +30,8 @@ class Method(ABC):
         summary: one line for ``selfspec methods``.
         source: where the method is published.
         Settings: a frozen dataclass of ``setting`` fields; the default has none.
+        settings_before_others: defaults of settings that differ in a cascade, where another method drafts what this one
+            leaves.
         learns: whether it carries anything from one request to the next, which ``state`` then returns.
         target: the model.
         settings: the values of its settings.
@@ -36,11 +41,22 @@ class Method(ABC):
     summary: ClassVar[str]
     source: ClassVar[str]
     Settings: ClassVar[type] = MethodSettings
+    settings_before_others: ClassVar[Mapping[str, Any]] = {}
     learns: ClassVar[bool] = False
 
     def __init__(self, target: Target, settings: Any) -> None:
         self.target = target
         self.settings = settings
+        if self.draft_precision is not None:
+            target.check_low_bit(self.draft_precision)
+
+    @property
+    def draft_precision(self) -> AnyPrecision | None:
+        """Of the weights that its layer drafts run on; ``None`` for the target's own.
+
+        Settings that inherit ``PrecisionSettings`` choose it. ``plan`` gives it to every layer draft that names none.
+        """
+        return self.settings.precision if isinstance(self.settings, PrecisionSettings) else None
 
     @property
     def needs(self) -> Needs:
@@ -61,22 +77,41 @@ class Method(ABC):
     def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
         """What drafts the next round of several requests of this method, which run as a batch.
 
-        A method overrides this where the drafts of a batch depend on each other; see ``selfspec.methods.sharing``.
-
         Args:
             drafters: one for each request, from ``begin``.
 
         Returns:
-            Their drafts, in the same order.
+            Their drafts, in the same order, at this method's precision.
         """
-        return [drafter.plan() for drafter in drafters]
+        drafts = self.arrange(drafters, [drafter.plan() for drafter in drafters])
+        return [with_precision(draft, self.draft_precision) for draft in drafts]
 
-    def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:  # noqa: B027 - most do nothing
-        """Does before the first request what would otherwise slow it down, such as measuring latencies.
+    def arrange(self, drafters: Sequence[Drafter], drafts: Sequence[Draft]) -> list[Draft]:
+        """Adapts the drafts of a batch to each other; see ``selfspec.methods.sharing``. By default they stay.
+
+        Args:
+            drafters: one for each request.
+            drafts: what they plan, in the same order.
+
+        Returns:
+            The drafts, in the same order.
+        """
+        return list(drafts)
+
+    def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Does before the first request what would otherwise slow it down: makes the copies that draft.
+
+        A method that has more to do, such as measuring latencies, does that too.
 
         Args:
             progress: is called with a line of text before each part that may take long.
+
+        Raises:
+            OutOfMemoryError: the copies do not fit into the memory that is available.
         """
+        if self.draft_precision is not None:
+            progress(f"copies of {self.target.low_bit_bytes(self.draft_precision) / 2**20:.0f} MiB")
+            self.target.at(self.draft_precision)
 
     def state(self) -> LearnedState:
         """What it has learned so far.

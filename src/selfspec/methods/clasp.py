@@ -1,7 +1,9 @@
 """CLaSp: which layers to skip, chosen by dynamic programming over the hidden states of the last accepted token."""
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -11,18 +13,21 @@ from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.fused_selection import FusedSelection, SelectionSteps, run_selection
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
-from selfspec.errors import InvalidSettingError
+from selfspec.errors import InvalidSettingError, StateError
 from selfspec.methods.base import Method
 from selfspec.methods.budget import RATIO_HELP, default_skip_ratio
+from selfspec.methods.payoff import SCHEDULE_HELP, Payoff, Record, draft_cost
+from selfspec.methods.precision_settings import PrecisionSettings, check_selection
 from selfspec.methods.registry import register
-from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.settings import setting
 from selfspec.methods.sharing import SHARE_HELP, share_kept_set
+from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 
 
 @dataclass(frozen=True)
-class ClaspSettings(MethodSettings):
+class ClaspSettings(PrecisionSettings):
     """Settings of ``clasp``."""
 
     skipped_layers: int | None = setting(
@@ -32,7 +37,12 @@ class ClaspSettings(MethodSettings):
         None, f"the same as a share of all layers (0.5 to 0.6 in the paper); {RATIO_HELP}", minimum=0.0, maximum=1.0
     )
     update_interval: int = setting(
-        32, "rounds between two choices of layers (the paper names none; it got slower above 128)", minimum=1
+        32, "rounds between two choices of layers, at least (the paper names none; it got slower above 128)", minimum=1
+    )
+    schedule: str = setting(
+        "ours",
+        f"when it chooses after the prompt: {SCHEDULE_HELP}, every update_interval rounds",
+        choices=("ours", "paper"),
     )
     draft_exit_threshold: float = setting(
         0.7, "stop drafting after a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
@@ -51,6 +61,7 @@ class ClaspSettings(MethodSettings):
         super().__post_init__()
         if self.skipped_layers is not None and self.skip_ratio is not None:
             raise InvalidSettingError("skipped_layers and skip_ratio both set the number of layers; give only one")
+        check_selection(self, fused=self.fused_selection)
 
 
 @dataclass(frozen=True)
@@ -143,14 +154,21 @@ class Clasp(Method):
     """Skips whole layers, chosen again every ``update_interval`` rounds for the current context.
 
     A choice uses the hidden states of the last accepted token, which the last verification computed; before the first
-    round those of the prompt's last token. A choice costs about one verification. It belongs to its context, so nothing
-    is carried from one request to the next. Memory above plain decoding: one token's hidden states and, during a
-    choice, one state for each candidate ``j``.
+    round those of the prompt's last token. A choice costs about one verification. Memory above plain decoding: one
+    token's hidden states and, during a choice, one state for each candidate ``j``.
+
+    With ``schedule=ours`` the layers are chosen only where that pays (``selfspec.methods.payoff``), and at least
+    ``update_interval`` rounds after the last choice; until then a request drafts with the last choice of any request.
+    Layers whose live acceptance promises less than plain decoding are declined. With ``schedule=paper`` a choice
+    belongs to its context, so nothing is carried from one request to the next.
 
     The default ``update_interval`` is measured on SmolLM2-135M (six chat messages, 128 output tokens each), with 0.2 of
     the layers skipped: intervals 8, 16, 32, 64 and 128 accept 0.72, 0.73, 0.72, 0.71 and 0.71 of the draft tokens,
     commit 2.63, 2.57, 2.47, 2.43 and 2.43 tokens a round, and spend 6.0, 3.7, 2.0, 1.0 and 1.2 % of the time on
     choices. ``skip_ratio`` goes by the model's size (``selfspec.methods.budget``).
+
+    With ``draft_bits`` the program runs layers at the precision at which they draft. The states that skip nothing come
+    from the verification, so they remain the target's.
 
     In a batch the layer drafts share one kept set, as ``selfspec.methods.sharing`` says, unless ``share_kept_set`` is
     off. Each request still makes its own choices.
@@ -161,12 +179,16 @@ class Clasp(Method):
     source = "CLaSp (Chen et al. 2025)"
     Settings = ClaspSettings
     settings: ClaspSettings
+    learns = True
 
     def __init__(self, target: Target, settings: ClaspSettings) -> None:
         super().__init__(target, settings)
         self.layers = range(settings.fixed_first_layers, target.layer_count - settings.fixed_last_layers)
         self.skips = _skip_count(settings, target, len(self.layers))
         self.boundaries = frozenset(range(2 * self.layers.start, 2 * self.layers.stop + 1, 2))
+        self.payoff = Payoff()
+        self._lock = threading.Lock()
+        self._choice: Choice | None = None
 
     @property
     def needs(self) -> Needs:
@@ -178,10 +200,70 @@ class Clasp(Method):
         """Starts on a request."""
         return _ClaspDrafter(self, prefill)
 
-    def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
-        """What drafts the next round of several requests, with one kept set unless ``share_kept_set`` is off."""
-        drafts = super().plan(drafters)
-        return share_kept_set(drafts) if self.settings.share_kept_set else drafts
+    def arrange(self, drafters: Sequence[Drafter], drafts: Sequence[Draft]) -> list[Draft]:
+        """One kept set for the drafts of a batch, unless ``share_kept_set`` is off."""
+        return share_kept_set(drafts) if self.settings.share_kept_set else list(drafts)
+
+    @property
+    def last_choice(self) -> "Choice | None":
+        """The last choice of any request; ``None`` before the first."""
+        with self._lock:
+            return self._choice
+
+    def adopt(self, skipped: Collection[int]) -> "Choice":
+        """Takes layers as the last choice.
+
+        Args:
+            skipped: the layers to skip.
+        """
+        settings = self.settings
+        sublayers = (sublayer for layer in skipped for sublayer in (2 * layer, 2 * layer + 1))
+        threshold = settings.draft_exit_threshold
+        stop = ConfidenceThreshold(threshold) if threshold > 0 else None
+        kept = KeptSet.skipping(sublayers, self.target.sublayer_count)
+        cost = draft_cost(kept, self.draft_precision, self.target.dtype)
+        draft = LayerDraft(kept, settings.draft_length, stop)
+        choice = Choice(tuple(skipped), draft, Record(self.payoff, cost))
+        with self._lock:
+            self._choice = choice
+        return choice
+
+    def state(self) -> LearnedState:
+        """The layers of the last choice, if there was one."""
+        choice = self.last_choice
+        return LearnedState({"skipped": None if choice is None else list(choice.skipped)})
+
+    def restore(self, state: LearnedState) -> None:
+        """Loads a choice.
+
+        Raises:
+            StateError: it is none of these settings.
+        """
+        skipped: Any = state.values.get("skipped", [])
+        if skipped is None:  # it was saved before the first choice
+            self._choice = None
+            return
+        fits = isinstance(skipped, list) and all(type(layer) is int and layer in self.layers for layer in skipped)
+        if not fits or skipped != sorted(set(skipped)) or len(skipped) != self.skips:
+            raise StateError(
+                f"the state skips layers {skipped}, not {self.skips} of the model's free ones; learn it again"
+            )
+        self.adopt(skipped)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice of layers.
+
+    Attributes:
+        skipped: the layers, ascending.
+        draft: what drafts without them.
+        record: what came of it.
+    """
+
+    skipped: tuple[int, ...]
+    draft: LayerDraft
+    record: Record
 
 
 def _skip_count(settings: ClaspSettings, target: Target, free: int) -> int:
@@ -203,19 +285,36 @@ def _skip_count(settings: ClaspSettings, target: Target, free: int) -> int:
 class _ClaspDrafter(Drafter):
     def __init__(self, method: Clasp, prefill: Prefill) -> None:
         self._method = method
+        self._payoff = method.payoff
+        self._ours = method.settings.schedule == "ours"
         self._probe = prefill.probe
-        self._draft: Draft = NoDraft()
+        self._choice = method.last_choice if self._ours else None
         self._rounds = 0
-        self._states: torch.Tensor | None = self._at(prefill.hidden_states, row=-1)
+        self._watches = False
+        self._started = 0.0
+        self._states: torch.Tensor | None = None
+        if self._pays():
+            self._states = self._at(prefill.hidden_states, row=-1)
         self._fused: FusedSelection[tuple[int, ...]] | None = None
 
     def plan(self) -> Draft:
         # The choice is made when it is needed, so the first token and the end of the output do not wait for it.
         if self._states is not None:
-            self._choose(self._states)
+            with self._payoff.selection():
+                self._choose(self._states)
             self._states, self._rounds = None, 0
         self._rounds += 1
-        return self._draft
+        self._watches = self._rounds >= self._method.settings.update_interval and self._pays()
+        self._started = self._payoff.clock()
+        if self._choice is None or (self._ours and self._choice.record.declined):
+            return NoDraft()
+        return self._choice.draft
+
+    def _pays(self) -> bool:
+        if not self._ours:
+            return True
+        record = Record(self._payoff) if self._choice is None else self._choice.record
+        return self._payoff.pays(self._probe.remaining_tokens, record.gain)
 
     @property
     def fused_selection(self) -> FusedSelection[tuple[int, ...]] | None:
@@ -225,13 +324,21 @@ class _ClaspDrafter(Drafter):
     @property
     def watched(self) -> Collection[int]:
         """Every layer boundary, in the last round before the next choice."""
-        return self._method.boundaries if self._rounds == self._method.settings.update_interval else ()
+        return self._method.boundaries if self._watches else ()
 
     def learn(self, feedback: Feedback) -> None:
+        self._payoff.note_round(self._payoff.clock() - self._started, len(feedback.acceptance.rows))
+        if self._choice is not None and feedback.drafted:
+            self._choice.record.note_round(feedback.drafted, feedback.accepted)
         if self._fused is not None:
-            self._draft, self._fused = self._without(self._fused.outcome), None
+            self._choice, self._fused = self._method.adopt(self._fused.outcome), None
         if feedback.hidden_states:
             self._states = self._at(feedback.hidden_states, feedback.acceptance.rows[-1])
+
+    def observe(self, feedback: Feedback) -> None:
+        """Watches its next round, if it was to choose from states that are no longer those of the last token."""
+        if self._states is not None:
+            self._states, self._rounds = None, self._method.settings.update_interval - 1
 
     def _at(self, hidden_states: Mapping[int, torch.Tensor], row: int) -> torch.Tensor:
         """A copy of the states of one token at every layer boundary, ``[n + 1, hidden]``."""
@@ -239,19 +346,9 @@ class _ClaspDrafter(Drafter):
 
     def _choose(self, states: torch.Tensor) -> None:
         """Chooses the layers of the coming rounds ("layer optimisation", section 3.4), at once or fused."""
-        branches = self._probe.branches(rows=1)
+        branches = self._probe.branches(rows=1, precision=self._method.draft_precision)
         steps = choose_skipped(states, self._method.layers, self._method.skips)
         if self._method.settings.fused_selection:
             self._fused = FusedSelection(steps, branches)
         else:
-            self._draft = self._without(run_selection(steps, branches.run))
-
-    def _without(self, skipped: Collection[int]) -> LayerDraft:
-        """A draft without some layers."""
-        kept = KeptSet.skipping(
-            (sublayer for layer in skipped for sublayer in (2 * layer, 2 * layer + 1)),
-            self._method.target.sublayer_count,
-        )
-        settings = self._method.settings
-        threshold = settings.draft_exit_threshold
-        return LayerDraft(kept, settings.draft_length, ConfidenceThreshold(threshold) if threshold > 0 else None)
+            self._choice = self._method.adopt(run_selection(steps, branches.run))

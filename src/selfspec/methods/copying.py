@@ -1,12 +1,25 @@
 """Drafts that copy what followed an earlier occurrence. Shared by ``prompt-lookup`` and ``suffix``."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from selfspec.decoding.draft import Draft, NoDraft, TokenDraft
 from selfspec.sampling.tree import TokenTree
 
 
-def continuation(tokens: Sequence[int], start: int, count: int) -> list[int]:
+class Match(NamedTuple):
+    """The longest suffix of a text, or of a text and drafted tokens after it, that occurs in the text before.
+
+    Attributes:
+        length: of the suffix, in tokens; 0 if none occurs.
+        end: the position in the text after the occurrence.
+    """
+
+    length: int
+    end: int
+
+
+def continuation(tokens: Sequence[int], start: int, count: int, drafted: Sequence[int] = ()) -> list[int]:
     """The tokens that followed an earlier occurrence of the text's suffix.
 
     If the text ends before ``count`` tokens are copied, the copy repeats: the text is then likely to be periodic, with
@@ -14,13 +27,14 @@ def continuation(tokens: Sequence[int], start: int, count: int) -> list[int]:
 
     Args:
         tokens: prompt and output.
-        start: position after the earlier occurrence, before the end of the text.
+        start: position after the earlier occurrence, before the end of the text and the drafted tokens.
         count: number of tokens, at least 1.
+        drafted: tokens after the text that are not part of it yet.
 
     Returns:
         ``count`` token ids.
     """
-    piece = list(tokens[start : start + count])
+    piece = [*tokens[start : start + count], *drafted][:count]
     repeats = -(-count // len(piece))
     return (piece * repeats)[:count]
 

@@ -14,8 +14,10 @@ from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
 from selfspec.methods.base import Method
 from selfspec.methods.objective import tokens_per_layer
+from selfspec.methods.payoff import SCHEDULE_HELP, Payoff, Record, draft_cost
+from selfspec.methods.precision_settings import PrecisionSettings
 from selfspec.methods.registry import register
-from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.settings import setting
 from selfspec.methods.sharing import SHARE_HELP, share_kept_set
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
@@ -30,9 +32,10 @@ JUDGED_ROUNDS, LEAST_GAIN = 64, 1.15
 
 
 @dataclass(frozen=True)
-class DelSettings(MethodSettings):
+class DelSettings(PrecisionSettings):
     """Settings of ``del``."""
 
+    schedule: str = setting("ours", f"when it counts matches: {SCHEDULE_HELP}, every round", choices=("ours", "paper"))
     d_max: int = setting(18, "longest draft, in tokens", minimum=1, maximum=64)
     omega: float = setting(0.95, "factor by which a round's counts decay each round (ω)", minimum=0.0, maximum=1.0)
     context_window: int = setting(
@@ -45,7 +48,8 @@ class DelSettings(MethodSettings):
         True, "draft nothing in a round whose best draft length is 0 (ours); off, every round drafts"
     )
     carry_over: bool = setting(
-        False, "a request starts with the counts of the requests before it (in the paper, without counts)"
+        False,
+        "with schedule=paper too, a request starts with the counts of those before it (in the paper, without counts)",
     )
     share_kept_set: bool = setting(True, SHARE_HELP)
 
@@ -100,6 +104,11 @@ class Statistics:
     def then(self, counts: torch.Tensor, omega: float) -> "Statistics":
         """The sums after one more round."""
         return Statistics(omega * self.sums + counts)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not bool(self.sums[0].any())
 
     @property
     def acceptance(self) -> torch.Tensor:
@@ -168,6 +177,13 @@ class Del(Method):
     with 128 output tokens) they differ little: without the prompt's counts 0.564 of the draft tokens are accepted and a
     round has 3.22 tokens, with them 0.552 and 3.17. So the default is that of the algorithm.
 
+    With ``draft_bits`` the shadow tokens still come from the verification's states, which take no forward: acceptance
+    rates are those of exits at full precision, and the objective, the paper's, counts layers whatever they cost.
+
+    With ``schedule=ours`` matches are counted only in rounds where that pays (``selfspec.methods.payoff``): the shadow
+    tokens of all layers take the LM head for each of them. Counts are carried from request to request, those of the
+    prompt included. An exit layer whose live acceptance promises less than plain decoding is declined.
+
     In a batch the drafts share one exit layer, as ``selfspec.methods.sharing`` says, unless ``share_kept_set`` is off:
     the median of the requests' choices. Each request drafts with its own threshold of that layer, and still makes its
     own choices.
@@ -192,6 +208,11 @@ class Del(Method):
         self._lock = threading.Lock()
         self._carried = Statistics.empty(layers)
         self._worth = _Worth(layers)
+        self.payoff = Payoff()
+        self.ours = settings.schedule == "ours"
+        self.records = tuple(
+            Record(self.payoff, draft_cost(kept, self.draft_precision, target.dtype)) for kept in self.kept
+        )
 
     @property
     def needs(self) -> Needs:
@@ -200,16 +221,18 @@ class Del(Method):
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        rows = len(prefill.hidden_states[self.boundaries[0]])
-        with self._lock:
-            carried = self._carried
-        return DelDrafter(self, carried, self.count(prefill.hidden_states, rows))
+        return DelDrafter(self, prefill)
 
-    def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
-        """What drafts the next round of several requests, with one exit layer unless ``share_kept_set`` is off."""
-        drafts = super().plan(drafters)
+    @property
+    def carried(self) -> Statistics:
+        """The counts of earlier requests; empty if there are none, or if they are not carried over."""
+        with self._lock:
+            return self._carried
+
+    def arrange(self, drafters: Sequence[Drafter], drafts: Sequence[Draft]) -> list[Draft]:
+        """One exit layer for the drafts of a batch, unless ``share_kept_set`` is off."""
         if not self.settings.share_kept_set:
-            return drafts
+            return list(drafts)
         shared = share_kept_set(drafts)
         for index, (drafter, draft) in enumerate(zip(drafters, shared, strict=True)):
             if isinstance(drafter, DelDrafter) and isinstance(draft, LayerDraft):
@@ -230,17 +253,18 @@ class Del(Method):
         """The choice for the next round, by statistics and settings."""
         return choose(statistics, self.settings.d_max, shortest=0 if self.settings.allow_no_draft else 1)
 
-    def note(self, counts: torch.Tensor, feedback: Feedback) -> None:
-        """Counts a round of any request, and warns if drafting turns out to gain nothing.
-
-        Args:
-            counts: the round's, from ``count``.
-            feedback: the round's.
-        """
-        layers = len(feedback.draft.kept.sublayers) // 2 if isinstance(feedback.draft, LayerDraft) else 0
-        with self._lock:
-            if self.settings.carry_over:
+    def carry(self, counts: torch.Tensor) -> None:
+        """Adds counts to those that later requests start with, if they do."""
+        if self.ours or self.settings.carry_over:
+            with self._lock:
                 self._carried = self._carried.then(counts, self.settings.omega)
+
+    def note(self, feedback: Feedback) -> None:
+        """Counts a round of any request, and warns if drafting turns out to gain nothing."""
+        layers = len(feedback.draft.kept.sublayers) // 2 if isinstance(feedback.draft, LayerDraft) else 0
+        if layers and feedback.drafted:
+            self.records[layers - 1].note_round(feedback.drafted, feedback.accepted)
+        with self._lock:
             complaint = self._worth.after(layers, feedback.drafted, feedback.accepted)
         if complaint is not None:
             warnings.warn(complaint, NoGainWarning, stacklevel=2)
@@ -271,7 +295,7 @@ class Del(Method):
             self._carried = Statistics(sums.clone())
 
     def _require_carry_over(self) -> None:
-        if not self.settings.carry_over:
+        if not self.ours and not self.settings.carry_over:
             raise StateError("del starts every request afresh, so it has no state; set carry_over=true to keep one")
 
 
@@ -280,26 +304,61 @@ class DelDrafter(Drafter):
 
     Args:
         method: its method.
-        carried: statistics of earlier requests, or empty ones.
-        prompt: the counts of the prompt's last tokens.
+        prefill: of the request.
 
     Attributes:
         choice: the choice for the coming round.
     """
 
-    def __init__(self, method: Del, carried: Statistics, prompt: torch.Tensor) -> None:
+    def __init__(self, method: Del, prefill: Prefill) -> None:
         self._method = method
-        self._chosen_by = carried.then(prompt, method.settings.omega)
-        self._statistics = self._chosen_by if method.settings.keep_prompt else carried
+        self._probe = prefill.probe
+        self._statistics = self._chosen_by = method.carried
+        self._watches = False
+        self._started = 0.0
+        counted = self._statistics.is_empty
+        if counted:
+            self._count_prompt(prefill)
         self.choice = method.choose(self._chosen_by)
+        if not counted and self._counts_now():
+            self._count_prompt(prefill)
+            self.choice = method.choose(self._chosen_by)
+
+    def _count_prompt(self, prefill: Prefill) -> None:
+        method = self._method
+        with method.payoff.selection():
+            counts = method.count(prefill.hidden_states, len(prefill.hidden_states[method.boundaries[0]]))
+        self._chosen_by = self._statistics.then(counts, method.settings.omega)
+        if method.ours or method.settings.keep_prompt:
+            self._statistics = self._chosen_by
+        if method.ours:
+            method.carry(counts)
 
     def plan(self) -> Draft:
         """Drafts with the chosen exit layer; nothing where the best draft length is 0."""
-        choice = self.choice
-        if not choice.draft_length:
+        choice, method = self.choice, self._method
+        self._watches = self._counts_now()
+        self._started = method.payoff.clock()
+        declined = method.ours and method.settings.allow_no_draft and self._record.declined
+        if declined or not choice.draft_length:
             return NoDraft()
-        kept = self._method.kept[choice.exit_layer - 1]
-        return LayerDraft(kept, self._method.settings.d_max, stop=ConfidenceThreshold(choice.threshold))
+        kept = method.kept[choice.exit_layer - 1]
+        return LayerDraft(kept, method.settings.d_max, stop=ConfidenceThreshold(choice.threshold))
+
+    @property
+    def _record(self) -> Record:
+        """What came of the exit layer that it would draft with; an empty one where it drafts nothing."""
+        return (
+            self._method.records[self.choice.exit_layer - 1]
+            if self.choice.draft_length
+            else Record(self._method.payoff)
+        )
+
+    def _counts_now(self) -> bool:
+        method = self._method
+        if not method.ours:
+            return True
+        return method.payoff.pays(self._probe.remaining_tokens, self._record.gain)
 
     def draft_with(self, kept: KeptSet) -> LayerDraft:
         """Drafts with an exit layer of another request, and this request's own threshold of it.
@@ -315,16 +374,22 @@ class DelDrafter(Drafter):
 
     @property
     def watched(self) -> Collection[int]:
-        """The hidden states after every layer, which give the shadow tokens."""
-        return self._method.boundaries
+        """The hidden states after every layer, which give the shadow tokens, in rounds that are counted."""
+        return self._method.boundaries if self._watches else ()
 
     def learn(self, feedback: Feedback) -> None:
-        """Counts the round's matches and chooses again."""
+        """Counts the round's matches, if they are to be counted, and chooses again."""
+        method = self._method
+        method.payoff.note_round(method.payoff.clock() - self._started, len(feedback.acceptance.rows))
+        method.note(feedback)
+        if not feedback.hidden_states:
+            return
         # The valid rows are those whose context is committed, including the first one that the draft got wrong.
-        counts = self._method.count(feedback.hidden_states, feedback.accepted + 1)
-        self._statistics = self._chosen_by = self._statistics.then(counts, self._method.settings.omega)
-        self.choice = self._method.choose(self._statistics)
-        self._method.note(counts, feedback)
+        with method.payoff.selection():
+            counts = method.count(feedback.hidden_states, feedback.accepted + 1)
+        method.carry(counts)
+        self._statistics = self._chosen_by = self._statistics.then(counts, method.settings.omega)
+        self.choice = method.choose(self._statistics)
 
 
 class _Worth:

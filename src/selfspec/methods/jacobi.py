@@ -78,3 +78,7 @@ class _Jacobi(Drafter):
         # The last accepted row chose the pending token. The rows after it predict what follows their guesses.
         rejected = feedback.target_scores[feedback.accepted + 1 :]
         self._guesses = rejected.argmax(-1).tolist()
+
+    def observe(self, feedback: Feedback) -> None:
+        # The pending token moves past the guesses of the positions that are committed now.
+        self._guesses = self._guesses[len(feedback.acceptance.token_ids) :]

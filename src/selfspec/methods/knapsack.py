@@ -89,14 +89,15 @@ def fill_table(
     budget: int,
     similarity_threshold: float,
     first: int = 0,
-    choosing: slice = slice(None),
+    *,
+    exact: bool = True,
 ) -> SelectionSteps[Table]:
     """Algorithm 1 of KnapSpec: for every skipped weight the states closest to the target's own.
 
     ``g[i, j]`` is the better of running sublayer ``i`` on ``g[i - 1, j]`` and of skipping it, ``g[i - 1, j - w]``, by
     the mean cosine of its rows to ``X(i)`` (equations 7 and 8). States under the threshold or over the budget are
     pruned: they are not kept, and no later sublayer runs on them. All ``j`` of one ``i`` go through the sublayer
-    together; ``j = 0`` is the target itself and need not.
+    together; ``j = 0`` is the target itself and need not, unless drafts run on other weights.
 
     Args:
         references: ``X``, ``[n + 1, rows, hidden]``: the target's states before each sublayer and after the last.
@@ -104,7 +105,7 @@ def fill_table(
         budget: largest skipped weight.
         similarity_threshold: ``τ``, smallest mean cosine of a state that is kept.
         first: index of the first of the ``n`` sublayers.
-        choosing: the rows whose cosines choose; the others go through the sublayers too.
+        exact: whether sublayers run on the weights that gave ``X``, so that ``g[i, 0]`` is ``X(i)``.
 
     Returns:
         The filled table.
@@ -114,10 +115,10 @@ def fill_table(
     skips = torch.zeros((len(weights), budget + 1), dtype=torch.bool)
     for index, weight in enumerate(weights):
         reference = references[index + 1]
-        ran = yield from _run(first + index, states, reference, budget)
+        ran = yield from _run(first + index, states, reference if exact else None, budget)
         movable = 0 if weight is None else sum(one + weight <= budget for one in used)
         moved = [one + (weight or 0) for one in used[:movable]]
-        offered = torch.cat([_cosines(part[:, choosing], reference[choosing]) for part in (ran, states[:movable])])
+        offered = torch.cat([_cosines(part, reference) for part in (ran, states[:movable])])
         offered = offered.cpu()  # the pruning decides on the host what runs next
         running, skipping = (torch.full((budget + 1,), -math.inf) for _ in range(2))
         running[used], skipping[moved] = offered[: len(used)], offered[len(used) :]
@@ -131,18 +132,20 @@ def fill_table(
     return Table(tuple(used), states, similarities, skips)
 
 
-def _run(sublayer: int, states: torch.Tensor, reference: torch.Tensor, budget: int) -> SelectionSteps[torch.Tensor]:
-    """Runs a sublayer on all entries but the first, whose result is known; ``[entries, rows, hidden]``.
+def _run(sublayer: int, states: torch.Tensor, known: torch.Tensor | None, budget: int) -> SelectionSteps[torch.Tensor]:
+    """Runs a sublayer on all entries but the first if its result is known; ``[entries, rows, hidden]``.
 
     Entries of zeros are added until there are as many as one of four sizes, so that few masks are made.
     """
-    count = len(states) - 1
+    first = 0 if known is None else 1
+    count, most = len(states) - first, budget + 1 - first
     if not count:
-        return reference[None]
-    quarter = -(-budget // 4)
-    more = min(budget, -(-count // quarter) * quarter) - count
-    ran = yield sublayer, functional.pad(states[1:], (0, 0, 0, 0, 0, more)) if more else states[1:]
-    return torch.cat([reference[None], ran[:count]])
+        assert known is not None
+        return known[None]
+    quarter = -(-most // 4)
+    more = min(most, -(-count // quarter) * quarter) - count
+    ran = yield sublayer, functional.pad(states[first:], (0, 0, 0, 0, 0, more)) if more else states[first:]
+    return ran[:count] if known is None else torch.cat([known[None], ran[:count]])
 
 
 def _chosen(
@@ -192,7 +195,13 @@ def backtrack(skips: torch.Tensor, weights: Sequence[int | None]) -> torch.Tenso
 
 
 def best_candidate(
-    candidates: Candidates, profile: LatencyProfile, context: int, max_draft_length: int, *, with_head: bool
+    candidates: Candidates,
+    profile: LatencyProfile,
+    context: int,
+    max_draft_length: int,
+    *,
+    with_head: bool,
+    draft_profile: LatencyProfile | None = None,
 ) -> Selection:
     """The second stage (section 3.5): set and draft length of the highest TPT (equation 4).
 
@@ -204,17 +213,18 @@ def best_candidate(
         context: tokens in the cache.
         max_draft_length: ``D``; lengths from 1 on are tried.
         with_head: count the time of a step outside of its sublayers.
+        draft_profile: the latencies of the weights that draft; ``profile`` if not given.
 
     Returns:
         The best one; on a tie the one that skips less, then the shorter one.
     """
-    steps = [profile.draft_step(kept, context, with_head=False) for kept in candidates.kept]
+    drafting = draft_profile or profile
+    steps = [drafting.draft_step(kept, context, with_head=with_head) for kept in candidates.kept]
     objective = tokens_per_time(
         candidates.acceptance[:, None],
         torch.arange(1, max_draft_length + 1),
         torch.tensor(steps, dtype=torch.float64)[:, None],
-        profile.target_step(context, with_head=False),
-        head_time=profile.outside if with_head else 0.0,
+        profile.target_step(context, with_head=with_head),
     )
     # Rounding must not prefer another set on a tie with plain decoding.
     best = objective >= objective.max() * (1 - 1e-12)

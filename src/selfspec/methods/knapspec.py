@@ -1,10 +1,7 @@
 """KnapSpec: the draft is what an integer knapsack over attention and MLP latencies says is worth its time."""
 
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,76 +10,38 @@ from selfspec.decoding.draft import Draft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.fused_selection import FusedSelection, run_selection
 from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.probe import Branches, Probe
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import StateError
 from selfspec.methods.base import Method
+from selfspec.methods.budget import most_skipped
 from selfspec.methods.knapsack import (
     Candidates,
     Selection,
     best_candidate,
     integer_weights,
 )
-from selfspec.methods.knapspec_candidates import find_candidates, selection_rows
+from selfspec.methods.knapspec_calibration import Calibration
+from selfspec.methods.knapspec_candidates import PAPER_SKIP_RATIO, find_candidates, selection_rows
+from selfspec.methods.knapspec_choice import Choice, Ground, read_selection, selection_values
+from selfspec.methods.knapspec_schedule import OurSchedule, PaperSchedule, Schedule
+from selfspec.methods.knapspec_settings import KnapSpecSettings
+from selfspec.methods.payoff import NEW, Payoff, Record
 from selfspec.methods.registry import register
-from selfspec.methods.settings import MethodSettings, setting
-from selfspec.methods.sharing import SHARE_HELP, share_kept_set
+from selfspec.methods.sharing import share_kept_set
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.latency import LatencyProfile, device_name, measure_latencies
 from selfspec.runtimes.latency_check import LatencyCheck
-from selfspec.runtimes.latency_store import keep_latencies, read_latencies
+from selfspec.runtimes.latency_store import keep_latencies, kept_latencies, read_latencies
 from selfspec.runtimes.target import Target
+
+__all__ = ["KnapSpec", "KnapSpecDrafter", "KnapSpecSettings"]
 
 _PROFILE = "latency_profile"
 _LARGE_MODEL = 10_000_000_000
 _TOKENS = 40
 """Output tokens before the first selection of our schedule."""
-_HELD_OUT = 4
-"""One in this many rows of a selection, the last ones, measures acceptance instead of choosing sets."""
-
-
-@dataclass(frozen=True)
-class KnapSpecSettings(MethodSettings):
-    """Settings of ``knapspec``."""
-
-    interval: int | None = setting(
-        None, "rounds between two selections; none is 64 below 10 billion parameters and 128 from there", minimum=1
-    )
-    schedule: str = setting(
-        "ours",
-        "when and on what it selects: ours, first after recent_tokens output tokens, on the last recent_tokens ones; "
-        "paper, first after recent_rounds rounds drafted by the whole model, on all tokens of the last recent_rounds",
-        choices=("ours", "paper"),
-    )
-    recent_rounds: int = setting(5, "with schedule=paper, rounds whose tokens a selection uses", minimum=1, maximum=64)
-    recent_tokens: int | None = setting(
-        None,
-        "with schedule=ours, output tokens before the first selection, and the last ones that a selection uses; none "
-        "is 40, of which it uses a 64th of the hidden size, at least 8, to bound the memory",
-        minimum=1,
-        maximum=128,
-    )
-    similarity_threshold: float = setting(
-        0.5, "prune states whose mean cosine to the target's is lower", minimum=-1.0, maximum=1.0
-    )
-    max_draft_length: int = setting(10, "longest draft, in the objective too", minimum=1, maximum=64)
-    confidence_threshold: float = setting(
-        0.7,
-        "stop drafting after a token less confident than this; 0 drafts the selected length",
-        minimum=0.0,
-        maximum=1.0,
-    )
-    fused_selection: bool = setting(
-        False,
-        "run a selection in the same forward as the next verification, so that weights are read once; its set drafts "
-        "one round later",
-    )
-    tpt: str = setting(
-        "paper",
-        "time of a step in the objective: paper counts attention and MLP, with_head adds embedding, norm and LM head",
-        choices=("paper", "with_head"),
-    )
-    share_kept_set: bool = setting(True, SHARE_HELP)
 
 
 @register
@@ -94,9 +53,18 @@ class KnapSpec(Method):
     what drafts before the first selection; this is what the authors' code does, except that it does not count the first
     round.
 
-    With ``schedule=ours`` nothing is drafted until the output has ``recent_tokens`` tokens (40). A selection uses the
-    last 40, or in a model of hidden size below 2560 a 64th of that size, which bounds the memory. The last quarter of
-    these chooses no set: it only measures the acceptance of sets that the others chose.
+    With ``schedule=ours`` the first request drafts nothing until its output has ``recent_tokens`` tokens (40). A
+    selection uses rows spread over the last 40, as many as a 64th of the hidden size (at least 8), which bounds the
+    memory; a row sees the target's keys, as the first token of a draft does. Later requests start with the last
+    selection, and there is another one where it pays (``selfspec.methods.payoff``), at least ``interval`` rounds after
+    the last. A set whose live acceptance promises less than plain decoding is declined.
+
+    Candidates skip at most half as much again as ``selfspec.methods.budget`` gives a model of this size (a half in the
+    paper), and once drafts have been tested the choice among them is made again (``Calibration``).
+
+    On SmolLM2-135M (six chat messages, 256 output tokens each) the paper's schedule accepts 0.80 of the tokens that a
+    part of the model drafts and spends 41 % of the time on selections. Ours spends 3 %, and finds that no set is faster
+    than plain decoding.
 
     The latencies are minima of repeated measurements, and are remembered in the user's cache folder, so that selections
     do not depend on what else the machine does. They are measured again if live rounds are clearly faster than they
@@ -106,6 +74,9 @@ class KnapSpec(Method):
     they have more. Memory above plain decoding: cache slots for that many rows (0.5 % of the weights, or 96 rows if
     that is more), logits of 0.5 % of the weights, and three tables of ``(K / 2 + 1) · rows · hidden`` numbers, one
     of them float32, where ``rows`` are the tokens of a selection; pruned states are not in them.
+
+    With ``draft_bits`` branches, acceptance and the latencies of drafts are those of the copies; the branches start
+    from the target's ``h[2]``. The whole model is a draft then, too.
 
     In a batch the layer drafts share one kept set, as ``selfspec.methods.sharing`` says, unless ``share_kept_set`` is
     off. Each request still makes its own selections.
@@ -124,15 +95,18 @@ class KnapSpec(Method):
         # The first and the last layer are never skipped (authors' code), so the program starts after the first.
         self.has_choice = target.layer_count > 2
         self.watched = range(2, target.sublayer_count + 1) if self.has_choice else range(0)
-        self.first_selection = settings.recent_tokens or _TOKENS
-        self.window = settings.recent_tokens or min(_TOKENS, max(8, target.hidden_size // 64))
+        self.tokens = settings.recent_tokens or _TOKENS
+        self.rows = min(self.tokens, max(8, target.hidden_size // 64))
         ours = settings.schedule == "ours"
-        most_tokens = self.window if ours else settings.recent_rounds * (settings.max_draft_length + 1)
+        most_tokens = self.rows if ours else settings.recent_rounds * (settings.max_draft_length + 1)
         self.selection_rows = selection_rows(target, most_tokens)
-        self.clock: Callable[[], float] = time.perf_counter
+        self.skip_ratio = most_skipped(target) if ours else PAPER_SKIP_RATIO
+        self.payoff = Payoff()
+        self._choice: Choice | None = None
         self._check = LatencyCheck()
         self._lock = threading.Lock()
         self._profile: LatencyProfile | None = None
+        self._draft_profile: LatencyProfile | None = None
 
     @property
     def needs(self) -> Needs:
@@ -152,6 +126,17 @@ class KnapSpec(Method):
                 self._profile = self._measure()
             return self._profile
 
+    @property
+    def draft_profile(self) -> LatencyProfile:
+        """The latencies of the weights that draft: kept ones, or else measured when first needed and kept."""
+        precision = self.draft_precision
+        if precision is None:
+            return self.profile
+        with self._lock:
+            if self._draft_profile is None:
+                self._draft_profile = kept_latencies(self.target, precision)
+            return self._draft_profile
+
     def _measure(self) -> LatencyProfile:
         latencies = measure_latencies(self.target)
         self._check.reset()
@@ -169,43 +154,94 @@ class KnapSpec(Method):
         """
         with self._lock:
             profile = self._profile
-        if profile is not None:
-            drafting = drafted * profile.draft_step(kept, context) if kept is not None else 0.0
+            draft_profile = self._draft_profile or profile
+        if profile is not None and draft_profile is not None:
+            drafting = drafted * draft_profile.draft_step(kept, context) if kept is not None else 0.0
             self._check.note(drafting + profile.target_step(context), seconds)
 
+    def schedule(self, probe: Probe) -> Schedule:
+        """The schedule of a request."""
+        if self.settings.schedule == "paper":
+            return PaperSchedule(probe, self.interval, self.settings.recent_rounds)
+        return OurSchedule(probe, self.interval, self.tokens, self.rows)
+
+    @property
+    def last_choice(self) -> Choice | None:
+        """The last selection of any request, and what came of it; ``None`` before the first."""
+        with self._lock:
+            return self._choice
+
+    def best_of(self, candidates: Candidates, context: int) -> Selection:
+        """The second stage: the set and the length that promise most.
+
+        Args:
+            candidates: of the first stage.
+            context: tokens in the cache.
+        """
+        return best_candidate(
+            candidates,
+            self.profile,
+            context,
+            self.settings.max_draft_length,
+            with_head=self.settings.tpt == "with_head",
+            draft_profile=self.draft_profile,
+        )
+
+    def adopt(self, selection: Selection, context: int, ground: Ground | None = None) -> Choice:
+        """Takes a selection as the last one.
+
+        Args:
+            selection: the selection.
+            context: tokens in the cache.
+            ground: what it was selected from, where that can be looked at again.
+        """
+        with_head, profile = self.settings.tpt == "with_head", self.profile
+        step = self.draft_profile.draft_step(selection.kept, context, with_head=with_head)
+        cost = step / profile.target_step(context, with_head=with_head)
+        drafts = bool(selection.kept.skipped) or self.draft_precision is not None
+        record = Record(self.payoff, cost if drafts else None)
+        choice = Choice(selection, record, ground)
+        with self._lock:
+            self._choice = choice
+        return choice
+
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Measures the latencies unless they are saved."""
+        """Makes the copies that draft, and measures the latencies unless they are saved."""
+        super().prepare(progress)
         progress("latencies of attention and MLP")
-        _ = self.profile
+        _ = self.profile, self.draft_profile
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
         return KnapSpecDrafter(self, prefill)
 
-    def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
-        """What drafts the next round of several requests, with one kept set unless ``share_kept_set`` is off."""
-        drafts = super().plan(drafters)
-        return share_kept_set(drafts) if self.settings.share_kept_set else drafts
+    def arrange(self, drafters: Sequence[Drafter], drafts: Sequence[Draft]) -> list[Draft]:
+        """One kept set for the drafts of a batch, unless ``share_kept_set`` is off."""
+        return share_kept_set(drafts) if self.settings.share_kept_set else list(drafts)
 
     def state(self) -> LearnedState:
-        """The latency profile, if there is one yet."""
+        """The latency profile and the last selection, if there are any yet."""
         with self._lock:
-            profile = self._profile
-        return LearnedState({_PROFILE: None if profile is None else profile.to_dict()})
+            profile, choice = self._profile, self._choice
+        values = {_PROFILE: None if profile is None else profile.to_dict()}
+        return LearnedState({**values, **selection_values(None if choice is None else choice.selection)})
 
     def restore(self, state: LearnedState) -> None:
-        """Loads a latency profile, so that none is measured.
+        """Loads a latency profile, so that none is measured, and a selection.
 
         Args:
             state: from ``state``.
 
         Raises:
-            StateError: it is damaged, or was measured on another device or in another dtype.
+            StateError: it is damaged, or the latencies were measured on another device or in another dtype.
         """
         profile = _read_profile(state, self.target)
+        selection = read_selection(state, self.target, self.settings.max_draft_length)
         self._check.reset()
         with self._lock:
-            self._profile = profile
+            self._profile, self._choice = profile, None
+        if profile is not None and selection is not None:
+            self.adopt(selection, context=0)
 
 
 class KnapSpecDrafter(Drafter):
@@ -216,51 +252,53 @@ class KnapSpecDrafter(Drafter):
         prefill: of the request.
 
     Attributes:
-        selection: the last one; ``None`` if the model is too small to skip anything.
+        selection: the last one; ``None`` before the first, and if the model is too small to skip anything.
         probe: of the request.
     """
 
     def __init__(self, method: KnapSpec, prefill: Prefill) -> None:
-        self.selection: Selection | None = None
+        self.probe = prefill.probe
         self._method = method
         self._settings = method.settings
-        self.probe = prefill.probe
-        ours = self._settings.schedule == "ours"
-        self._rounds = method.window if ours else self._settings.recent_rounds
-        self._prompt_length = self.probe.committed
-        self._recent: deque[torch.Tensor] = deque(maxlen=self._rounds)
-        self._rounds_left = self._rounds if ours else min(self._rounds, method.interval)
+        self._schedule = method.schedule(self.probe)
+        self._ours = self._settings.schedule == "ours"
+        self._choice: Choice | None = None
         self._draft: Draft = NoDraft()
         self._fused: FusedSelection[Candidates] | None = None
-        self._started: float | None = None
+        self._rows = 0
+        self._started = 0.0
         if method.has_choice:
-            _ = method.profile  # measured before the first round, if at all
-            if not ours:
+            _ = method.profile, method.draft_profile  # measured before the first round, if at all
+            if not self._ours:
                 self._draft = self._draft_with(
                     KeptSet.full(method.target.sublayer_count), self._settings.max_draft_length
                 )
 
+    @property
+    def selection(self) -> Selection | None:
+        """The last one; ``None`` before the first, and if the model is too small to skip anything."""
+        return None if self._choice is None else self._choice.selection
+
     def plan(self) -> Draft:
         """Selects again if it is time to, then drafts with the last selection."""
-        if self._is_due():
-            self.select(torch.cat(list(self._recent), dim=1))
-            self._rounds_left = self._method.interval
-            if self._rounds_left >= self._rounds:  # otherwise the next one uses some of them again
-                self._recent.clear()
-        self._started = self._method.clock()
-        return self._draft
+        method = self._method
+        if self._ours and self._choice is None and (choice := method.last_choice) is not None:
+            self._use(choice)
+        if method.has_choice and self._schedule.is_due(self._ours and self._pays()):
+            with method.payoff.selection():
+                self.select(*self._schedule.take(method.selection_rows, method.draft_precision))
+        self._started = method.payoff.clock()
+        declined = self._ours and self._choice is not None and self._choice.record.declined
+        return NoDraft() if declined else self._draft
 
-    def _is_due(self) -> bool:
-        if self.selection is None and self._settings.schedule == "ours":
-            written = self.probe.committed - self._prompt_length
-            return bool(self._recent) and written >= self._method.first_selection
-        return bool(self._recent) and self._rounds_left <= 0
+    def _pays(self) -> bool:
+        record = Record(self._method.payoff) if self._choice is None else self._choice.record
+        return self._method.payoff.pays(self.probe.remaining_tokens, record.gain)
 
     @property
     def watched(self) -> Collection[int]:
-        """Every state after the first layer, in the last rounds before a selection."""
-        first = self.selection is None
-        return self._method.watched if first or self._rounds_left <= self._rounds else ()
+        """Every state after the first layer, in the rounds whose tokens a selection will use."""
+        return self._method.watched if self._schedule.watching else ()
 
     @property
     def fused_selection(self) -> FusedSelection[Candidates] | None:
@@ -268,39 +306,55 @@ class KnapSpecDrafter(Drafter):
         return self._fused
 
     def learn(self, feedback: Feedback) -> None:
-        """Keeps the states of the committed tokens."""
-        self._rounds_left -= 1
+        """Counts the round, and keeps the states of its tokens."""
+        seconds, rows = self._method.payoff.clock() - self._started, len(feedback.acceptance.rows)
+        kept = feedback.draft.kept if isinstance(feedback.draft, LayerDraft) else None
         if self._fused is not None:
             self._choose(self._fused.outcome)
             self._fused = None
-        elif self._started is not None:
-            kept = feedback.draft.kept if isinstance(feedback.draft, LayerDraft) else None
-            seconds = self._method.clock() - self._started
+        else:
             self._method.note_round(kept, feedback.drafted, self.probe.committed, seconds)
-        if feedback.hidden_states:
-            rows = len(feedback.acceptance.rows)
-            states = [feedback.hidden_states[index][:rows] for index in self._method.watched]
-            self._recent.append(torch.stack(states))
+            if kept is not None and self._choice is not None:
+                self._judge(self._choice, kept, feedback.drafted, feedback.accepted)
+        self._method.payoff.note_round(seconds, rows)
+        states = [feedback.hidden_states[index][:rows] for index in self._method.watched if feedback.hidden_states]
+        self._schedule.note_round(torch.stack(states) if states else None, rows)
 
-    def select(self, references: torch.Tensor) -> None:
+    def _judge(self, choice: Choice, kept: KeptSet, drafted: int, accepted: int) -> None:
+        """Counts a round of a choice, and takes another of its candidates if that promises more by now."""
+        before = choice.record.drafted // NEW
+        choice.record.note_round(drafted, accepted)
+        if choice.ground is None:
+            return
+        choice.ground.note_round(kept, drafted, accepted)
+        if choice.record.drafted // NEW > before:
+            selection = self._method.best_of(choice.ground.calibrated, self.probe.committed)
+            if selection.kept != choice.selection.kept:
+                self._use(self._method.adopt(selection, self.probe.committed, choice.ground))
+
+    def observe(self, feedback: Feedback) -> None:
+        """Drops the states kept so far: a selection is over those of successive rounds of its own."""
+        self._schedule.restart()
+
+    def select(self, references: torch.Tensor, branches: Branches | None = None) -> None:
         """Selects again, at once or fused.
 
         Args:
-            references: ``[2L - 1, rows, hidden]``, the target's states ``h[2] … h[2L]`` of the last committed tokens.
+            references: ``[2L - 1, rows, hidden]``, the target's states ``h[2] … h[2L]`` of committed tokens.
+            branches: of the same rows; those of the last committed tokens if not given.
         """
         method, settings = self._method, self._settings
-        profile, context = method.profile, self.probe.committed
-        choosing = slice(None)
-        if settings.schedule == "ours":
-            references = references[:, -method.window :]
-            choosing = slice(references.shape[1] - references.shape[1] // _HELD_OUT)
-        branches = self.probe.branches(references.shape[1], method.selection_rows)
+        self._rows = references.shape[1]
+        profile, context = method.draft_profile, self.probe.committed
+        if branches is None:
+            branches = self.probe.branches(references.shape[1], method.selection_rows, method.draft_precision)
         steps = find_candidates(
             method.target,
             references,
             weights=integer_weights(profile.attention(context), profile.mlp),
             similarity_threshold=settings.similarity_threshold,
-            choosing=choosing,
+            skip_ratio=method.skip_ratio,
+            precision=method.draft_precision,
         )
         if settings.fused_selection:
             self._fused = FusedSelection(steps, branches)
@@ -309,19 +363,18 @@ class KnapSpecDrafter(Drafter):
 
     def _choose(self, candidates: Candidates) -> None:
         """Drafts with the best of the candidates from now on."""
-        settings = self._settings
-        self.selection = best_candidate(
-            candidates,
-            self._method.profile,
-            self.probe.committed,
-            settings.max_draft_length,
-            with_head=settings.tpt == "with_head",
-        )
-        self._draft = self._as_draft(self.selection)
+        ground = Ground(candidates, Calibration(candidates, self._rows)) if self._ours else None
+        selection = self._method.best_of(candidates, self.probe.committed)
+        self._use(self._method.adopt(selection, self.probe.committed, ground))
+
+    def _use(self, choice: Choice) -> None:
+        self._choice, self._draft = choice, self._as_draft(choice.selection)
 
     def _as_draft(self, selection: Selection) -> Draft:
         """What drafts by a selection. The whole model as its own draft gains nothing, so it becomes plain decoding."""
-        return self._draft_with(selection.kept, selection.draft_length) if selection.kept.skipped else NoDraft()
+        if not selection.kept.skipped and self._method.draft_precision is None:
+            return NoDraft()
+        return self._draft_with(selection.kept, selection.draft_length)
 
     def _draft_with(self, kept: KeptSet, selected_length: int) -> LayerDraft:
         settings = self._settings
@@ -333,7 +386,7 @@ class KnapSpecDrafter(Drafter):
 
 
 def _default_interval(target: Target) -> int:
-    return 64 if sum(parameter.numel() for parameter in target.model.parameters()) < _LARGE_MODEL else 128
+    return 64 if target.parameter_count < _LARGE_MODEL else 128
 
 
 def _read_profile(state: LearnedState, target: Target) -> LatencyProfile | None:

@@ -128,6 +128,11 @@ class Observations:
         """Adds a scored point; removes the oldest one above ``MOST_OBSERVATIONS``."""
         self._scored.append((point, score))
 
+    @property
+    def scores(self) -> list[float]:
+        """The scores alone."""
+        return [score for _, score in self._scored]
+
     def table(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
         """Points ``[n, free]`` and scores ``[n]``."""
         points = np.array([point for point, _ in self._scored], dtype=np.bool_).reshape(-1, self.free)

@@ -7,8 +7,9 @@ from selfspec.decoding.drafter import Drafter, Feedback, FixedDrafter, Prefill
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import DraftVerifyThreshold
 from selfspec.methods.base import Method
+from selfspec.methods.precision_settings import PrecisionSettings
 from selfspec.methods.registry import register
-from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.settings import setting
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 
@@ -16,7 +17,7 @@ _EXIT_HELP = "layers that draft, counted from the first; none is a quarter of th
 
 
 @dataclass(frozen=True)
-class EarlyExitSettings(MethodSettings):
+class EarlyExitSettings(PrecisionSettings):
     """Settings of every early-exit method."""
 
     exit_layer: int | None = setting(None, _EXIT_HELP, minimum=1)

@@ -213,6 +213,16 @@ class Window:
         moved = [level[committed - 1 :] for level in (*self.levels[1:], newest)]
         self.levels = [level + [self._guess() for _ in range(len(newest) - len(level))] for level in moved]
 
+    def move(self, committed: int) -> None:
+        """Moves the window forward to the new pending token, without an iteration.
+
+        Args:
+            committed: tokens committed by the round.
+        """
+        columns = len(self.levels[0])
+        moved = [level[committed:] for level in self.levels]
+        self.levels = [level + [self._guess() for _ in range(columns - len(level))] for level in moved]
+
 
 class LookaheadDrafter(Drafter):
     """One request.
@@ -250,6 +260,11 @@ class LookaheadDrafter(Drafter):
         predicted = [choices[rows[node]] if node in rows else None for node in self._last_level]
         self._pool.add(self.window.ngrams(self._pending, predicted))
         self.window.advance(predicted, len(feedback.acceptance.token_ids))
+        self._pending = feedback.acceptance.next_token
+
+    def observe(self, feedback: Feedback) -> None:
+        """Moves the window; its tokens were not verified."""
+        self.window.move(len(feedback.acceptance.token_ids))
         self._pending = feedback.acceptance.next_token
 
 

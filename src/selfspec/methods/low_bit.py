@@ -1,6 +1,5 @@
 """Low-bit drafting: all sublayers draft, from low-bit copies of their own weights."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from selfspec.decoding.drafter import Drafter, FixedDrafter, Prefill
@@ -8,25 +7,19 @@ from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Method
+from selfspec.methods.precision_settings import PrecisionSettings
 from selfspec.methods.registry import register
-from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.settings import setting
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.precision import FULL_BITS, LOW_BITS, Precision
+from selfspec.runtimes.precision import FULL_BITS, LOW_BITS
 from selfspec.runtimes.target import Target
 
 
 @dataclass(frozen=True)
-class LowBitSettings(MethodSettings):
+class LowBitSettings(PrecisionSettings):
     """Settings of ``low-bit``."""
 
-    bits: int = setting(4, "bits of the copies' weights: 8, 6 or 4", minimum=4, maximum=8)
-    attention_bits: int | None = setting(None, "of attention alone; 16 is the model's own", minimum=4, maximum=16)
-    mlp_bits: int | None = setting(None, "of the MLPs alone; 16 is the model's own", minimum=4, maximum=16)
-    head_bits: int | None = setting(None, "of the LM head alone; 16 is the model's own", minimum=4, maximum=16)
-    group: int = setting(32, "inputs of a weight row that share a scale: 32, 64 or 128", minimum=32, maximum=128)
-    offset: int = setting(
-        0, "inputs of a row's first group; for benchmarks of models whose weights come off a grid of groups", minimum=0
-    )
+    draft_bits: int = setting(4, "bits of the weights that draft, copies of the model's own: 8, 6 or 4", minimum=4)
     draft_length: int = setting(5, "draft tokens of a round, at most", minimum=1, maximum=64)
     confidence_threshold: float = setting(
         0.4, "stop drafting after a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
@@ -34,17 +27,11 @@ class LowBitSettings(MethodSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.precision == Precision():
+        if self.precision is None:
             raise InvalidSettingError(
-                f"all weights are at {FULL_BITS} bits, the model's own; set bits to {', '.join(map(str, LOW_BITS))}"
+                f"all weights are at {FULL_BITS} bits, the model's own; set draft_bits to "
+                f"{', '.join(map(str, LOW_BITS))}"
             )
-
-    @property
-    def precision(self) -> Precision:
-        """Of the copies that draft."""
-        parts = (self.attention_bits, self.mlp_bits, self.head_bits)
-        attention, mlp, head = (self.bits if bits is None else bits for bits in parts)
-        return Precision(attention, mlp, head, self.group, self.offset)
 
 
 @register
@@ -64,20 +51,13 @@ class LowBit(Method):
 
     def __init__(self, target: Target, settings: LowBitSettings) -> None:
         super().__init__(target, settings)
-        target.check_low_bit(settings.precision)
         threshold = settings.confidence_threshold
         self._draft = LayerDraft(
             KeptSet.full(target.sublayer_count),
             settings.draft_length,
             ConfidenceThreshold(threshold) if threshold > 0 else None,
-            precision=settings.precision,
         )
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
         return FixedDrafter(self._draft)
-
-    def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Makes the copies."""
-        progress(f"copies of {self.target.low_bit_bytes(self.settings.precision) / 2**20:.0f} MiB")
-        self.target.at(self.settings.precision)

@@ -1,12 +1,15 @@
 """Prompt lookup: finds the last tokens earlier in the text, and copies what followed them there."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from selfspec.decoding.draft import Draft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
+from selfspec.decoding.guess import Continuation
+from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Method
-from selfspec.methods.copying import chain_draft, continuation
+from selfspec.methods.copying import Match, chain_draft, continuation
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 
@@ -37,11 +40,17 @@ class NgramIndex:
                 after[before[start:]] = position
             text.append(token)
 
-    def find(self) -> int | None:
-        """The position after the last earlier occurrence of the longest n-gram that the text ends with."""
-        ending = tuple(self.tokens[-self._max_size :])
-        found = (self._after.get(ending[start:]) for start in range(len(ending)))
-        return next((position for position in found if position is not None), None)
+    def match_after(self, drafted: Sequence[int] = ()) -> Match:
+        """The last occurrence in the text of the longest n-gram that the text and drafted tokens end with.
+
+        Args:
+            drafted: tokens after the text.
+        """
+        ending = (*self.tokens[-self._max_size :], *drafted)[-self._max_size :]
+        for start in range(len(ending)):
+            if (position := self._after.get(ending[start:])) is not None:
+                return Match(len(ending) - start, position)
+        return Match(0, 0)
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,15 @@ class PromptLookupSettings(MethodSettings):
         minimum=1,
         maximum=64,
     )
+    min_matching_ngram_size: int = setting(1, "shortest n-gram to draft from", minimum=1, maximum=64)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_matching_ngram_size > self.max_matching_ngram_size:
+            raise InvalidSettingError(
+                f"min_matching_ngram_size {self.min_matching_ngram_size} is more than max_matching_ngram_size "
+                f"{self.max_matching_ngram_size}; raise the latter"
+            )
 
 
 @register
@@ -70,22 +88,33 @@ class PromptLookup(Method):
     summary = "copies what followed the last few tokens earlier in the text"
     source = "prompt lookup decoding (Saxena 2023)"
     Settings = PromptLookupSettings
+    settings_before_others: ClassVar[Mapping[str, Any]] = {"min_matching_ngram_size": 3}
     settings: PromptLookupSettings
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
         index = NgramIndex(self.settings.max_matching_ngram_size, (*prefill.prompt_ids, prefill.first_token))
-        return _PromptLookup(index, self.settings.num_tokens)
+        return _PromptLookup(index, self.settings)
 
 
 class _PromptLookup(Drafter):
-    def __init__(self, index: NgramIndex, num_tokens: int) -> None:
+    def __init__(self, index: NgramIndex, settings: PromptLookupSettings) -> None:
         self._index = index
-        self._num_tokens = num_tokens
+        self._settings = settings
 
     def plan(self) -> Draft:
-        start = self._index.find()
-        return NoDraft() if start is None else chain_draft(continuation(self._index.tokens, start, self._num_tokens))
+        found = self.continue_after(())
+        long_enough = found.match_length >= self._settings.min_matching_ngram_size
+        return chain_draft(found.token_ids) if long_enough else NoDraft()
+
+    def continue_after(self, drafted: Sequence[int]) -> Continuation:
+        match = self._index.match_after(drafted)
+        if not match.length:
+            return Continuation()
+        copied = continuation(self._index.tokens, match.end, self._settings.num_tokens, drafted)
+        return Continuation(tuple(copied), match.length)
 
     def learn(self, feedback: Feedback) -> None:
         self._index.extend(feedback.acceptance.token_ids)
+
+    observe = learn

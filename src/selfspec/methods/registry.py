@@ -1,5 +1,6 @@
 """Methods by name: those of this package, those of other packages, and classes that are given directly."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -12,8 +13,11 @@ from selfspec.runtimes.target import Target
 METHODS: dict[str, type[Method]] = {}
 """The methods of this package, by name."""
 
-DEFAULT_METHOD = "suffix"
-"""The method where none is named. It works on any supported model and needs no settings."""
+COMPOSITIONS: dict[str, type[Any]] = {}
+"""What makes methods of methods, by name: ``cascade(suffix, low-bit)``."""
+
+DEFAULT_METHOD = "auto"
+"""The method where none is named."""
 
 MethodClass = TypeVar("MethodClass", bound=type[Method])
 
@@ -25,12 +29,19 @@ def register(method_class: MethodClass) -> MethodClass:
     return method_class
 
 
+def composition(method_class: MethodClass) -> MethodClass:
+    """Class decorator that adds a class to ``COMPOSITIONS``: its ``of(parts)`` makes a method of methods."""
+    COMPOSITIONS[method_class.name] = method_class
+    return method_class
+
+
 def find_method(method: str | type[Method]) -> type[Method]:
     """The class of a method.
 
     Args:
-        method: a name of this package; a name of the entry-point group ``selfspec.methods``; ``module:Class``; or the
-            class itself. A name of this package always means this package's method.
+        method: a name of this package; a name of the entry-point group ``selfspec.methods``; ``module:Class``; a
+            composition of these, ``cascade(suffix, low-bit)``; or the class itself. A name of this package always means
+            this package's method.
 
     Raises:
         UnknownMethodError: there is no method of this name; the message names the nearest.
@@ -41,6 +52,8 @@ def find_method(method: str | type[Method]) -> type[Method]:
         return check_method_class(method, repr(method))
     if method in METHODS:
         return METHODS[method]
+    if "(" in method or ")" in method or method in COMPOSITIONS:
+        return _compose(method)
     if ":" in method:
         return import_method(method)
     outside = outside_methods()
@@ -51,6 +64,23 @@ def find_method(method: str | type[Method]) -> type[Method]:
         f"there is no method '{method}'{suggest(str(method), dict.fromkeys(known))} (methods: {', '.join(known)}; or "
         "module:Class for one that is not installed as a plugin)"
     )
+
+
+def _compose(text: str) -> type[Method]:
+    """The method that a composition names."""
+    found = re.fullmatch(r"\s*([^\s(),]+)\s*\((.*)\)\s*", text, re.DOTALL)
+    example = "cascade(suffix, low-bit)"
+    if found is None:
+        raise UnknownMethodError(f"'{text}' names no method; write its parts in parentheses, as in {example}")
+    name, parts = found[1], [part.strip() for part in found[2].split(",")]
+    if name not in COMPOSITIONS:
+        raise UnknownMethodError(f"'{name}' takes no parts{suggest(name, COMPOSITIONS)}; write for example {example}")
+    if "(" in found[2] or ")" in found[2]:
+        raise UnknownMethodError(f"a part in '{text}' has parts of its own; write all side by side, as in {example}")
+    if "" in parts:
+        raise UnknownMethodError(f"'{text}' has an empty part; write for example {example}")
+    composed: type[Method] = COMPOSITIONS[name].of([find_method(part) for part in parts])
+    return composed
 
 
 def all_methods() -> tuple[dict[str, type[Method]], list[MethodLoadError]]:

@@ -11,22 +11,24 @@ from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import DraftVerifyThreshold
 from selfspec.errors import StateError
 from selfspec.methods.base import Method
+from selfspec.methods.budget import RATIO_HELP, default_skip_ratio
 from selfspec.methods.layer_search import check_skipped, free_sublayers, starting_set
+from selfspec.methods.precision_settings import PrecisionSettings
 from selfspec.methods.registry import register
-from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.settings import setting
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 
 
 @dataclass(frozen=True)
-class SelfSpecSettings(MethodSettings):
+class SelfSpecSettings(PrecisionSettings):
     """Settings of ``self-spec``."""
 
-    skip_ratio: float = setting(
-        0.45,
+    skip_ratio: float | None = setting(
+        None,
         "share of the sublayers between first and last layer that drafts skip, evenly, until a profile of "
-        "`selfspec tune self-spec` is loaded",
+        f"`selfspec tune self-spec` is loaded; {RATIO_HELP}",
         minimum=0.0,
         maximum=1.0,
     )
@@ -66,6 +68,8 @@ class SelfSpec(Method):
     evaluation, a request starts with the threshold at which the last one ended; requests that run at the same time
     adapt copies of their own. The acceptance rate that it adapts by starts at 0 in every request, and the search weighs
     deviations with κ = 2.576, both as in the authors' code.
+
+    The search times this very method, so it measures sets at the ``draft_bits`` that it is given.
     """
 
     name = "self-spec"
@@ -78,7 +82,8 @@ class SelfSpec(Method):
     def __init__(self, target: Target, settings: SelfSpecSettings) -> None:
         super().__init__(target, settings)
         self.free = free_sublayers(target.layer_count)
-        skipped = starting_set(target.layer_count, settings.skip_ratio)
+        ratio = default_skip_ratio(target, self.free) if settings.skip_ratio is None else settings.skip_ratio
+        skipped = starting_set(target.layer_count, ratio)
         self._lock = threading.Lock()
         self.adopt(Profile(skipped))
 

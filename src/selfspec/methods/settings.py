@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, get_type_hints
@@ -32,6 +33,22 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def part_settings(field: str, part: str, settings_class: type, defaults: Mapping[str, Any]) -> tuple[str, type, Any]:
+    """Makes a field that holds the settings of a part of a method, which are set as ``part.name``.
+
+    Args:
+        field: name of the field.
+        part: name of the part.
+        settings_class: class of its settings.
+        defaults: defaults that differ from those of the class.
+
+    Returns:
+        What ``dataclasses.make_dataclass`` takes.
+    """
+    make = functools.partial(settings_class, **defaults)
+    return field, settings_class, dataclasses.field(default_factory=make, metadata={"part": part})
+
+
 @dataclasses.dataclass(frozen=True)
 class MethodSettings:
     """Base of all settings: checks the type and range of every field at construction.
@@ -44,7 +61,7 @@ class MethodSettings:
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
-        for field in dataclasses.fields(self):
+        for field in _own_fields(type(self)):
             value = _check(field, hints[field.name], getattr(self, field.name))
             object.__setattr__(self, field.name, value)
 
@@ -55,19 +72,62 @@ def parse_settings(settings_class: type, method: str, values: Mapping[str, Any])
     Args:
         settings_class: a subclass of ``MethodSettings``.
         method: the method's name, for messages.
-        values: by name the values; a string, as from the command line, is converted to the field's type.
+        values: by name the values; a string, as from the command line, is converted to the field's type. Settings of a
+            part of the method are ``part.name``, or a mapping at ``part``.
 
     Raises:
         InvalidSettingError: a name is unknown, or a value is of the wrong type or out of range.
     """
-    fields = {field.name: field for field in dataclasses.fields(settings_class)}
+    own, of_parts = _split(settings_class, method, values)
     hints = get_type_hints(settings_class)
-    parsed = {}
-    for name, value in values.items():
-        if name not in fields:
-            raise InvalidSettingError(f"{method} has no setting '{name}'{suggest(name, fields)}{_known(fields)}")
-        parsed[name] = _read(name, hints[name], value) if isinstance(value, str) else value
+    parsed = {name: _read(name, hints[name], value) if isinstance(value, str) else value for name, value in own.items()}
+    for part, field in _parts(settings_class).items():
+        default = getattr(settings_class(), field.name)
+        given = {**setting_values(default), **of_parts.get(part, {})}
+        parsed[field.name] = parse_settings(type(default), part, given)
     return settings_class(**parsed)
+
+
+def setting_values(settings: Any) -> dict[str, Any]:
+    """The values of settings by name, those of parts as ``part.name``; ``parse_settings`` takes them."""
+    values = {field.name: getattr(settings, field.name) for field in _own_fields(type(settings))}
+    for part, field in _parts(type(settings)).items():
+        of_part = setting_values(getattr(settings, field.name))
+        values |= {f"{part}.{name}": value for name, value in of_part.items()}
+    return values
+
+
+def _split(
+    settings_class: type, method: str, values: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The values of a method's own settings, and by part those of its parts."""
+    parts, known = _parts(settings_class), {field.name: field for field in _own_fields(settings_class)}
+    own: dict[str, Any] = {}
+    of_parts: dict[str, dict[str, Any]] = {part: {} for part in parts}
+    for name, value in values.items():
+        part, dot, key = name.partition(".")
+        if part in parts:
+            if not dot and not isinstance(value, Mapping):
+                raise InvalidSettingError(f"'{part}' is a part of {method}; set one of its settings, {part}.NAME")
+            for one, given in {key: value}.items() if dot else value.items():
+                if one in of_parts[part]:
+                    raise InvalidSettingError(f"{part}.{one} is given twice; leave one out")
+                of_parts[part][one] = given
+        elif name in known:
+            own[name] = value
+        else:
+            every = dict.fromkeys([*known, *(f"{part}.NAME" for part in parts)])
+            raise InvalidSettingError(f"{method} has no setting '{name}'{suggest(name, known)}{_known(every)}")
+    return own, of_parts
+
+
+def _own_fields(settings_class: type) -> "list[dataclasses.Field[Any]]":
+    return [field for field in dataclasses.fields(settings_class) if "part" not in field.metadata]
+
+
+def _parts(settings_class: type) -> "dict[str, dataclasses.Field[Any]]":
+    """The fields with the settings of parts, by the part's name."""
+    return {field.metadata["part"]: field for field in dataclasses.fields(settings_class) if "part" in field.metadata}
 
 
 def suggest(name: str, known: Mapping[str, Any]) -> str:
@@ -79,17 +139,24 @@ def suggest(name: str, known: Mapping[str, Any]) -> str:
 def describe_settings(settings_class: type) -> list[dict[str, Any]]:
     """Name, type, default, range and help of every setting, for listings."""
     hints = get_type_hints(settings_class)
-    return [
+    defaults = setting_values(settings_class())
+    own = [
         {
             "name": field.name,
             "type": _type_name(hints[field.name]),
-            "default": field.default,
+            "default": defaults[field.name],
             **{key: field.metadata[key] for key in ("minimum", "maximum")},
             "choices": list(field.metadata["choices"]),
             "help": field.metadata["help"],
         }
-        for field in dataclasses.fields(settings_class)
+        for field in _own_fields(settings_class)
     ]
+    of_parts = [
+        {**entry, "name": f"{part}.{entry['name']}", "default": defaults[f"{part}.{entry['name']}"]}
+        for part, field in _parts(settings_class).items()
+        for entry in describe_settings(hints[field.name])
+    ]
+    return own + of_parts
 
 
 def _known(fields: Mapping[str, Any]) -> str:

@@ -1,9 +1,12 @@
 """Suffix drafts: finds the longest suffix of the text that has occurred before, and copies what followed it there."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from selfspec.decoding.draft import Draft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
+from selfspec.decoding.guess import Continuation
 from selfspec.methods.base import Method
 from selfspec.methods.copying import chain_draft, continuation
 from selfspec.methods.registry import register
@@ -37,6 +40,7 @@ class Suffix(Method):
     summary = "copies what followed the longest repeated suffix, longer drafts for longer matches"
     source = "SAM decoding (Hu et al. 2024), draft length of SuffixDecoding (Oliaro et al. 2024)"
     Settings = SuffixSettings
+    settings_before_others: ClassVar[Mapping[str, Any]] = {"min_match_length": 4}
     settings: SuffixSettings
 
     def begin(self, prefill: Prefill) -> Drafter:
@@ -50,11 +54,18 @@ class _Suffix(Drafter):
         self._settings = settings
 
     def plan(self) -> Draft:
-        match, settings = self._automaton.match_length, self._settings
-        if match < settings.min_match_length:
-            return NoDraft()
-        length = min(settings.max_draft_length, max(1, int(settings.max_spec_factor * match)))
-        return chain_draft(continuation(self._automaton.tokens, self._automaton.match_end, length))
+        found = self.continue_after(())
+        return chain_draft(found.token_ids) if found.match_length >= self._settings.min_match_length else NoDraft()
+
+    def continue_after(self, drafted: Sequence[int]) -> Continuation:
+        match, settings = self._automaton.match_after(drafted), self._settings
+        if not match.length:
+            return Continuation()
+        count = min(settings.max_draft_length, max(1, int(settings.max_spec_factor * match.length)))
+        copied = continuation(self._automaton.tokens, match.end, count, drafted)
+        return Continuation(tuple(copied), match.length)
 
     def learn(self, feedback: Feedback) -> None:
         self._automaton.extend(feedback.acceptance.token_ids)
+
+    observe = learn

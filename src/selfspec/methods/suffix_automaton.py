@@ -1,6 +1,8 @@
 """A suffix automaton that is extended with the text and gives its longest repeated suffix."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from selfspec.methods.copying import Match
 
 _ROOT = 0
 _UPDATED = 64
@@ -40,6 +42,26 @@ class SuffixAutomaton:
         """Appends tokens to the text."""
         for token in tokens:
             self._append(token)
+
+    def match_after(self, drafted: Sequence[int]) -> Match:
+        """The longest suffix of the text and drafted tokens that occurs in the text.
+
+        Args:
+            drafted: tokens after the text; with none of them it is the text's own match.
+
+        Returns:
+            Its last occurrence, with the exception named at ``match_end``.
+        """
+        if not drafted:
+            return Match(self.match_length, self.match_end)
+        state, length = self._link[self._whole], self.match_length
+        for token in drafted:
+            while state > _ROOT and token not in self._next[state]:
+                state = self._link[state]
+                length = self._length[state]
+            if token in self._next[state]:
+                state, length = self._next[state][token], length + 1
+        return Match(length, self._end[state])
 
     def _append(self, token: int) -> None:
         self.tokens.append(token)

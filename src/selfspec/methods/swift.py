@@ -1,10 +1,11 @@
 """SWIFT: searches a set of skipped sublayers during generation, and drafts token trees with the best one so far."""
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from selfspec.decoding.draft import Draft
+from selfspec.decoding.draft import Draft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.probe import Probe
@@ -12,15 +13,21 @@ from selfspec.decoding.stopping import ConfidenceThreshold, TreeWidths
 from selfspec.methods.base import Method
 from selfspec.methods.budget import default_skip_ratio
 from selfspec.methods.layer_search import free_sublayers, skipped_by
+from selfspec.methods.payoff import SCHEDULE_HELP, Payoff, Record, draft_cost, expected_speedup
+from selfspec.methods.precision_settings import PrecisionSettings
 from selfspec.methods.registry import register
 from selfspec.methods.settings import setting
 from selfspec.methods.sharing import with_kept_set
 from selfspec.methods.state import LearnedState
 from selfspec.methods.swift_search import SwiftSearch, SwiftSearchSettings
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
 
 MOST_CANDIDATES = 10
+
+_FIRST_PART = 4
+"""A candidate that cannot be the best one any more after this part of its tokens is not tried on the others."""
 
 _SURER_THAN = (0.95, 0.8, 0.5)
 _PAPER_WIDTHS = (1, 3, 5, MOST_CANDIDATES)
@@ -28,9 +35,12 @@ _AUTHORS_GREEDY_WIDTHS = (3, 5, 8, MOST_CANDIDATES)
 
 
 @dataclass(frozen=True)
-class SwiftSettings(SwiftSearchSettings):
-    """Settings of ``swift``: those of its search, then those of its drafts."""
+class SwiftSettings(SwiftSearchSettings, PrecisionSettings):
+    """Settings of ``swift``: of its search, of the weights that draft, and of its drafts."""
 
+    schedule: str = setting(
+        "ours", f"when the search makes a step: {SCHEDULE_HELP}, every round", choices=("ours", "paper")
+    )
     context_window: int = setting(
         32, "output tokens on which candidates are scored; the search starts when there are as many (γ)", minimum=1
     )
@@ -85,7 +95,9 @@ def _width(confidence: float, widths: tuple[int, ...]) -> int:
     return widths[sum(confidence <= bound for bound in _SURER_THAN)]
 
 
-def matchness(probe: Probe, kept: KeptSet, window: int, end: int | None = None) -> float:
+def matchness(
+    probe: Probe, kept: KeptSet, window: int, end: int | None = None, precision: AnyPrecision | None = None
+) -> float:
     """The share of ``window`` successive tokens that a kept set predicts, in one forward (equations 3 and 4).
 
     Args:
@@ -94,13 +106,41 @@ def matchness(probe: Probe, kept: KeptSet, window: int, end: int | None = None) 
         window: number of tokens (γ).
         end: length of prompt and output up to the window's end; if not given, that of the whole context with the
             pending token.
+        precision: of the weights that predict; ``None`` for the target's own.
 
     Returns:
         0 to 1.
     """
-    predicted = probe.score(kept, window, end).argmax(-1)
+    predicted = probe.score(kept, window, end, precision).argmax(-1)
     end = probe.committed + 1 if end is None else end
     return int((predicted == probe.token_ids[end - window : end]).sum()) / window
+
+
+def matchness_if_above(
+    probe: Probe, kept: KeptSet, window: int, best: float, end: int, precision: AnyPrecision | None = None
+) -> float:
+    """``matchness`` where it can be above the best one, and else that of the window's first quarter, which is not.
+
+    Most candidates miss so many of the first tokens that the others cannot make up for it. They cost a forward of a
+    quarter of the rows.
+
+    Args:
+        probe: of the request.
+        kept: the candidate.
+        window: number of tokens (γ).
+        best: the score to beat, 0 to 1.
+        end: as for ``matchness``.
+        precision: as for ``matchness``.
+
+    Returns:
+        0 to 1; above ``best`` exactly where the matchness is.
+    """
+    first = window // _FIRST_PART
+    if first:
+        start = matchness(probe, kept, first, end - (window - first), precision)
+        if start * first + (window - first) <= best * window:
+            return start
+    return matchness(probe, kept, window, end, precision)
 
 
 @register
@@ -120,6 +160,13 @@ class Swift(Method):
     Ours: at most ``max_siblings`` candidates beside the path, the first ones. Their number depends on the confidences
     alone and not on the drafted tokens, so sampling stays exact.
 
+    With ``draft_bits`` candidates are scored at the precision at which they draft.
+
+    With ``schedule=ours`` a round begins with a step only where that pays (``selfspec.methods.payoff``). What a step is
+    expected to save follows from the expected improvement of the best score (``SwiftSearch.expected_improvement``).
+    Candidates that cannot be the best any more after a quarter of their tokens are not tried on the others. A set whose
+    live rounds promise less than plain decoding is declined.
+
     In a batch the optimisation steps of all requests come first, and then all requests draft with the same set.
     """
 
@@ -136,6 +183,9 @@ class Swift(Method):
         if ratio is None:
             ratio = default_skip_ratio(target, free_sublayers(target.layer_count))
         self.search = SwiftSearch(target.layer_count, replace(settings, skip_ratio=ratio))
+        self.payoff = Payoff()
+        self._lock = threading.Lock()
+        self._record = self._new_record(self.search.kept)
 
     @property
     def needs(self) -> Needs:
@@ -153,9 +203,8 @@ class Swift(Method):
         """Starts on a request."""
         return _SwiftDrafter(self, prefill)
 
-    def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
-        """What drafts the next round of several requests, with the best set after all their optimisation steps."""
-        drafts = super().plan(drafters)
+    def arrange(self, drafters: Sequence[Drafter], drafts: Sequence[Draft]) -> list[Draft]:
+        """The best set after the optimisation steps of all requests drafts for every one of them."""
         return with_kept_set(drafts, self.search.kept)
 
     def draft(self, samples: bool) -> LayerDraft:
@@ -172,6 +221,30 @@ class Swift(Method):
             stop=ConfidenceThreshold(threshold) if threshold > 0 else None,
             widths=self._widths(samples) if settings.dynamic_verification else None,
         )
+
+    @property
+    def record(self) -> Record:
+        """What came of the best set so far, over all requests."""
+        kept = self.search.kept
+        with self._lock:
+            if self._recorded != kept:
+                self._record = self._new_record(kept)
+            return self._record
+
+    def gain(self) -> float | None:
+        """Share of the time that the next step of the search is expected to save; ``None`` if nothing is known."""
+        improvement, best = self.search.expected_improvement(), self.search.matchness
+        if improvement is None or best is None:
+            return None
+        longest = self.settings.max_draft_length
+        cost = draft_cost(self.search.kept, self.draft_precision, self.target.dtype)
+        now, then = (expected_speedup(rate, cost, longest) for rate in (best, min(1.0, best + improvement)))
+        return 1 - max(1.0, now) / max(1.0, then)
+
+    def _new_record(self, kept: KeptSet) -> Record:
+        self._recorded = kept
+        cost = draft_cost(kept, self.draft_precision, self.target.dtype)
+        return Record(self.payoff, cost)
 
     def _widths(self, samples: bool) -> TreeWidths:
         authors = self.settings.tree_widths == "authors" and not samples
@@ -195,22 +268,41 @@ class _SwiftDrafter(Drafter):
         self._method = method
         self._probe = prefill.probe
         self._prompt_length = len(prefill.prompt_ids)
+        self._ours = method.settings.schedule == "ours"
+        self._started = 0.0
 
     def plan(self) -> Draft:
         """Does an optimisation step if there are enough output tokens, and drafts with the best set so far."""
-        window, search = self._method.settings.context_window, self._method.search
-        written = self._probe.committed + 1 - self._prompt_length
-        if written >= window and (candidate := search.next_candidate()) is not None:
-            kept = KeptSet.skipping(skipped_by(candidate), self._method.target.sublayer_count)
-            search.observe(candidate, self._matchness(kept))
-        elif written >= window and search.check_is_due():
-            search.note_check(self._matchness(search.kept))
-        return self._method.draft(self._probe.samples)
+        method = self._method
+        if self._probe.committed + 1 - self._prompt_length >= method.settings.context_window:
+            self._optimise(method.search)
+        self._started = method.payoff.clock()
+        return NoDraft() if self._ours and method.record.declined else method.draft(self._probe.samples)
 
-    def _matchness(self, kept: KeptSet) -> float:
-        settings = self._method.settings
-        end = self._prompt_length + settings.context_window if settings.window == "fixed" else None
-        return matchness(self._probe, kept, settings.context_window, end)
+    def _optimise(self, search: SwiftSearch) -> None:
+        """One step of the search if it pays, or the check of a search that has ended if it is due."""
+        payoff = self._method.payoff
+        if search.check_is_due():
+            search.note_check(self._matchness(search.kept, None))
+        elif not self._ours or payoff.pays(self._probe.remaining_tokens, self._method.gain()):
+            best = search.matchness if self._ours else None
+            if (candidate := search.next_candidate()) is not None:
+                kept = KeptSet.skipping(skipped_by(candidate), self._method.target.sublayer_count)
+                with payoff.selection():
+                    search.observe(candidate, self._matchness(kept, best))
+
+    def _matchness(self, kept: KeptSet, best: float | None) -> float:
+        """The score of a set; of one that cannot be above the best score, only roughly."""
+        settings, precision = self._method.settings, self._method.draft_precision
+        fixed, window = settings.window == "fixed", settings.context_window
+        end = self._prompt_length + window if fixed else self._probe.committed + 1
+        if best is None:
+            return matchness(self._probe, kept, window, end, precision)
+        return matchness_if_above(self._probe, kept, window, best, end, precision)
 
     def learn(self, feedback: Feedback) -> None:
-        self._method.search.note_round(feedback.drafted, feedback.accepted)
+        method = self._method
+        method.payoff.note_round(method.payoff.clock() - self._started, len(feedback.acceptance.rows))
+        if feedback.drafted:
+            method.record.note_round(feedback.drafted, feedback.accepted)
+        method.search.note_round(feedback.drafted, feedback.accepted)

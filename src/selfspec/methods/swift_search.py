@@ -1,5 +1,6 @@
 """SWIFT's search over a stream of requests: its candidates, its best set, and when it ends."""
 
+import statistics
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -27,6 +28,7 @@ from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 
 _RATIO_STEP = 0.05
+_FEWEST_SCORES = 3
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,20 @@ class _Progress:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+
+
+def expected_improvement(best: float, mean: float, deviation: float) -> float:
+    """``E[max(0, X - best)]`` of a normally distributed ``X``.
+
+    Args:
+        best: the score to improve on.
+        mean: of ``X``.
+        deviation: of ``X``, 0 or more.
+    """
+    if deviation == 0:
+        return max(0.0, mean - best)
+    normal, lead = statistics.NormalDist(), (mean - best) / deviation
+    return deviation * (lead * normal.cdf(lead) + normal.pdf(lead))
 
 
 class SwiftSearch:
@@ -158,6 +174,21 @@ class SwiftSearch:
         good_enough = progress.matchness is not None and progress.matchness > settings.max_matchness
         out_of_steps = progress.steps - progress.begun >= settings.max_optimization_steps
         return good_enough or out_of_steps or progress.without_gain >= settings.patience
+
+    def expected_improvement(self) -> float | None:
+        """By how much the next candidate is expected to raise the best score, which is never lowered.
+
+        Scores so far are taken as draws from a normal distribution (the expected improvement of Bayesian optimisation,
+        Jones et al. 1998, for a candidate of which nothing is known).
+
+        Returns:
+            0 to 1; ``None`` while fewer than three sets have scores.
+        """
+        with self._lock:
+            best, scores = self._progress.matchness, self._observations.scores
+        if best is None or len(scores) < _FEWEST_SCORES:
+            return None
+        return expected_improvement(best, statistics.fmean(scores), statistics.stdev(scores))
 
     def next_candidate(self) -> Point | None:
         """The set to score in this step (equation 2), or ``None`` once the search has ended."""

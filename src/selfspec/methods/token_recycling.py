@@ -2,6 +2,7 @@
 
 import heapq
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import torch
 
 from selfspec.decoding.draft import Draft, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
+from selfspec.decoding.guess import Continuation
 from selfspec.errors import InvalidSettingError, StateError
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
@@ -192,6 +194,7 @@ class TokenRecycling(Method):
         self.template = best_template(settings.tree_size, settings.candidates, settings.tree_depth)
         self.candidates = Candidates(target.vocab_size, settings.candidates, target.device)
         self.levels = _levels(self.template, target.device)
+        self.chain_levels = _levels(best_template(settings.tree_depth, 1, settings.tree_depth), target.device)
 
     @property
     def needs(self) -> Needs:
@@ -249,6 +252,13 @@ class _TokenRecycling(Drafter):
         parents = tuple(node_of[tree.parents[node]] for node in known)
         return TokenDraft(tuple(tokens[node] for node in known), TokenTree(parents)) if known else NoDraft()
 
+    def continue_after(self, drafted: Sequence[int]) -> Continuation:
+        """The likeliest token, the likeliest after that, and so on."""
+        last = drafted[-1] if drafted else self._pending
+        tokens = self._method.candidates.fill(last, self._method.chain_levels)
+        known = tokens.index(_UNKNOWN) if _UNKNOWN in tokens else len(tokens)
+        return Continuation(tuple(tokens[:known]), match_length=1 if known else 0)
+
     def learn(self, feedback: Feedback) -> None:
         drafted, scores = feedback.proposal.token_ids, feedback.target_scores
         token_ids = torch.cat([drafted.new_tensor([self._pending]), drafted])
@@ -256,3 +266,5 @@ class _TokenRecycling(Drafter):
         priority[list(feedback.acceptance.rows)] += len(token_ids)
         self._method.candidates.note(token_ids, scores, priority)
         self._pending = feedback.acceptance.next_token
+
+    observe = learn

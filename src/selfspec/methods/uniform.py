@@ -8,14 +8,15 @@ from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Method
 from selfspec.methods.budget import RATIO_HELP, default_skip_ratio
+from selfspec.methods.precision_settings import PrecisionSettings
 from selfspec.methods.registry import register
-from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.settings import setting
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 
 
 @dataclass(frozen=True)
-class UniformSettings(MethodSettings):
+class UniformSettings(PrecisionSettings):
     """Settings of ``uniform``."""
 
     skip_ratio: float | None = setting(

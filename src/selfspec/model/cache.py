@@ -110,10 +110,9 @@ class KeyValueCache:
             rows: ascending indices of rows, counted from the slot ``length``. For a chain they are ``0 … k`` and only
                 ``length`` changes; the rows of a path in a tree are moved to consecutive slots.
         """
-        for layer_keys, layer_values in zip(self.keys, self.values, strict=True):
-            if not _is_prefix(rows):
-                _gather(layer_keys, self.length, rows)
-                _gather(layer_values, self.length, rows)
+        if not _is_prefix(rows):
+            for tensor in (*self.keys, *self.values):
+                _gather(tensor, self.length, rows)
         self.length += len(rows)
         assert self.length <= self.capacity
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from selfspec.errors import UnsupportedModelError
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.families import Windows, find_family
-from selfspec.model.requirements import check_decoder, check_layer
+from selfspec.model.requirements import check_activations, check_decoder, check_layer
 from selfspec.model.rope import Rope
 from selfspec.model.sublayers import AttentionSublayer, Sublayer
 
@@ -85,6 +85,11 @@ class Decoder:
         """The residual stream before sublayer 0: long ``[rows]`` to ``[rows, hidden]``."""
         hidden_states: torch.Tensor = self._embedding(token_ids)
         return hidden_states if self._embedding_scale is None else hidden_states * self._embedding_scale
+
+    @property
+    def scales_logits(self) -> bool:
+        """Whether ``scale_logits`` changes anything."""
+        return self._logits_divisor != 1.0 or self._logits_softcap is not None
 
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Applies the family's divisor and soft cap to the head's outputs, ``[rows, outputs]``."""
@@ -181,8 +186,9 @@ def _check_supported(model: PreTrainedModel) -> None:
         raise UnsupportedModelError(
             "the model is in training mode, where dropout makes it random; call model.eval() first"
         )
+    check_activations(model)
     devices = {str(parameter.device) for parameter in model.parameters()}
-    if len(devices) > 1 or "meta" in devices:
+    if len(devices) > 1:
         raise UnsupportedModelError(
             f"the model is spread over {', '.join(sorted(devices))}; put it on one device, without offloading"
         )

@@ -181,6 +181,11 @@ class Forward:
         return sum(part.count for part in self.parts)
 
     @cached_property
+    def widest(self) -> int:
+        """The largest number of rows of a part."""
+        return max(part.count for part in self.parts)
+
+    @cached_property
     def slices(self) -> tuple[slice, ...]:
         """Where the rows of each part are in ``[rows, hidden]``."""
         slices, start = [], 0

@@ -43,6 +43,42 @@ def check_layer(layer: nn.Module, index: int, family: Family) -> None:
         _require(layer, _names(layer, branch, family), f"layer {index} of this {family.name} model", family)
 
 
+def check_activations(model: PreTrainedModel) -> None:
+    """Refuses a model that quantises what its layers are given, not only their weights.
+
+    A scale that several rows share makes the rows of a verification depend on each other. Even with a scale for each
+    row, rounding to few integers turns differences in the last bit into differences that change a text. Layers are
+    known by what torchao and bitsandbytes call them, so that neither package is needed.
+
+    Args:
+        model: the model.
+
+    Raises:
+        UnsupportedModelError: a layer does so; the message names it.
+    """
+    for name, module in model.named_modules():
+        kind = _activation_quantiser(module)
+        if kind is not None:
+            raise UnsupportedModelError(
+                f"layer '{name}' quantises its inputs while the model runs ({kind}), so that a row can depend on the "
+                "rows verified with it; quantise the weights only (torchao's weight-only configurations, "
+                "bitsandbytes' 4 bits), or load the model unquantised with weights='int8'"
+            )
+
+
+def _activation_quantiser(module: nn.Module) -> str | None:
+    """What quantises the inputs of a module; ``None`` where nothing does."""
+    kind = type(module)
+    if kind.__name__ == "Linear8bitLt":
+        return "bitsandbytes' Linear8bitLt"
+    if kind.__module__.startswith("torch.ao.nn.quantized.dynamic"):
+        return f"torch's dynamic {kind.__name__}"
+    weight = vars(module)["_parameters"].get("weight")
+    attributes = ("act_quant_kwargs", "activation_quantization", "input_quant_func")  # torchao's, old and new
+    quantises = any(getattr(weight, attribute, None) is not None for attribute in attributes)
+    return f"torchao's {type(weight).__name__}" if quantises else None
+
+
 def _names(layer: nn.Module, branch: Branch, family: Family) -> list[str]:
     names = [name for name in (branch.module, branch.norm_before, branch.norm_after) if name is not None]
     if family.owns(getattr(layer, branch.module, None), branch):

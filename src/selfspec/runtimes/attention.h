@@ -34,7 +34,7 @@ template <class T> struct Attention {
     const View& view;
     const T *queries, *keys, *values;  // keys and values [key_heads, capacity, dim] from slot ``view.first`` on
     long capacity, rows, slots;        // slots from ``view.first`` to the last row's
-    float scale;
+    float scale, softcap;              // scores are capped where ``softcap`` is not 0
     T* out;
     long dim = sizes.dim, group = sizes.group(), count = rows * group;  // queries of a key head
 
@@ -124,6 +124,10 @@ template <class T> struct Attention {
     void soften(long query, const Range& all, float* scores) const {
         const Range seen = range(query);
         const bool* visible = view.visible ? view.visible + query / group * slots : nullptr;
+        if (softcap != 0)
+#pragma omp simd
+            for (long slot = seen.from; slot < seen.to; slot++)
+                scores[slot] = softcap * hyperbolic_tangent(scores[slot] / softcap);
         float highest = std::numeric_limits<float>::lowest();
         for (long slot = seen.from; slot < seen.to; slot++)
             highest = !visible || visible[slot] ? std::max(highest, scores[slot]) : highest;

@@ -3,21 +3,23 @@
 import copy
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.activations import GELUTanh
 
 from selfspec.model.families import Family
 from selfspec.model.forward import Forward
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.fused import FusedAttention, FusedMLP
+from selfspec.runtimes.fused import Function, FusedAttention, FusedMLP
 from selfspec.runtimes.kernels import DTYPES, load, most_rows
 from selfspec.runtimes.native import NativeBranch, NativeForward, describe_norm
 from selfspec.runtimes.norms import RmsNorm
-from selfspec.runtimes.products import Product, can_join
+from selfspec.runtimes.products import Product, can_join, join
 from selfspec.runtimes.structures import AttentionWeights, Heads, Linear, MlpWeights
 
 _LARGEST_HEAD = 512
@@ -44,9 +46,8 @@ def compile_block(sublayer: Sublayer, family: Family) -> Sublayer:
     if not isinstance(sublayer, (FusedAttention, FusedMLP)):
         return sublayer
     weights = list(sublayer.parameters())
-    if {weight.device.type for weight in weights} != {"cpu"} or len({weight.dtype for weight in weights}) > 1:
-        return sublayer
-    if weights[0].dtype not in DTYPES:
+    dtypes = {weight.dtype for weight in weights if weight.is_floating_point()}
+    if not _on_cpu(weights) or len(dtypes) > 1 or not dtypes <= DTYPES.keys():
         return sublayer
     load()
     if isinstance(sublayer, FusedAttention):
@@ -62,8 +63,8 @@ def compile_head(head: nn.Module) -> Callable[..., torch.Tensor]:
     """
     if not can_join([head]):
         return head
-    product = Product([head])  # type: ignore[list-item]
-    known = product.weight.device.type == "cpu" and product.weight.dtype in DTYPES
+    product = join([head])
+    known = _on_cpu(head.parameters()) and product.dtype in DTYPES
     return CompiledProduct(product) if known else head
 
 
@@ -82,28 +83,24 @@ class CompiledMLP(FusedMLP):
     def __init__(self, fused: FusedMLP, family: Family) -> None:
         super().__init__(fused, family)
         self._gate_up, self._down = CompiledProduct(self._gate_up), CompiledProduct(self._down)
-        self.native = self._describe() if self._activate is functional.silu else None
+        self._activation = native_activation(self._activate)
+        self.native = None if self._activation is None else self._describe()
         self.alone = NativeForward([self.native])
 
     def __call__(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Runs the branch and adds it to the residual stream, ``[rows, hidden]`` in and out."""
         return _run(self, super().__call__, hidden_states, forward)
 
-    @property
-    def products(self) -> tuple[Product, Product]:
-        """Gate and up, and down."""
-        return self._gate_up, self._down
-
     def _describe(self) -> NativeBranch | None:
         norms = _known(*self._norms)
         if norms is None:
             return None
         return NativeBranch(
-            weights=MlpWeights(_linear(self._gate_up), _linear(self._down), inner=self._down.weight.shape[1]),
+            weights=MlpWeights(self._gate_up.linear, self._down.linear, self._down.shape[1], self._activation),
             norms=norms,
             multiplier=self.multiplier,
-            hidden=self._gate_up.weight.shape[1],
-            dtype=self._down.weight.dtype,
+            hidden=self._gate_up.shape[1],
+            dtype=self._down.dtype,
         )
 
 
@@ -122,7 +119,7 @@ class CompiledAttention(FusedAttention):
     def __init__(self, fused: FusedAttention, family: Family) -> None:
         super().__init__(fused, family, fused._layer)
         self._qkv, self._output = CompiledProduct(self._qkv), CompiledProduct(self._output)
-        has_kernel = self._softcap is None and self._head_dim % _HEAD_STEP == 0 and self._head_dim <= _LARGEST_HEAD
+        has_kernel = self._head_dim % _HEAD_STEP == 0 and self._head_dim <= _LARGEST_HEAD
         self.native = self._describe() if has_kernel else None
         self.alone = NativeForward([self.native])
 
@@ -130,31 +127,27 @@ class CompiledAttention(FusedAttention):
         """Runs the branch and adds it to the residual stream, ``[rows, hidden]`` in and out."""
         return _run(self, super().__call__, hidden_states, forward)
 
-    @property
-    def products(self) -> tuple[Product, Product]:
-        """Queries, keys and values, and the output."""
-        return self._qkv, self._output
-
     def _describe(self) -> NativeBranch | None:
         norms, head_norms = _known(*self._norms), _known(*(self._head_norms or (None, None)))
         if norms is None or head_norms is None:
             return None
         weights = AttentionWeights(
-            inputs=_linear(self._qkv),
-            output=_linear(self._output),
+            inputs=self._qkv.linear,
+            output=self._output.linear,
             query_norm=describe_norm(head_norms[0]),
             key_norm=describe_norm(head_norms[1]),
             norms_rows=self._norms_rows,
             sizes=Heads(self._heads, self._kv_heads, self._head_dim),
             scale=self._scale,
+            softcap=self._softcap or 0.0,
             layer=self._layer,
         )
         return NativeBranch(
             weights=weights,
             norms=norms,
             multiplier=self.multiplier,
-            hidden=self._qkv.weight.shape[1],
-            dtype=self._qkv.weight.dtype,
+            hidden=self._qkv.shape[1],
+            dtype=self._qkv.dtype,
             window=self.window,
             rope=self.rope,
             turns=self._turns,
@@ -162,18 +155,25 @@ class CompiledAttention(FusedAttention):
 
 
 class CompiledProduct(Product):
-    """A product that runs a few rows in one call.
+    """A product that runs a few rows in one call; of low-bit weights, any number of rows.
 
     Args:
         product: the product, whose weights it takes.
+
+    Attributes:
+        linear: the form that the kernels take.
     """
 
     def __init__(self, product: Product) -> None:
-        self.weight, self.bias = product.weight, product.bias
-        self._call = getattr(load(), f"product_{DTYPES[self.weight.dtype]}")
-        self._most_rows = most_rows(self.weight.dtype)
-        self._linear = _linear(self)
-        self._reference = ctypes.byref(self._linear)
+        super().__init__(product.shape, product.dtype, product.bias, product.linear)
+        self._product = product
+        self._call = getattr(load(), f"product_{DTYPES[self.dtype]}")
+        self._most_rows = sys.maxsize if self.bits else most_rows(self.dtype)
+        self._reference = ctypes.byref(self.linear)
+
+    def values(self) -> torch.Tensor:
+        """The weights ``[outputs, inputs]``."""
+        return self._product.values()
 
     def with_linear(self, linear: Linear) -> "CompiledProduct":
         """The same product from other weights, which the kernel multiplies whatever the number of rows.
@@ -182,7 +182,7 @@ class CompiledProduct(Product):
             linear: the weights; they have to outlive the product.
         """
         other = copy.copy(self)
-        other._linear, other._reference, other._most_rows = linear, ctypes.byref(linear), sys.maxsize
+        other.linear, other._reference, other._most_rows = linear, ctypes.byref(linear), sys.maxsize
         return other
 
     def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
@@ -193,9 +193,9 @@ class CompiledProduct(Product):
             widest: with rows of several sequences, the most rows of one of them: it decides whether the kernel runs,
                 so that a row gets what it gets with the rows of its own sequence alone.
         """
-        rows, (outputs, inputs) = hidden_states.shape[0], self.weight.shape
+        rows, (outputs, inputs) = hidden_states.shape[0], self.shape
         if (rows if widest is None else widest) > self._most_rows or not hidden_states.is_contiguous():
-            return super().__call__(hidden_states)
+            return self._product(hidden_states)
         out = hidden_states.new_empty(rows, outputs)
         threads = torch.get_num_threads()
         self._call(self._reference, hidden_states.data_ptr(), out.data_ptr(), rows, inputs, outputs, threads)
@@ -246,10 +246,23 @@ def _groups(forward: Forward, native_rows: int, product_rows: int) -> list[list[
     return groups
 
 
+def _on_cpu(weights: Iterable[torch.Tensor]) -> bool:
+    """Whether weights are on the CPU, or on the device ``meta``, where only shapes are checked."""
+    return {weight.device.type for weight in weights} in ({"cpu"}, {"meta"})
+
+
+def native_activation(function: Function) -> int | None:
+    """The number by which ``rows.h`` knows an activation; ``None`` for one that it does not know.
+
+    Args:
+        function: the activation of a fused MLP.
+    """
+    if function is functional.silu:
+        return 0
+    kernel = function.act if isinstance(function, GELUTanh) else None
+    return 1 if isinstance(kernel, partial) and kernel.func is functional.gelu else None
+
+
 def _known(*norms: Any) -> tuple[RmsNorm | None, ...] | None:
     """The norms, where the kernels compute each of them, else ``None``."""
     return norms if all(norm is None or isinstance(norm, RmsNorm) for norm in norms) else None
-
-
-def _linear(product: Product) -> Linear:
-    return Linear(product.weight.data_ptr(), None if product.bias is None else product.bias.data_ptr())

@@ -4,8 +4,8 @@ import hashlib
 from typing import Any
 
 import torch
-from torch import nn
 
+from selfspec.model.stored import stored_tensors
 from selfspec.runtimes.target import Target
 
 _SAMPLES = 1024
@@ -26,8 +26,9 @@ def fingerprint(target: Target) -> dict[str, Any]:
     """
     digest = hashlib.sha256()
     for weight in target.model.parameters():
-        digest.update(str(list(weight.shape)).encode())
-        digest.update(_sample(weight).numpy().tobytes())
+        for tensor in stored_tensors(weight):
+            digest.update(str(list(tensor.shape)).encode())
+            digest.update(_sample(tensor).numpy().tobytes())
     return {
         "family": target.config.model_type,
         "layers": target.layer_count,
@@ -38,9 +39,9 @@ def fingerprint(target: Target) -> dict[str, Any]:
     }
 
 
-def _sample(weight: nn.Parameter) -> torch.Tensor:
+def _sample(weight: torch.Tensor) -> torch.Tensor:
     """Some elements of a weight, float32 ``[n]`` on the CPU, which holds every smaller dtype exactly."""
-    flat = weight.detach().flatten()
+    flat = weight.flatten()
     # An odd step, so that the elements of a matrix are not all from a few of its columns.
     step = max(1, len(flat) // _SAMPLES) | 1
     return flat[::step].to("cpu", torch.float32)

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention.h"
+#include "choices.h"
 #include "product.h"
 #include "rows.h"
 
@@ -17,13 +18,14 @@ struct AttentionWeights {
     Norm query_norm, key_norm;
     int norms_rows;  // the head norms run over the heads of a row together, not over each head
     Heads sizes;
-    float scale;
-    int layer;  // of the cache
+    float scale, softcap;  // of the scores; no cap where it is 0
+    int layer;             // of the cache
 };
 
 struct MlpWeights {
     Linear gate_up, down;
     long inner;
+    int activation;
 };
 
 // One branch: attention, or an MLP where ``attention`` is null.
@@ -44,16 +46,29 @@ struct Part {
     const View* views;
 };
 
+// Final norm and LM head of all rows.
+struct Head {
+    Norm norm;
+    Linear linear;  // without weights the norm alone runs
+    long hidden, outputs;
+    void* out;           // [rows, outputs], or [rows, hidden] of the norm alone
+    long* tokens;        // of the largest logit of each row, or null
+    float* confidences;  // its probability, or null; not without tokens
+    bool* finite;        // all logits of a row are numbers; not without tokens
+};
+
 struct Forward {
     const Sublayer* sublayers;
     const int* which;  // the sublayers to run, ascending
     long count;
-    void* const* kept;      // by place in ``which`` where the last rows of the stream before it are copied to, or null
+    void* const* kept;      // by place in ``which`` where the last rows of the stream before it are copied to, or null;
+                            // null where none are
     const long* kept_rows;  // how many
     const Part* parts;
     long part_count;
     const CosSin* turns;    // of the rows of all parts
     int threads;
+    const Head* head;  // or null
 };
 
 // The threads that run a forward, and what they share.
@@ -61,9 +76,11 @@ template <class T> class Team {
   public:
     Team(const Forward& forward, T* stream, long rows) : f(forward), stream(stream), rows(rows) {
         for (long i = 0; i < f.count; i++) measure(f.sublayers[f.which[i]]);
+        if (f.head) hidden = f.head->hidden, widest = std::max(widest, hidden);
         between.reset(new T[most_between]);
         joined.reset(new T[most_joined]);
         if (rows > FEW) laid.reset(new Line[lines_of<T>(std::min(ROWS, rows), widest)]);
+        if (f.head && f.head->tokens) choices.resize(rows * spans_of(*f.head));
         part_of.resize(rows);
         for (long part = 0; part < f.part_count; part++)
             std::fill_n(part_of.begin() + f.parts[part].first_row, f.parts[part].rows, part);
@@ -78,14 +95,17 @@ template <class T> class Team {
                     std::vector<long>(f.part_count)};
             for (long i = 0; i < f.count; i++) {
 #pragma omp master  // the stream changes only after the next barrier
-                if (f.kept[i]) keep(static_cast<T*>(f.kept[i]), f.kept_rows[i]);
+                if (f.kept && f.kept[i]) keep(static_cast<T*>(f.kept[i]), f.kept_rows[i]);
                 const Sublayer& s = f.sublayers[f.which[i]];
                 if (s.attention)
                     attend(s, *s.attention, own);
                 else
                     transform(s, *s.mlp, own);
             }
+            if (f.head) finish(*f.head, own);
         }
+        if (f.head && f.head->tokens)
+            for (long row = 0; row < rows; row++) tell(*f.head, row);
     }
 
   private:
@@ -95,6 +115,7 @@ template <class T> class Team {
     std::unique_ptr<T[]> between, joined;  // outputs of a branch's first product; inputs of its second
     std::unique_ptr<Line[]> laid;
     std::vector<long> part_of;  // by row
+    std::vector<Choice> choices;  // of the spans of the logits of each row
 
     // What a thread has to itself.
     struct Own {
@@ -201,6 +222,7 @@ template <class T> class Team {
         const T* queries = between.get() + part.first_row * sizes.all() * sizes.dim;
         const long slots = part.start + part.rows - view.first, some = queries_of(a, part);
         const Attention<T> attention{sizes, view, queries, keys, values, part.capacity, part.rows, slots, a.scale,
+                                     a.softcap,
                                      joined.get() + part.first_row * sizes.heads * sizes.dim};
         attention.run_some(task / some, task % some * QUERIES, own.scores.get());
     }
@@ -237,6 +259,37 @@ template <class T> class Team {
         }
     }
 
+    static long spans_of(const Head& head) { return (head.outputs + SPAN - 1) / SPAN; }
+
+    void finish(const Head& head, Own& own) {
+        T* out = static_cast<T*>(head.out);
+        if (!head.linear.weights) {
+#pragma omp for
+            for (long row = 0; row < rows; row++) normalize<T>(head.norm, stream + row * hidden, out + row * hidden, hidden);
+            return;
+        }
+        const auto input = [&](long row) {
+            normalize<T>(head.norm, stream + row * hidden, own.normed.get(), hidden);
+            return static_cast<const T*>(own.normed.get());
+        };
+        multiply(head.linear, hidden, head.outputs, 0, rows, out, 1.0f, input, own);
+        if (!head.tokens) return;
+        const long spans = spans_of(head);
+#pragma omp for
+        for (long task = 0; task < rows * spans; task++) {
+            const long from = task % spans * SPAN, to = std::min(head.outputs, from + SPAN);
+            choices[task] = choose(out + task / spans * head.outputs, from, to, head.confidences);
+        }
+    }
+    // The choice of a row.
+    void tell(const Head& head, long row) const {
+        const long spans = spans_of(head);
+        Choice choice = choices[row * spans];
+        for (long span = 1; span < spans; span++) choice = join(choice, choices[row * spans + span]);
+        head.tokens[row] = choice.token, head.finite[row] = std::isfinite(choice.sum);
+        if (head.confidences) head.confidences[row] = 1.0f / choice.exponentials;
+    }
+
     void transform(const Sublayer& s, const MlpWeights& mlp, Own& own) const {
         for (long first = 0; first < rows; first += ROWS) {
             const long last = std::min(rows, first + ROWS), inner = mlp.inner;
@@ -246,7 +299,7 @@ template <class T> class Team {
                 for (long from = 0; from < inner; from += ACTIVATED) {
                     const T* gate = between.get() + row * 2 * inner + from;
                     T* to = joined.get() + row * inner + from;
-                    activate<T>(gate, gate + inner, to, std::min(ACTIVATED, inner - from));
+                    activate<T>(mlp.activation, gate, gate + inner, to, std::min(ACTIVATED, inner - from));
                 }
             leave(s, mlp.down, inner, first, last, own);
         }

@@ -3,10 +3,11 @@
 The families of the table share one form of attention and MLP. The fused blocks compute it with one product for queries,
 keys and values, rope in place, keys and values written straight into the cache, attention on views of the cache, and
 one product for gate and up. A sublayer that differs (other classes, other parts, interleaved rope, an MLP without a
-gate, hooks, adapters, quantised layers, mixtures of experts) keeps the module itself. Norms other than plain RMS norms
+gate, hooks, adapters, quantised layers, mixtures of experts) keeps the module itself. Norms other than RMS norms
 are called as modules.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -19,7 +20,7 @@ from selfspec.model.families import Branch, Family, Norms, RopeLayout
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.sublayers import AttentionSublayer, Sublayer
 from selfspec.runtimes.norms import RmsNorm
-from selfspec.runtimes.products import Product, can_join, is_plain, signature
+from selfspec.runtimes.products import Product, can_join, is_plain, join, signature
 
 Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -62,16 +63,17 @@ def _inputs(module: nn.Module, branch: Branch) -> list[Any]:
 
 
 def fast_norm(norm: nn.Module, family: Family) -> Function:
-    """A norm with as few operations as its rounding allows where it is a plain RMS norm, else the module itself.
+    """A norm with as few operations as its rounding allows where it is an RMS norm, else the module itself.
 
     Args:
         norm: the module.
         family: the row of the model's family.
     """
-    known = family.norms is Norms.RMS and type(norm).__name__ == f"{family.classes}RMSNorm" and is_plain(norm)
+    is_rms = family.norms in (Norms.RMS, Norms.RMS_PLUS_ONE)
+    known = is_rms and type(norm).__name__ == f"{family.classes}RMSNorm" and is_plain(norm)
     if not known or not type(norm).__module__.startswith("transformers.models."):
         return norm
-    return RmsNorm(norm, rounds=family.rounds_normed)
+    return RmsNorm(norm, rounds=family.rounds_normed, added=float(family.norms is Norms.RMS_PLUS_ONE))
 
 
 def _fast_norms(sublayer: Sublayer, family: Family) -> tuple[Function | None, Function | None]:
@@ -92,8 +94,8 @@ class FusedMLP(Sublayer):
         super().__init__(generic.layer, generic.spec, generic.multiplier)
         module: Any = self.module
         self._norms = _fast_norms(self, family)
-        self._gate_up = Product(_inputs(module, family.mlp))
-        self._down = Product([getattr(module, family.mlp.output)])
+        self._gate_up = join(_inputs(module, family.mlp))
+        self._down = join([getattr(module, family.mlp.output)])
         activation = next(getattr(module, name) for name in _ACTIVATIONS if hasattr(module, name))
         self._activate: Function = functional.silu if type(activation) in (nn.SiLU, SiLUActivation) else activation
         self._signature = signature(self.modules)
@@ -101,6 +103,17 @@ class FusedMLP(Sublayer):
     def is_current(self) -> bool:
         """Whether the modules still are those, with those weights, that were fused."""
         return self._signature == signature(self.modules)
+
+    @property
+    def products(self) -> tuple[Product, Product]:
+        """Gate and up, and down."""
+        return self._gate_up, self._down
+
+    def with_products(self, first: Product, last: Product) -> "FusedMLP":
+        """The same branch with other products; see ``products``."""
+        other = copy.copy(self)
+        other._gate_up, other._down = first, last
+        return other
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         before, after = self._norms
@@ -135,11 +148,11 @@ class FusedAttention(AttentionSublayer):
         self._layer = layer
         self._norms = _fast_norms(self, family)
         output = getattr(module, family.attention.output)
-        self._qkv = Product(_inputs(module, family.attention))
-        self._output = Product([output])
+        self._qkv = join(_inputs(module, family.attention))
+        self._output = join([output])
         self._head_dim = int(module.head_dim)
         self._heads = output.in_features // self._head_dim
-        self._kv_heads = (self._qkv.weight.shape[0] // self._head_dim - self._heads) // 2
+        self._kv_heads = (self._qkv.shape[0] // self._head_dim - self._heads) // 2
         self._group = self._heads // self._kv_heads
         self._scale = float(module.scaling)
         self._turns = bool(getattr(module, "use_rope", True))
@@ -152,6 +165,17 @@ class FusedAttention(AttentionSublayer):
     def is_current(self) -> bool:
         """Whether the modules still are those, with those weights, that were fused."""
         return self._signature == signature(self.modules)
+
+    @property
+    def products(self) -> tuple[Product, Product]:
+        """Queries, keys and values, and the output."""
+        return self._qkv, self._output
+
+    def with_products(self, first: Product, last: Product) -> "FusedAttention":
+        """The same branch with other products; see ``products``."""
+        other = copy.copy(self)
+        other._qkv, other._output = first, last
+        return other
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         heads, parts = self._project(hidden_states, forward), forward.parts

@@ -39,6 +39,9 @@ template <class T> constexpr long most_attending() { return std::min(VERIFIED, m
     extern "C" void pack_##SUFFIX(const T* weights, const Linear* packed, long k, long n, int threads) {               \
         pack<T>(weights, *packed, k, n, threads);                                                                      \
     }                                                                                                                  \
+    extern "C" void unpack_##SUFFIX(const Linear* linear, const int64_t* rows, T* out, long count, long k) {           \
+        unpack<T>(*linear, rows, out, count, k);                                                                       \
+    }                                                                                                                  \
     extern "C" void forward_##SUFFIX(const Forward* f, T* stream, long rows) { Team<T>(*f, stream, rows).run(); }      \
     extern "C" long most_rows_##SUFFIX() { return most_rows<T>(); }                                                    \
     extern "C" long most_attending_##SUFFIX() { return most_attending<T>(); }

@@ -12,6 +12,8 @@ import torch
 from selfspec.model.cache import KeyValueCache, addresses_of
 from selfspec.model.forward import SequenceState
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.low_bit import LowBitModel
+from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
 from selfspec.timing import interleaved_samples
 
@@ -150,15 +152,21 @@ class PartSeconds:
         return _fit_line(self.contexts, never_falling)
 
 
-def measure_latencies(target: Target, contexts: Sequence[int] | None = None, repeats: int = _REPEATS) -> LatencyProfile:
+def measure_latencies(
+    target: Target,
+    contexts: Sequence[int] | None = None,
+    repeats: int = _REPEATS,
+    precision: AnyPrecision | None = None,
+) -> LatencyProfile:
     """Measures a profile of one row; see ``measure_parts``.
 
     Args:
         target: the model.
         contexts: tokens of context at which to time attention; by default four up to the model's limit.
         repeats: timed passes over each part.
+        precision: of the weights; ``None`` for the target's own.
     """
-    return latency_profile(target, measure_parts(target, contexts, repeats))
+    return latency_profile(target, measure_parts(target, contexts, repeats, model=target.at(precision)))
 
 
 def latency_profile(target: Target, parts: PartSeconds) -> LatencyProfile:
@@ -178,7 +186,11 @@ def latency_profile(target: Target, parts: PartSeconds) -> LatencyProfile:
 
 @torch.inference_mode()
 def measure_parts(
-    target: Target, contexts: Sequence[int] | None = None, repeats: int = _REPEATS, rows: int = 1
+    target: Target,
+    contexts: Sequence[int] | None = None,
+    repeats: int = _REPEATS,
+    rows: int = 1,
+    model: Target | LowBitModel | None = None,
 ) -> PartSeconds:
     """Measures the parts of a forward on a scratch sequence.
 
@@ -192,7 +204,9 @@ def measure_parts(
         contexts: tokens of context at which to time attention; by default four up to the model's limit.
         repeats: timed passes over each part.
         rows: rows of the forward.
+        model: whose sublayers and head run: copies of the target, or the target itself if not given.
     """
+    running = model or target
     contexts = sorted(set(contexts if contexts is not None else _contexts(target, rows)))
     sequence = _scratch_sequence(target, slots=contexts[-1] + rows)
     tokens = torch.zeros(rows, dtype=torch.long, device=target.device)
@@ -206,9 +220,9 @@ def measure_parts(
 
     passes: list[Callable[[], object]] = [
         lay_out,
-        lambda: target.logits(embedded),
-        lambda: target.run(embedded, mlp, steps[0]),
-        *(lambda step=step: target.run(embedded, attention, step) for step in steps),
+        lambda: running.logits(embedded),
+        lambda: running.run(embedded, mlp, steps[0]),
+        *(lambda step=step: running.run(embedded, attention, step) for step in steps),
     ]
     samples = interleaved_samples(dict(enumerate(passes)), target.device, repeats=repeats)
     embedding, head, mlps, *attentions = map(min, samples.values())

@@ -7,6 +7,7 @@ file of their own, so that later processes select with the same ones.
 import contextlib
 import hashlib
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 
 from selfspec.files import replace_file
 from selfspec.runtimes.fingerprint import fingerprint
-from selfspec.runtimes.latency import LatencyProfile, device_name
+from selfspec.runtimes.latency import LatencyProfile, device_name, measure_latencies
+from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
 from selfspec.user_cache import cache_folder
 
@@ -22,7 +24,7 @@ _VERSION = 1
 
 
 def profile_key(target: Target) -> dict[str, Any]:
-    """What a stored profile is valid for: model and dtype, device, runtime, threads, version of torch."""
+    """What a stored profile is valid for: model and dtype, device, runtime, threads, versions."""
     return {
         "version": _VERSION,
         **fingerprint(target),
@@ -30,6 +32,7 @@ def profile_key(target: Target) -> dict[str, Any]:
         "runtime": target.runtime,
         "threads": torch.get_num_threads() if target.device.type == "cpu" else None,
         "torch": torch.__version__,
+        "selfspec": version("selfspec"),
     }
 
 
@@ -41,10 +44,16 @@ def profile_path(target: Target) -> Path:
 
 def read_profile(target: Target) -> dict[str, Any] | None:
     """The kept profile of a model, if there is one that can be read; what ``selfspec profile`` prints."""
-    return _read(profile_path(target), target)
+    return read_kept(profile_path(target), target)
 
 
-def _read(path: Path, target: Target) -> dict[str, Any] | None:
+def read_kept(path: Path, target: Target) -> dict[str, Any] | None:
+    """What ``write_kept`` wrote for this model, device, runtime and version of torch; ``None`` without it.
+
+    Args:
+        path: the file.
+        target: the model.
+    """
     try:
         kept: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -63,7 +72,7 @@ def read_latencies(target: Target) -> LatencyProfile | None:
     Remembered ones come first because they replace the profile's where live rounds disagreed with it; a new
     ``selfspec profile`` removes them.
     """
-    for found in (_read(latencies_path(target), target), read_profile(target)):
+    for found in (read_kept(latencies_path(target), target), read_profile(target)):
         try:
             if found is not None:
                 return LatencyProfile.from_dict(found["latencies"])
@@ -72,9 +81,25 @@ def read_latencies(target: Target) -> LatencyProfile | None:
     return None
 
 
+def kept_latencies(target: Target, precision: AnyPrecision) -> LatencyProfile:
+    """The latencies of one row on low-bit copies: remembered ones, else measured now and remembered.
+
+    Args:
+        target: the model.
+        precision: of the copies; those that are lacking are made.
+    """
+    digest = hashlib.sha256(repr(precision).encode()).hexdigest()[:8]
+    path = latencies_path(target).with_suffix(f".{digest}.json")
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        return LatencyProfile.from_dict((read_kept(path, target) or {})["latencies"])
+    latencies = measure_latencies(target, precision=precision)
+    write_kept(path, target, {"latencies": latencies.to_dict()})
+    return latencies
+
+
 def keep_latencies(target: Target, latencies: LatencyProfile) -> Path | None:
     """Remembers latencies of one row for later processes, replacing older ones; see ``keep_profile``."""
-    return _write(latencies_path(target), target, {"latencies": latencies.to_dict()})
+    return write_kept(latencies_path(target), target, {"latencies": latencies.to_dict()})
 
 
 def keep_profile(target: Target, profile: dict[str, Any]) -> Path | None:
@@ -83,14 +108,24 @@ def keep_profile(target: Target, profile: dict[str, Any]) -> Path | None:
     Returns:
         The file, or ``None`` where it could not be written: then it is measured again another time.
     """
-    path = _write(profile_path(target), target, profile)
+    path = write_kept(profile_path(target), target, profile)
     if path is not None:
         with contextlib.suppress(OSError):
             latencies_path(target).unlink(missing_ok=True)
     return path
 
 
-def _write(path: Path, target: Target, profile: dict[str, Any]) -> Path | None:
+def write_kept(path: Path, target: Target, profile: dict[str, Any]) -> Path | None:
+    """Writes what was measured of a model, with what it is valid for (``profile_key``).
+
+    Args:
+        path: the file; its folder is made.
+        target: the model.
+        profile: what JSON can represent.
+
+    Returns:
+        The file, or ``None`` where it could not be written: then it is measured again another time.
+    """
     content = json.dumps({"key": profile_key(target), "profile": profile}, allow_nan=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

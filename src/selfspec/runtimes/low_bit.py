@@ -5,8 +5,8 @@ and the cache are the target's. Nothing is trained and no data is used.
 """
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -15,18 +15,19 @@ from selfspec.memory import available_bytes
 from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Forward
 from selfspec.runtimes.compiled import CompiledAttention, CompiledMLP, CompiledProduct
+from selfspec.runtimes.copy_store import CopyStore
+from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.native import NativeBranch, NativeForward
 from selfspec.runtimes.packed import PackedWeights, packed_bytes
-from selfspec.runtimes.precision import LOW_BITS, MixedPrecision, PackedFormat, Precision
-from selfspec.runtimes.prepared import Prepared
+from selfspec.runtimes.precision import LOW_BITS, AnyPrecision, MixedPrecision, PackedFormat, Precision
+from selfspec.runtimes.prepared import Prepared, head_weights
 from selfspec.runtimes.products import Product
 from selfspec.runtimes.stack import Kept, StackOutput, run_natively
+from selfspec.runtimes.structures import Linear
 
 __all__ = ["LOW_BITS", "LowBitCopies", "LowBitModel", "MixedPrecision", "Precision"]
 
-AnyPrecision: TypeAlias = Precision | MixedPrecision
-
-_HEAD = -1
+HEAD = -1
 """The index of the LM head among the parts of a model; the others are those of its sublayers."""
 
 
@@ -34,15 +35,16 @@ class LowBitModel:
     """A model whose products read low-bit copies of their weights. Made by ``Target.at``.
 
     Args:
-        copies: the copies; they outlive it.
+        copies: the copies, which have been made; the model holds those that it reads.
         precision: of this model.
     """
 
     def __init__(self, copies: "LowBitCopies", precision: MixedPrecision) -> None:
+        self._held = copies.prepared, copies.made(precision)  # the native structures have addresses only
         branches = [copies.branch(index, precision.of_sublayer(index)) for index in range(len(precision.sublayers))]
-        self._native = NativeForward(branches, any_rows=True)
-        self._norm, self._scale = copies.prepared.norm, copies.decoder.scale_logits
+        self._norm, self._decoder = copies.prepared.norm, copies.decoder
         self._head = copies.head(precision.of_head())
+        self._native = NativeForward(branches, head_weights(self._norm, self._head), any_rows=True)
 
     def run(
         self,
@@ -51,6 +53,9 @@ class LowBitModel:
         forward: Forward,
         capture: Collection[int] = (),
         copies: Mapping[int, torch.Tensor] | None = None,
+        *,
+        logits: bool = False,
+        confidence: bool = False,
     ) -> StackOutput:
         """Runs sublayers over the rows of a forward; see ``Target.run``.
 
@@ -60,6 +65,8 @@ class LowBitModel:
             forward: the rows.
             capture: sublayers before which to keep the residual stream.
             copies: by sublayer a tensor that receives the last rows of the stream before it.
+            logits: whether final norm and LM head follow.
+            confidence: compute the rows' confidences with the logits.
 
         Raises:
             UnsupportedModelError: the rotations of the model have another dtype than the kernels take.
@@ -70,7 +77,16 @@ class LowBitModel:
                 "low-bit weights need hidden states in the model's dtype, and rotations in it or in float32; "
                 "use 16 bits"
             )
-        return run_natively(self._native, hidden_states, indices, forward, Kept(capture, copies or {}))
+        kept, together = (
+            Kept(capture, copies or {}),
+            logits and self._native.has_head and not self._decoder.scales_logits,
+        )
+        output = run_natively(
+            self._native, hidden_states, indices, forward, kept, logits=together, confidence=confidence
+        )
+        if logits and not together:
+            output.logits = Logits(self.logits(output.hidden_states, forward.widest))
+        return output
 
     def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """Final norm and LM head; see ``Target.logits``.
@@ -82,7 +98,11 @@ class LowBitModel:
         Returns:
             ``[rows, vocab]``, in the model's dtype.
         """
-        return self._scale(self._head(self._norm(hidden_states), widest))
+        native = self._native
+        values = (
+            native.score(hidden_states).values if native.has_head else self._head(self._norm(hidden_states), widest)
+        )
+        return self._decoder.scale_logits(values)
 
 
 class LowBitCopies:
@@ -91,12 +111,14 @@ class LowBitCopies:
     Args:
         decoder: the model.
         prepared: its form in a runtime.
+        store: where copies are kept for later processes, if they are.
     """
 
-    def __init__(self, decoder: Decoder, prepared: Prepared) -> None:
+    def __init__(self, decoder: Decoder, prepared: Prepared, store: CopyStore | None = None) -> None:
         self.decoder, self.prepared = decoder, prepared
+        self._make = PackedWeights.of if store is None else store.get
         self._lock = threading.Lock()
-        self._packed: dict[tuple[int, PackedFormat], tuple[PackedWeights, ...]] = {}
+        self._packed: dict[tuple[int, PackedFormat], tuple[Any, ...]] = {}
         self._models: dict[MixedPrecision, LowBitModel] = {}
         self._given: dict[AnyPrecision, LowBitModel] = {}
 
@@ -141,10 +163,27 @@ class LowBitCopies:
                 missing = [part for part in parts if part not in self._packed]
                 self._check_memory(missing)
                 for part in missing:
-                    self._packed[part] = tuple(PackedWeights(product, part[1]) for product in self._products(part[0]))
-                self._models[written] = LowBitModel(self, written)
+                    self._packed[part] = tuple(self._pack(*part))
+                self._models[written] = self._model(written)
             self._given[precision] = self._models[written]
             return self._models[written]
+
+    def release(self, precision: AnyPrecision | None) -> None:
+        """Drops all copies but those of one precision.
+
+        Args:
+            precision: what to keep; ``None`` drops all. Models that are in use keep theirs until they are dropped.
+        """
+        with self._lock:
+            written = None if precision is None else self._written_out(precision)
+            parts = [] if written is None else self._parts(written)
+            self._packed = {part: packed for part, packed in self._packed.items() if part in parts}
+            self._models = {made: model for made, model in self._models.items() if made == written}
+            self._given = {given: model for given, model in self._given.items() if given == precision}
+
+    def made(self, precision: MixedPrecision) -> list[tuple[Any, ...]]:
+        """The copies of a precision, which have been made: a model holds them as long as it is in use."""
+        return [self._packed[part] for part in self._parts(precision)]
 
     def branch(self, index: int, form: PackedFormat | None) -> NativeBranch:
         """A sublayer in the form that a native forward takes; its copies have been made.
@@ -156,10 +195,9 @@ class LowBitCopies:
         block = self.prepared.sublayers[index]
         assert isinstance(block, (CompiledAttention, CompiledMLP))
         assert block.native is not None
-        if form is None:
+        if form is None or not self._lowers(index, form):
             return block.native
-        first, last = self._packed[index, form]
-        return block.native.with_linears(first.linear, last.linear)
+        return block.native.with_linears(*self._linears(index, form))
 
     def head(self, form: PackedFormat | None) -> CompiledProduct:
         """The LM head; its copy has been made.
@@ -169,7 +207,9 @@ class LowBitCopies:
         """
         head = self.prepared.head
         assert isinstance(head, CompiledProduct)
-        return head if form is None else head.with_linear(self._packed[_HEAD, form][0].linear)
+        if form is None or not self._lowers(HEAD, form):
+            return head
+        return head.with_linear(*self._linears(HEAD, form))
 
     def _written_out(self, precision: AnyPrecision) -> MixedPrecision:
         count = len(self.prepared.sublayers)
@@ -183,15 +223,25 @@ class LowBitCopies:
             )
         if not written.is_full:
             self._check_kernels()
+            self._check_lowers(written)
         for index, form in self._parts(written):
             self._check_sizes(index, form)
         return written
 
+    def _check_lowers(self, precision: MixedPrecision) -> None:
+        if not self._parts(precision):
+            parts = range(HEAD, len(self.prepared.sublayers))
+            own = sorted({product.bits for index in parts for product in self._products(index)})
+            raise UnsupportedModelError(
+                f"the weights of this model have {' or '.join(map(str, own))} bits themselves, and no copy would have "
+                "fewer; choose fewer bits, or load the model with more"
+            )
+
     def _check_kernels(self) -> None:
         """Refuses a model that does not run natively from its embedding to its logits."""
         name, device = self.decoder.family.name, self.decoder.like.device.type
-        if device != "cpu":
-            raise UnsupportedModelError(f"low-bit weights run on the CPU only, not on '{device}'; use 16 bits")
+        if device not in ("cpu", "meta"):  # on ``meta`` only shapes are checked
+            raise UnsupportedModelError(f"low-bit copies run on the CPU and on CUDA, not on '{device}'; use 16 bits")
         if self.prepared.native is None:
             raise UnsupportedModelError(
                 "low-bit weights need the kernels of the CPU, which this runtime does not use or this machine cannot "
@@ -211,34 +261,54 @@ class LowBitCopies:
 
     def _check_sizes(self, index: int, form: PackedFormat) -> None:
         for product in self._products(index):
-            inputs = product.weight.shape[1]
+            inputs = product.shape[1]
             if inputs % form.group:
-                part = "the LM head" if index == _HEAD else f"sublayer {index}"
+                part = "the LM head" if index == HEAD else f"sublayer {index}"
                 raise UnsupportedModelError(
                     f"the {inputs} inputs of a product of {part} do not divide into groups of {form.group}; "
                     "choose smaller groups or 16 bits"
                 )
 
     def _check_memory(self, missing: Iterable[tuple[int, PackedFormat]]) -> None:
-        needed, available = sum(self._bytes(*part) for part in missing), available_bytes()
+        needed, available = sum(self._bytes(*part) for part in missing), self._available_bytes()
         if available is not None and needed > available:
             raise OutOfMemoryError(
                 f"low-bit copies of the weights take {needed:,} bytes, but {available:,} are available; "
                 "choose fewer bits, or 16 for the model's own weights"
             )
 
+    def _available_bytes(self) -> int | None:
+        return available_bytes()
+
+    def _model(self, precision: MixedPrecision) -> LowBitModel:
+        """The model, whose copies have been made."""
+        return LowBitModel(self, precision)
+
+    def _pack(self, index: int, form: PackedFormat) -> Iterator[Any]:
+        """Makes the copies of a part."""
+        for product in self._products(index):
+            yield self._make(product.values(), form)
+
+    def _linears(self, index: int, form: PackedFormat) -> list[Linear]:
+        pairs = zip(self._packed[index, form], self._products(index), strict=True)
+        return [packed.describe(product.bias) for packed, product in pairs]
+
     def _parts(self, precision: MixedPrecision) -> list[tuple[int, PackedFormat]]:
         """The parts that are copied, each with its format."""
         forms = [(index, precision.of_sublayer(index)) for index in range(len(precision.sublayers))]
-        forms.append((_HEAD, precision.of_head()))
-        return [(index, form) for index, form in forms if form is not None]
+        forms.append((HEAD, precision.of_head()))
+        return [(index, form) for index, form in forms if form is not None and self._lowers(index, form)]
+
+    def _lowers(self, index: int, form: PackedFormat) -> bool:
+        """Whether a format has fewer bits than the weights of the model itself, which may be low-bit ones."""
+        return all(product.bits == 0 or form.bits < product.bits for product in self._products(index))
 
     def _products(self, index: int) -> tuple[Product, ...]:
-        part = self.prepared.head if index == _HEAD else self.prepared.sublayers[index]
+        part = self.prepared.head if index == HEAD else self.prepared.sublayers[index]
         if isinstance(part, CompiledProduct):
             return (part,)
         assert isinstance(part, (CompiledAttention, CompiledMLP))
         return part.products
 
     def _bytes(self, index: int, form: PackedFormat) -> int:
-        return sum(packed_bytes(product, form) for product in self._products(index))
+        return sum(packed_bytes(product.shape, form) for product in self._products(index))

@@ -15,6 +15,7 @@ import torch
 
 from selfspec.model.forward import Forward, Rows
 from selfspec.runtimes.kernels import DTYPES, load, most_attending, most_rows
+from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.norms import RmsNorm
 from selfspec.runtimes.structures import (
     AttentionWeights,
@@ -22,6 +23,7 @@ from selfspec.runtimes.structures import (
     MlpWeights,
     NativeCall,
     NativeCosSin,
+    NativeHead,
     NativeSublayer,
     Norm,
     Part,
@@ -56,6 +58,14 @@ class NativeBranch:
     rope: str | None = None
     turns: bool = False
 
+    @property
+    def is_low_bit(self) -> bool:
+        """One of its products has low-bit weights."""
+        weights = self.weights
+        is_mlp = isinstance(weights, MlpWeights)
+        linears = (weights.gate_up, weights.down) if is_mlp else (weights.inputs, weights.output)
+        return any(linear.bits > 0 for linear in linears)
+
     def with_linears(self, first: Linear, last: Linear) -> "NativeBranch":
         """The same branch with other weights.
 
@@ -86,9 +96,24 @@ class NativeBranch:
         return NativeSublayer(attention=ctypes.pointer(self.weights), view=view, turn=turn, **common)
 
 
+@dataclass(frozen=True, eq=False)
+class HeadWeights:
+    """Final norm and LM head in the form that a native forward takes. Their tensors have to outlive it.
+
+    Attributes:
+        norm: the final norm.
+        linear: the head.
+        outputs: of the head.
+    """
+
+    norm: RmsNorm
+    linear: Linear
+    outputs: int
+
+
 def describe_norm(norm: RmsNorm | None) -> Norm:
     """A norm, or that there is none, for the C++ code."""
-    return Norm() if norm is None else Norm(norm.weight.data_ptr(), norm.epsilon, norm.rounds)
+    return Norm() if norm is None else Norm(norm.weight.data_ptr(), norm.epsilon, norm.rounds, norm.added)
 
 
 class NativeForward:
@@ -96,13 +121,17 @@ class NativeForward:
 
     Args:
         branches: by index of the sublayer; ``None`` for one that cannot take part.
-        any_rows: take any number of rows, since nothing else can run these weights.
+        head: final norm and LM head, if they can take part.
+        any_rows: take any number of rows; so does a forward with low-bit weights, which nothing else can multiply.
 
     Attributes:
         most_rows: most rows of one sequence in a forward; 0 where no sublayer can take part.
+        has_head: final norm and LM head can take part.
     """
 
-    def __init__(self, branches: Sequence[NativeBranch | None], *, any_rows: bool = False) -> None:
+    def __init__(
+        self, branches: Sequence[NativeBranch | None], head: HeadWeights | None = None, *, any_rows: bool = False
+    ) -> None:
         self._branches = tuple(branches)
         native = [branch for branch in branches if branch is not None]
         attention = [branch for branch in native if isinstance(branch.weights, AttentionWeights)]
@@ -113,13 +142,17 @@ class NativeForward:
         )
         self._sublayers = (NativeSublayer * len(branches))(*structures)
         self._indices = lru_cache(_KEPT_SETS)(lambda indices: (c_int * len(indices))(*indices))
+        self._are_native = lru_cache(_KEPT_SETS)(lambda indices: all(branches[index] is not None for index in indices))
+        self._head = head if native else None
+        self.has_head = self._head is not None
         self._dtype, self.most_rows = None, 0
         if native:
             self._dtype = native[0].dtype
+            any_rows = any_rows or any(branch.is_low_bit for branch in native)
             self.most_rows = sys.maxsize if any_rows else (most_attending if attention else most_rows)(self._dtype)
             self._call = getattr(load(), f"forward_{DTYPES[self._dtype]}")
 
-    def takes(self, hidden_states: torch.Tensor, sublayers: Sequence[int], forward: Forward) -> bool:
+    def takes(self, hidden_states: torch.Tensor, sublayers: tuple[int, ...], forward: Forward) -> bool:
         """Whether a forward can run natively.
 
         Args:
@@ -129,7 +162,7 @@ class NativeForward:
         """
         if hidden_states.dtype != self._dtype or any(part.count > self.most_rows for part in forward.parts):
             return False
-        return all(self._branches[index] is not None for index in sublayers) and all(
+        return self._are_native(sublayers) and all(
             cosine.dtype in (self._dtype, torch.float32) and cosine.is_contiguous() and sine.is_contiguous()
             for cosine, sine in map(forward.turn, self._kinds)
         )
@@ -140,7 +173,10 @@ class NativeForward:
         sublayers: tuple[int, ...],
         forward: Forward,
         kept: Mapping[int, torch.Tensor] | None = None,
-    ) -> None:
+        *,
+        logits: bool = False,
+        confidence: bool = False,
+    ) -> Logits | None:
         """Runs sublayers over the rows of a forward.
 
         Args:
@@ -149,13 +185,14 @@ class NativeForward:
             forward: the rows; ``takes`` has returned true for it.
             kept: by place in ``sublayers`` a contiguous tensor ``[k, hidden]`` that gets the last ``k`` rows of the
                 stream before that sublayer.
+            logits: run final norm and LM head too, which can take part.
+            confidence: compute the rows' confidences with the logits.
+
+        Returns:
+            The logits, where they were asked for.
         """
         assert stream.is_contiguous()
         assert stream.shape[0] == forward.rows
-        count = len(sublayers)
-        addresses, lengths = (c_void_p * count)(), (c_long * count)()
-        for place, tensor in (kept or {}).items():
-            addresses[place], lengths[place] = tensor.data_ptr(), tensor.shape[0]
         pairs = [forward.turn(kind) for kind in self._kinds]
         turns = (NativeCosSin * len(pairs))(
             *(
@@ -169,15 +206,59 @@ class NativeForward:
         call = NativeCall(
             sublayers=self._sublayers,
             which=self._indices(sublayers),
-            count=count,
-            kept=addresses,
-            kept_rows=lengths,
+            count=len(sublayers),
             parts=parts,
             part_count=len(parts),
             turns=turns,
             threads=torch.get_num_threads(),
         )
+        if kept:
+            addresses, lengths = (c_void_p * len(sublayers))(), (c_long * len(sublayers))()
+            for place, tensor in kept.items():
+                addresses[place], lengths[place] = tensor.data_ptr(), tensor.shape[0]
+            call.kept, call.kept_rows = addresses, lengths
+        return self._run(call, stream, logits=logits, confidence=confidence)
+
+    def score(self, hidden_states: torch.Tensor, *, confidence: bool = False) -> Logits:
+        """Final norm and LM head, which can take part.
+
+        Args:
+            hidden_states: ``[rows, hidden]``, the residual stream after the last sublayer.
+            confidence: compute the rows' confidences too.
+        """
+        call = NativeCall(threads=torch.get_num_threads())
+        scored = self._run(call, hidden_states.contiguous(), logits=True, confidence=confidence)
+        assert scored is not None
+        return scored
+
+    def norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The final norm, which can take part: ``[rows, hidden]`` in and out."""
+        normed = torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+        head = self._describe_head(hidden_states, Linear(), normed)
+        call = NativeCall(threads=torch.get_num_threads(), head=ctypes.pointer(head))
+        self._call(ctypes.byref(call), hidden_states.contiguous().data_ptr(), len(hidden_states))
+        return normed
+
+    def _run(self, call: NativeCall, stream: torch.Tensor, *, logits: bool, confidence: bool) -> Logits | None:
+        found = None
+        if logits:
+            assert self._head is not None
+            rows = len(stream)
+            values, tokens = stream.new_empty(rows, self._head.outputs), torch.empty(rows, dtype=torch.long)
+            finite = torch.empty(rows, dtype=torch.bool)
+            confidences = torch.empty(rows, dtype=torch.float32) if confidence else None
+            head = self._describe_head(stream, self._head.linear, values)
+            head.tokens, head.finite = tokens.data_ptr(), finite.data_ptr()
+            head.confidences = None if confidences is None else confidences.data_ptr()
+            call.head = ctypes.pointer(head)
+            found = Logits(values, tokens, confidences, finite)
         self._call(ctypes.byref(call), stream.data_ptr(), stream.shape[0])
+        return found
+
+    def _describe_head(self, stream: torch.Tensor, linear: Linear, out: torch.Tensor) -> NativeHead:
+        assert self._head is not None
+        norm = describe_norm(self._head.norm)
+        return NativeHead(norm, linear, stream.shape[1], self._head.outputs, out.data_ptr())
 
     def _part(self, rows: Rows, first_row: int) -> Part:
         cache = rows.sequence.cache

@@ -133,6 +133,19 @@ template <int BITS> struct Fields {
         const Unsigned words = load<Unsigned>(from + 2 * (pair / fields * WORDS + 2 * first));
         return (Shorts)(words >> (pair % fields * bits) & uint16_t((1 << bits) - 1));
     }
+    // The integer of one weight row and one input.
+    static int integer(const uint8_t* block, int row, int input) {
+        const int pair = input / 2, word = 2 * row + input % 2;
+        if (BITS == 8) return int8_t(block[pair * WORDS + word]);
+        const int low = field_of_word(block, pair, word, 4);
+        const int high = BITS == 6 ? field_of_word(block + TILE * BLOCK / 2, pair, word, 2) << 4 : 0;
+        return (low | high) - added;
+    }
+    static int field_of_word(const uint8_t* from, int pair, int word, int bits) {
+        const int fields = 16 / bits;
+        const int stored = load<uint16_t>(from + 2 * (pair / fields * WORDS + word));
+        return stored >> (pair % fields * bits) & ((1 << bits) - 1);
+    }
     // Stores a block of codes [TILE, stride].
     static void store(const int8_t* codes, long stride, uint8_t* to) {
         for (int row = 0; row < TILE; row++)
@@ -183,6 +196,18 @@ template <class T, int BITS> struct Packed {
         to.set(values, F::added);
     }
 
+    // The values of a weight row of k inputs: integers times scales.
+    void unpack(long row, long k, T* to) const {
+        const int lane = int(row % TILE);
+        const uint8_t* from = weights + row / TILE * groups.blocks * F::bytes;
+        const bf16* of_row = scales + (row - lane) * groups.count + lane;
+        for (long i = 0; i < k; i++) {
+            const long block = (i + groups.lead) / BLOCK, input = (i + groups.lead) % BLOCK;
+            const int value = F::integer(from + block * F::bytes, lane, int(input));
+            to[i] = down<T>(float(value) * up(of_row[groups.of_block(block) * TILE]));
+        }
+    }
+
     // Adds the products of R rows, laid out from block ``first`` on, and the weight rows from one on.
     template <int R>
     void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride) const {
@@ -227,6 +252,18 @@ template <class T, int BITS> struct Packed {
     static constexpr int CHAINS(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
     static constexpr long SOON = 1024, LATER = 8192;  // bytes
 };
+
+// The values of some weight rows of k inputs.
+template <class T> void unpack(const Linear& linear, const int64_t* rows, T* to, long count, long k) {
+    const auto all = [&](const auto& packed) {
+        for (long i = 0; i < count; i++) packed.unpack(rows[i], k, to + i * k);
+    };
+    switch (linear.bits) {
+        case 4: return all(Packed<T, 4>(linear, k));
+        case 6: return all(Packed<T, 6>(linear, k));
+        default: all(Packed<T, 8>(linear, k));
+    }
+}
 
 // Makes low-bit weights of others.
 template <class T, int BITS> struct Packer {

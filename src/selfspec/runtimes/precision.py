@@ -1,7 +1,8 @@
 """At which precision a copy of a model's weights is held: bits, groups, and which parts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from selfspec.errors import InvalidSettingError
 
@@ -159,6 +160,25 @@ class Precision:
             count: number of sublayers, ``2L``.
         """
         return MixedPrecision((self.attention, self.mlp) * (count // 2), self.head, self.group, self.offset)
+
+
+AnyPrecision: TypeAlias = Precision | MixedPrecision
+"""The same bits for all branches of a kind, or bits for each sublayer."""
+
+
+def read_precision(fields: Mapping[str, Any]) -> AnyPrecision:
+    """The precision that ``dataclasses.asdict`` described.
+
+    Args:
+        fields: the object.
+
+    Raises:
+        TypeError: it is not such an object.
+        InvalidSettingError: a value is out of range.
+    """
+    if "sublayers" not in fields:
+        return Precision(**fields)
+    return MixedPrecision(**{**fields, "sublayers": tuple(fields["sublayers"])})
 
 
 def _rows(outputs: int) -> int:

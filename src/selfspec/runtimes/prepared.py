@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -10,15 +11,17 @@ from selfspec.model.decoder import Decoder
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.compiled import CompiledProduct, compile_block, compile_head
 from selfspec.runtimes.fused import Function, fast_norm, fuse
-from selfspec.runtimes.kernels import KernelBuildError
-from selfspec.runtimes.native import NativeForward
+from selfspec.runtimes.kernel_build import KernelBuildError
+from selfspec.runtimes.kernels import WITHOUT_KERNELS
+from selfspec.runtimes.native import HeadWeights, NativeForward
+from selfspec.runtimes.norms import RmsNorm
 from selfspec.runtimes.products import signature
 
 RUNTIMES = {
     "auto": "the fastest that works for this model, sublayer by sublayer",
     "eager": "transformers' own modules: slow, and the reference for the others",
     "fused": "fused blocks; refused where no sublayer of the model can have one",
-    "compiled": "fused blocks with kernels for few rows, built by the machine's C++ compiler; CPU only",
+    "compiled": "fused blocks with compiled kernels for few rows, of the wheel or built at first use; CPU only",
     "graphs": "fused blocks, replayed as CUDA graphs where rows are few; CUDA only, and not measured yet",
 }
 """How the sublayers run. ``auto`` takes what has been measured to be fastest, so it does not take ``graphs`` yet."""
@@ -60,7 +63,7 @@ def prepare(decoder: Decoder, runtime: str) -> Prepared:
         runtime: one of ``RUNTIMES``.
 
     Returns:
-        The model's form, with one warning where kernels were asked for and cannot be built.
+        The model's form. Where kernels cannot be built it warns: each time if they were asked for, else once a process.
 
     Raises:
         UnsupportedModelError: a layer lacks a module of its family.
@@ -78,6 +81,25 @@ def prepare(decoder: Decoder, runtime: str) -> Prepared:
     except KernelBuildError as error:
         if runtime == "compiled":
             warnings.warn(f"the compiled runtime falls back to fused blocks: {error}", RuntimeWarning, stacklevel=4)
+        else:
+            _warn_once(str(error))
         return fused
-    native = NativeForward([getattr(sublayer, "native", None) for sublayer in compiled])
+    native = NativeForward([getattr(sublayer, "native", None) for sublayer in compiled], head_weights(fused.norm, head))
     return Prepared(compiled, fused.norm, head, modules, native)
+
+
+@cache
+def _warn_once(reason: str) -> None:
+    warnings.warn(f"there are no compiled kernels, so {WITHOUT_KERNELS}: {reason}", RuntimeWarning, stacklevel=6)
+
+
+def head_weights(norm: Function, head: Function | CompiledProduct) -> HeadWeights | None:
+    """Final norm and LM head in the form that a native forward takes; ``None`` where they have none.
+
+    Args:
+        norm: the final norm.
+        head: the LM head.
+    """
+    if not isinstance(norm, RmsNorm) or not isinstance(head, CompiledProduct):
+        return None
+    return HeadWeights(norm, head.linear, head.shape[0])

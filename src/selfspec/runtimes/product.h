@@ -33,7 +33,8 @@ template <class T> struct Dense {
     // Adds the products of R rows, laid out from block ``first`` on, and weight rows.
     template <int R>
     void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride) const {
-        constexpr int C = columns<T>(R);
+        // A few rows are multiplied while memory is read, which is fastest in sequence.
+        constexpr int C = R <= RESIDENT && L::parts == 1 ? 1 : columns<T>(R);
         long column = from;
         for (; column + C <= to; column += C) tile<R, C>(rows, column, first, last, sums + column - from, stride);
         for (; column < to; column++) tile<R, 1>(rows, column, first, last, sums + column - from, stride);

@@ -1,6 +1,7 @@
 """Several linear layers as one product over the very same weights."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -8,6 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+
+from selfspec.runtimes.low_bit_modules import LowBitLinear, multiply
+from selfspec.runtimes.packed import PackedWeights
+from selfspec.runtimes.precision import TILE
+from selfspec.runtimes.structures import Linear
 
 _ALIGNMENT = 64
 """Bytes to which torch aligns a tensor; products of a view without this alignment could differ in the last bits."""
@@ -42,23 +48,65 @@ def signature(modules: Sequence[nn.Module]) -> list[Any]:
 
 
 def can_join(linears: Sequence[Any]) -> bool:
-    """Whether modules are ordinary linear layers whose weights can share one piece of memory.
+    """Whether modules are ordinary linear layers, or low-bit ones, whose weights can share one piece of memory.
 
-    Quantised layers, LoRA adapters and other wrappers are of another class.
+    Layers quantised by other packages, LoRA adapters and other wrappers are of another class.
     """
-    if not all(type(linear) is nn.Linear and is_plain(linear) for linear in linears):
+    if not all(is_plain(linear) for linear in linears):
         return False
+    biases = [linear.bias for linear in linears if getattr(linear, "bias", None) is not None]
+    if len(biases) not in (0, len(linears)) or not all(map(_is_ordinary, biases)):
+        return False
+    kinds = {type(linear) for linear in linears}
+    return (kinds == {nn.Linear} and _can_join_dense(linears)) or (
+        kinds == {LowBitLinear} and _can_join_low_bit(linears)
+    )
+
+
+def _can_join_dense(linears: Sequence[nn.Linear]) -> bool:
     weights = [linear.weight for linear in linears]
-    biases = [linear.bias for linear in linears if linear.bias is not None]
-    if len(biases) not in (0, len(linears)) or not all(map(_is_ordinary, weights + biases)):
+    if not all(map(_is_ordinary, weights)):
         return False
     if len({(weight.dtype, weight.device, weight.shape[1]) for weight in weights}) > 1:
         return False
     return all(weight.nbytes % _ALIGNMENT == 0 for weight in weights[:-1])
 
 
-class Product:
-    """The concatenated outputs of linear layers with the same input, in one product.
+def _can_join_low_bit(linears: Sequence[LowBitLinear]) -> bool:
+    if len({(linear.form, linear.in_features, linear.dtype, linear.codes.device) for linear in linears}) > 1:
+        return False
+    return all(linear.out_features % TILE == 0 for linear in linears[:-1])
+
+
+class Product(ABC):
+    """The concatenated outputs of linear layers with the same input, in one product. Made by ``join``.
+
+    Args:
+        shape: outputs and inputs.
+        dtype: of inputs and outputs.
+        bias: ``[outputs]``, if any.
+        linear: the form that the kernels take; the product has to outlive it.
+    """
+
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, bias: torch.Tensor | None, linear: Linear) -> None:
+        self.shape, self.dtype, self.bias, self.linear = shape, dtype, bias, linear
+
+    @property
+    def bits(self) -> int:
+        """Of a low-bit weight; 0 where weights have the dtype of the rows."""
+        return int(self.linear.bits)
+
+    @abstractmethod
+    def values(self) -> torch.Tensor:
+        """The weights ``[outputs, inputs]`` in a dtype that has kernels; made anew where they are low-bit ones."""
+
+    @abstractmethod
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """``[rows, inputs]`` to ``[rows, outputs of all]``."""
+
+
+def join(linears: Sequence[Any]) -> Product:
+    """One product of linear layers with the same input.
 
     Their weights are moved into one piece of memory, and the layers' own parameters become views of it. So the model
     computes what it did, bit for bit, a change of a weight is seen by both, and nothing is held twice. Only while the
@@ -67,14 +115,61 @@ class Product:
     Args:
         linears: layers that ``can_join``.
     """
+    return LowBitProduct(linears) if isinstance(linears[0], LowBitLinear) else DenseProduct(linears)
+
+
+class DenseProduct(Product):
+    """A product of weights in the dtype of the rows.
+
+    Args:
+        linears: ordinary linear layers that ``can_join``.
+
+    Attributes:
+        weight: ``[outputs, inputs]``.
+    """
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        self.weight = _join([linear.weight for linear in linears])
-        self.bias = None if linears[0].bias is None else _join([linear.bias for linear in linears])
+        self.weight, bias = _join([linear.weight for linear in linears]), _join_biases(linears)
+        outputs, inputs = self.weight.shape
+        linear = Linear(self.weight.data_ptr(), None if bias is None else bias.data_ptr())
+        super().__init__((outputs, inputs), self.weight.dtype, bias, linear)
+
+    def values(self) -> torch.Tensor:
+        """The weights themselves."""
+        return self.weight
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs of all]``."""
         return functional.linear(hidden_states, self.weight, self.bias)
+
+
+class LowBitProduct(Product):
+    """A product of low-bit weights, which the kernels multiply whatever the number of rows.
+
+    Args:
+        linears: low-bit layers that ``can_join``.
+
+    Attributes:
+        packed: the weights.
+    """
+
+    def __init__(self, linears: Sequence[LowBitLinear]) -> None:
+        codes, scales = _join([linear.codes for linear in linears]), _join([linear.scales for linear in linears])
+        first, outputs, bias = linears[0], sum(linear.out_features for linear in linears), _join_biases(linears)
+        self.packed = PackedWeights(codes, scales, first.form, outputs, first.in_features)
+        super().__init__((outputs, first.in_features), first.dtype, bias, self.packed.describe(bias))
+
+    def values(self) -> torch.Tensor:
+        """Integers times scales, float32."""
+        return self.packed.unpack()
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """``[rows, inputs]`` to ``[rows, outputs of all]``."""
+        return multiply(hidden_states.contiguous(), self.packed, self.bias)
+
+
+def _join_biases(linears: Sequence[Any]) -> torch.Tensor | None:
+    return None if linears[0].bias is None else _join([linear.bias for linear in linears])
 
 
 def _is_ordinary(parameter: Any) -> bool:

@@ -10,7 +10,8 @@ namespace {
 struct Norm {
     const void* weight;
     float epsilon;
-    int rounds;  // rounds to the dtype before it multiplies by the weight
+    int rounds;   // rounds to the dtype before it multiplies by the weight
+    float added;  // to the weight, in float
 };
 
 // ``to`` may be ``from``. Not inlined: the compiler chooses the order of its sum, which has to be the same for every
@@ -22,9 +23,9 @@ template <class T> __attribute__((noinline)) void normalize(const Norm& norm, co
     for (long i = 0; i < k; i++) squares += up(from[i]) * up(from[i]);
     const float scale = 1.0f / std::sqrt(squares / k + norm.epsilon);
     if (norm.rounds)
-        for (long i = 0; i < k; i++) to[i] = down<T>(up(weight[i]) * rounded<T>(up(from[i]) * scale));
+        for (long i = 0; i < k; i++) to[i] = down<T>((up(weight[i]) + norm.added) * rounded<T>(up(from[i]) * scale));
     else
-        for (long i = 0; i < k; i++) to[i] = down<T>(up(weight[i]) * (up(from[i]) * scale));
+        for (long i = 0; i < k; i++) to[i] = down<T>((up(weight[i]) + norm.added) * (up(from[i]) * scale));
 }
 
 // Cosine and signed sine, [rows, dim] each, float or the model's dtype.
@@ -46,13 +47,21 @@ template <class T, class C> void rotate(T* head, const CosSin& turn, long row) {
     }
 }
 
-// silu(gate) * other
-template <class T> void activate(const T* gate, const T* other, T* to, long count) {
+enum Activation { SILU, GELU_TANH };
+
+inline float silu(float x) { return x / (1.0f + exponential(-x)); }
+inline float gelu_tanh(float x) {
+    return 0.5f * x * (1.0f + hyperbolic_tangent(0.79788456f * (x + 0.044715f * (x * x * x))));
+}
+
+// activation(gate) * other
+template <class T> void activate(int activation, const T* gate, const T* other, T* to, long count) {
+    if (activation == SILU)
 #pragma omp simd
-    for (long i = 0; i < count; i++) {
-        const float value = up(gate[i]);
-        to[i] = down<T>(rounded<T>(value / (1.0f + exponential(-value))) * up(other[i]));
-    }
+        for (long i = 0; i < count; i++) to[i] = down<T>(rounded<T>(silu(up(gate[i]))) * up(other[i]));
+    else
+#pragma omp simd
+        for (long i = 0; i < count; i++) to[i] = down<T>(rounded<T>(gelu_tanh(up(gate[i]))) * up(other[i]));
 }
 
 }  // namespace

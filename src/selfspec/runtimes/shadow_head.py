@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from selfspec.runtimes.compiled import compile_head
-from selfspec.runtimes.fused import fast_norm
-from selfspec.runtimes.kernels import KernelBuildError
+from selfspec.runtimes.kernel_build import KernelBuildError
+from selfspec.runtimes.low_bit_modules import LowBitLinear
 from selfspec.runtimes.products import can_join, signature
 from selfspec.runtimes.target import Target
 
@@ -62,16 +62,9 @@ class ShadowHead:
         model: Any = self._target.model
         return model.get_output_embeddings()
 
-    @property
-    def _final_norm(self) -> nn.Module:
-        decoder: Any = self._target.model.model
-        norm: nn.Module = decoder.norm
-        return norm
-
     def _read_slices(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows, target = len(hidden_states), self._target
-        norm: Any = self._final_norm if target.runtime == "eager" else fast_norm(self._final_norm, target.family)
-        normed = norm(hidden_states)
+        normed = target.norm(hidden_states)
         largest = hidden_states.new_full((rows,), -torch.inf)
         tokens = torch.zeros(rows, dtype=torch.long, device=hidden_states.device)
         log_sum = torch.full((rows,), -torch.inf, device=hidden_states.device, dtype=torch.float32)
@@ -98,11 +91,11 @@ class ShadowHead:
             self._slices, self._signature = {}, now
         slices = self._slices
         if size not in slices:
-            parts = [_outputs(head, first, size) for first in range(0, head.weight.shape[0], size)]
+            parts = [_outputs(head, first, size) for first in range(0, head.out_features, size)]
             slices[size] = [self._compile(part) for part in parts]
         return slices[size]
 
-    def _compile(self, part: nn.Linear) -> _Score:
+    def _compile(self, part: nn.Module) -> _Score:
         if self._target.runtime not in ("auto", "compiled"):
             return part
         try:
@@ -120,9 +113,11 @@ class ShadowHead:
         return torch.cat(tokens), torch.cat(confidences)
 
 
-def _outputs(head: nn.Linear, first: int, count: int) -> nn.Linear:
+def _outputs(head: nn.Linear | LowBitLinear, first: int, count: int) -> nn.Module:
     """Some outputs of a linear layer as a layer of its own, whose weights are views."""
     with torch.inference_mode(mode=False), torch.no_grad():
+        if isinstance(head, LowBitLinear):
+            return head.outputs(first, count).eval()
         weight = head.weight.data[first : first + count]
         part = nn.Linear(weight.shape[1], weight.shape[0], bias=head.bias is not None, device="meta")
         part.weight = nn.Parameter(weight, requires_grad=False)

@@ -10,6 +10,7 @@ import torch
 from selfspec.model.forward import Forward
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.graphs import Graphs
+from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.native import NativeForward
 
 
@@ -20,10 +21,12 @@ class StackOutput:
     Attributes:
         hidden_states: ``[rows, hidden]``, the residual stream after the last sublayer that ran.
         captured: by sublayer ``i`` the residual stream before it, ``h[i]``, ``[rows, hidden]``.
+        logits: of the rows, where they were asked for.
     """
 
     hidden_states: torch.Tensor
     captured: dict[int, torch.Tensor] = field(default_factory=dict)
+    logits: Logits | None = None
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,16 @@ def run_one_by_one(
 
 
 def run_natively(
-    native: NativeForward, hidden_states: torch.Tensor, sublayers: tuple[int, ...], forward: Forward, kept: Kept
+    native: NativeForward,
+    hidden_states: torch.Tensor,
+    sublayers: tuple[int, ...],
+    forward: Forward,
+    kept: Kept,
+    *,
+    logits: bool = False,
+    confidence: bool = False,
 ) -> StackOutput:
-    """Runs sublayers in one native call, which takes them; see ``run_one_by_one``."""
+    """Runs sublayers in one native call, which takes them; see ``run_one_by_one`` and ``NativeForward.run``."""
     stream = hidden_states.clone(memory_format=torch.contiguous_format)
     # A state is that before the first of these sublayers which runs.
     places = {index: bisect_left(sublayers, index) for index in kept.indices}
@@ -99,11 +109,11 @@ def run_natively(
         if place in rows:
             rows[place] = max(rows[place], len(stream) if index in kept.capture else len(kept.copies[index]))
     buffers = {place: stream.new_empty(count, stream.shape[1]) for place, count in rows.items()}
-    native.run(stream, sublayers, forward, buffers)
+    scored = native.run(stream, sublayers, forward, buffers, logits=logits, confidence=confidence)
     states = {index: buffers.get(place, stream) for index, place in places.items()}
     for index, copy in kept.copies.items():
         _copy_last(states[index], copy)
-    return StackOutput(stream, {index: states[index] for index in kept.capture})
+    return StackOutput(stream, {index: states[index] for index in kept.capture}, scored)
 
 
 def groups_of(forward: Forward, most_rows: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""What the C++ code is given, as ctypes structures: ``packed.h``, ``attention.h``, ``rows.h`` and ``forward.h``."""
+"""What the C++ code is given, as ctypes structures: see the headers beside this file."""
 
 from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
 
@@ -15,7 +15,7 @@ class Linear(Structure):
 class Norm(Structure):
     """An RMS norm; none where ``weight`` is null."""
 
-    _fields_ = (("weight", c_void_p), ("epsilon", c_float), ("rounds", c_int))
+    _fields_ = (("weight", c_void_p), ("epsilon", c_float), ("rounds", c_int), ("added", c_float))
 
 
 class Heads(Structure):
@@ -32,7 +32,7 @@ class AttentionWeights(Structure):
         *((name, Norm) for name in ("query_norm", "key_norm")),
         ("norms_rows", c_int),
         ("sizes", Heads),
-        ("scale", c_float),
+        *((name, c_float) for name in ("scale", "softcap")),
         ("layer", c_int),
     )
 
@@ -40,7 +40,7 @@ class AttentionWeights(Structure):
 class MlpWeights(Structure):
     """An MLP branch."""
 
-    _fields_ = (("gate_up", Linear), ("down", Linear), ("inner", c_long))
+    _fields_ = (("gate_up", Linear), ("down", Linear), ("inner", c_long), ("activation", c_int))
 
 
 class NativeSublayer(Structure):
@@ -78,8 +78,19 @@ class Part(Structure):
     )
 
 
+class NativeHead(Structure):
+    """Final norm and LM head, and where their results go; the norm alone where ``linear`` has no weights."""
+
+    _fields_ = (
+        ("norm", Norm),
+        ("linear", Linear),
+        *((name, c_long) for name in ("hidden", "outputs")),
+        *((name, c_void_p) for name in ("out", "tokens", "confidences", "finite")),
+    )
+
+
 class NativeCall(Structure):
-    """A forward: its sublayers, the states to keep, the rows of each sequence, their rotations."""
+    """A forward: its sublayers, the states to keep, the rows of each sequence, their rotations, the head if it runs."""
 
     _fields_ = (
         ("sublayers", POINTER(NativeSublayer)),
@@ -91,4 +102,5 @@ class NativeCall(Structure):
         ("part_count", c_long),
         ("turns", POINTER(NativeCosSin)),
         ("threads", c_int),
+        ("head", POINTER(NativeHead)),
     )

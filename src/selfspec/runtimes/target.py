@@ -14,9 +14,14 @@ from selfspec.model.sublayers import Sublayer
 from selfspec.model.transfer import send
 from selfspec.runtimes.arena import FEWEST_SLOTS
 from selfspec.runtimes.compiled import CompiledProduct
+from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.graphs import Graphs
-from selfspec.runtimes.low_bit import AnyPrecision, LowBitCopies, LowBitModel
+from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.low_bit import LowBitCopies, LowBitModel
+from selfspec.runtimes.low_bit_modules import LowBitLinear, parameter_count
+from selfspec.runtimes.low_bit_torch import TorchLowBitCopies
+from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.prepared import RUNTIMES, prepare
 from selfspec.runtimes.stack import Kept, StackOutput, groups_of, run_in_groups, run_natively, run_one_by_one
 
@@ -34,6 +39,7 @@ class Target:
         model: a supported ``PreTrainedModel``, in eval mode, on one device.
         runtime: one of ``RUNTIMES``. Hooks, adapters and quantised layers keep the sublayer that has them on
             transformers' modules; those that come later are noticed at the next request.
+        keep_copies: keep low-bit copies of weights in files of the user's cache folder; see ``copy_store.CopyStore``.
 
     Attributes:
         runtime: see above.
@@ -50,12 +56,15 @@ class Target:
             where that was asked for.
     """
 
-    def __init__(self, model: PreTrainedModel, runtime: str = "auto") -> None:
+    def __init__(self, model: PreTrainedModel, runtime: str = "auto", *, keep_copies: bool = False) -> None:
         if runtime not in RUNTIMES:
             raise InvalidParameterError(f"there is no runtime '{runtime}'; choose one of {', '.join(RUNTIMES)}")
         self.runtime = runtime
         self.model = model
+        self._store = CopyStore() if keep_copies else None
         self.decoder = Decoder(model)
+        if self.device.type == "meta":
+            raise UnsupportedModelError("the model is on device 'meta', without its weights; load them")
         self.config: Any = self.decoder.config
         self.family = self.decoder.family
         self.sublayers: list[Sublayer] = []
@@ -84,6 +93,11 @@ class Target:
         return sum(isinstance(sublayer, (FusedAttention, FusedMLP)) for sublayer in self.sublayers)
 
     @property
+    def parameter_count(self) -> int:
+        """Number of weights, low-bit ones too; a shared one counts once."""
+        return parameter_count(self.model)
+
+    @property
     def hidden_size(self) -> int:
         """Width of the residual stream."""
         return self.decoder.hidden_size
@@ -110,6 +124,13 @@ class Target:
     def dtype(self) -> torch.dtype:
         """Dtype of the weights, and of keys and values."""
         return self.decoder.like.dtype
+
+    @property
+    def weights(self) -> str:
+        """How the weights are held, in words: ``bfloat16``, or ``4 and 8 bits (bfloat16)``."""
+        own = sorted({module.form.bits for module in self.model.modules() if isinstance(module, LowBitLinear)})
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{' and '.join(map(str, own))} bits ({dtype})" if own else dtype
 
     @property
     def device(self) -> torch.device:
@@ -183,6 +204,9 @@ class Target:
         forward: Forward,
         capture: Collection[int] = (),
         copies: Mapping[int, torch.Tensor] | None = None,
+        *,
+        logits: bool = False,
+        confidence: bool = False,
     ) -> StackOutput:
         """Runs sublayers over the rows of a forward and writes their keys and values into the caches.
 
@@ -194,11 +218,32 @@ class Target:
                 leaves the stream as it is.
             copies: by sublayer ``i`` (0 to ``2L``) a tensor ``[k, hidden]`` that receives the last ``k`` rows of
                 ``h[i]``, without the others being held.
+            logits: whether final norm and LM head follow, in the same call where all of it runs natively.
+            confidence: compute the rows' confidences with the logits, if that is cheap here.
 
         Returns:
-            The residual stream after the last one, and the captured ones.
+            The residual stream after the last one, the captured ones, and the logits where they were asked for.
         """
-        return self._run(tuple(sublayers), hidden_states, forward, Kept(capture, copies or {}))
+        indices, kept, native = tuple(sublayers), Kept(capture, copies or {}), self._prepared.native
+        if logits and self._selects_natively and native is not None and native.takes(hidden_states, indices, forward):
+            return run_natively(native, hidden_states, indices, forward, kept, logits=True, confidence=confidence)
+        output = self._run(indices, hidden_states, forward, kept)
+        if logits:
+            output.logits = self._score(output.hidden_states, forward.widest, confidence=confidence)
+        return output
+
+    def _score(self, hidden_states: torch.Tensor, widest: int, *, confidence: bool) -> Logits:
+        """Logits apart from the sublayers, with the same choices bit for bit."""
+        native = self._prepared.native
+        if self._selects_natively and native is not None and widest <= native.most_rows:
+            return native.score(hidden_states, confidence=confidence)
+        return Logits(self.logits(hidden_states, widest))
+
+    @property
+    def _selects_natively(self) -> bool:
+        """Whether a native forward can compute logits, and tokens and confidences from them."""
+        native = self._prepared.native
+        return native is not None and native.has_head and not self.decoder.scales_logits
 
     def _run(
         self, sublayers: tuple[int, ...], hidden_states: torch.Tensor, forward: Forward, kept: Kept
@@ -224,9 +269,19 @@ class Target:
         Returns:
             ``[rows, vocab]``, in the model's dtype.
         """
-        normed, head = self._prepared.norm(hidden_states), self._prepared.head
+        native, head, rows = self._prepared.native, self._prepared.head, len(hidden_states)
+        if native is not None and native.has_head and (rows if widest is None else widest) <= native.most_rows:
+            return self.decoder.scale_logits(native.score(hidden_states).values)
+        normed = self._prepared.norm(hidden_states)
         logits = head(normed, widest) if isinstance(head, CompiledProduct) else head(normed)
         return self.decoder.scale_logits(logits)
+
+    def norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The final norm, bit for bit as a few rows get it from ``logits``: ``[rows, hidden]`` in and out."""
+        native = self._prepared.native
+        return (
+            native.norm(hidden_states) if native is not None and native.has_head else self._prepared.norm(hidden_states)
+        )
 
     def at(self, precision: AnyPrecision | None) -> "Target | LowBitModel":
         """This model, its products reading low-bit copies of their weights, which are made at first use and kept.
@@ -267,6 +322,14 @@ class Target:
         """
         return 0 if precision is None else self._low_bit.bytes(precision)
 
+    def release_copies(self, keep: AnyPrecision | None = None) -> None:
+        """Drops low-bit copies that are not needed any more. They are made again where they are asked for.
+
+        Args:
+            keep: the precision whose copies stay; ``None`` drops all.
+        """
+        self._low_bit.release(keep)
+
     @torch.inference_mode()
     def warm_up(self, row_counts: Iterable[int]) -> None:
         """Runs the whole model once over each number of rows, on a scratch sequence.
@@ -290,7 +353,8 @@ class Target:
         """Makes the runtime's form of the model as the model is now."""
         self._prepared = prepare(self.decoder, self.runtime)
         self.sublayers = self._prepared.sublayers
-        self._low_bit = LowBitCopies(self.decoder, self._prepared)
+        torchs = self.device.type == "cuda" or self.runtime == "fused"
+        self._low_bit = (TorchLowBitCopies if torchs else LowBitCopies)(self.decoder, self._prepared, self._store)
         self._rope = self.decoder.new_rope()
         self._uses_graphs = self._uses_graphs and not (self.graphs is not None and self.graphs.gave_up)
         self.graphs = Graphs(self.sublayers, self.device, self.decoder.new_slots) if self._uses_graphs else None

@@ -60,6 +60,9 @@ class ScoreProcessor:
     Args:
         processors: the processors, in the order of ``generate``.
 
+    Attributes:
+        keeps_scores: there is no processor, so that scores are the logits in float32.
+
     Raises:
         InvalidParameterError: one of them cannot be evaluated on drafted rows.
     """
@@ -70,6 +73,7 @@ class ScoreProcessor:
         reads = [type(processor) not in _classes(IGNORE_CONTEXT) for processor in processors]
         first = reads.index(True) if True in reads else len(reads)
         self._reads_context = first < len(processors)
+        self.keeps_scores = not processors
         self._on_all_rows: Callable[..., torch.Tensor] = LogitsProcessorList(processors[:first])
         self._row_by_row: Callable[..., torch.Tensor] = LogitsProcessorList(processors[first:])
 

@@ -25,6 +25,9 @@ class Rule(Protocol):
     needs_draft_probs: bool
     """Whether ``accept`` needs the scores that ``preferences`` drafted from."""
 
+    chooses_best: bool
+    """Whether the rule is ``Greedy``: draft and target take the tokens of the largest scores."""
+
     def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
         """The preference for each token at one position; ``best`` and ``next_best`` pick tokens to draft from it.
 
@@ -67,6 +70,7 @@ class Greedy:
     """The target's argmax, ties resolved as ``torch.argmax`` does."""
 
     needs_draft_probs = False
+    chooses_best = True
 
     def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
         """The scores themselves; see ``Rule.preferences``."""
@@ -82,7 +86,7 @@ class Greedy:
         positions: Sequence[int],
     ) -> Verdict:
         """Accepts the path of the target's argmaxes; see ``Rule.accept``."""
-        return _accept_choices(tree, draft_tokens, target_scores.argmax(-1))
+        return accept_choices(tree, draft_tokens, target_scores.argmax(-1))
 
 
 class Coupled:
@@ -95,6 +99,7 @@ class Coupled:
     """
 
     needs_draft_probs = False
+    chooses_best = False
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -114,7 +119,7 @@ class Coupled:
     ) -> Verdict:
         """Accepts the path of the target's own draws; see ``Rule.accept``."""
         where = transfer.send(positions, target_scores.device)
-        return _accept_choices(tree, draft_tokens, self._perturbed(target_scores, where).argmax(-1))
+        return accept_choices(tree, draft_tokens, self._perturbed(target_scores, where).argmax(-1))
 
     def _perturbed(self, scores: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return scores + gumbel_noise(self.seed, positions, scores.shape[-1])
@@ -128,6 +133,7 @@ class Speculative:
     """
 
     needs_draft_probs = True
+    chooses_best = False
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
@@ -166,8 +172,14 @@ def seeded_generator(seed: int, device: torch.device | str) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed_key(seed))
 
 
-def _accept_choices(tree: TokenTree, draft_tokens: torch.Tensor, choices: torch.Tensor) -> Verdict:
-    """``accept_matching`` for tokens that are still on the device."""
+def accept_choices(tree: TokenTree, draft_tokens: torch.Tensor, choices: torch.Tensor) -> Verdict:
+    """``accept_matching`` for tokens that are still on the device.
+
+    Args:
+        tree: the draft of ``n`` tokens.
+        draft_tokens: long ``[n]``.
+        choices: long ``[n + 1]``, what the target chooses after each verification row.
+    """
 
     def interpret(drafted: list[int], chosen: list[int]) -> Acceptance:
         return accept_matching(tree, drafted, chosen)

@@ -12,6 +12,7 @@ from selfspec import Engine
 from selfspec.errors import InvalidParameterError
 from selfspec.loading import parse_device
 from selfspec.measuring import StepBytes, copy_bytes_per_second, kept_profile
+from selfspec.methods.settings import setting_values
 from selfspec.types import SamplingParams
 from selfspec_lab.bench.benchmark import explain
 from selfspec_lab.bench.options import PLAIN, make_engines
@@ -200,7 +201,7 @@ class Run:
             "dtype": str(target.dtype).removeprefix("torch."),
             "parameters": sum(weight.numel() for weight in target.model.parameters()),
             "sublayers": target.sublayer_count,
-            "settings": {name: {**engine.method.settings.__dict__} for name, engine in engines.items()},
+            "settings": {name: setting_values(engine.method.settings) for name, engine in engines.items()},
             "llama_cpp": self._peers.build,
             "suite": self._suite.name,
             "chat": self._chat,

@@ -22,7 +22,7 @@ from selfspec_lab.bench.suites.types import Question, Suite
 
 
 def test_later_turns_follow_plain_answers() -> None:
-    plain = Engine(build("llama"), make_tokenizer())
+    plain = Engine(build("llama"), make_tokenizer(), method="autoregressive")
     prompts, skipped = answer_suite(SUITE, plain, SamplingParams(max_new_tokens=12))  # as texts
     assert skipped == []
     first, second = prompts[1], prompts[2]
@@ -34,7 +34,7 @@ def test_later_turns_follow_plain_answers() -> None:
 
 
 def test_chats_go_through_the_template() -> None:
-    plain = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE))
+    plain = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE), method="autoregressive")
     prompts, _ = answer_suite(replace(SUITE, questions=SUITE.questions[1:]), plain, SHORT, chat=True)
     assert list(prompts[0].token_ids) == plain.encode("user: Once upon a time there was\nassistant:")
     text = plain.generate(list(prompts[0].token_ids), max_new_tokens=4).text
@@ -43,7 +43,7 @@ def test_chats_go_through_the_template() -> None:
 
 
 def test_in_a_chat_a_question_says_what_it_wants_and_a_passage_stays_as_it_is() -> None:
-    plain = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE))
+    plain = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE), method="autoregressive")
     asked = Question("a-1", "a", ("def f(x):",), messages=("Go on: def f(x):",))
     suite = Suite("two", (asked, Question("t-1", "t", token_ids=(5, 6, 7))), ordered=False, chat=False)
     in_chat, _ = answer_suite(suite, plain, SHORT, chat=True)
@@ -85,7 +85,7 @@ def test_the_bundled_checkpoints_are_no_chat_models() -> None:
 
 
 def test_a_run_says_that_it_was_a_chat(tmp_path: Path) -> None:
-    plain = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE))
+    plain = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE), method="autoregressive")
     chosen = options(peers=("none",), methods=("uniform",), settings={}, repeats=1, chat=True)
     Run(chosen, plain, SUITE, RunFolder(tmp_path / "out"), Watcher()).measure()
     described = json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))

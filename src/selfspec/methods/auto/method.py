@@ -1,0 +1,155 @@
+"""``auto``: the method for whoever wants the text sooner and nothing to choose."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from selfspec.decoding.draft import Draft
+from selfspec.decoding.drafter import Drafter, Prefill
+from selfspec.errors import StateError
+from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Feature, SharedAcceptance
+from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
+from selfspec.methods.auto.live_costs import LiveCosts
+from selfspec.methods.auto.preparation import LayerTrial, Preparation, Terms, prepare
+from selfspec.methods.base import Method
+from selfspec.methods.registry import register
+from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.state import LearnedState
+from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.target import Target
+
+_KINDS = ("greedy", "sampled")
+
+
+@dataclass(frozen=True)
+class AutoSettings(MethodSettings):
+    """Settings of ``auto``. Nothing has to be set."""
+
+    delta: float = setting(
+        0.02, "share of plain decoding's time that a request may lose by trying drafts", minimum=0.0, maximum=1.0
+    )
+    memory_limit: float | None = setting(
+        None, "most memory of low-bit copies in GiB; none is half of what is available, 0 makes none", minimum=0.0
+    )
+    trial_seconds: float = setting(
+        10.0, "time for trying drafts when a model is first used on this machine; the result is kept", minimum=0.0
+    )
+    group: int = setting(32, "inputs of a weight row that share a scale: 32, 64 or 128", minimum=32, maximum=128)
+    offset: int = setting(
+        0, "inputs of a row's first group; for benchmarks of models whose weights come off a grid of groups", minimum=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Precision(group=self.group, offset=self.offset)  # refuses groups that there are not
+
+    @property
+    def terms(self) -> Terms:
+        """What a preparation may try."""
+        most_bytes = None if self.memory_limit is None else self.memory_limit * 2**30
+        return Terms(self.group, self.offset, most_bytes, self.trial_seconds)
+
+
+@register
+class Auto(Method):
+    """Every round it takes what promises most tokens a second: plain decoding, copied tokens, or a layer draft.
+
+    What a forward costs by its number of rows is measured on this machine and follows live rounds. Which sublayers
+    draft, from weights of how many bits, is found out once for a model, on a text of its own. How likely a draft token
+    is accepted is learned: for copies by the length of the match, for layer drafts by their confidence. Every verified
+    token scores the copies at no cost. A layer draft ends where one more token is not worth its time.
+
+    It is never slower than plain decoding by more than ``delta`` and a fraction of one step: a draft is paid out of
+    time that the request has saved already (``Allowance``).
+    """
+
+    name = "auto"
+    summary = "takes what is fastest, round by round; never slower than plain decoding"
+    source = "conservative bandits (Wu et al. 2016) over the drafts of this library"
+    Settings = AutoSettings
+    settings: AutoSettings
+    learns = True
+
+    def __init__(self, target: Target, settings: AutoSettings) -> None:
+        super().__init__(target, settings)
+        self._lock = threading.Lock()
+        self._ready: _Ready | None = None
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        """Starts on a request; the first one waits until the model is known."""
+        ready = self._make_ready()
+        experience = ready.experience["sampled" if prefill.probe.samples else "greedy"]
+        return AutoDrafter(prefill, experience, ready.verify, ready.layers, self.settings.delta)
+
+    def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
+        """What drafts the next round of several requests, whose rows share a forward."""
+        assert all(isinstance(drafter, AutoDrafter) for drafter in drafters)
+        return [drafter.plan_among(len(drafters)) for drafter in drafters if isinstance(drafter, AutoDrafter)]
+
+    def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Finds out what this model and this machine bear, unless that is known."""
+        self._make_ready(progress)
+
+    def state(self) -> LearnedState:
+        """The acceptance of drafts. What this machine costs is not part of it."""
+        ready = self._make_ready()
+        return LearnedState({kind: _to_lists(ready.experience[kind]) for kind in _KINDS})
+
+    def restore(self, state: LearnedState) -> None:
+        """Loads the acceptance of drafts.
+
+        Args:
+            state: from ``state``.
+
+        Raises:
+            StateError: it is damaged.
+        """
+        ready = self._make_ready()
+        if set(state.values) != set(_KINDS):
+            raise StateError("this state has no acceptance of auto; give another file, or start without it")
+        for kind in _KINDS:
+            _restore(_fresh(ready.trial), state.values[kind])  # all of it is checked before any of it is loaded
+        for kind in _KINDS:
+            _restore(ready.experience[kind], state.values[kind])
+
+    def _make_ready(self, progress: Callable[[str], None] = lambda _: None) -> "_Ready":
+        with self._lock:
+            if self._ready is None:
+                self._ready = _Ready(prepare(self.target, self.settings.terms, progress))
+            return self._ready
+
+
+class _Ready:
+    """A preparation with what live rounds add to it."""
+
+    def __init__(self, preparation: Preparation) -> None:
+        self.trial = trial = preparation.layers
+        self.verify = LiveCosts(preparation.verify)
+        self.layers = None if trial is None else LayerChoice(trial.assignment, LiveCosts(trial.costs))
+        self.experience = {kind: _fresh(trial) for kind in _KINDS}
+
+
+def _fresh(trial: LayerTrial | None) -> Experience:
+    """What is expected of drafts before the first request."""
+    expected = ANY if trial is None else Feature((), (trial.agreement,))
+    confident = SharedAcceptance(CONFIDENCE)
+    for confidence, agrees in () if trial is None else trial.confidences:
+        confident.note(CONFIDENCE.bucket(confidence), agrees)
+    return Experience(SharedAcceptance(MATCH_LENGTH), confident, SharedAcceptance(expected, prior_weight=16.0))
+
+
+def _to_lists(experience: Experience) -> dict[str, list[list[float]]]:
+    return {
+        "copies": experience.copies.to_lists(),
+        "confident": experience.confident.to_lists(),
+        "layers": experience.layers.to_lists(),
+    }
+
+
+def _restore(experience: Experience, values: Any) -> None:
+    if not isinstance(values, dict) or set(values) != {"copies", "confident", "layers"}:
+        raise StateError("this state has no acceptance of auto; give another file, or start without it")
+    experience.copies.restore(values["copies"])
+    experience.confident.restore(values["confident"])
+    experience.layers.restore(values["layers"])

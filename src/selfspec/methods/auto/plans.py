@@ -1,0 +1,159 @@
+"""What to draft next: the round that promises most tokens a second, among those that may be played."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from selfspec.methods.auto.row_costs import RowCosts
+
+MOST_DRAFTED = 32
+"""Most draft tokens of a round."""
+
+_EPSILON = 1e-9
+
+Calibration = Callable[[float], float]
+"""Acceptance of a draft token by its confidence."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to play a round.
+
+    Attributes:
+        kind: ``plain`` drafts nothing, ``tokens`` copies tokens, ``layers`` lets sublayers draft.
+        length: draft tokens; of ``layers`` at most.
+        tokens_per_second: what it promises.
+        forward_seconds: of ``layers``: seconds of a forward of the draft, its guesses included, for each token that it
+            is expected to give.
+    """
+
+    kind: Literal["plain", "tokens", "layers"]
+    length: int
+    tokens_per_second: float
+    forward_seconds: float = 0.0
+
+
+def plain(verify: RowCosts) -> Plan:
+    """A step of plain decoding.
+
+    Args:
+        verify: costs of the target's forward.
+    """
+    return Plan("plain", 0, 1 / verify(1))
+
+
+def best_copy(survival: Sequence[float], verify: RowCosts, longest: float) -> Plan | None:
+    """The best number of copied tokens to verify.
+
+    Args:
+        survival: by number of tokens the probability that all of them are accepted, never rising.
+        verify: costs of the target's forward.
+        longest: seconds that the round may take.
+
+    Returns:
+        The plan; ``None`` where none fits.
+    """
+    best, expected = None, 1.0
+    for length, probability in enumerate(survival[:MOST_DRAFTED], start=1):
+        expected += probability
+        seconds = verify(length + 1)
+        if seconds > longest + _EPSILON:
+            break
+        rate = expected / seconds
+        if best is None or rate > best.tokens_per_second:
+            best = Plan("tokens", length, rate)
+    return best
+
+
+def best_layers(
+    acceptance: float, draft: RowCosts, verify: RowCosts, longest: float, guessed: Sequence[float] = ()
+) -> Plan | None:
+    """The best layer draft if each token is accepted with the same probability.
+
+    A forward of the draft may be given guesses of what it drafts; those that it confirms need no forward of their own.
+
+    Args:
+        acceptance: of each token whose predecessors were accepted, 0 to 1.
+        draft: costs of the draft's forward.
+        verify: costs of the target's forward.
+        longest: seconds that the round may take.
+        guessed: by number of guesses the probability that the draft confirms all of them.
+
+    Returns:
+        The plan, whose length is all that fits: confidence ends a draft earlier. ``None`` where not one token fits.
+    """
+    guesses, each = best_guesses(draft, guessed)
+    best, expected, seconds, length = 0.0, 1.0, 0.0, 0
+    for drafted in range(1, MOST_DRAFTED + 1):
+        # The guesses may all be wrong, so what fits is counted with a forward for each token.
+        if drafted * draft(1 + guesses) + verify(drafted + 1) > longest + _EPSILON:
+            break
+        length = drafted
+        expected += acceptance**drafted
+        seconds = drafted * each + verify(drafted + 1)
+        best = max(best, expected / seconds)
+    return Plan("layers", length, best, each) if length else None
+
+
+def best_guesses(draft: RowCosts, guessed: Sequence[float]) -> tuple[int, float]:
+    """The number of guesses in a forward of a draft that makes drafting cheapest.
+
+    Args:
+        draft: costs of the draft's forward.
+        guessed: by number of guesses the probability that the draft confirms all of them.
+
+    Returns:
+        The number, and the seconds for each token that is drafted with it.
+    """
+    best, each, expected = 0, draft(1), 1.0
+    for count, probability in enumerate(guessed, start=1):
+        expected += probability
+        if (seconds := draft(1 + count) / expected) < each:
+            best, each = count, seconds
+    return best, each
+
+
+class WorthwhileDraft:
+    """Stops a layer draft where one more token is expected to cost more time than it is worth.
+
+    A token is worth the time in which the round's rate gives one. The next token counts with the probability that all
+    before it are accepted, by their confidences, and that it is accepted itself.
+
+    Args:
+        rate: tokens a second that the round promises.
+        next_acceptance: acceptance of a token that is not drafted yet.
+        calibrated: acceptance of a drafted token, by its confidence.
+        forward_seconds: of the draft, for a token.
+        verify: costs of the target's forward.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        next_acceptance: float,
+        calibrated: Calibration,
+        forward_seconds: float,
+        verify: RowCosts,
+    ) -> None:
+        self._rate = rate
+        self._next = next_acceptance
+        self._calibrated = calibrated
+        self._forward = forward_seconds
+        self._verify = verify
+        self._survival = 1.0
+        self._drafted = 0
+
+    @property
+    def threshold(self) -> float:
+        """The confidence below which it stops now, if acceptance were what the confidence says."""
+        return min(1.0, self._cost(self._drafted + 1) * self._rate / max(self._survival * self._next, _EPSILON))
+
+    def stops(self, confidence: float) -> bool:
+        """Whether the token just drafted is the last one."""
+        self._drafted += 1
+        self._survival *= self._calibrated(confidence)
+        return self._survival * self._next < self._rate * self._cost(self._drafted)
+
+    def _cost(self, drafted: int) -> float:
+        """Seconds of one more token after ``drafted`` ones: its forward, and its row of the verification."""
+        return self._forward + self._verify(drafted + 2) - self._verify(drafted + 1)

@@ -1,0 +1,160 @@
+"""What ``auto`` finds out about a model and a machine before the first request, once, and keeps."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from selfspec.memory import available_bytes
+from selfspec.methods.auto.assignments import Assignment, Trial, candidates, try_assignments
+from selfspec.methods.auto.own_text import write_text
+from selfspec.methods.auto.row_costs import RowCosts, measure_row_costs
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.latency_store import profile_path, read_kept, write_kept
+from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.target import Target
+
+_TEXT = 96
+_SHARE_FOR_TEXT = 0.25
+_FREE_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class LayerTrial:
+    """The layer draft that promised most, and what was seen of it.
+
+    Attributes:
+        assignment: what drafts.
+        agreement: share of its choices that were the target's, on a text of the model's own.
+        costs: of its forwards.
+        confidences: at each token of that text its largest probability, and whether its choice was the target's.
+    """
+
+    assignment: Assignment
+    agreement: float
+    costs: RowCosts
+    confidences: tuple[tuple[float, bool], ...]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is known before the first request.
+
+    Attributes:
+        verify: costs of the target's forward.
+        layers: the layer draft to take; ``None`` where every one is slower than plain decoding.
+    """
+
+    verify: RowCosts
+    layers: LayerTrial | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Preparation":
+        """From the result of ``to_dict``.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is not that.
+        """
+        layers = values["layers"]
+        return cls(_costs(values["verify"]), None if layers is None else _layer_trial(layers))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a preparation may try.
+
+    Attributes:
+        group: inputs of a weight row that share a scale.
+        offset: inputs of a row's first group.
+        most_bytes: of low-bit copies; ``None`` is half of the memory that is available.
+        most_seconds: begin no further trial after this time.
+    """
+
+    group: int = 32
+    offset: int = 0
+    most_bytes: float | None = None
+    most_seconds: float = 10.0
+
+
+def prepare(
+    target: Target,
+    terms: Terms,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Preparation:
+    """Reads what was found out about this model on this machine; without it, finds it out and keeps it.
+
+    Args:
+        target: the model.
+        terms: what may be tried.
+        progress: is told what goes on, before each part that may take long.
+    """
+    kept = _read(target, terms)
+    if kept is None:
+        kept = _find_out(target, terms, progress)
+        write_kept(_path(target), target, {"terms": asdict(terms), **kept.to_dict()})
+    _make_copies(target, kept, progress)
+    return kept
+
+
+def _find_out(target: Target, terms: Terms, progress: Callable[[str], None]) -> Preparation:
+    progress("forwards of several rows")
+    verify = measure_row_costs(target, range(target.sublayer_count))
+    available = available_bytes()
+    limit = None if available is None else _FREE_SHARE * available
+    limit = limit if terms.most_bytes is None else terms.most_bytes
+    length = max(16, min(_TEXT, int(_SHARE_FOR_TEXT * terms.most_seconds / verify(1)), target.context_limit))
+    progress("drafts on a text of the model's own")
+    trials = try_assignments(
+        target,
+        candidates(target, group=terms.group, offset=terms.offset),
+        write_text(target, min(length, target.context_limit)),
+        verify,
+        most_seconds=terms.most_seconds,
+        fits=lambda assignment: limit is None or target.low_bit_bytes(assignment.precision) <= limit,
+    )
+    best = trials[0] if trials else None
+    chosen = best if best is not None and best.tokens_per_second > 1 / verify(1) else None
+    target.release_copies(None if chosen is None else chosen.assignment.precision)
+    return Preparation(verify, None if chosen is None else _as_layer_trial(chosen))
+
+
+def _as_layer_trial(trial: Trial) -> LayerTrial:
+    return LayerTrial(trial.assignment, trial.agreement, trial.costs, trial.confidences)
+
+
+def _make_copies(target: Target, preparation: Preparation, progress: Callable[[str], None]) -> None:
+    if preparation.layers is not None and (precision := preparation.layers.assignment.precision) is not None:
+        progress(f"low-bit copies of {target.low_bit_bytes(precision) / 2**20:.0f} MiB")
+        with torch.inference_mode():
+            target.at(precision)
+
+
+def _read(target: Target, terms: Terms) -> Preparation | None:
+    kept = read_kept(_path(target), target)
+    if kept is None or kept.get("terms") != asdict(terms):
+        return None
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+        return Preparation.from_dict(kept)
+    return None
+
+
+def _path(target: Target) -> Any:
+    return profile_path(target).parent.with_name("auto") / profile_path(target).name
+
+
+def _costs(values: dict[str, Any]) -> RowCosts:
+    return RowCosts(tuple(map(int, values["rows"])), tuple(map(float, values["seconds"])))
+
+
+def _layer_trial(values: dict[str, Any]) -> LayerTrial:
+    assignment = values["assignment"]
+    kept = KeptSet(tuple(assignment["kept"]["sublayers"]), assignment["kept"]["total"])
+    precision = None if assignment["precision"] is None else Precision(**assignment["precision"])
+    confidences = tuple((float(confidence), bool(agrees)) for confidence, agrees in values["confidences"])
+    return LayerTrial(Assignment(kept, precision), float(values["agreement"]), _costs(values["costs"]), confidences)

@@ -1,0 +1,136 @@
+"""What a forward costs by its number of rows, measured on this machine."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.target import Target
+from selfspec.timing import timed
+
+ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Rows of the forwards that are measured."""
+
+_CONTEXT = 128
+_PASSES = 5
+
+
+@dataclass(frozen=True)
+class RowCosts:
+    """Seconds of a forward with its LM head, by number of rows.
+
+    Attributes:
+        rows: measured numbers of rows, ascending, the first 1.
+        seconds: of a forward of each.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Checks the fields.
+
+        Raises:
+            ValueError: they are not as many seconds as ascending numbers of rows from 1 on.
+        """
+        ascending = tuple(sorted(set(self.rows)))
+        if not self.rows or self.rows != ascending or self.rows[0] != 1 or len(self.rows) != len(self.seconds):
+            raise ValueError(f"row costs need ascending rows from 1 on with their seconds, not {self!r}")
+        if not all(0 < seconds < float("inf") for seconds in self.seconds):
+            raise ValueError(f"seconds of a forward must be above 0, not {self.seconds}")
+
+    def __call__(self, rows: float) -> float:
+        """Seconds of a forward: on the line between the two measured neighbours, beyond the last in its proportion.
+
+        Args:
+            rows: 1 or more; need not be whole.
+        """
+        place = bisect_left(self.rows, rows)
+        if place == len(self.rows):
+            return self.seconds[-1] * rows / self.rows[-1]
+        if place == 0:
+            return self.seconds[0]
+        (low, high), (before, after) = self.rows[place - 1 : place + 1], self.seconds[place - 1 : place + 1]
+        return before + (after - before) * (rows - low) / (high - low)
+
+    def scaled(self, factor: float) -> "RowCosts":
+        """The same with all seconds multiplied."""
+        return RowCosts(self.rows, tuple(seconds * factor for seconds in self.seconds))
+
+    def shared_by(self, sequences: int) -> "RowCosts":
+        """What each of several sequences pays that have as many rows in one forward.
+
+        Args:
+            sequences: how many.
+        """
+        if sequences == 1:
+            return self
+        return RowCosts(self.rows, tuple(self(rows * sequences) / sequences for rows in self.rows))
+
+
+@torch.inference_mode()
+def measure_row_costs(
+    target: Target,
+    sublayers: Sequence[int],
+    precision: AnyPrecision | None = None,
+    *,
+    row_counts: Sequence[int] = ROW_COUNTS,
+    most_seconds: float = 1.0,
+) -> RowCosts:
+    """Measures forwards of an assignment over a short context.
+
+    Passes over all numbers of rows are repeated and the minimum of each counts, since other load on the machine makes
+    a forward slower, never faster. A cost never falls with more rows: what was measured to is lifted.
+
+    Args:
+        target: the model.
+        sublayers: those that run.
+        precision: of their weights; ``None`` for the target's own.
+        row_counts: numbers of rows.
+        most_seconds: begin no further pass after this time, and measure no more than 1 and 4 rows if those take it.
+    """
+    context = min(_CONTEXT, max(0, target.context_limit - row_counts[-1]))
+    counts = [rows for rows in row_counts if rows + context <= target.context_limit] or [1]
+    forward = _forwards(target, tuple(sublayers), precision, context, counts)
+    forward[1]()  # makes copies, builds kernels, touches the weights
+    samples: dict[int, list[float]] = {rows: [] for rows in counts}
+    began = time.perf_counter()
+    for _ in range(_PASSES):
+        for rows in counts:
+            if rows <= 4 or time.perf_counter() - began < most_seconds or samples[rows]:
+                samples[rows].append(timed(forward[rows], target.device))
+        if time.perf_counter() - began > most_seconds:
+            break
+    fastest = {rows: min(taken) for rows, taken in samples.items() if taken}
+    return monotone(fastest)
+
+
+def monotone(seconds: Mapping[int, float]) -> RowCosts:
+    """Row costs that never fall with more rows.
+
+    Args:
+        seconds: by number of rows.
+    """
+    lifted: list[float] = []
+    for rows in sorted(seconds):
+        lifted.append(max(seconds[rows], *lifted[-1:], 1e-9))
+    return RowCosts(tuple(sorted(seconds)), tuple(lifted))
+
+
+def _forwards(
+    target: Target, sublayers: tuple[int, ...], precision: AnyPrecision | None, context: int, counts: Sequence[int]
+) -> dict[int, Callable[[], object]]:
+    sequence = target.new_sequence(max(1, context), context + counts[-1], context + counts[-1])
+    model = target.at(precision)
+
+    def forward(rows: int) -> None:
+        tokens = torch.zeros(rows, dtype=torch.long, device=target.device)
+        layout = target.lay_out(sequence, rows, start=context)
+        output = model.run(target.embed(tokens), sublayers, layout, logits=True, confidence=model is not target)
+        assert output.logits is not None
+        _ = output.logits.best
+
+    return {rows: lambda rows=rows: forward(rows) for rows in counts}  # type: ignore[misc]

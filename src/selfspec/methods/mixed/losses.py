@@ -1,0 +1,125 @@
+"""What a model loses if one of its sublayers is skipped or runs at fewer bits, measured on a text of its own."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from selfspec.runtimes.low_bit import LowBitModel
+from selfspec.runtimes.precision import FULL_BITS, MixedPrecision
+from selfspec.runtimes.target import Target
+
+SKIP = 0
+"""The bits of a sublayer that does not run."""
+
+_SKIPPED_ROWS = 4
+"""First rows of the text, which hardly have a context."""
+
+
+class ChangedModel:
+    """The target with one part changed, over a text.
+
+    Args:
+        target: the model.
+        token_ids: long ``[rows]``, the text.
+        group: inputs of a weight row of a copy that share a scale.
+        offset: inputs of a row's first group.
+    """
+
+    def __init__(self, target: Target, token_ids: torch.Tensor, *, group: int, offset: int) -> None:
+        rows, total = len(token_ids), target.sublayer_count
+        self._target, self._group, self._offset = target, group, offset
+        self._forward = target.lay_out(target.new_sequence(rows, rows, rows), rows)
+        ran = target.run(target.embed(token_ids), range(total), self._forward, range(total + 1))
+        self._states = ran.captured
+        self._scores = _log_probabilities(target.logits(ran.hidden_states))
+
+    def loss(self, part: int, bits: int) -> float:
+        """The KL divergence of the target's distribution to that with one part changed, mean over the text, in nats.
+
+        Args:
+            part: index of the sublayer; ``2L`` is the LM head.
+            bits: of its weights; ``SKIP`` leaves it out.
+        """
+        changed = _log_probabilities(self._logits(part, bits))
+        divergence = (self._scores.exp() * (self._scores - changed)).sum(-1)
+        return max(0.0, float(divergence[min(_SKIPPED_ROWS, len(divergence) - 1) :].mean()))
+
+    def _logits(self, part: int, bits: int) -> torch.Tensor:
+        target, states = self._target, self._states[part]
+        if part == target.sublayer_count:
+            return self._copy(part, bits).logits(states)
+        if bits != SKIP:
+            states = self._copy(part, bits).run(states, (part,), self._forward).hidden_states
+        later = range(part + 1, target.sublayer_count)
+        return target.logits(target.run(states, later, self._forward).hidden_states)
+
+    def _copy(self, part: int, bits: int) -> Target | LowBitModel:
+        """The model with a copy of one part alone."""
+        total = self._target.sublayer_count
+        sublayers = tuple(bits if index == part else FULL_BITS for index in range(total))
+        head = bits if part == total else FULL_BITS
+        self._target.release_copies()
+        return self._target.at(MixedPrecision(sublayers, head, self._group, self._offset))
+
+
+@torch.inference_mode()
+def measure_losses(
+    target: Target,
+    token_ids: torch.Tensor,
+    bits: Sequence[int],
+    *,
+    group: int,
+    offset: int,
+    most_seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Mapping[int, float]]:
+    """Measures the loss of each choice of every sublayer and of the LM head.
+
+    Parts are measured in an order that spreads them over the model. Those that the time does not suffice for get the
+    losses of the nearest measured sublayer of their kind.
+
+    Args:
+        target: the model.
+        token_ids: long ``[rows]``, a text of the model's own.
+        bits: of the copies to try.
+        group: inputs of a weight row of a copy that share a scale.
+        offset: inputs of a row's first group.
+        most_seconds: begin no further part after this time, but measure one part of each kind.
+        clock: seconds.
+
+    Returns:
+        By part, the head last, its loss by bits: 0 for its own weights, and ``SKIP`` for a sublayer.
+    """
+    began, total = clock(), target.sublayer_count
+    model = ChangedModel(target, token_ids, group=group, offset=offset)
+    measured: dict[int, Mapping[int, float]] = {}
+    for place, part in enumerate(_spread(total)):
+        if place > 2 and clock() - began > most_seconds:
+            break
+        tried = bits if part == total else (*bits, SKIP)
+        measured[part] = {FULL_BITS: 0.0, **{choice: model.loss(part, choice) for choice in tried}}
+    target.release_copies()
+    return [measured[_nearest(part, total, measured)] for part in range(total + 1)]
+
+
+def _spread(total: int) -> Iterator[int]:
+    """The head, then the sublayers so that any number of the first ones is spread over the model."""
+    yield total
+    step = 1 << (total // 2 - 1).bit_length()
+    layers = [0]
+    while step > 1:
+        step //= 2
+        layers.extend(range(step, total // 2, 2 * step))
+    for layer in layers:
+        yield from (2 * layer, 2 * layer + 1)
+
+
+def _nearest(part: int, total: int, measured: Mapping[int, object]) -> int:
+    if part in measured:
+        return part
+    return min((other for other in measured if other != total and other % 2 == part % 2), key=lambda at: abs(at - part))
+
+
+def _log_probabilities(logits: torch.Tensor) -> torch.Tensor:
+    return logits.float().log_softmax(-1)

@@ -1,0 +1,25 @@
+"""The memory that a weight really takes, also where its class is another package's."""
+
+from collections.abc import Iterator
+
+import torch
+
+
+def stored_tensors(weight: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The ordinary tensors that hold a weight: itself, or those inside of a wrapper (torchao's quantised weights).
+
+    Args:
+        weight: a weight; a wrapper names its tensors by torch's ``__tensor_flatten__``.
+    """
+    flatten = getattr(weight, "__tensor_flatten__", None)
+    if flatten is None:
+        yield weight.detach()
+        return
+    names, _ = flatten()
+    for name in names:
+        yield from stored_tensors(getattr(weight, name))
+
+
+def stored_bytes(weight: torch.Tensor) -> int:
+    """What a weight takes, in bytes."""
+    return sum(tensor.nbytes for tensor in stored_tensors(weight))

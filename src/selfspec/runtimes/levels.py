@@ -1,0 +1,108 @@
+"""Levels: the sets of processor instructions that the kernels are built for.
+
+A wheel carries one library a level, and the highest level that the processor has is loaded. The build hook of the wheel
+imports this module where torch is not installed.
+"""
+
+import os
+import platform
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from selfspec.errors import InvalidParameterError
+
+LEVEL_VARIABLE = "SELFSPEC_KERNELS"
+"""The environment variable that names the level to load instead of the highest."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A set of instructions.
+
+    Attributes:
+        name: names the level, and the file of its library.
+        machine: the architecture, as ``machine`` gives it; empty for any.
+        flags: of the compiler.
+        features: what the processor needs, by the names that Linux has for them.
+    """
+
+    name: str
+    machine: str
+    flags: tuple[str, ...] = ()
+    features: frozenset[str] = frozenset()
+
+
+def _x86(name: str, *features: str) -> Level:
+    flags = tuple(f"-m{feature.replace('avx512_', 'avx512').replace('_', '-')}" for feature in features)
+    return Level(name, "x86_64", flags, frozenset(features))
+
+
+_AVX2 = ("avx2", "fma")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_VNNI = (*_AVX512, "avx512_vnni")
+_BF16 = (*_VNNI, "avx512_bf16")
+
+LEVELS = (
+    Level("generic", ""),
+    _x86("sse2", "sse2"),
+    _x86("avx2", *_AVX2),
+    _x86("avx512", *_AVX512),
+    _x86("avx512-vnni", *_VNNI),
+    _x86("avx512-bf16", *_BF16),
+    _x86("amx", *_BF16, "amx_tile", "amx_bf16"),
+    Level("neon", "aarch64"),
+)
+"""All levels; of one architecture from low to high."""
+
+
+def machine() -> str:
+    """The architecture of this process's processor, as Linux names it."""
+    name = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+def processor_features() -> frozenset[str]:
+    """The instructions that this processor has, as Linux lists them; none are known on other systems."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def levels_of(architecture: str) -> tuple[Level, ...]:
+    """The levels of an architecture, from low to high; ``generic`` where it has none of its own.
+
+    Args:
+        architecture: as ``machine`` gives it.
+    """
+    own = tuple(level for level in LEVELS if level.machine == architecture)
+    return own or LEVELS[:1]
+
+
+def usable_levels(architecture: str, features: Collection[str]) -> tuple[Level, ...]:
+    """The levels whose instructions a processor has, from low to high. The lowest needs none that could be missing.
+
+    Args:
+        architecture: as ``machine`` gives it.
+        features: as ``processor_features`` gives them.
+    """
+    levels = levels_of(architecture)
+    return (levels[0], *(level for level in levels[1:] if level.features <= set(features)))
+
+
+def choose_level() -> Level:
+    """The highest level that this processor has, or the one that ``SELFSPEC_KERNELS`` names.
+
+    Raises:
+        InvalidParameterError: it names none that this processor has.
+    """
+    usable = {level.name: level for level in usable_levels(machine(), processor_features())}
+    name = os.environ.get(LEVEL_VARIABLE) or list(usable)[-1]
+    if name not in usable:
+        raise InvalidParameterError(
+            f"the environment variable {LEVEL_VARIABLE} is '{name}'; this processor has {', '.join(usable)}"
+        )
+    return usable[name]

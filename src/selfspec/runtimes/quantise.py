@@ -1,0 +1,207 @@
+"""Quantised targets: a model whose own weights are low-bit ones, so that the target itself runs at few bits."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from selfspec.errors import InvalidParameterError, OutOfMemoryError, UnsupportedModelError
+from selfspec.memory import available_bytes
+from selfspec.model.decoder import Decoder
+from selfspec.model.families import find_family
+from selfspec.runtimes.low_bit import LowBitCopies
+from selfspec.runtimes.low_bit_modules import LowBitEmbedding, LowBitLinear
+from selfspec.runtimes.packed import PackedWeights, packed_bytes
+from selfspec.runtimes.precision import PackedFormat, Precision
+from selfspec.runtimes.prepared import prepare
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+WEIGHTS = {"int8": Precision.of(8), "int4": Precision(attention=4, mlp=4, head=8)}
+"""Precisions of a target by name. Of ``int4``, LM head and embedding have 8 bits, as in llama.cpp's mixtures: at 4 bits
+they cost more agreement than they save bytes."""
+
+
+def parse_weights(weights: str | Precision | None) -> Precision | None:
+    """Finds the precision of a target's weights by its name.
+
+    Args:
+        weights: a name of ``WEIGHTS``, a precision, or ``None`` for the model's own weights.
+
+    Raises:
+        InvalidParameterError: there is no such name.
+    """
+    if isinstance(weights, str):
+        if weights not in WEIGHTS:
+            raise InvalidParameterError(
+                f"there are no weights '{weights}'; choose {', '.join(WEIGHTS)}, or none for the model's own"
+            )
+        return WEIGHTS[weights]
+    return None if weights is None or weights.is_full else weights
+
+
+def quantise(model: Model, weights: str | Precision) -> Model:
+    """A model like another, with low-bit weights in its linear layers and its embedding.
+
+    The new model has the norms and biases of the given one, which stays as it is. Its modules run by transformers too,
+    and its own ``generate`` writes what an engine for it writes. A tied head and embedding stay tied; an embedding of
+    its own has the bits of the head.
+
+    Args:
+        model: a supported model in float32 or bfloat16 on the CPU.
+        weights: ``int8``, ``int4``, or a precision. Parts at 16 bits keep their weights.
+
+    Returns:
+        The quantised model, in eval mode.
+
+    Raises:
+        InvalidParameterError: there are no such weights.
+        UnsupportedModelError: there are no low-bit kernels for the model, its sizes do not divide into groups, or it is
+            quantised already.
+        OutOfMemoryError: the low-bit weights do not fit into the memory that is available; nothing was allocated.
+    """
+    precision = _checked(model, weights)
+    if precision is None:
+        return model
+    with torch.inference_mode(mode=False), torch.no_grad():
+        return _replace(_copy(model, lambda tensor: tensor), precision)
+
+
+def quantise_in_place(model: Model, weights: str | Precision) -> Model:
+    """Like ``quantise``, of a model that is not needed any more: the memory of each weight is given back at once.
+
+    Args:
+        model: a model that nothing else uses; see ``quantise``.
+        weights: see there.
+
+    Returns:
+        The same model.
+
+    Raises:
+        SelfSpecError: see ``quantise``; then the model is as it was.
+    """
+    precision = _checked(model, weights)
+    if precision is None:
+        return model
+    with torch.inference_mode(mode=False), torch.no_grad():
+        _replace(model, precision)
+        for parameter in model.parameters():
+            if parameter.is_floating_point():  # what is left may be views of a mapped file, which they would hold
+                parameter.data = parameter.data.clone()
+    return model
+
+
+def quantised_bytes(model: PreTrainedModel, weights: str | Precision) -> int:
+    """What the low-bit weights of a quantised model take, in bytes.
+
+    Args:
+        model: the model, not quantised.
+        weights: see ``quantise``.
+    """
+    precision = parse_weights(weights)
+    if precision is None:
+        return 0
+    layers = (packed_bytes(linear.weight.shape, form) for _, _, linear, form in _layer_linears(model, precision))
+    return sum(layers) + sum(packed_bytes(tensor.shape, form) for tensor, form in _tables(model, precision))
+
+
+def check_quantisable(model: PreTrainedModel, precision: Precision) -> None:
+    """Refuses a model that cannot have low-bit weights. Only shapes are looked at: the model may be on ``meta``.
+
+    Args:
+        model: the model.
+        precision: of the weights.
+
+    Raises:
+        UnsupportedModelError: there are no low-bit kernels for it, its sizes do not divide, or it is quantised already.
+    """
+    others = {type(weight) for weight in model.parameters()} - {nn.Parameter}  # torchao's, bitsandbytes'
+    if others or any(isinstance(module, LowBitLinear) for module in model.modules()):
+        kind = f" ({others.pop().__name__})" if others else ""
+        raise UnsupportedModelError(f"the model is quantised already{kind}; quantise the model that it was made of")
+    device = model.get_input_embeddings().weight.device.type
+    if device not in ("cpu", "meta"):
+        raise UnsupportedModelError(
+            f"low-bit weights of a target run on the CPU only, not on '{device}'; move it there"
+        )
+    with torch.inference_mode(mode=False), torch.no_grad():
+        decoder = Decoder(_copy(model, _without_values))
+        LowBitCopies(decoder, prepare(decoder, "compiled")).check(precision)
+
+
+def _checked(model: PreTrainedModel, weights: str | Precision) -> Precision | None:
+    """The precision, ``None`` where nothing is to be done; refuses what ``quantise`` names."""
+    precision = parse_weights(weights)
+    if precision is None:
+        return None
+    check_quantisable(model, precision)
+    needed, available = quantised_bytes(model, precision), available_bytes()
+    if available is not None and needed > available:
+        raise OutOfMemoryError(
+            f"low-bit weights take {needed:,} bytes beside the model's own, but {available:,} are available; "
+            "choose fewer bits or a smaller model"
+        )
+    return precision
+
+
+def _copy(model: Model, place: Callable[[torch.Tensor], torch.Tensor]) -> Model:
+    """A model of new modules.
+
+    Args:
+        model: the model.
+        place: gives for a parameter or a buffer what takes its place; for one that is shared, once.
+    """
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, {key: place(tensor) for key, tensor in tensors.items()})
+
+
+def _without_values(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor or parameter of the same shape and dtype on device ``meta``."""
+    empty = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
+
+
+def _replace(model: Model, precision: Precision) -> Model:
+    """Replaces linear layers and embedding of a model by low-bit modules."""
+    dtype = model.dtype
+    for parent, name, linear, form in _layer_linears(model, precision):
+        setattr(parent, name, LowBitLinear(PackedWeights.of(linear.weight.detach(), form), linear.bias, dtype))
+    tables = {id(tensor): PackedWeights.of(tensor.detach(), form) for tensor, form in _tables(model, precision)}
+    outer: Any = model
+    head, embedding = outer.get_output_embeddings(), outer.get_input_embeddings()
+    if (packed := tables.get(id(head.weight))) is not None:
+        new_head = LowBitLinear(packed, head.bias, dtype)
+        outer.set_output_embeddings(new_head)
+        if embedding.weight is head.weight and type(embedding) is nn.Embedding:
+            outer.set_input_embeddings(LowBitEmbedding(new_head, dtype))
+        elif (table := tables.get(id(embedding.weight))) is not None:
+            outer.set_input_embeddings(LowBitEmbedding(LowBitLinear(table, None, dtype), dtype))
+    return model
+
+
+def _layer_linears(model: Any, precision: Precision) -> Iterator[tuple[nn.Module, str, nn.Linear, PackedFormat]]:
+    """The linear layers that become low-bit ones: the module that holds it, its name there, itself, its format."""
+    family, written = find_family(model.config), precision.by_sublayer(2 * len(model.model.layers))
+    for index in range(len(written.sublayers)):
+        branch, form = (family.attention, family.mlp)[index % 2], written.of_sublayer(index)
+        parent = getattr(model.model.layers[index // 2], branch.module)
+        yield from ((parent, name, getattr(parent, name), form) for name in branch.parts if form is not None)
+
+
+def _tables(model: Any, precision: Precision) -> list[tuple[torch.Tensor, PackedFormat]]:
+    """The weights of head and embedding that become low-bit ones, one where they share it.
+
+    An embedding of another class than torch's own (it scales what it looks up) keeps its table.
+    """
+    form, head, embedding = (
+        precision.by_sublayer(0).of_head(),
+        model.get_output_embeddings(),
+        model.get_input_embeddings(),
+    )
+    if form is None:
+        return []
+    shared = embedding.weight is head.weight or type(embedding) is not nn.Embedding
+    return [(head.weight, form)] + ([] if shared else [(embedding.weight, form)])

@@ -1,0 +1,248 @@
+"""``auto`` itself: what it finds out about a model, what it drafts, what it learns and keeps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.low_bit_model import SUBLAYERS, random_model
+from helpers.models import prompt
+from selfspec import Engine, SamplingParams
+from selfspec.decoding.draft import NoDraft, PartDraft, TokenDraft
+from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.errors import InvalidSettingError, StateError
+from selfspec.methods.auto import preparation
+from selfspec.methods.auto.assignments import Assignment, candidates, try_assignments
+from selfspec.methods.auto.copies import Copies
+from selfspec.methods.auto.drafter import AutoDrafter
+from selfspec.methods.auto.own_text import write_text
+from selfspec.methods.auto.preparation import LayerTrial, Preparation, Terms
+from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.methods.state import LearnedState
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.latency_store import write_kept
+from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.target import Target
+from selfspec.sampling.tree import TokenTree
+
+MODEL = random_model()
+FULL = KeptSet.full(SUBLAYERS)
+FREE_ROWS = RowCosts((1, 64), (1.0, 1.001))
+DEAR_ROWS = RowCosts((1, 64), (1.0, 64.0))
+CHEAP = RowCosts((1, 64), (0.001, 0.002))
+
+
+def give(monkeypatch: pytest.MonkeyPatch, verify: RowCosts, agreement: float = 0.9, draft: RowCosts = CHEAP) -> None:
+    """Gives ``auto`` costs and a draft of 8 bits, instead of what it would find out."""
+    trial = LayerTrial(Assignment(FULL, Precision.of(8)), agreement, draft, ())
+    monkeypatch.setattr("selfspec.methods.auto.method.prepare", lambda *_: Preparation(verify, trial))
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 5}], ids=["greedy", "seed"])
+def test_the_text_is_the_models_own_alone_and_in_a_batch(
+    monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any]
+) -> None:
+    give(monkeypatch, FREE_ROWS)
+    params = SamplingParams(max_new_tokens=48, ignore_eos=True, **sampling)
+    prompts = [prompt(length, length) for length in (1, 30, 9, 17)]
+    expected = [Engine(MODEL, method="autoregressive").generate(each, params).token_ids for each in prompts]
+    engine = Engine(MODEL, method="auto", max_batch=3)
+    results = engine.generate(prompts, params)
+    assert [result.token_ids for result in results] == expected
+    assert [engine.generate(each, params).token_ids for each in prompts] == expected
+    rounds = [record for result in results for record in result.rounds]
+    assert sum(record.accepted for record in rounds if record.kept) > 0
+    assert sum(result.drafted for result in results) > 0
+
+
+def drafts_of(engine: Engine, prompt_ids: list[int], **params: Any) -> list[str]:
+    """What each round of an output was drafted by."""
+    rounds = engine.generate(prompt_ids, max_new_tokens=60, ignore_eos=True, **params).rounds
+    return [str(record.drafted_by) for record in rounds]
+
+
+def test_it_copies_where_the_text_repeats_and_lets_layers_draft_where_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, FREE_ROWS, agreement=0.5, draft=RowCosts((1, 64), (0.4, 0.8)))
+    kinds = drafts_of(Engine(MODEL, method="auto"), prompt(20))
+    assert {"copies", "8 bits"} <= set(kinds)
+
+
+def test_it_decodes_plainly_where_drafts_cost_more_than_they_bring(monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, DEAR_ROWS, draft=DEAR_ROWS)
+    assert set(drafts_of(Engine(MODEL, method="auto"), prompt(20))) == {"plain"}
+
+
+def test_what_is_never_accepted_is_hardly_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, RowCosts((1, 2, 64), (1.0, 1.1, 8.0)), agreement=0.9, draft=RowCosts((1, 64), (0.3, 2.0)))
+    monkeypatch.setattr(LayerDraft, "propose", wrong_tokens)
+    engine = Engine(MODEL, method="auto")
+    result = engine.generate(prompt(20), max_new_tokens=200, ignore_eos=True, temperature=5.0, seed=1)
+    assert (
+        result.token_ids
+        == Engine(MODEL, method="autoregressive")
+        .generate(prompt(20), max_new_tokens=200, ignore_eos=True, temperature=5.0, seed=1)
+        .token_ids
+    )
+    assert 0 < sum(record.candidates > 0 for record in result.rounds) < 0.3 * result.round_count
+
+
+def wrong_tokens(draft: LayerDraft, context: Any, watched: Any = ()) -> Any:
+    """A layer draft whose tokens are wrong."""
+    yield from ()
+    proposal = yield from TokenDraft((0,), TokenTree.chain(1)).propose(context)
+    return proposal
+
+
+def test_it_drafts_less_where_many_sequences_make_rows_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    verify = RowCosts((1, 2, 4, 8, 16, 32, 64), (1.0, 1.05, 1.1, 1.3, 2.5, 5.0, 10.0))
+    give(monkeypatch, verify, agreement=0.8, draft=RowCosts((1, 8, 64), (0.3, 0.5, 3.5)))
+    alone = Engine(MODEL, method="auto").generate(prompt(20), max_new_tokens=40, ignore_eos=True)
+    engine = Engine(MODEL, method="auto", max_batch=16)
+    many = engine.generate([prompt(20, seed) for seed in range(16)], max_new_tokens=40, ignore_eos=True)
+    assert alone.drafted / alone.round_count > 1.5 * many[0].drafted / many[0].round_count
+
+
+def test_candidates_are_low_bits_and_parts_of_the_model() -> None:
+    found = list(candidates(Target(MODEL), group=32, offset=16))
+    assert len(found) == len(set(found))
+    assert any(each.precision is not None and each.kept == FULL for each in found)
+    assert any(each.precision is None and each.kept.skipped for each in found)
+    assert all(each.kept.skipped or each.precision is not None for each in found), "the target itself is no draft"
+    assert all(each.precision is None or each.precision.offset == 16 for each in found)
+    assert len({each.name for each in found}) == len(found)
+
+
+def test_the_own_text_is_always_the_same_and_its_choices_are_the_targets() -> None:
+    target = Target(MODEL)
+    text, again = write_text(target, 24), write_text(target, 24)
+    assert text.token_ids.tolist() == again.token_ids.tolist()
+    written = text.token_ids.tolist()
+    engine = Engine(MODEL, method="autoregressive")
+    for length in (1, 7, 24):
+        assert engine.generate(written[:length], max_new_tokens=1).token_ids[0] == text.choices[length - 1]
+
+
+def test_trials_prefer_what_promises_most() -> None:
+    target = Target(MODEL)
+    tried = [Assignment(FULL, Precision.of(bits)) for bits in (4, 8)]
+    trials = try_assignments(target, tried, write_text(target, 64), FREE_ROWS, most_seconds=60.0)
+    assert [trial.tokens_per_second for trial in trials] == sorted((t.tokens_per_second for t in trials), reverse=True)
+    agreement = {
+        trial.assignment.precision.attention: trial.agreement for trial in trials if trial.assignment.precision
+    }
+    assert agreement[8] > 0.85
+    assert agreement[8] >= agreement[4]
+    for trial in trials:
+        assert trial.agreement == pytest.approx(sum(agrees for _, agrees in trial.confidences) / len(trial.confidences))
+
+
+def test_no_trial_begins_after_its_time() -> None:
+    target, clock = Target(MODEL), iter(range(0, 1000, 10))
+    trials = try_assignments(
+        target,
+        candidates(target, group=32, offset=0),
+        write_text(target, 24),
+        FREE_ROWS,
+        most_seconds=15.0,
+        clock=lambda: next(clock),
+    )
+    assert len(trials) == 2
+
+
+def test_what_was_found_out_is_kept_and_read_again(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
+    first = preparation.prepare(Target(MODEL), Terms())
+    assert [*kept.rglob("auto/*.json")]
+    monkeypatch.setattr(preparation, "_find_out", None)
+    assert preparation.prepare(Target(MODEL), Terms()) == first
+
+
+@pytest.mark.parametrize("damage", [{}, {"terms": {}}, {"verify": None}, {"verify": {"rows": [2], "seconds": [1]}}])
+def test_a_damaged_file_is_found_out_again(kept: Path, monkeypatch: pytest.MonkeyPatch, damage: dict[str, Any]) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
+    target = Target(MODEL)
+    preparation.prepare(target, Terms())
+    (path,) = kept.rglob("auto/*.json")
+    content = preparation.read_kept(path, target)
+    assert content is not None
+    write_kept(path, target, {**content, **damage} if damage else {})
+    found = []
+    monkeypatch.setattr(preparation, "_find_out", lambda *arguments: found.append(1) or Preparation(FREE_ROWS, None))
+    assert preparation.prepare(target, Terms()).verify == FREE_ROWS
+    assert found
+
+
+def test_without_memory_for_copies_it_goes_on_without_them() -> None:
+    target = Target(MODEL)
+    found = preparation._find_out(target, Terms(most_bytes=0.0), lambda _: None)
+    assert found.layers is None or found.layers.assignment.precision is None
+    assert not target._low_bit._packed
+
+
+def test_only_the_copies_that_draft_stay_in_memory() -> None:
+    target = Target(MODEL)
+    target.at(Precision.of(8))
+    target.at(Precision.of(4))
+    target.release_copies(Precision.of(4))
+    assert {form.bits for _, form in target._low_bit._packed} == {4}
+    target.release_copies()
+    assert not target._low_bit._packed
+
+
+def test_what_it_learned_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, FREE_ROWS)
+    engine = Engine(MODEL, method="auto")
+    fresh = engine.method.state().values
+    engine.generate(prompt(20), max_new_tokens=60, ignore_eos=True)
+    assert engine.method.state().values != fresh
+    engine.save_state(tmp_path / "state")
+    other = Engine(MODEL, method="auto")
+    other.load_state(tmp_path / "state")
+    assert other.method.state().values == engine.method.state().values
+
+
+@pytest.mark.parametrize("values", [{}, {"greedy": {}, "sampled": {}}, {"greedy": 1, "sampled": {}}, {"other": {}}])
+def test_damaged_states_are_refused_and_change_nothing(monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]) -> None:
+    give(monkeypatch, FREE_ROWS)
+    method = Engine(MODEL, method="auto").method
+    before = method.state().values
+    with pytest.raises(StateError):
+        method.restore(LearnedState(values))
+    assert method.state().values == before
+
+
+def test_groups_that_there_are_not_are_refused() -> None:
+    with pytest.raises(InvalidSettingError, match="groups of 48"):
+        Engine(MODEL, method="auto", settings={"group": 48})
+
+
+def test_as_a_part_of_a_cascade_it_learns_from_the_rounds_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, FREE_ROWS)
+    seen: list[int] = []
+    extend = Copies.extend
+    monkeypatch.setattr(Copies, "extend", lambda self, tokens: seen.extend(tokens) or extend(self, tokens))
+    engine = Engine(MODEL, method="cascade(suffix, auto)", settings={"suffix.min_match_length": 1})
+    result = engine.generate(prompt(8) * 3, max_new_tokens=60, ignore_eos=True)
+    plain = Engine(MODEL, method="autoregressive").generate(prompt(8) * 3, max_new_tokens=60, ignore_eos=True)
+    assert result.token_ids == plain.token_ids
+    assert len({record.drafted_by for record in result.rounds}) > 1
+    assert seen[: len(result.token_ids) - 1] == list(result.token_ids[1:])
+
+
+def test_nothing_is_drafted_that_no_time_was_saved_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that costs more than the credit waits until cheaper ones have saved its time."""
+    give(monkeypatch, FREE_ROWS, agreement=0.99, draft=RowCosts((1, 64), (0.7, 1.0)))
+    planned: list[Any] = []
+    plan = AutoDrafter.plan_among
+    monkeypatch.setattr(AutoDrafter, "plan_among", lambda *args: planned.append(plan(*args)) or planned[-1])
+    Engine(MODEL, method="auto", settings={"delta": 0.0}).generate([5], max_new_tokens=2, ignore_eos=True)
+    assert planned[0] == PartDraft(NoDraft(), "plain")

@@ -1,0 +1,104 @@
+"""How likely ``auto`` takes a draft token to be accepted."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfspec.errors import StateError
+from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, Acceptance, Feature, SharedAcceptance
+from selfspec.methods.auto.copies import Copies
+from selfspec.methods.copying import continuation
+
+TWO = Feature(edges=(0.5,), prior=(0.2, 0.8))
+
+
+@pytest.mark.parametrize("feature", [CONFIDENCE, MATCH_LENGTH])
+def test_more_confidence_and_longer_matches_promise_more(feature: Feature) -> None:
+    assert list(feature.edges) == sorted(feature.edges)
+    assert list(feature.prior) == sorted(feature.prior)
+    assert [feature.bucket(edge) for edge in feature.edges] == list(range(1, len(feature.prior)))
+
+
+def test_acceptance_goes_from_its_prior_to_what_was_seen() -> None:
+    shared = SharedAcceptance(TWO)
+    assert (shared.rate(0), shared.rate(1)) == (0.2, 0.8)
+    for _ in range(200):
+        shared.note(1, False)
+    assert shared.rate(1) < 0.02
+    assert shared.rate(0) == 0.2
+
+
+def test_a_request_counts_its_own_tokens_more_than_all_others() -> None:
+    shared = SharedAcceptance(TWO)
+    for _ in range(300):
+        shared.note(0, True)
+    request, other = Acceptance(shared), Acceptance(shared)
+    for _ in range(20):
+        request.note(False)
+    assert request.rate() < 0.3
+    assert other.rate() > 0.85
+    request.fade(1.0)
+    assert request.rate() == other.rate()
+
+
+def test_old_tokens_are_forgotten() -> None:
+    request = Acceptance(SharedAcceptance(TWO), weight=0.01, memory=10)
+    for accepted in [True] * 50 + [False] * 30:
+        request.note(accepted)
+    assert request.rate() < 0.1
+
+
+def test_what_was_learned_is_loaded_again() -> None:
+    shared, again = SharedAcceptance(TWO), SharedAcceptance(TWO)
+    for accepted in (True, True, False):
+        shared.note(1, accepted)
+    again.restore(shared.to_lists())
+    assert again.to_lists() == shared.to_lists()
+
+
+@pytest.mark.parametrize(
+    "damaged", [None, [], [[1.0]], [[1, 1], [2, 0]], [["a", 1], [1, 1]], [[0, 0], [0, 0]], [[1], [1]]]
+)
+def test_damaged_states_are_refused(damaged: object) -> None:
+    with pytest.raises(StateError, match="damaged"):
+        SharedAcceptance(TWO).restore(damaged)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.lists(st.integers(0, 2), max_size=30))
+def test_every_token_of_the_text_scores_the_copies(prompt: list[int], output: list[int]) -> None:
+    shared = SharedAcceptance(MATCH_LENGTH)
+    copies = Copies(prompt, Acceptance(shared))
+    expected = SharedAcceptance(MATCH_LENGTH)
+    text = list(prompt)
+    for token in output:
+        match = longest_match(text)
+        assert copies.match_length == match
+        if match:
+            assert any(copies.tokens(1) == [text[end]] for end in ends(text, match))
+            expected.note(MATCH_LENGTH.bucket(match), copies.tokens(1) == [token])
+        text.append(token)
+        copies.extend([token])
+    assert shared.to_lists() == expected.to_lists()
+
+
+def longest_match(text: list[int]) -> int:
+    """Length of the longest suffix that has occurred before, the slow way."""
+    return max((length for length in range(len(text)) if ends(text, length)), default=0)
+
+
+def ends(text: list[int], length: int) -> list[int]:
+    """The positions after earlier occurrences of the text's suffix of a length."""
+    suffix = text[len(text) - length :]
+    return [end for end in range(length, len(text)) if text[end - length : end] == suffix]
+
+
+def test_the_probability_of_copied_tokens_falls_with_their_number() -> None:
+    copies = Copies([1, 2, 3, 4, 1, 2, 3], Acceptance(SharedAcceptance(MATCH_LENGTH)))
+    survival = copies.survival(4)
+    assert copies.match_length == 3
+    prior = MATCH_LENGTH.prior
+    assert survival == pytest.approx(
+        [prior[2], prior[2] * prior[3], prior[2] * prior[3] * prior[4], prior[2] * prior[3] * prior[4] ** 2]
+    )
+    assert copies.tokens(4) == [4, 1, 2, 3] == continuation([1, 2, 3, 4, 1, 2, 3], 3, 4)
+    assert Copies([1, 2, 3], Acceptance(SharedAcceptance(MATCH_LENGTH))).survival(4) == []

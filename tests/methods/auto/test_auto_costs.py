@@ -1,0 +1,61 @@
+"""What ``auto`` takes a forward to cost."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.models import build
+from selfspec.methods.auto.live_costs import LiveCosts
+from selfspec.methods.auto.row_costs import RowCosts, measure_row_costs, monotone
+from selfspec.runtimes.target import Target
+
+COSTS = RowCosts((1, 2, 4, 8), (1.0, 1.2, 1.5, 2.5))
+
+
+def test_between_measured_rows_costs_are_on_a_line_and_beyond_them_in_proportion() -> None:
+    assert [COSTS(rows) for rows in (1, 2, 3, 4, 6, 8, 16)] == pytest.approx([1.0, 1.2, 1.35, 1.5, 2.0, 2.5, 5.0])
+    assert COSTS(2.5) == pytest.approx(1.275)
+
+
+def test_several_sequences_share_a_forward() -> None:
+    shared = COSTS.shared_by(4)
+    assert shared(1) == pytest.approx(1.5 / 4)
+    assert shared(2) == pytest.approx(2.5 / 4)
+    assert COSTS.shared_by(1) is COSTS
+
+
+@given(st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.floats(1e-4, 1.0), min_size=4, max_size=4))
+def test_costs_never_fall_with_more_rows(seconds: dict[int, float]) -> None:
+    costs = monotone(seconds)
+    assert list(costs.seconds) == sorted(costs.seconds)
+    assert all(after >= seconds[rows] for rows, after in zip(costs.rows, costs.seconds, strict=True))
+
+
+@pytest.mark.parametrize(
+    "wrong", [((), ()), ((2, 4), (1.0, 2.0)), ((1, 1), (1.0, 2.0)), ((1, 2), (1.0,)), ((1,), (0.0,)), ((1,), (-1.0,))]
+)
+def test_damaged_costs_are_refused(wrong: tuple[tuple[int, ...], tuple[float, ...]]) -> None:
+    with pytest.raises(ValueError, match=r"row costs|seconds"):
+        RowCosts(*wrong)
+
+
+def test_live_rounds_move_the_costs_and_one_outlier_hardly_does() -> None:
+    live = LiveCosts(COSTS)
+    live.note(1.0, 1000.0)
+    assert live.now(1) < 1.25
+    for _ in range(100):
+        live.note(live.now(4), 3.0)
+    assert live.now(4) == pytest.approx(3.0, rel=1e-3)
+    assert live.now(1) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_forwards_of_all_row_counts_are_measured() -> None:
+    target = Target(build("llama"))
+    costs = measure_row_costs(target, range(target.sublayer_count), row_counts=(1, 2, 8))
+    assert costs.rows == (1, 2, 8)
+    assert 0 < costs(1) <= costs(2) <= costs(8)
+
+
+def test_where_time_is_short_few_rows_are_measured() -> None:
+    target = Target(build("llama"))
+    assert measure_row_costs(target, (0, 1), row_counts=(1, 4, 16, 32), most_seconds=0.0).rows == (1, 4)

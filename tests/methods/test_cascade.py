@@ -1,0 +1,312 @@
+"""Cascades: exact, alone and in batches; which part drafts; settings, state and bad input."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.drafts import begin, ngram_model, play
+from helpers.low_bit_model import random_model
+from helpers.models import VOCABULARY, build, plain_text, prompt
+from helpers.scripted import Scripted
+from selfspec import Engine, SamplingParams
+from selfspec.decoding.draft import NoDraft, TokenDraft
+from selfspec.decoding.drafter import Feedback, Needs
+from selfspec.decoding.proposal import Proposal
+from selfspec.errors import InvalidSettingError, MethodLoadError, StateError, UnknownMethodError
+from selfspec.methods import find_method, make_method
+from selfspec.methods.cascade import Cascade
+from selfspec.methods.settings import parse_settings, setting_values
+from selfspec.runtimes.target import Target
+from selfspec.sampling.acceptance import Acceptance
+from selfspec.sampling.tree import TokenTree
+
+MODEL = random_model()
+LOW_BIT = {"low-bit.draft_bits": 8, "low-bit.confidence_threshold": 0.0}
+SHORT = {"suffix.min_match_length": 1}
+CASES: dict[str, dict[str, Any]] = {
+    "cascade(suffix, low-bit)": {**LOW_BIT, "suffix.min_match_length": 2},
+    "cascade(prompt-lookup, suffix, low-bit)": {**LOW_BIT, "prompt-lookup.min_matching_ngram_size": 2},
+    "cascade(token-recycling, low-bit)": {**LOW_BIT, "token-recycling.tree_size": 20},
+    "cascade(lookahead, low-bit)": {**LOW_BIT, "lookahead.window_size": 4, "lookahead.ngram_size": 3},
+}
+LAYER_CASES: dict[str, dict[str, Any]] = {
+    "cascade(suffix, uniform)": {**SHORT, "uniform.skip_ratio": 0.3, "uniform.confidence_threshold": 0.0},
+    "cascade(suffix, clasp)": {**SHORT, "clasp.skipped_layers": 2, "clasp.update_interval": 2},
+    "cascade(prompt-lookup, swift)": {"swift.context_window": 6, "swift.confidence_threshold": 0.1},
+    "cascade(suffix, knapspec)": {**SHORT, "knapspec.interval": 4, "knapspec.recent_tokens": 2},
+    "cascade(suffix, del)": SHORT,
+    "cascade(jacobi, layerskip)": {"layerskip.exit_layer": 4},
+    "cascade(token-recycling, adaptive-cosine)": {"token-recycling.tree_size": 20},
+}
+PROMPTS = [prompt(length, length) for length in (1, 30, 9, 17)]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "seed"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_text_is_the_models_own(name: str, sampling: dict[str, Any]) -> None:
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True, **sampling)
+    expected = [Engine(MODEL).generate(each, params).token_ids for each in PROMPTS]
+    engine = Engine(MODEL, method=name, settings=CASES[name], max_batch=3)
+    results = engine.generate(PROMPTS, params)
+    assert [result.token_ids for result in results] == expected
+    assert [engine.generate(each, params).token_ids for each in PROMPTS] == expected
+    assert sum(result.accepted for result in results) > 0
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", LAYER_CASES)
+def test_with_every_kind_of_layer_draft(name: str, fused: bool) -> None:
+    composed: Any = find_method(name)
+    parts = {part.name: part for part in composed.parts}
+    settings = dict(LAYER_CASES[name])
+    if fused:
+        fusing = [part for part in parts if "fused_selection" in setting_values(parts[part].Settings())]
+        if not fusing:
+            pytest.skip("no part selects")
+        settings |= {f"{part}.fused_selection": True for part in fusing}
+    engine = Engine(build("llama"), method=name, settings=settings, max_batch=3)
+    results = engine.generate(PROMPTS, max_new_tokens=48, ignore_eos=True)
+    for each, result in zip(PROMPTS, results, strict=True):
+        assert result.token_ids == plain_text("llama", each, 48)
+        assert result.token_ids == engine.generate(each, max_new_tokens=48, ignore_eos=True).token_ids
+    drafting = {record.drafted_by for result in results for record in result.rounds if record.drafted}
+    assert drafting <= set(parts)
+    assert drafting
+    assert sum(result.accepted for result in results) > 0
+
+
+def repeating() -> list[int]:
+    """A prompt whose end has occurred before."""
+    return [*prompt(12), *prompt(12)]
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.9, "seed": 5}, {"temperature": 0.9, "seed": 5, "acceptance": "speculative"}]
+)
+def test_nested_drafts_are_the_same_in_fewer_forwards(sampling: dict[str, Any]) -> None:
+    """All of a round but its time."""
+    params = SamplingParams(max_new_tokens=80, ignore_eos=True, **sampling)
+    rounds = []
+    for nested in (True, False):
+        settings = {**LOW_BIT, "suffix.min_match_length": 6, "nested": nested, "guess_match": 1}
+        result = Engine(MODEL, method="cascade(suffix, low-bit)", settings=settings).generate(repeating(), params)
+        rounds.append(result.rounds)
+    with_guesses, without = rounds
+    timeless = [[replace(each, guessed=0, seconds=without[0].seconds) for each in one] for one in rounds]
+    assert timeless[0] == timeless[1]
+    assert sum(record.guessed for record in without) == 0
+    if not sampling:
+        assert sum(record.guessed for record in with_guesses) > 0
+
+
+def test_a_match_that_is_long_enough_drafts() -> None:
+    settings = {**LOW_BIT, **SHORT}
+    engine = Engine(MODEL, method="cascade(suffix, low-bit)", settings=settings)
+    result = engine.generate(repeating(), max_new_tokens=60)
+    by = {record.drafted_by for record in result.rounds}
+    assert by == {"suffix", "low-bit"}
+    for record in result.rounds:
+        assert (record.kept is None) == (record.drafted_by == "suffix")
+
+
+class Beside(Scripted):
+    """A part that always drafts."""
+
+    name = "beside"
+
+    def __init__(self, target: Target, settings: Any) -> None:
+        super().__init__(
+            target,
+            lambda _: TokenDraft((1,), TokenTree.chain(1)),
+            Needs(sibling_rows=3, prompt_rows=2, prompt_states=frozenset({4})),
+        )
+
+
+class Idle(Scripted):
+    """A part that never drafts."""
+
+    name = "idle"
+
+    def __init__(self, target: Target, settings: Any) -> None:
+        super().__init__(target, lambda _: NoDraft(), Needs(probe_rows=5, prompt_rows=3, prompt_states=frozenset({2})))
+
+
+def test_parts_get_what_they_need_of_a_request() -> None:
+    engine = Engine(build("llama"), method=Cascade.of([Idle, Beside]))
+    method: Any = engine.method
+    assert method.needs == Needs(sibling_rows=3, probe_rows=5, prompt_rows=3, prompt_states=frozenset({2, 4}))
+    result = engine.generate(prompt(9), max_new_tokens=12)
+    assert result.token_ids == plain_text("llama", prompt(9), 12)
+    assert {record.drafted_by for record in result.rounds} == {"beside"}
+    shapes = [
+        {index: len(states) for index, states in part.prefills[0].hidden_states.items()} for part in method.methods
+    ]
+    assert shapes == [{2: 3}, {4: 2}]
+    assert [len(part.feedbacks) for part in method.methods] == [0, result.round_count]
+    assert all(isinstance(feedback.draft, TokenDraft) for feedback in method.methods[1].feedbacks)
+
+
+@pytest.mark.parametrize("name", ["suffix", "prompt-lookup", "token-recycling"])
+def test_what_others_drafted_is_learned(name: str) -> None:
+    """After rounds of another drafter they draft what they would draft after their own."""
+    method = make_method(name, Target(build("llama")), {})
+    again = make_method(name, Target(build("llama")), {})
+    model, text = ngram_model(2, 6), [1, 2, 3]
+    playing, watching = begin(method, text), begin(again, text)
+
+    class Both:
+        def plan(self) -> Any:
+            return playing.plan()
+
+        def learn(self, feedback: Feedback) -> None:
+            playing.learn(feedback)
+            watching.observe(feedback)
+
+    for _ in range(20):
+        play(Both(), model, text, VOCABULARY)  # type: ignore[arg-type]
+    assert watching.plan() == playing.plan() != NoDraft()
+
+
+def observed(tokens: tuple[int, ...]) -> Feedback:
+    """A round of another drafter that drafted nothing of use and committed some tokens."""
+    rows = tuple(range(len(tokens)))
+    proposal = Proposal(torch.tensor(tokens[:-1], dtype=torch.long), TokenTree.chain(len(tokens) - 1))
+    return Feedback(NoDraft(), proposal, Acceptance(rows, tokens), lambda: torch.zeros(len(tokens), VOCABULARY))
+
+
+def test_guesses_of_jacobi_and_the_window_of_lookahead_move_on() -> None:
+    target = Target(build("llama"))
+    jacobi = begin(make_method("jacobi", target, {"block_size": 6, "initial": "prompt"}), [5, 6, 7, 8])
+    before = jacobi.plan().token_ids
+    jacobi.observe(observed((1, 2)))
+    assert jacobi.plan().token_ids[:4] == before[2:]
+    lookahead: Any = begin(make_method("lookahead", target, {"window_size": 4, "ngram_size": 3}), [5, 6, 7, 8])
+    levels = [list(level) for level in lookahead.window.levels]
+    lookahead.observe(observed((1, 2)))
+    assert [level[:2] for level in lookahead.window.levels] == [level[2:] for level in levels]
+    assert {len(level) for level in lookahead.window.levels} == {4}
+
+
+# Settings
+
+
+def test_settings_of_parts_are_given_in_either_form() -> None:
+    name = "cascade(suffix, low-bit)"
+    settings_class = find_method(name).Settings
+    dotted = parse_settings(
+        settings_class, name, {"suffix.max_draft_length": "16", "low-bit.draft_bits": 6, "nested": "false"}
+    )
+    nested = parse_settings(
+        settings_class, name, {"suffix": {"max_draft_length": 16}, "low-bit": {"draft_bits": "6"}, "nested": False}
+    )
+    assert dotted == nested
+    values = setting_values(dotted)
+    assert (values["suffix.max_draft_length"], values["low-bit.draft_bits"], values["nested"]) == (16, 6, False)
+    assert parse_settings(settings_class, name, values) == dotted
+
+
+def test_defaults_differ_before_another_part() -> None:
+    first = setting_values(find_method("cascade(suffix, low-bit)").Settings())
+    last = setting_values(find_method("cascade(low-bit, suffix)").Settings())
+    assert first["suffix.min_match_length"] > last["suffix.min_match_length"] == 1
+
+
+def test_a_result_names_the_cascade_and_all_settings() -> None:
+    result = Engine(MODEL, method="cascade( suffix,low-bit )", settings=LOW_BIT).generate([1, 2], max_new_tokens=4)
+    assert result.method == "cascade(suffix, low-bit)"
+    assert result.settings["low-bit.draft_bits"] == 8
+    Engine(MODEL, method=result.method, settings=result.settings)
+
+
+def test_one_class_for_one_cascade() -> None:
+    assert find_method("cascade(suffix, low-bit)") is find_method("cascade(suffix,low-bit)")
+    assert find_method("cascade(suffix, low-bit)") is not find_method("cascade(low-bit, suffix)")
+    outside = find_method("cascade(selfspec.methods.suffix:Suffix, low-bit)")
+    assert outside is find_method("cascade(suffix, low-bit)")
+
+
+# State
+
+
+def test_state_of_the_parts_that_learn(tmp_path: Any) -> None:
+    name = "cascade(suffix, token-recycling)"
+    engine = Engine(build("llama"), method=name)
+    assert engine.method.learns
+    engine.generate(prompt(20), max_new_tokens=30)
+    engine.save_state(tmp_path / "state")
+    other = Engine(build("llama"), method=name)
+    other.load_state(tmp_path / "state")
+    learned = [each.method.methods[1].candidates.copy() for each in (engine, other)]  # type: ignore[attr-defined]
+    assert torch.equal(*learned)
+    assert (learned[0] >= 0).any()
+    with pytest.raises(StateError, match=r"learned by the method cascade\(suffix, token-recycling\)"):
+        Engine(build("llama"), method="token-recycling").load_state(tmp_path / "state")
+
+
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    method: Any = make_method("cascade(token-recycling, swift)", Target(build("llama")), {})
+    saved = method.state()
+    damaged = replace(saved, values={**saved.values, "swift": {"start_ratio": "a"}})
+    changed = {**damaged.tensors, "token-recycling.candidates": damaged.tensors["token-recycling.candidates"].fill_(-1)}
+    changed["token-recycling.candidates"][:, 0] = 5
+    with pytest.raises(StateError):
+        method.restore(replace(damaged, tensors=changed))
+    assert (method.methods[0].candidates.copy() == -1).all()
+
+
+def test_parts_that_learn_nothing_have_no_state() -> None:
+    with pytest.raises(StateError, match="learns nothing"):
+        make_method("cascade(suffix, low-bit)", Target(MODEL), {}).state()
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("cascade(sufix, low-bit)", UnknownMethodError, "no method 'sufix'; did you mean 'suffix'"),
+        ("cascade(suffix, cascade(low-bit, uniform))", UnknownMethodError, "has parts of its own"),
+        ("cascade(cascade, low-bit)", UnknownMethodError, "parentheses"),
+        ("cascade", UnknownMethodError, r"parentheses, as in cascade\(suffix, low-bit\)"),
+        ("cascade(suffix, low-bit", UnknownMethodError, "parentheses"),
+        ("cascade suffix, low-bit)", UnknownMethodError, "parentheses"),
+        ("cascade()", UnknownMethodError, "empty part"),
+        ("cascade(suffix,)", UnknownMethodError, "empty part"),
+        ("cascade(suffix)", UnknownMethodError, "2 or 3 parts, not 1"),
+        ("cascade(suffix, prompt-lookup, low-bit, uniform)", UnknownMethodError, "2 or 3 parts, not 4"),
+        ("cascade(suffix, low-bit, suffix)", UnknownMethodError, "'suffix' twice"),
+        ("casacde(suffix, low-bit)", UnknownMethodError, "did you mean 'cascade'"),
+        ("suffix(low-bit)", UnknownMethodError, "'suffix' takes no parts"),
+        ("cascade(suffix, no_such:Method)", MethodLoadError, "no module 'no_such'"),
+    ],
+)
+def test_names_that_make_no_cascade(name: str, error: type[Exception], message: str) -> None:
+    """Before the model is loaded: there is none of this name."""
+    with pytest.raises(error, match=message):
+        Engine.from_pretrained("no such model", name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"suffix.bits": 8}, "suffix has no setting 'bits'"),
+        ({"low-bit.draft_bits": 5.5}, "draft_bits must be int"),
+        ({"low-bit": 8}, r"'low-bit' is a part of cascade\(suffix, low-bit\); set one of its settings"),
+        ({"bits": 8}, r"no setting 'bits' .*nested.*suffix\.NAME, low-bit\.NAME"),
+        ({"uniform.skip_ratio": 0.5}, r"no setting 'uniform\.skip_ratio'"),
+        ({"low-bit": {"draft_bits": 8}, "low-bit.draft_bits": 6}, r"low-bit\.draft_bits is given twice"),
+        ({"guess_length": 0}, "guess_length must be at least 1"),
+    ],
+)
+def test_settings_that_a_part_does_not_have(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSettingError, match=message):
+        Engine.from_pretrained("no such model", "cascade(suffix, low-bit)", settings=settings)
+
+
+def test_classes_that_make_no_cascade() -> None:
+    one = find_method("cascade(suffix, low-bit)")
+    with pytest.raises(UnknownMethodError, match="cannot be a cascade"):
+        Cascade.of([one, find_method("uniform")])

@@ -1,0 +1,116 @@
+"""Levels of instructions: which one is chosen; every one that this processor has against modules, and row by row."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from helpers.low_bit_model import SUBLAYERS, random_model
+from selfspec import Engine
+from selfspec.errors import InvalidParameterError
+from selfspec.runtimes import kernels, levels
+from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.target import Target
+
+ICE_LAKE = {"sse2", "avx2", "fma", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni", "sha_ni"}
+PROMPT = torch.arange(1, 40) % 128
+
+
+def has_compiler() -> bool:
+    try:
+        kernels.find()
+    except kernels.KernelBuildError:
+        return False
+    return True
+
+
+needs_kernels = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+
+
+def names(architecture: str, features: set[str]) -> list[str]:
+    return [level.name for level in levels.usable_levels(architecture, features)]
+
+
+def test_the_levels_that_a_processor_has() -> None:
+    assert names("x86_64", ICE_LAKE) == ["sse2", "avx2", "avx512", "avx512-vnni"]
+    assert names("x86_64", ICE_LAKE - {"avx512bw"}) == ["sse2", "avx2"]
+    assert names("x86_64", ICE_LAKE | {"avx512_bf16"})[-1] == "avx512-bf16"
+    assert names("x86_64", ICE_LAKE | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"})[-1] == "amx"
+    assert names("aarch64", {"asimd"}) == ["neon"]
+    assert names("aarch64", set()) == ["neon"]
+    assert names("riscv64", set()) == ["generic"]
+    assert names("x86_64", set()) == ["sse2"]
+
+
+@pytest.mark.parametrize("name", ["avx3", "neon2", "AVX2"])
+def test_a_level_that_there_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SELFSPEC_KERNELS", name)
+    with pytest.raises(InvalidParameterError, match=f"SELFSPEC_KERNELS is '{name}'; this processor has "):
+        levels.choose_level()
+    kernels.find.cache_clear()
+    with pytest.raises(InvalidParameterError, match=name):
+        Target(random_model())
+    kernels.find.cache_clear()
+
+
+def test_flags_name_the_instructions() -> None:
+    flags = {level.name: level.flags for level in levels.LEVELS}
+    assert flags["avx2"] == ("-mavx2", "-mfma")
+    assert flags["avx512-bf16"][-2:] == ("-mavx512vnni", "-mavx512bf16")
+    assert flags["amx"][-2:] == ("-mamx-tile", "-mamx-bf16")
+
+
+def test_the_build_needs_no_torch() -> None:
+    """The wheel's hook imports it where nothing else is installed."""
+    absent = "import sys; sys.modules.update(dict.fromkeys(('torch', 'numpy', 'transformers'))); "
+    program = absent + "import selfspec.runtimes.kernel_build, selfspec.runtimes.levels"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.fixture(params=[level.name for level in levels.usable_levels(levels.machine(), levels.processor_features())])
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Kernels of a level, for models that are prepared meanwhile."""
+    monkeypatch.setenv("SELFSPEC_KERNELS", request.param)
+    kernels.find.cache_clear()
+    yield request.param
+    kernels.find.cache_clear()
+
+
+@torch.inference_mode()
+def states(target: Target, chunk: int, precision: Precision | None = None) -> torch.Tensor:
+    """The logits of a prompt that is read in chunks."""
+    view, state = target.at(precision), target.new_sequence(len(PROMPT), len(PROMPT), len(PROMPT))
+    logits = []
+    for tokens in PROMPT.split(chunk):
+        forward = target.lay_out(state, len(tokens))
+        logits.append(view.logits(view.run(target.embed(tokens), range(2 * (SUBLAYERS // 2)), forward).hidden_states))
+        state.cache.commit(range(len(tokens)))
+    return torch.cat(logits)
+
+
+@needs_kernels
+def test_every_level(level: str) -> None:
+    """float32 as transformers' modules; in bfloat16 a row is the same bit for bit alone and with others."""
+    assert kernels.find().level == level
+    exact, half = Target(random_model(), "compiled"), Target(random_model(torch.bfloat16), "compiled")
+    modules = Target(random_model(), "eager")
+    torch.testing.assert_close(states(exact, 13), states(modules, 39), rtol=1e-4, atol=1e-4)
+    for precision in (None, Precision.of(8), Precision.of(6), Precision.of(4)):
+        alone = states(half, 1, precision)
+        for chunk in (2, 5, 13, 39):
+            if chunk <= kernels.most_attending(torch.bfloat16):
+                assert torch.equal(states(half, chunk, precision), alone)
+    low, full = states(half, 39, Precision.of(8)).float(), states(modules, 39)
+    assert 0 < (low - full).norm() / full.norm() < 0.1
+
+
+@needs_kernels
+def test_every_level_writes_what_transformers_writes(level: str) -> None:
+    model = random_model()
+    expected = model.generate(PROMPT[None], max_new_tokens=24, do_sample=False, pad_token_id=0)[0, len(PROMPT) :]
+    generation = Engine(model, method="low-bit", runtime="compiled").generate(PROMPT, max_new_tokens=24)
+    assert list(generation.token_ids) == expected.tolist()
+    assert sum(each.drafted for each in generation.rounds) > 0
+    assert sum(each.accepted for each in generation.rounds) > 0
