@@ -40,7 +40,7 @@ RUNS: dict[str, tuple[Run, ...]] = {
         Run(64, {"skip_ratio": 1.0, "draft_length": 2, "confidence_threshold": 0.9}),
     ),
     "knapspec": (
-        Run(1, {"interval": 5, "recent_tokens": 1}),
+        Run(1, {"interval": 5, "schedule": "paper", "recent_rounds": 1}),
         Run(64, {"interval": 8, "schedule": "paper", "confidence_threshold": 0.3, "tpt": "with_head"}),
     ),
     "layerskip": (
