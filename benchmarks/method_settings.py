@@ -16,7 +16,7 @@ from itertools import chain
 
 from selfspec import Engine
 from selfspec.loading import load_model
-from selfspec.types import Generation
+from selfspec.types import Generation, Round
 from selfspec_lab.prompts import CHAT_PROMPTS, PROMPTS
 
 
@@ -44,7 +44,7 @@ class Figures:
 
 def summarise(results: Sequence[Generation]) -> Figures:
     """The figures of several outputs."""
-    rounds = list(chain.from_iterable(result.rounds for result in results))
+    rounds = list(chain.from_iterable(_rounds(result) for result in results))
     drafted = sum(each.drafted for each in rounds)
     work = sum(each.drafted * len(each.kept.sublayers) / each.kept.total for each in rounds if each.kept)
     tokens = sum(len(each.token_ids) for each in rounds)
@@ -57,6 +57,11 @@ def summarise(results: Sequence[Generation]) -> Figures:
         / sum(result.seconds - result.prefill_seconds for result in results),
         idle_share=sum(not each.drafted for each in rounds) / len(rounds),
     )
+
+
+def _rounds(result: Generation) -> Sequence[Round]:
+    """The rounds of an output; versions before the package ``selfspec-lab`` call them ``records``."""
+    return getattr(result, "records", result.rounds)
 
 
 def read_prompts(engine: Engine, count: int) -> list[list[int]]:
