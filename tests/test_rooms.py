@@ -24,6 +24,7 @@ ROOMS = (
     ("limits", "user_cache", "files", "timing", "memory"),
     ("model",),
     ("runtimes",),
+    ("params",),
     ("types",),
     ("sampling",),
     ("decoding",),

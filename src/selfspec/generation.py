@@ -20,6 +20,7 @@ from selfspec.methods.settings import setting_values
 from selfspec.prompt_encoding import PromptEncoder
 from selfspec.prompt_forms import Prompt
 from selfspec.runtimes.target import Target
+from selfspec.sampling.penalties import check_bias
 from selfspec.sampling.processors import ScoreProcessor, build_processors
 from selfspec.sampling.rules import Coupled, Greedy, Rule, Speculative, seeded_generator
 from selfspec.types import Generation, Round, SamplingParams, TextPiece
@@ -72,11 +73,12 @@ class Job:
         self._prompt_ids = setup.encoder.encode(prompt)
         self.prompt_length, self.max_new_tokens = len(self._prompt_ids), params.max_new_tokens
         check_context(self.prompt_length, params.max_new_tokens, setup.target.context_limit)
+        check_bias(params.logit_bias, setup.target.vocab_size)
         self.request = Request(
             self._prompt_ids,
             params.max_new_tokens,
             rule=setup.rule(params, setup.target.device),
-            processor=ScoreProcessor(build_processors(params)),
+            processor=ScoreProcessor(build_processors(params, self.prompt_length, _end_ids(setup, params))),
             output=_output(setup, params),
             method=setup.method,
         )
@@ -239,6 +241,10 @@ def rule_of(params: SamplingParams, device: torch.device) -> Rule:
         return Coupled(params.seed)
     seed = params.seed if params.seed is not None else int(torch.randint(2**62, (1,)))
     return Speculative(seeded_generator(seed, device))
+
+
+def _end_ids(setup: Setup, params: SamplingParams) -> frozenset[int]:
+    return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else setup.eos_ids)
 
 
 def _output(setup: Setup, params: SamplingParams) -> Output:

@@ -1,105 +1,16 @@
 """What goes in and what comes out: plain frozen dataclasses."""
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from transformers import LogitsProcessor, StoppingCriteria
-
-from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
+from selfspec.params import SamplingParams as SamplingParams
 from selfspec.runtimes.precision import AnyPrecision, read_precision
 
-Acceptance = Literal["auto", "coupled", "speculative"]
 FinishReason = Literal["length", "eos", "stop_token", "stop_string", "stopping_criteria"]
 TokenOrigin = Literal["prefill", "draft", "target"]
 """Who chose a token first: the target after the prompt, a draft that was accepted, or the target in a verification."""
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How to choose tokens and when to stop.
-
-    Attributes:
-        max_new_tokens: longest output, in tokens.
-        temperature: 0 is greedy decoding; otherwise logits are divided by it.
-        top_k: keep the ``k`` most probable tokens; 0 keeps all.
-        top_p: keep the smallest set of tokens with at least this probability mass.
-        min_p: drop tokens less probable than this share of the most probable one.
-        repetition_penalty: above 1 makes tokens of the context less likely (Keskar et al. 2019).
-        seed: fixes the random numbers of sampling.
-        acceptance: ``coupled`` keys the noise by (seed, position), so that the text depends on the seed alone,
-            whichever method drafts; ``speculative`` is rejection sampling (Leviathan et al. 2023), which accepts a
-            little more often and gives the same distribution; ``auto`` is coupled with a seed, speculative without.
-        stop: strings that end the output, the token that completes one included.
-        stop_token_ids: token ids that end the output, included in it, beside the model's own end-of-sequence ids.
-        ignore_eos: write on past the model's end-of-sequence ids.
-        logits_processors: more Hugging Face processors, applied after those of the parameters above.
-        stopping_criteria: Hugging Face criteria, asked after every token.
-    """
-
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    acceptance: Acceptance = "auto"
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logits_processors: tuple[LogitsProcessor, ...] = ()
-    stopping_criteria: tuple[StoppingCriteria, ...] = ()
-
-    def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids", "logits_processors", "stopping_criteria"):
-            value = getattr(self, name)
-            if not isinstance(value, Iterable):
-                raise InvalidParameterError(f"{name} must be a list, not {value!r}")
-            object.__setattr__(self, name, tuple(value))
-        _check_integer("max_new_tokens", self.max_new_tokens, minimum=1)
-        _check_integer("top_k", self.top_k, minimum=0)
-        _check_number("temperature", self.temperature, minimum=0.0)
-        _check_number("top_p", self.top_p, minimum=0.0, maximum=1.0, exclusive_minimum=True)
-        _check_number("min_p", self.min_p, minimum=0.0, maximum=1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, minimum=0.0, exclusive_minimum=True)
-        if self.seed is not None:
-            _check_integer("seed", self.seed)
-        if self.acceptance not in ("auto", "coupled", "speculative"):
-            raise InvalidParameterError(f"acceptance is 'auto', 'coupled' or 'speculative', not {self.acceptance!r}")
-        if self.acceptance == "coupled" and self.seed is None and self.temperature > 0:
-            raise InvalidParameterError("coupled sampling needs a seed")
-        if any(not isinstance(text, str) or not text for text in self.stop):
-            raise InvalidParameterError("stop strings must be non-empty strings")
-        for token_id in self.stop_token_ids:
-            _check_integer("stop_token_ids", token_id, minimum=0)
-
-    @property
-    def samples(self) -> bool:
-        """Whether tokens are drawn at random."""
-        return self.temperature > 0
-
-
-def _check_integer(name: str, value: object, minimum: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidParameterError(f"{name} must be a whole number, not {value!r}")
-    if minimum is not None and value < minimum:
-        raise InvalidParameterError(f"{name} must be at least {minimum}, not {value}")
-
-
-def _check_number(
-    name: str, value: object, *, minimum: float, maximum: float = math.inf, exclusive_minimum: bool = False
-) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidParameterError(f"{name} must be a finite number, not {value!r}")
-    if value < minimum or value > maximum or (exclusive_minimum and value == minimum):
-        above = "above" if exclusive_minimum else "at least"
-        below = "" if math.isinf(maximum) else f" and at most {maximum:g}"
-        raise InvalidParameterError(f"{name} must be {above} {minimum:g}{below}, not {value}")
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,11 @@ def test_text_alone_goes_to_stdout(checkpoint: str) -> None:
             {"temperature": 1.5, "seed": 3, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
         ),
         ((*PLAIN, "--repetition-penalty", "1.3"), "autoregressive", {"repetition_penalty": 1.3}),
+        (
+            (*LAYERSKIP, "--presence-penalty", "0.5", "--frequency-penalty", "1.5", "--min-tokens", "3"),
+            "layerskip",
+            {"presence_penalty": 0.5, "frequency_penalty": 1.5, "min_tokens": 3},
+        ),
     ],
 )
 def test_json_is_the_python_result(
@@ -338,7 +343,7 @@ def test_defaults_are_those_of_python() -> None:
     defaults = SamplingParams()
     options = inspect.signature(generate_command).parameters
     shared = options.keys() & {field.name for field in fields(defaults)} - {"stop"}
-    assert len(shared) == 8
+    assert len(shared) == 11
     for name in shared:
         assert options[name].default == getattr(defaults, name)
     assert options["method"].default == inspect.signature(Engine).parameters["method"].default

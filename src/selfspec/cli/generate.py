@@ -41,6 +41,9 @@ def generate(
     top_k: options.TopK = 0,
     min_p: options.MinP = 0.0,
     repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    min_tokens: options.MinTokens = 0,
     seed: options.Seed = None,
     stop: Annotated[
         list[str] | None,

@@ -56,6 +56,15 @@ MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the b
 RepetitionPenalty = Annotated[
     float, typer.Option(help="Above 1 makes earlier tokens less likely.", rich_help_panel=CHOOSING)
 ]
+PresencePenalty = Annotated[
+    float, typer.Option(help="Above 0 makes tokens of the output less likely.", rich_help_panel=CHOOSING)
+]
+FrequencyPenalty = Annotated[
+    float, typer.Option(help="The same, for each time that they occur.", rich_help_panel=CHOOSING)
+]
+MinTokens = Annotated[
+    int, typer.Option(help="No end-of-sequence token before this many tokens.", rich_help_panel=CHOOSING)
+]
 Seed = Annotated[
     int | None,
     typer.Option(help="Makes a sampled text reproducible, with any method.", rich_help_panel=CHOOSING),

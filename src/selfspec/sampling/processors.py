@@ -5,7 +5,7 @@ token, each with a context of its own. A processor that reads the context runs r
 once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from transformers import (
@@ -20,6 +20,7 @@ from transformers import (
 from transformers.generation import logits_process
 
 from selfspec.errors import InvalidParameterError
+from selfspec.sampling.penalties import LogitBias, MinTokens, OutputPenalties
 from selfspec.types import SamplingParams
 
 IGNORE_CONTEXT = frozenset(
@@ -70,7 +71,8 @@ class ScoreProcessor:
     def __init__(self, processors: LogitsProcessorList) -> None:
         for processor in processors:
             _refuse_stateful(processor)
-        reads = [type(processor) not in _classes(IGNORE_CONTEXT) for processor in processors]
+        ignoring = (*_classes(IGNORE_CONTEXT), LogitBias)
+        reads = [type(processor) not in ignoring for processor in processors]
         first = reads.index(True) if True in reads else len(reads)
         self._reads_context = first < len(processors)
         self.keeps_scores = not processors
@@ -97,20 +99,30 @@ class ScoreProcessor:
         return torch.cat([self._row_by_row(context(row), scores[row : row + 1]) for row in range(len(scores))])
 
 
-def build_processors(params: SamplingParams) -> LogitsProcessorList:
-    """Builds the processors of a request, in the order of ``GenerationMixin._get_logits_processor``.
+def build_processors(
+    params: SamplingParams, prompt_length: int = 0, end_ids: Collection[int] = ()
+) -> LogitsProcessorList:
+    """Builds the processors of a request, in the order of ``GenerationMixin._get_logits_processor`` and of vLLM.
 
-    Greedy decoding uses only the repetition penalty, as ``do_sample=False`` does. The request's own processors follow.
+    Greedy decoding has no temperature and no filters, as with ``do_sample=False``. The request's own processors follow.
 
     Args:
         params: the sampling parameters.
+        prompt_length: tokens of the prompt, which penalties of the output do not count.
+        end_ids: tokens that end the output.
 
     Returns:
         The processors; none for a parameter at its neutral value.
     """
     processors = LogitsProcessorList()
+    if params.logit_bias:
+        processors.append(LogitBias(params.logit_bias))
     if params.repetition_penalty != 1:
         processors.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
+    if params.presence_penalty or params.frequency_penalty:
+        processors.append(OutputPenalties(params.presence_penalty, params.frequency_penalty, prompt_length))
+    if params.min_tokens and end_ids:
+        processors.append(MinTokens(params.min_tokens, prompt_length, end_ids))
     if params.samples:
         if params.temperature != 1:
             processors.append(TemperatureLogitsWarper(float(params.temperature)))
