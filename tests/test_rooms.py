@@ -33,6 +33,7 @@ ROOMS = (
     ("inspection", "plots", "conversation", "prompt_forms", "prompt_encoding"),
     ("generation", "engine", "hf"),
     ("tuning", "measuring", "selfspec"),
+    ("serve",),
     ("cli",),
     ("__main__",),
 )
