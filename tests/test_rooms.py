@@ -32,6 +32,7 @@ ROOMS = (
     ("loading",),
     ("inspection", "plots", "conversation", "prompt_forms", "prompt_encoding"),
     ("generation", "engine", "hf"),
+    ("async_engine", "worker", "request_stream", "engine_stats"),
     ("tuning", "measuring", "selfspec"),
     ("serve",),
     ("cli",),
@@ -41,6 +42,7 @@ ROOMS = (
 
 PUBLIC = {
     "selfspec",
+    "selfspec.async_engine",
     "selfspec.cli.api",
     "selfspec.errors",
     "selfspec.files",

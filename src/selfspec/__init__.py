@@ -7,6 +7,7 @@ from selfspec import errors
 from selfspec.errors import SelfSpecError
 
 if TYPE_CHECKING:
+    from selfspec.async_engine import AsyncEngine, RequestStream
     from selfspec.engine import Engine
     from selfspec.generation import Stream
     from selfspec.hf.generate import custom_generate
@@ -19,10 +20,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "METHODS",
+    "AsyncEngine",
     "Engine",
     "Generation",
     "Prompt",
     "Prompts",
+    "RequestStream",
     "Round",
     "SamplingParams",
     "SelfSpecError",
@@ -36,10 +39,12 @@ __all__ = [
 
 _HOMES = {
     "METHODS": "selfspec.methods",
+    "AsyncEngine": "selfspec.async_engine",
     "Engine": "selfspec.engine",
     "Generation": "selfspec.types",
     "Prompt": "selfspec.prompt_forms",
     "Prompts": "selfspec.prompt_forms",
+    "RequestStream": "selfspec.async_engine",
     "Round": "selfspec.types",
     "SamplingParams": "selfspec.types",
     "Stream": "selfspec.generation",

@@ -1,7 +1,6 @@
 """The public door: an engine generates with a model and a method that drafts with the model's own layers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -9,12 +8,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.errors import InvalidParameterError
-from selfspec.generation import Batch, Setup, Stream, rule_of
+from selfspec.generation import Batch, Setup, Stream, changed, rule_of
 from selfspec.loading import load_model
 from selfspec.methods import make_method
 from selfspec.methods.base import Method
 from selfspec.methods.registry import DEFAULT_METHOD, find_method
-from selfspec.methods.settings import parse_settings, suggest
+from selfspec.methods.settings import parse_settings
 from selfspec.methods.state import read_state, write_state
 from selfspec.prompt_encoding import PromptEncoder
 from selfspec.prompt_forms import Prompt, Prompts, as_batch
@@ -53,6 +52,7 @@ class Engine:
         target: the model, taken apart.
         method: what drafts.
         eos_ids: tokens that end an output.
+        setup: all that a request is generated with.
 
     Raises:
         UnsupportedModelError: the model's family or a feature of it is not supported, or it cannot have low-bit
@@ -98,7 +98,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.eos_ids = _eos_ids(model, tokenizer)
         encoder = PromptEncoder(tokenizer, self.target.vocab_size)
-        self._setup = Setup(self.target, self.method, tokenizer, encoder, self.eos_ids, prefill_chunk, max_batch, rule)
+        self.setup = Setup(self.target, self.method, tokenizer, encoder, self.eos_ids, prefill_chunk, max_batch, rule)
 
     @classmethod
     def from_pretrained(
@@ -167,8 +167,8 @@ class Engine:
         prompts = as_batch(prompt)
         if prompts is None:
             return self.stream(prompt, params, **changes).result  # type: ignore[arg-type]
-        chosen = _change(params or SamplingParams(), changes)
-        return Batch(self._setup, [(one, chosen) for one in prompts]).results()
+        chosen = changed(params or SamplingParams(), changes)
+        return Batch(self.setup, [(one, chosen) for one in prompts]).results()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **changes: Any) -> Stream:
         """Writes the output piece by piece.
@@ -186,7 +186,7 @@ class Engine:
         Raises:
             SelfSpecError: prompt or parameters do not fit.
         """
-        return Stream(self._setup, prompt, _change(params or SamplingParams(), changes))
+        return Stream(self.setup, prompt, changed(params or SamplingParams(), changes))
 
     def save_state(self, path: str | Path) -> None:
         """Writes what the method has learned so far to a file.
@@ -221,7 +221,7 @@ class Engine:
         Raises:
             InvalidPromptError: the prompt is empty without a BOS token, out of vocabulary, or not one sequence.
         """
-        return self._setup.encoder.encode(prompt)
+        return self.setup.encoder.encode(prompt)
 
     def batch(self, prompts: Sequence[tuple[Prompt, SamplingParams]], name: str = "prompt") -> Batch:
         """Prompts with parameters of their own, to be generated together piece by piece.
@@ -233,18 +233,7 @@ class Engine:
         Raises:
             SelfSpecError: a prompt or its parameters do not fit; the message names the prompt.
         """
-        return Batch(self._setup, prompts, name)
-
-
-def _change(params: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
-    try:
-        return replace(params, **changes)
-    except TypeError:
-        known = {field.name: field for field in fields(params)}
-        for name in changes:
-            if name not in known:
-                raise InvalidParameterError(f"there is no sampling parameter '{name}'{suggest(name, known)}") from None
-        raise
+        return Batch(self.setup, prompts, name)
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:

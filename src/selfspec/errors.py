@@ -59,6 +59,26 @@ class OutOfMemoryError(SelfSpecError):
     """The device ran out of memory; the engine stays usable."""
 
 
+class RequestTooLargeError(SelfSpecError):
+    """A request needs more memory for its keys and values than an engine may use for all requests together."""
+
+
+class QueueFullError(SelfSpecError):
+    """As many requests wait as may; try again later."""
+
+
+class EngineClosedError(SelfSpecError):
+    """The engine is closed, or was closed before the request ended."""
+
+
+class RequestCancelledError(SelfSpecError):
+    """The request was cancelled before it ended."""
+
+
+class RequestFailedError(SelfSpecError):
+    """An unexpected exception ended the request: of its own processors or criteria, of a method, or of the engine."""
+
+
 class MissingPackageError(SelfSpecError):
     """A feature needs a package that is not installed; the message says what to install."""
 

@@ -1,8 +1,9 @@
 """Generating the outputs of a call: one prompt as a stream, or several together."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -16,7 +17,7 @@ from selfspec.errors import InvalidParameterError, SelfSpecError
 from selfspec.limits import check_context, explain_out_of_memory
 from selfspec.memory import PeakMemory
 from selfspec.methods.base import Method
-from selfspec.methods.settings import setting_values
+from selfspec.methods.settings import setting_values, suggest
 from selfspec.prompt_encoding import PromptEncoder
 from selfspec.prompt_forms import Prompt
 from selfspec.runtimes.target import Target
@@ -60,8 +61,11 @@ class Job:
         params: how to choose tokens and when to stop.
 
     Attributes:
+        prompt_ids: tokens of the prompt.
         request: what the decoder is asked.
+        method: what drafts.
         rounds: the rounds so far.
+        cached_prompt_tokens: tokens of the prompt whose keys and values were found in the prefix cache.
 
     Raises:
         SelfSpecError: prompt or parameters do not fit.
@@ -70,19 +74,21 @@ class Job:
     def __init__(self, setup: Setup, prompt: Prompt, params: SamplingParams) -> None:
         if params.stop and setup.tokenizer is None:
             raise InvalidParameterError("stop strings need a tokenizer; give the engine one")
-        self._prompt_ids = setup.encoder.encode(prompt)
-        self.prompt_length, self.max_new_tokens = len(self._prompt_ids), params.max_new_tokens
+        self.prompt_ids = setup.encoder.encode(prompt)
+        self.prompt_length, self.max_new_tokens = len(self.prompt_ids), params.max_new_tokens
         check_context(self.prompt_length, params.max_new_tokens, setup.target.context_limit)
         check_bias(params.logit_bias, setup.target.vocab_size)
         self.request = Request(
-            self._prompt_ids,
+            self.prompt_ids,
             params.max_new_tokens,
             rule=setup.rule(params, setup.target.device),
             processor=ScoreProcessor(build_processors(params, self.prompt_length, _end_ids(setup, params))),
             output=_output(setup, params),
             method=setup.method,
         )
+        self.method = setup.method
         self.rounds: list[Round] = []
+        self.cached_prompt_tokens = 0
         self._setup = setup
         self._started = self._first_token = self._ended = 0.0
         self._peak_bytes = 0
@@ -128,6 +134,7 @@ class Job:
             prefill_seconds=self._first_token - self._started,
             rounds=tuple(self.rounds),
             peak_memory_bytes=self._peak_bytes,
+            cached_prompt_tokens=self.cached_prompt_tokens,
         )
 
 
@@ -225,6 +232,26 @@ class Stream(Iterator[TextPiece]):
     def result(self) -> Generation:
         """The finished output; reads the rest of the stream first."""
         return self._batch.results()[0]
+
+
+def changed(params: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
+    """Parameters with some of them changed.
+
+    Args:
+        params: the parameters.
+        changes: values by name.
+
+    Raises:
+        InvalidParameterError: there is no such parameter, or a value does not fit.
+    """
+    try:
+        return replace(params, **changes)
+    except TypeError:
+        known = {field.name: field for field in fields(params)}
+        for name in changes:
+            if name not in known:
+                raise InvalidParameterError(f"there is no sampling parameter '{name}'{suggest(name, known)}") from None
+        raise
 
 
 def rule_of(params: SamplingParams, device: torch.device) -> Rule:

@@ -45,11 +45,20 @@ def explain_out_of_memory(prompt_length: int, max_new_tokens: int) -> Iterator[N
         if not is_out_of_memory(error):
             raise
         # Without the cause: its frames would keep the tensors alive that did not fit.
-        message = (
-            f"out of memory with a prompt of {prompt_length} tokens and up to {max_new_tokens} new ones; "
-            "reduce max_new_tokens, the prompt, or prefill_chunk, or load the model in bfloat16"
-        )
-        raise OutOfMemoryError(message) from None
+        raise out_of_memory(prompt_length, max_new_tokens) from None
+
+
+def out_of_memory(prompt_length: int, max_new_tokens: int) -> OutOfMemoryError:
+    """The error of a request that ran out of memory, which says what to reduce.
+
+    Args:
+        prompt_length: tokens of the prompt.
+        max_new_tokens: longest output, in tokens.
+    """
+    return OutOfMemoryError(
+        f"out of memory with a prompt of {prompt_length} tokens and up to {max_new_tokens} new ones; "
+        "reduce max_new_tokens, the prompt, or prefill_chunk, or load the model in bfloat16"
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

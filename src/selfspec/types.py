@@ -125,6 +125,7 @@ class Generation:
         prefill_seconds: wall time up to the first token.
         rounds: what happened, round by round.
         peak_memory_bytes: peak of the device's allocated memory on an accelerator, of the process elsewhere.
+        cached_prompt_tokens: tokens of the prompt that were not read, since a prefix cache had their keys and values.
     """
 
     text: str
@@ -138,6 +139,7 @@ class Generation:
     prefill_seconds: float
     rounds: tuple[Round, ...] = field(repr=False)
     peak_memory_bytes: int
+    cached_prompt_tokens: int = 0
 
     @property
     def new_token_count(self) -> int:
@@ -193,6 +195,7 @@ class Generation:
             "mean_generated_length": self.mean_generated_length,
             "finish_reason": self.finish_reason,
             "peak_memory_bytes": self.peak_memory_bytes,
+            "cached_prompt_tokens": self.cached_prompt_tokens,
         }
 
 

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from selfspec.decoding.request import Request
 from selfspec.decoding.sequence import Sequence
-from selfspec.errors import SelfSpecError
+from selfspec.limits import is_out_of_memory, out_of_memory
 from selfspec.types import Round
 
 
@@ -75,8 +75,21 @@ class Failed:
     """
 
     request: Request
-    error: SelfSpecError
+    error: Exception
     at: float = field(default_factory=time.perf_counter)
+
+    @staticmethod
+    def by(request: Request, error: Exception) -> "Failed":
+        """A request that an exception ended.
+
+        Args:
+            request: the request.
+            error: the exception. One that means that memory ran out is replaced, since its frames would keep the
+                tensors alive that did not fit.
+        """
+        if is_out_of_memory(error):
+            error = out_of_memory(len(request.prompt_ids), request.max_new_tokens)
+        return Failed(request, error)
 
 
 Event: TypeAlias = Started | Prefilled | Advanced | Finished | Failed

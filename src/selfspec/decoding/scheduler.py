@@ -7,7 +7,6 @@ from selfspec.decoding.events import Event, Failed, Started
 from selfspec.decoding.request import Request
 from selfspec.decoding.sequence import Sequence
 from selfspec.decoding.step import step
-from selfspec.errors import SelfSpecError
 from selfspec.runtimes.target import Target
 
 
@@ -32,6 +31,11 @@ class Scheduler:
         """Whether any request waits or runs."""
         return bool(self._waiting or self._running)
 
+    @property
+    def running(self) -> int:
+        """How many requests run."""
+        return len(self._running)
+
     def add(self, request: Request) -> None:
         """Lets a request wait for its turn."""
         self._waiting.append(request)
@@ -40,6 +44,11 @@ class Scheduler:
         """Drops a request, whether it waits or runs; its cache is free at once."""
         self._waiting = deque(each for each in self._waiting if each is not request)
         self._running = [each for each in self._running if each.request is not request]
+
+    def drop_running(self) -> list[Request]:
+        """Drops all requests that run, and returns them."""
+        dropped, self._running = [each.request for each in self._running], []
+        return dropped
 
     def step(self) -> list[Event]:
         """Admits as many requests as fit, plays one step, and drops what finished or failed.
@@ -59,8 +68,8 @@ class Scheduler:
             request, admitted = self._waiting.popleft(), time.perf_counter()
             try:
                 sequence = Sequence(self._target, request)
-            except SelfSpecError as error:
-                events.append(Failed(request, error))
+            except Exception as error:
+                events.append(Failed.by(request, error))
                 continue
             self._running.append(sequence)
             events.append(Started(sequence, admitted))

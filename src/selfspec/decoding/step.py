@@ -43,8 +43,26 @@ def step(target: Target, sequences: Many[Sequence], prefill_chunk: int) -> list[
     for sequence in reading:
         if tokens < prefill_chunk:
             tokens += min(prefill_chunk, sequence.unread)
-            events += read_chunk(target, sequence, prefill_chunk)
-    return events + (play_round(target, writing) if writing else [])
+            events += _read(target, sequence, prefill_chunk)
+    return events + (_play(target, writing) if writing else [])
+
+
+def _read(target: Target, sequence: Sequence, size: int) -> list[Event]:
+    """Reads a chunk of a prompt. An exception ends this sequence alone."""
+    try:
+        return read_chunk(target, sequence, size)
+    except Exception as error:
+        return [Failed.by(sequence.request, error)]
+
+
+def _play(target: Target, sequences: Many[Sequence]) -> list[Event]:
+    """Plays a round. After an exception, which may be of one sequence's processor, each plays it by itself."""
+    try:
+        return play_round(target, sequences)
+    except Exception as error:  # raised before anything was committed
+        if len(sequences) == 1:
+            return [Failed.by(sequences[0].request, error)]
+    return [event for sequence in sequences for event in _play(target, [sequence])]
 
 
 def _with_seconds(
@@ -80,6 +98,9 @@ def play_round(target: Target, sequences: Many[Sequence]) -> list[Event]:
 
     Returns:
         For each sequence that it advanced, and that it finished where it did; or that it failed.
+
+    Raises:
+        Exception: anything that went wrong before a token was committed, of whichever sequence.
     """
     drafts = plan(sequences)
     proposals = draft(target, sequences, drafts)
@@ -90,14 +111,22 @@ def play_round(target: Target, sequences: Many[Sequence]) -> list[Event]:
         if outcome is None:
             events.append(Failed(sequence.request, not_finite(sequence.context)))
             continue
-        committed = commit(sequence, outcome.acceptance)
         feedback = Feedback(
             planned, outcome.proposal, outcome.acceptance, outcome.scores, outcome.hidden_states, seconds
         )
-        learn(sequence, feedback)
-        events.append(Advanced(sequence, _record(feedback, committed)))
-        events += [Finished(sequence)] if sequence.finished else []
+        try:
+            events += _conclude(sequence, feedback)
+        except Exception as error:  # of a stopping criterion, or of the drafter
+            events.append(Failed.by(sequence.request, error))
     return events
+
+
+def _conclude(sequence: Sequence, feedback: Feedback) -> list[Event]:
+    """Commits what was accepted, and lets the drafter learn."""
+    committed = commit(sequence, feedback.acceptance)
+    learn(sequence, feedback)
+    advanced = Advanced(sequence, _record(feedback, committed))
+    return [advanced, Finished(sequence)] if sequence.finished else [advanced]
 
 
 @phase("select")

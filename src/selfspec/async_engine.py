@@ -1,0 +1,172 @@
+"""Many requests at once on one model, from asyncio."""
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from selfspec.decoding.scheduler import Scheduler
+from selfspec.engine import Engine
+from selfspec.engine_stats import EngineStats, MethodCounts, Tally
+from selfspec.errors import EngineClosedError, InvalidParameterError, QueueFullError
+from selfspec.generation import Job, changed
+from selfspec.memory import PeakMemory
+from selfspec.methods.pool import MethodPool
+from selfspec.prompt_forms import Prompt
+from selfspec.request_stream import RequestStream
+from selfspec.types import Generation, SamplingParams
+from selfspec.worker import Worker
+
+__all__ = ["AsyncEngine", "EngineStats", "MethodCounts", "RequestStream"]
+
+
+class AsyncEngine:
+    """Many requests at once on one model; they come and go at any time.
+
+    A thread of its own decodes all of them together. Each has its own parameters, seed, stop conditions and method,
+    and its text is what it is alone. The model should not be used by others meanwhile.
+
+    ::
+
+        async with AsyncEngine(Engine.from_pretrained("smollm2")) as engine:
+            async for piece in engine.submit("Once upon a time", max_new_tokens=30):
+                print(piece.text, end="")
+
+    Args:
+        engine: the model, and the method of requests that name none.
+        max_batch: most requests that run at a time; the others wait.
+        max_waiting: most requests beside ``max_batch``; further ones are refused. ``None`` refuses none.
+
+    Raises:
+        InvalidParameterError: an argument is out of range.
+    """
+
+    def __init__(self, engine: Engine, *, max_batch: int = 16, max_waiting: int | None = None) -> None:
+        if max_batch < 1:
+            raise InvalidParameterError(f"max_batch must be at least 1, not {max_batch}")
+        if max_waiting is not None and max_waiting < 0:
+            raise InvalidParameterError(f"max_waiting must be at least 0, not {max_waiting}")
+        self.engine = engine
+        self._methods = MethodPool(engine.method)
+        self._most = None if max_waiting is None else max_batch + max_waiting
+        self._tally = Tally()
+        setup = engine.setup
+        self._scheduler = Scheduler(setup.target, prefill_chunk=setup.prefill_chunk, max_batch=max_batch)
+        self._worker = Worker(self._scheduler, PeakMemory(setup.target.device), self._tally)
+        self._lock = threading.Lock()
+        self._started = self._closed = False
+
+    async def __aenter__(self) -> "AsyncEngine":
+        """Starts it."""
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes it: waits for all requests, unless an exception is the reason."""
+        await self.close(drain=error is None)
+
+    def start(self) -> None:
+        """Starts decoding. Requests may be submitted from now on.
+
+        Raises:
+            EngineClosedError: it was closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise EngineClosedError("the engine is closed; make another one")
+            if not self._started:
+                self._started = True
+                self._worker.start()
+
+    async def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
+        """Takes no more requests, and ends.
+
+        Args:
+            drain: let the requests that wait and run come to their ends; otherwise they fail with
+                ``EngineClosedError``.
+            timeout: seconds after which they fail all the same; ``None`` waits for them.
+        """
+        with self._lock:
+            self._closed, started = True, self._started
+        if started:
+            await asyncio.to_thread(self._worker.stop, drain=drain, timeout=timeout)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        method: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+        **changes: Any,
+    ) -> RequestStream:
+        """Takes a request, in the running event loop. Prompt and parameters are checked at once.
+
+        Args:
+            prompt: text, token ids, or chat messages; one prompt.
+            params: how to choose tokens and when to stop.
+            method: name of the method that drafts; ``None`` for the engine's own. Methods are made at first use and
+                kept, with what they learn.
+            settings: values of the method's settings by name.
+            request_id: what errors call the request; made up if not given.
+            **changes: single parameters to change, by name.
+
+        Returns:
+            The stream of its pieces; to be read or cancelled.
+
+        Raises:
+            SelfSpecError: prompt, parameters, method or settings do not fit.
+            QueueFullError: too many requests wait.
+            EngineClosedError: the engine does not run, or is being closed.
+        """
+        loop = asyncio.get_running_loop()
+        setup = self.engine.setup
+        if method is not None or settings:
+            setup = replace(setup, method=self._methods.get(method, settings))
+        job = Job(setup, prompt, changed(params or SamplingParams(), changes))
+        stream = RequestStream(job, request_id or uuid.uuid4().hex, loop, self._worker.cancel)
+        with self._lock:
+            self._check_open()
+            if self._most is not None and self._worker.requests >= self._most:
+                raise QueueFullError(f"{self._most} requests run or wait, which is the most; try again later")
+            self._worker.add(stream)
+        return stream
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Generation:
+        """Writes the whole output. A task that is cancelled meanwhile cancels its request.
+
+        Args:
+            prompt: as for ``submit``.
+            params: as for ``submit``.
+            **options: as for ``submit``.
+
+        Raises:
+            SelfSpecError: as from ``submit``, or the request failed.
+        """
+        stream = self.submit(prompt, params, **options)
+        try:
+            async for _ in stream:
+                pass
+        finally:
+            stream.cancel()  # changes nothing if it has ended
+        return stream.result
+
+    def stats(self) -> EngineStats:
+        """What it did so far, and what it holds now."""
+        running = self._scheduler.running
+        waiting = max(0, self._worker.requests - running)
+        return replace(self._tally.stats, alive=self._worker.alive, running=running, waiting=waiting)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError("the engine is closed, or is being closed; make another one")
+        if not self._started:
+            raise EngineClosedError("the engine is not started; use it in 'async with', or call start() first")
+        if not self._worker.alive:
+            raise EngineClosedError("the engine's worker has ended; make another engine")

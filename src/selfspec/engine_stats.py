@@ -1,0 +1,109 @@
+"""What an ``AsyncEngine`` did so far, and does now."""
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from selfspec.decoding.events import Advanced, Event, Prefilled
+from selfspec.request_stream import RequestStream
+
+
+@dataclass(frozen=True)
+class MethodCounts:
+    """What the requests of one method did.
+
+    Attributes:
+        requests: how many have ended, in whichever way.
+        tokens: tokens of their outputs.
+        rounds: rounds played.
+        drafted: draft tokens.
+        accepted: draft tokens that were accepted.
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counts since the engine was made, and what it holds now.
+
+    Attributes:
+        alive: the worker runs; an engine whose worker does not run takes no requests.
+        running: requests that are being read or written.
+        waiting: requests that wait to be admitted.
+        finished, cancelled, failed: requests that ended, by how.
+        prompt_tokens: tokens of the prompts that were read, those found in the prefix cache included.
+        output_tokens: tokens of outputs.
+        steps: steps of the scheduler.
+        longest_step_seconds: the longest of them.
+        methods: by name of the method.
+    """
+
+    alive: bool = False
+    running: int = 0
+    waiting: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    longest_step_seconds: float = 0.0
+    methods: Mapping[str, MethodCounts] = field(default_factory=dict)
+
+
+class Tally:
+    """Counts what a worker's thread does, for other threads to read."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = EngineStats()
+        self._methods: dict[str, Counter[str]] = {}
+
+    def event(self, event: Event, method: str) -> None:
+        """Counts what happened to a request.
+
+        Args:
+            event: of the request.
+            method: name of its method.
+        """
+        if isinstance(event, Prefilled):
+            self._count(method, tokens=1)
+            with self._lock:
+                read = self._now.prompt_tokens + len(event.sequence.request.prompt_ids)
+                self._now = replace(self._now, prompt_tokens=read, output_tokens=self._now.output_tokens + 1)
+        elif isinstance(event, Advanced):
+            tokens = len(event.round.token_ids)
+            counts = {"drafted": event.round.drafted, "accepted": event.round.accepted}
+            self._count(method, tokens=tokens, rounds=1, **counts)
+            with self._lock:
+                self._now = replace(self._now, output_tokens=self._now.output_tokens + tokens)
+
+    def ended(self, how: Literal["finished", "cancelled", "failed"], stream: RequestStream) -> None:
+        """Counts a request that ended."""
+        self._count(stream.job.method.name, requests=1)
+        with self._lock:
+            self._now = replace(self._now, **{how: getattr(self._now, how) + 1})
+
+    def step(self, seconds: float) -> None:
+        """Counts a step."""
+        with self._lock:
+            longest = max(seconds, self._now.longest_step_seconds)
+            self._now = replace(self._now, steps=self._now.steps + 1, longest_step_seconds=longest)
+
+    @property
+    def stats(self) -> EngineStats:
+        """The counts so far; what the engine holds now is not among them."""
+        with self._lock:
+            methods = {name: MethodCounts(**counts) for name, counts in self._methods.items()}
+            return replace(self._now, methods=methods)
+
+    def _count(self, method: str, **counts: int) -> None:
+        with self._lock:
+            self._methods.setdefault(method, Counter()).update(counts)

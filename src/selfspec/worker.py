@@ -1,0 +1,192 @@
+"""The thread that decodes the requests of an ``AsyncEngine``; it alone touches the scheduler."""
+
+import asyncio
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from selfspec.decoding.events import Event, Failed, Finished
+from selfspec.decoding.scheduler import Scheduler
+from selfspec.engine_stats import Tally
+from selfspec.errors import EngineClosedError, RequestFailedError, SelfSpecError, first_line
+from selfspec.memory import PeakMemory
+from selfspec.request_stream import Delivery, RequestStream
+
+
+class Worker:
+    """Runs steps while there are requests, and hands pieces over to the event loops of their streams.
+
+    Args:
+        scheduler: decodes; from ``start`` on it belongs to the worker's thread.
+        memory: measures the process.
+        tally: counts what happens.
+    """
+
+    def __init__(self, scheduler: Scheduler, memory: PeakMemory, tally: Tally) -> None:
+        self._scheduler = scheduler
+        self._memory = memory
+        self._tally = tally
+        self._requests = 0
+        self._streams: dict[int, RequestStream] = {}
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._draining = self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="selfspec-worker", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def requests(self) -> int:
+        """How many requests wait or run."""
+        with self._wake:
+            return self._requests
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def add(self, stream: RequestStream) -> None:
+        """Lets a request wait for its turn. May be called from any thread."""
+        with self._wake:
+            self._requests += 1
+        self._command(lambda: self._add(stream))
+
+    def cancel(self, stream: RequestStream) -> None:
+        """Drops a request before the next step. May be called from any thread."""
+        self._command(lambda: self._cancel(stream))
+
+    def stop(self, *, drain: bool, timeout: float | None) -> None:
+        """Ends the thread; waits until it has ended.
+
+        Args:
+            drain: let the requests that wait and run come to their ends.
+            timeout: seconds after which they are ended all the same; ``None`` waits for them.
+        """
+        with self._wake:
+            self._draining, self._stopped = True, not drain
+            self._wake.notify()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            with self._wake:
+                self._stopped = True
+                self._wake.notify()
+            self._thread.join()
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._work()
+        finally:
+            self._run_commands()
+            self._end_all(EngineClosedError("the engine was closed before the request ended"))
+
+    def _wait_for_work(self) -> bool:
+        """Waits for something to do and runs the commands; returns false where the thread is to end."""
+        with self._wake:
+            while not (self._commands or self._scheduler.busy or self._draining):
+                self._wake.wait()
+            draining, stopped = self._draining, self._stopped
+        self._run_commands()
+        return not stopped and (self._scheduler.busy or not draining)
+
+    def _run_commands(self) -> None:
+        with self._wake:
+            commands, self._commands = self._commands, deque()
+        for command in commands:
+            command()
+
+    def _work(self) -> None:
+        if not self._scheduler.busy:
+            return
+        began = time.perf_counter()
+        try:
+            events = self._scheduler.step()
+        except Exception as error:  # of no request that could be named: all that run are ended, the next ones go on
+            self._fail_running(error)
+            return
+        self._tally.step(time.perf_counter() - began)
+        self._hand_over(self._note(events))
+
+    def _add(self, stream: RequestStream) -> None:
+        request = stream.job.request
+        self._streams[id(request)] = stream
+        self._scheduler.add(request)
+
+    def _cancel(self, stream: RequestStream) -> None:
+        request = stream.job.request
+        if self._streams.pop(id(request), None) is not None:
+            self._scheduler.remove(request)
+            self._ended("cancelled", stream)
+
+    def _note(self, events: Iterable[Event]) -> list[Delivery]:
+        deliveries = []
+        for event in events:
+            request = event.request if isinstance(event, Failed) else event.sequence.request
+            stream = self._streams[id(request)]
+            error = _noted(stream, event, self._memory)
+            ended = error is not None or isinstance(event, Finished)
+            deliveries.append(Delivery(stream, request.output.take_pieces(), ended, error))
+            self._tally.event(event, stream.job.method.name)
+            if ended:
+                del self._streams[id(request)]
+                self._ended("finished" if error is None else "failed", stream)
+        return deliveries
+
+    def _hand_over(self, deliveries: Iterable[Delivery]) -> None:
+        """Gives each event loop its deliveries in one call."""
+        of_loop: dict[asyncio.AbstractEventLoop, list[Delivery]] = defaultdict(list)
+        for delivery in deliveries:
+            if delivery.pieces or delivery.ended:
+                of_loop[delivery.stream.loop].append(delivery)
+        for loop, own in of_loop.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, own)
+            except RuntimeError:  # the loop is closed: nobody reads these streams any more
+                for delivery in own:
+                    self._cancel(delivery.stream)
+
+    def _fail_running(self, error: Exception) -> None:
+        failed = RequestFailedError(f"the engine failed: {first_line(error)}; other requests go on")
+        failed.__cause__ = error
+        running = self._scheduler.drop_running()
+        self._hand_over(self._note([Failed(request, failed) for request in running]))
+
+    def _end_all(self, error: SelfSpecError) -> None:
+        streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            self._scheduler.remove(stream.job.request)
+            self._ended("failed", stream)
+        self._hand_over([Delivery(stream, [], True, error) for stream in streams])
+
+    def _ended(self, how: Literal["finished", "cancelled", "failed"], stream: RequestStream) -> None:
+        with self._wake:
+            self._requests -= 1
+        self._tally.ended(how, stream)
+
+
+def _noted(stream: RequestStream, event: Event, memory: PeakMemory) -> SelfSpecError | None:
+    """Notes an event; returns the error of a request that failed."""
+    try:
+        stream.note(event, memory)
+    except SelfSpecError as error:
+        return error
+    except Exception as error:
+        failed = RequestFailedError(f"the request failed: {type(error).__name__}: {first_line(error)}")
+        failed.__cause__ = error
+        return failed
+    return None
+
+
+def _deliver(deliveries: Iterable[Delivery]) -> None:
+    for delivery in deliveries:
+        delivery.stream.deliver(delivery.pieces, delivery.ended, delivery.error)
