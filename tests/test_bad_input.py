@@ -162,6 +162,12 @@ def test_context_is_just_long_enough(engine: Engine) -> None:
         {"min_tokens": -1},
         {"min_tokens": 1.5},
         {"min_tokens": 1000},
+        {"logprobs": -1},
+        {"logprobs": 21},
+        {"logprobs": True},
+        {"prompt_logprobs": 21},
+        {"prompt_logprobs": 1.0},
+        {"max_new_tokens": 0, "logprobs": 1},
     ],
 )
 def test_sampling_parameters_out_of_range(engine: Engine, wrong: dict[str, Any]) -> None:

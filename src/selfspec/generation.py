@@ -85,6 +85,8 @@ class Job:
             processor=ScoreProcessor(build_processors(params, self.prompt_length, _end_ids(setup, params))),
             output=_output(setup, params),
             method=setup.method,
+            logprobs=params.logprobs,
+            prompt_logprobs=params.prompt_logprobs,
         )
         self.method = setup.method
         self.rounds: list[Round] = []
@@ -135,6 +137,8 @@ class Job:
             rounds=tuple(self.rounds),
             peak_memory_bytes=self._peak_bytes,
             cached_prompt_tokens=self.cached_prompt_tokens,
+            logprobs=None if self.request.logprobs is None else tuple(output.logprobs),
+            prompt_logprobs=None if self.request.prompt_logprobs is None else (None, *output.prompt_logprobs),
         )
 
 

@@ -11,6 +11,9 @@ from selfspec.errors import InvalidParameterError
 
 Acceptance = Literal["auto", "coupled", "speculative"]
 
+MOST_LOGPROBS = 20
+"""Most alternatives that are reported with a token, as in OpenAI's and vLLM's interface."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -29,6 +32,10 @@ class SamplingParams:
         logit_bias: added to the logits of single tokens, -100 to 100 by token id.
         min_tokens: end-of-sequence ids and ``stop_token_ids`` are impossible before the output has this many tokens.
             Stop strings and criteria still end it.
+        logprobs: report for each token of the output its log-probability, and this many of the most probable tokens
+            with theirs, 0 to 20; ``None`` reports nothing. The distribution is the model's own: the softmax of its
+            logits before all of the above (vLLM's default).
+        prompt_logprobs: the same for the tokens of the prompt. ``max_new_tokens`` may then be 0.
         seed: fixes the random numbers of sampling.
         acceptance: ``coupled`` keys the noise by (seed, position), so that the text depends on the seed alone,
             whichever method drafts; ``speculative`` is rejection sampling (Leviathan et al. 2023), which accepts a
@@ -50,6 +57,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     acceptance: Acceptance = "auto"
     stop: tuple[str, ...] = ()
@@ -66,7 +75,7 @@ class SamplingParams:
             if not isinstance(value, Iterable):
                 raise InvalidParameterError(f"{name} must be a list, not {value!r}")
             object.__setattr__(self, name, tuple(value))
-        _check_integer("max_new_tokens", self.max_new_tokens, minimum=1)
+        _check_integer("max_new_tokens", self.max_new_tokens, minimum=1 if self.prompt_logprobs is None else 0)
         _check_integer("top_k", self.top_k, minimum=0)
         _check_number("temperature", self.temperature, minimum=0.0)
         _check_number("top_p", self.top_p, minimum=0.0, maximum=1.0, exclusive_minimum=True)
@@ -80,6 +89,9 @@ class SamplingParams:
             raise InvalidParameterError(
                 f"min_tokens is {self.min_tokens}, more than max_new_tokens, which is {self.max_new_tokens}"
             )
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), minimum=0, maximum=MOST_LOGPROBS)
         if self.seed is not None:
             _check_integer("seed", self.seed)
         if self.acceptance not in ("auto", "coupled", "speculative"):
@@ -107,11 +119,13 @@ def _checked_bias(bias: object) -> dict[int, float]:
     return {token_id: float(value) for token_id, value in bias.items()}
 
 
-def _check_integer(name: str, value: object, minimum: int | None = None) -> None:
+def _check_integer(name: str, value: object, minimum: int | None = None, maximum: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidParameterError(f"{name} must be a whole number, not {value!r}")
     if minimum is not None and value < minimum:
         raise InvalidParameterError(f"{name} must be at least {minimum}, not {value}")
+    if maximum is not None and value > maximum:
+        raise InvalidParameterError(f"{name} must be at most {maximum}, not {value}")
 
 
 def _check_number(

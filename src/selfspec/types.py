@@ -110,6 +110,30 @@ class Round:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """How probable the model found a token, and which tokens it found most probable in its place.
+
+    Natural logarithms of probabilities under the model's own distribution: the softmax of its logits in float32, before
+    penalties, temperature, filters and other logits processors.
+
+    Attributes:
+        token_id: the token.
+        logprob: its log-probability.
+        top: the most probable tokens and their log-probabilities, most probable first; as many as were asked for. The
+            token itself is among them only if it is one of these.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as a JSON object."""
+        top = [{"token_id": token_id, "logprob": logprob} for token_id, logprob in self.top]
+        return {"token_id": self.token_id, "logprob": self.logprob, "top": top}
+
+
+@dataclass(frozen=True)
 class Generation:
     """A finished output.
 
@@ -126,6 +150,9 @@ class Generation:
         rounds: what happened, round by round.
         peak_memory_bytes: peak of the device's allocated memory on an accelerator, of the process elsewhere.
         cached_prompt_tokens: tokens of the prompt that were not read, since a prefix cache had their keys and values.
+        logprobs: log-probabilities of the output's tokens, where they were asked for.
+        prompt_logprobs: those of the prompt's tokens, where they were asked for; ``None`` for the first of them, which
+            nothing predicts.
     """
 
     text: str
@@ -140,6 +167,8 @@ class Generation:
     rounds: tuple[Round, ...] = field(repr=False)
     peak_memory_bytes: int
     cached_prompt_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = field(default=None, repr=False)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = field(default=None, repr=False)
 
     @property
     def new_token_count(self) -> int:
@@ -175,10 +204,16 @@ class Generation:
     def tokens_per_second(self) -> float:
         """Tokens after the first ÷ seconds after the first token: decoding without the prefill."""
         elapsed = self.seconds - self.prefill_seconds
-        return (self.new_token_count - 1) / elapsed if elapsed > 0 else 0.0
+        return max(0, self.new_token_count - 1) / elapsed if elapsed > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``selfspec generate --json`` prints."""
+        scores = {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}
+        reported = {
+            name: [None if each is None else each.to_dict() for each in tokens]
+            for name, tokens in scores.items()
+            if tokens is not None
+        }
         return {
             "text": self.text,
             "token_ids": list(self.token_ids),
@@ -196,6 +231,7 @@ class Generation:
             "finish_reason": self.finish_reason,
             "peak_memory_bytes": self.peak_memory_bytes,
             "cached_prompt_tokens": self.cached_prompt_tokens,
+            **reported,
         }
 
 
@@ -207,8 +243,10 @@ class TextPiece:
         text: text that has become certain; may be empty while a character is incomplete.
         token_id: the token that made it so.
         origin: who chose the token first.
+        logprobs: the token's log-probability, where it was asked for.
     """
 
     text: str
     token_id: int
     origin: TokenOrigin
+    logprobs: TokenLogprobs | None = None

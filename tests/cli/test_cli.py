@@ -87,6 +87,7 @@ def test_text_alone_goes_to_stdout(checkpoint: str) -> None:
             "layerskip",
             {"presence_penalty": 0.5, "frequency_penalty": 1.5, "min_tokens": 3},
         ),
+        ((*PLAIN, "--logprobs", "2"), "autoregressive", {"logprobs": 2}),
     ],
 )
 def test_json_is_the_python_result(
@@ -122,6 +123,11 @@ def test_chat_sends_a_user_message(checkpoint: str) -> None:
     result = generate(checkpoint, "hello", "--chat")
     assert result.stdout == expected(checkpoint, prompt=[{"role": "user", "content": "hello"}]).text
     assert result.stdout == expected(checkpoint, prompt="<user>hello").text
+
+
+def test_logprobs_are_written_as_json_only(checkpoint: str) -> None:
+    result = generate(checkpoint, PROMPT, "--logprobs", "2")
+    assert (result.exit_code, "add --json" in result.stderr) == (2, True)
 
 
 def test_stop_strings(checkpoint: str) -> None:
@@ -343,7 +349,7 @@ def test_defaults_are_those_of_python() -> None:
     defaults = SamplingParams()
     options = inspect.signature(generate_command).parameters
     shared = options.keys() & {field.name for field in fields(defaults)} - {"stop"}
-    assert len(shared) == 11
+    assert len(shared) == 12
     for name in shared:
         assert options[name].default == getattr(defaults, name)
     assert options["method"].default == inspect.signature(Engine).parameters["method"].default

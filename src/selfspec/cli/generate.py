@@ -58,6 +58,7 @@ def generate(
         typer.Option("--stats", help="Print speed and acceptance to standard error.", rich_help_panel=options.OUTPUT),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help=options.JSON_HELP, rich_help_panel=options.OUTPUT)] = False,
+    logprobs: options.Logprobs = None,
     show_drafts: options.ShowDrafts = False,
 ) -> None:
     """Generates a continuation of a prompt and streams it to standard output."""
@@ -65,6 +66,8 @@ def generate(
         raise InvalidParameterError(
             "--show-drafts colours the streamed text, and --json streams none; give only one of them"
         )
+    if logprobs is not None and not as_json:
+        raise InvalidParameterError("--logprobs writes numbers into the JSON object; add --json")
     text, method_settings = read_prompt(prompt, prompt_file), parse_assignments(settings or ())
     if state is not None:
         check_state(method, state)

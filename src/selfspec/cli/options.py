@@ -76,6 +76,14 @@ State = Annotated[
         help="Load what the method has learned from this file if it exists, and save it there afterwards.",
     ),
 ]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="With --json: log-probabilities of tokens, and of the N most probable in their place.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 ShowDrafts = Annotated[
     bool, typer.Option("--show-drafts", help="Colour the text of accepted draft tokens.", rich_help_panel=OUTPUT)
 ]

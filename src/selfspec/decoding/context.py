@@ -65,7 +65,7 @@ class Context:
         self.state: SequenceState = target.new_sequence(
             self.prompt_length,
             capacity=self.max_length + max(sibling_rows, probe_rows),
-            last_length=self.max_length - 1,
+            last_length=max(self.prompt_length, self.max_length - 1),
         )
 
     @property

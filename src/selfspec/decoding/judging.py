@@ -22,10 +22,12 @@ class Judgement:
     Attributes:
         acceptance: the accepted rows and the tokens they give.
         scores: gives float32 ``[n + 1, vocab]``, the target's processed scores of every row.
+        logits: the target's own, of every row.
     """
 
     acceptance: Acceptance
     scores: Callable[[], torch.Tensor]
+    logits: Logits
 
 
 @phase("other")
@@ -48,8 +50,8 @@ def judge(
     scores = [_Scores(*each) for each in zip(contexts, proposals, logits, finite, strict=True)]
     verdicts = [_verdict(*each) for each in zip(contexts, proposals, logits, scores, strict=True)]
     return [
-        None if acceptance is None else Judgement(acceptance, processed)
-        for acceptance, processed in zip(_read(verdicts, finite), scores, strict=True)
+        None if acceptance is None else Judgement(acceptance, processed, rows)
+        for acceptance, processed, rows in zip(_read(verdicts, finite), scores, logits, strict=True)
     ]
 
 

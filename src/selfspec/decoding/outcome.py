@@ -11,6 +11,7 @@ from selfspec.decoding.phases import phase
 from selfspec.decoding.proposal import Proposal
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.decoding.verification import verify
+from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import StackOutput, Target
 from selfspec.sampling.acceptance import Acceptance
 
@@ -23,12 +24,14 @@ class Outcome:
         proposal: the draft.
         acceptance: the accepted rows and the tokens they give.
         scores: gives float32 ``[n + 1, vocab]``, the target's processed scores of every row.
+        logits: the target's own, of every row.
         hidden_states: by sublayer the states that the drafter watches, ``[n + 1, hidden]``.
     """
 
     proposal: Proposal
     acceptance: Acceptance
     scores: Callable[[], torch.Tensor]
+    logits: Logits
     hidden_states: Mapping[int, torch.Tensor]
 
 
@@ -70,7 +73,9 @@ def _judged(
     logits = [output.logits for output in outputs if output.logits is not None]
     judgements = judge([sequence.context for sequence in sequences], proposals, logits)
     return [
-        None if judgement is None else Outcome(proposal, judgement.acceptance, judgement.scores, output.captured)
+        None
+        if judgement is None
+        else Outcome(proposal, judgement.acceptance, judgement.scores, judgement.logits, output.captured)
         for proposal, judgement, output in zip(proposals, judgements, outputs, strict=True)
     ]
 

@@ -6,7 +6,7 @@ import torch
 from transformers import StoppingCriteria
 
 from selfspec.decoding.text import TextStream
-from selfspec.types import FinishReason, TextPiece, TokenOrigin
+from selfspec.types import FinishReason, TextPiece, TokenLogprobs, TokenOrigin
 
 
 class Output:
@@ -23,6 +23,8 @@ class Output:
         token_ids: the output's tokens.
         origins: for each token who chose it first.
         finish_reason: why the output ended; ``None`` while it grows.
+        logprobs: log-probabilities of the tokens, where they are reported.
+        prompt_logprobs: those of the prompt's tokens from the second on, where they are reported.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class Output:
         self.token_ids: list[int] = []
         self.origins: list[TokenOrigin] = []
         self.finish_reason: FinishReason | None = None
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self._pieces: list[TextPiece] = []
         self._max_new_tokens = max_new_tokens
         self._eos_ids = eos_ids
@@ -44,13 +48,20 @@ class Output:
         self._text = text
         self._criteria = criteria
 
-    def append(self, token_id: int, origin: TokenOrigin, context: Callable[[], torch.Tensor]) -> bool:
+    def append(
+        self,
+        token_id: int,
+        origin: TokenOrigin,
+        context: Callable[[], torch.Tensor],
+        logprobs: TokenLogprobs | None = None,
+    ) -> bool:
         """Takes the next token.
 
         Args:
             token_id: the token.
             origin: who chose it first.
             context: gives prompt and output up to this token, long ``[1, length]``, for stopping criteria.
+            logprobs: its log-probability, where it is reported.
 
         Returns:
             Whether it was the last one.
@@ -58,12 +69,18 @@ class Output:
         assert self.finish_reason is None, "the output has ended"
         self.token_ids.append(token_id)
         self.origins.append(origin)
+        self.logprobs += [logprobs] if logprobs is not None else []
         text = "" if self._text is None else self._text.push(token_id)
         self.finish_reason = self._find_end(token_id, context)
         if self.finish_reason is not None and self._text is not None:
             text += self._text.flush()
-        self._pieces.append(TextPiece(text, token_id, origin))
+        self._pieces.append(TextPiece(text, token_id, origin, logprobs))
         return self.finish_reason is not None
+
+    def end_without_tokens(self) -> None:
+        """Ends an output that is to have no tokens."""
+        assert not self._max_new_tokens
+        self.finish_reason = "length"
 
     def take_pieces(self) -> list[TextPiece]:
         """The pieces since the last call."""

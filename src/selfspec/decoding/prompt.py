@@ -3,6 +3,7 @@
 from selfspec.decoding.draft import empty_proposal
 from selfspec.decoding.events import Event, Failed, Finished, Prefilled
 from selfspec.decoding.judging import judge, not_finite
+from selfspec.decoding.prompt_scores import score_prompt
 from selfspec.decoding.sequence import Sequence
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
@@ -32,10 +33,19 @@ def read_chunk(target: Target, sequence: Sequence, size: int) -> list[Event]:
     embedded = target.embed(context.token_ids[start:end])
     output = target.run(embedded, range(target.sublayer_count), forward, copies=copies)
     context.cache.commit(range(end - start))
+    if (alternatives := sequence.request.prompt_logprobs) is not None:
+        scored = sequence.request.prompt_ids[start + 1 : end + 1]
+        sequence.output.prompt_logprobs += score_prompt(
+            target, output.hidden_states[: len(scored)], scored, alternatives
+        )
     if end < context.prompt_length:
         return []
-    judgement = judge([context], [empty_proposal(context)], [Logits(target.logits(output.hidden_states[-1:]))])[0]
+    logits = Logits(target.logits(output.hidden_states[-1:]))
+    judgement = judge([context], [empty_proposal(context)], [logits])[0]
     if judgement is None:
         return [Failed(sequence.request, not_finite(context))]
-    sequence.commit(judgement.acceptance, "prefill")
+    if sequence.request.max_new_tokens:
+        sequence.commit(judgement.acceptance, logits, "prefill")
+    else:
+        sequence.output.end_without_tokens()
     return [Prefilled(sequence), Finished(sequence)] if sequence.finished else [Prefilled(sequence)]

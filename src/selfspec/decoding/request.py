@@ -20,6 +20,8 @@ class Request:
         processor: logits processors, applied to draft and target alike.
         output: takes the tokens, and says when to end.
         method: what drafts.
+        logprobs: how many alternatives to report with the log-probability of each token; ``None`` reports none.
+        prompt_logprobs: the same for the tokens of the prompt.
     """
 
     prompt_ids: Sequence[int]
@@ -28,3 +30,10 @@ class Request:
     processor: ScoreProcessor
     output: Output
     method: DraftingMethod
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether every row of the prompt has to run, although keys and values of its beginning may be known."""
+        return self.prompt_logprobs is not None

@@ -1,14 +1,20 @@
 """A request at work: the one owner of its tokens, cache, sampling rule, output and drafter."""
 
+from collections.abc import Sequence as Many
+from functools import partial
+
 import torch
 
 from selfspec.decoding.context import Context
 from selfspec.decoding.drafter import Drafter, Prefill
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.request import Request
+from selfspec.model import transfer
+from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance
-from selfspec.types import TokenOrigin
+from selfspec.sampling.logprobs import token_logprobs
+from selfspec.types import TokenLogprobs, TokenOrigin
 
 
 class Sequence:
@@ -73,11 +79,12 @@ class Sequence:
         ids = tuple(self.request.prompt_ids)
         return Prefill(ids, self.output.token_ids[0], Probe(self.context), self.prompt_states)
 
-    def commit(self, acceptance: Acceptance, last: TokenOrigin = "target") -> tuple[int, ...]:
+    def commit(self, acceptance: Acceptance, logits: Logits, last: TokenOrigin = "target") -> tuple[int, ...]:
         """Keeps what was accepted: hands its tokens to the output until that ends, and commits their rows.
 
         Args:
             acceptance: of the verification, or of the prefill.
+            logits: of its rows, the target's own.
             last: who chose the last of its tokens.
 
         Returns:
@@ -85,11 +92,19 @@ class Sequence:
         """
         context, token_ids = self.context, acceptance.token_ids
         context.write(token_ids)
-        taken = 0
-        for token_id in token_ids:
+        reported, taken = self._logprobs(acceptance, logits), 0
+        for token_id, logprobs in zip(token_ids, reported, strict=True):
             taken += 1
             origin: TokenOrigin = "draft" if taken < len(token_ids) else last
-            if self.output.append(token_id, origin, lambda: context.drafted_context(taken)):  # noqa: B023 - called at once
+            tokens_so_far = partial(context.drafted_context, taken)
+            if self.output.append(token_id, origin, tokens_so_far, logprobs):
                 break
         context.commit(acceptance.rows[:taken] if last == "target" else (), taken)
         return token_ids[:taken]
+
+    def _logprobs(self, acceptance: Acceptance, logits: Logits) -> Many[TokenLogprobs | None]:
+        """What is reported of each accepted token."""
+        if self.request.logprobs is None:
+            return [None] * len(acceptance.token_ids)
+        rows = logits.values[transfer.send(acceptance.rows, logits.values.device)]
+        return token_logprobs(rows, acceptance.token_ids, self.request.logprobs)

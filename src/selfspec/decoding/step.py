@@ -12,14 +12,13 @@ from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, DraftingMethod, Feedback
 from selfspec.decoding.events import Advanced, Event, Failed, Finished
 from selfspec.decoding.judging import not_finite
-from selfspec.decoding.outcome import verify_drafts
+from selfspec.decoding.outcome import Outcome, verify_drafts
 from selfspec.decoding.phases import clocked, phase, seconds_so_far
 from selfspec.decoding.prompt import read_chunk
 from selfspec.decoding.proposal import Proposal
 from selfspec.decoding.run_drafts import run_drafts
 from selfspec.decoding.sequence import Sequence
 from selfspec.runtimes.target import Target
-from selfspec.sampling.acceptance import Acceptance
 from selfspec.types import PhaseSeconds, Round
 
 
@@ -115,15 +114,15 @@ def play_round(target: Target, sequences: Many[Sequence]) -> list[Event]:
             planned, outcome.proposal, outcome.acceptance, outcome.scores, outcome.hidden_states, seconds
         )
         try:
-            events += _conclude(sequence, feedback)
+            events += _conclude(sequence, outcome, feedback)
         except Exception as error:  # of a stopping criterion, or of the drafter
             events.append(Failed.by(sequence.request, error))
     return events
 
 
-def _conclude(sequence: Sequence, feedback: Feedback) -> list[Event]:
+def _conclude(sequence: Sequence, outcome: Outcome, feedback: Feedback) -> list[Event]:
     """Commits what was accepted, and lets the drafter learn."""
-    committed = commit(sequence, feedback.acceptance)
+    committed = commit(sequence, outcome)
     learn(sequence, feedback)
     advanced = Advanced(sequence, _record(feedback, committed))
     return [advanced, Finished(sequence)] if sequence.finished else [advanced]
@@ -149,9 +148,9 @@ def draft(target: Target, sequences: Many[Sequence], drafts: Many[Draft]) -> lis
 
 
 @phase("other")
-def commit(sequence: Sequence, acceptance: Acceptance) -> tuple[int, ...]:
+def commit(sequence: Sequence, outcome: Outcome) -> tuple[int, ...]:
     """Hands the accepted tokens to the output and keeps their rows; returns the tokens that it took."""
-    return sequence.commit(acceptance)
+    return sequence.commit(outcome.acceptance, outcome.logits)
 
 
 @phase("select")
