@@ -1,5 +1,8 @@
 """How likely ``auto`` takes a draft token to be accepted."""
 
+from itertools import accumulate
+from operator import mul
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 from selfspec.errors import StateError
 from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, Acceptance, Feature, SharedAcceptance
 from selfspec.methods.auto.copies import Copies
-from selfspec.methods.copying import continuation
+from selfspec.methods.copying import Match, continuation
 
 TWO = Feature(edges=(0.5,), prior=(0.2, 0.8))
 
@@ -74,8 +77,8 @@ def test_every_token_of_the_text_scores_the_copies(prompt: list[int], output: li
         match = longest_match(text)
         assert copies.match_length == match
         if match:
-            assert any(copies.tokens(1) == [text[end]] for end in ends(text, match))
-            expected.note(MATCH_LENGTH.bucket(match), copies.tokens(1) == [token])
+            assert any(copies.tokens(copies.match_after(), 1) == [text[end]] for end in ends(text, match))
+            expected.note(MATCH_LENGTH.bucket(match), copies.tokens(copies.match_after(), 1) == [token])
         text.append(token)
         copies.extend([token])
     assert shared.to_lists() == expected.to_lists()
@@ -94,11 +97,26 @@ def ends(text: list[int], length: int) -> list[int]:
 
 def test_the_probability_of_copied_tokens_falls_with_their_number() -> None:
     copies = Copies([1, 2, 3, 4, 1, 2, 3], Acceptance(SharedAcceptance(MATCH_LENGTH)))
-    survival = copies.survival(4)
+    survival = copies.survival(copies.match_after(), 4)
     assert copies.match_length == 3
     prior = MATCH_LENGTH.prior
     assert survival == pytest.approx(
         [prior[2], prior[2] * prior[3], prior[2] * prior[3] * prior[4], prior[2] * prior[3] * prior[4] ** 2]
     )
-    assert copies.tokens(4) == [4, 1, 2, 3] == continuation([1, 2, 3, 4, 1, 2, 3], 3, 4)
-    assert Copies([1, 2, 3], Acceptance(SharedAcceptance(MATCH_LENGTH))).survival(4) == []
+    assert copies.tokens(copies.match_after(), 4) == [4, 1, 2, 3] == continuation([1, 2, 3, 4, 1, 2, 3], 3, 4)
+    assert without_match([1, 2, 3]) == []
+
+
+def without_match(text: list[int]) -> list[float]:
+    copies = Copies(text, Acceptance(SharedAcceptance(MATCH_LENGTH)))
+    return copies.survival(copies.match_after(), 4)
+
+
+@given(st.integers(1, 40), st.integers(0, 32))
+def test_what_is_hardly_likely_is_left_out(match: int, count: int) -> None:
+    acceptance = Acceptance(SharedAcceptance(MATCH_LENGTH))
+    copies = Copies([0], acceptance)
+    survival = copies.survival(Match(match, 0), count)
+    every = list(accumulate((acceptance.rate(match + copied) for copied in range(count)), mul))
+    assert survival == pytest.approx([probability for probability in every if probability >= 0.02])
+    assert not copies.survival(Match(0, 0), count)

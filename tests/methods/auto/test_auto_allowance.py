@@ -1,5 +1,6 @@
 """The bound of ``auto`` on a simulated clock: whatever is accepted, it is hardly slower than plain decoding."""
 
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 import pytest
@@ -12,61 +13,43 @@ from selfspec.methods.auto.plans import best_copy, best_layers, plain
 from selfspec.methods.auto.row_costs import RowCosts
 
 STEP = 0.01
-VERIFY = RowCosts((1, 2, 4, 8, 16, 32), tuple(STEP * factor for factor in (1.0, 1.05, 1.2, 1.5, 2.1, 3.3)))
-DRAFT = RowCosts((1, 8), (0.35 * STEP, 0.6 * STEP))
+VERIFY = RowCosts((1, 2, 4, 8, 16, 32), tuple(STEP * factor for factor in (1.0, 1.05, 1.2, 1.5, 2.1, 3.3))).table()
+DRAFT = RowCosts((1, 8), (0.35 * STEP, 0.6 * STEP)).table()
+
+Accept = Callable[[int], int]
+"""How many draft tokens of a round are accepted, of so many that were drafted."""
 
 
-def play(tokens: int, accepted_of: st.DataObject, delta: float, hopes: tuple[float, float]) -> list[tuple[int, float]]:
+def play(tokens: int, accept: Accept, delta: float, hopes: tuple[float, float]) -> Iterator[tuple[int, float]]:
     """Plays rounds on a simulated clock, the optimist's choice each time; tokens and seconds after each round.
 
     Args:
         tokens: to write.
-        accepted_of: draws how many draft tokens of a round are accepted.
+        accept: decides what is accepted.
         delta: of the allowance.
         hopes: acceptance that is always expected of copies and of layer drafts.
     """
-    allowance, written, seconds, rounds = Allowance(delta, CREDIT), 0, 0.0, []
+    allowance, written, seconds = Allowance(delta, CREDIT), 0, 0.0
     survival = list(accumulate([hopes[0]] * 32, lambda product, rate: product * rate))
     while written < tokens:
         longest = allowance.longest(STEP)
         options = [plain(VERIFY), best_copy(survival, VERIFY, longest), best_layers(hopes[1], DRAFT, VERIFY, longest)]
         plan = max((option for option in options if option), key=lambda option: option.tokens_per_second)
-        accepted = accepted_of.draw(st.integers(0, plan.length))
-        took = VERIFY(plan.length + 1) + (plan.length * DRAFT(1) if plan.kind == "layers" else 0.0)
+        accepted = accept(plan.length)
+        took = VERIFY[plan.length + 1] + (plan.length * DRAFT[1] if plan.kind == "layers" else 0.0)
         allowance.note(accepted + 1, took, STEP)
         written, seconds = written + accepted + 1, seconds + took
-        rounds.append((written, seconds))
-    return rounds
+        yield written, seconds
 
 
 @given(st.data(), st.floats(0.0, 0.1), st.tuples(st.floats(0.3, 1.0), st.floats(0.3, 1.0)))
 def test_an_adversary_cannot_break_the_bound(data: st.DataObject, delta: float, hopes: tuple[float, float]) -> None:
-    for written, seconds in play(96, data, delta, hopes):
+    for written, seconds in play(96, lambda drafted: data.draw(st.integers(0, drafted)), delta, hopes):
         assert seconds <= ((1 + delta) * written + CREDIT) * STEP + 1e-9
 
 
-class Nothing:
-    """Accepts no draft token."""
-
-    def draw(self, strategy: object) -> int:
-        return 0
-
-
-class Everything:
-    """Accepts all draft tokens, until it has accepted so many, and none after that."""
-
-    def __init__(self, most: int) -> None:
-        self.left = most
-
-    def draw(self, strategy: object) -> int:
-        longest = strategy.wrapped_strategy.end if hasattr(strategy, "wrapped_strategy") else strategy.end
-        accepted = min(self.left, longest)
-        self.left -= accepted
-        return accepted
-
-
 def test_text_of_which_nothing_is_accepted_is_within_three_percent_after_64_tokens() -> None:
-    rounds = play(256, Nothing(), 0.02, (0.9, 0.9))
+    rounds = list(play(256, lambda drafted: 0, 0.02, (0.9, 0.9)))
     assert any(seconds > written * STEP for written, seconds in rounds), "nothing was tried"
     for written, seconds in rounds:
         if written >= 64:
@@ -74,7 +57,14 @@ def test_text_of_which_nothing_is_accepted_is_within_three_percent_after_64_toke
 
 
 def test_what_was_saved_may_be_lost_again_but_no_more() -> None:
-    rounds = play(400, Everything(120), 0.02, (0.9, 0.9))
+    left = [120]
+
+    def accept(drafted: int) -> int:
+        accepted = min(left[0], drafted)
+        left[0] -= accepted
+        return accepted
+
+    rounds = list(play(400, accept, 0.02, (0.9, 0.9)))
     fastest = min(seconds / written for written, seconds in rounds)
     assert fastest < 0.7 * STEP, "an optimist who is right should be much faster"
     assert all(seconds <= (1.02 * written + CREDIT) * STEP + 1e-9 for written, seconds in rounds)
@@ -91,5 +81,5 @@ def test_time_saved_pays_for_longer_drafts() -> None:
 def test_a_plain_round_is_always_allowed() -> None:
     allowance = Allowance(0.0, 0.0)
     for _ in range(100):
-        assert allowance.longest(STEP) >= VERIFY(1) - 1e-12
+        assert allowance.longest(STEP) >= VERIFY[1] - 1e-12
         allowance.note(1, STEP, STEP)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.models import build
-from selfspec.methods.auto.live_costs import LiveCosts
-from selfspec.methods.auto.row_costs import RowCosts, measure_row_costs, monotone
+from selfspec.methods.auto.live_costs import LiveCosts, Overhead
+from selfspec.methods.auto.row_costs import MOST_ROWS, RowCosts, measure_row_costs, monotone
 from selfspec.runtimes.target import Target
 
 COSTS = RowCosts((1, 2, 4, 8), (1.0, 1.2, 1.5, 2.5))
@@ -18,10 +18,11 @@ def test_between_measured_rows_costs_are_on_a_line_and_beyond_them_in_proportion
 
 
 def test_several_sequences_share_a_forward() -> None:
-    shared = COSTS.shared_by(4)
-    assert shared(1) == pytest.approx(1.5 / 4)
-    assert shared(2) == pytest.approx(2.5 / 4)
-    assert COSTS.shared_by(1) is COSTS
+    alone, shared = COSTS.table(), COSTS.table(4)
+    assert len(alone) == len(shared) == MOST_ROWS + 1
+    assert alone[1:] == pytest.approx([COSTS(rows) for rows in range(1, MOST_ROWS + 1)])
+    assert shared[1] == pytest.approx(1.5 / 4)
+    assert shared[2] == pytest.approx(2.5 / 4)
 
 
 @given(st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.floats(1e-4, 1.0), min_size=4, max_size=4))
@@ -42,11 +43,21 @@ def test_damaged_costs_are_refused(wrong: tuple[tuple[int, ...], tuple[float, ..
 def test_live_rounds_move_the_costs_and_one_outlier_hardly_does() -> None:
     live = LiveCosts(COSTS)
     live.note(1.0, 1000.0)
-    assert live.now(1) < 1.25
+    assert live.now()[1] < 1.25
     for _ in range(100):
-        live.note(live.now(4), 3.0)
-    assert live.now(4) == pytest.approx(3.0, rel=1e-3)
-    assert live.now(1) == pytest.approx(2.0, rel=1e-3)
+        live.note(live.now()[4], 3.0)
+    assert live.now()[4] == pytest.approx(3.0, rel=1e-3)
+    assert live.now()[1] == pytest.approx(2.0, rel=1e-3)
+    assert live.now(4)[1] == pytest.approx(3.0 / 4, rel=1e-3)
+
+
+def test_overhead_is_a_mean_that_one_outlier_hardly_moves() -> None:
+    overhead = Overhead()
+    assert overhead.note(2.0) == 2.0
+    assert overhead.note(1000.0) == pytest.approx(2.2)
+    for _ in range(100):
+        overhead.note(1.0)
+    assert overhead.mean == pytest.approx(1.0, rel=1e-3)
 
 
 def test_forwards_of_all_row_counts_are_measured() -> None:

@@ -24,7 +24,7 @@ def test_copies_are_as_long_as_pays_most(acceptances: list[float], verify: RowCo
     survival = survival_of(acceptances)
     lengths = [n for n in range(1, min(len(survival), MOST_DRAFTED) + 1) if verify(n + 1) <= longest]
     promised = {n: (1 + sum(survival[:n])) / verify(n + 1) for n in lengths}
-    plan = best_copy(survival, verify, longest)
+    plan = best_copy(survival, verify.table(), longest)
     if not promised:
         assert plan is None
     else:
@@ -36,7 +36,7 @@ def test_copies_are_as_long_as_pays_most(acceptances: list[float], verify: RowCo
 @given(rates, costs, costs, st.floats(0.1, 40.0))
 def test_layers_promise_their_best_length(rate: float, draft: RowCosts, verify: RowCosts, longest: float) -> None:
     fits = [n for n in range(1, MOST_DRAFTED + 1) if n * draft(1) + verify(n + 1) <= longest]
-    plan = best_layers(rate, draft, verify, longest)
+    plan = best_layers(rate, draft.table(), verify.table(), longest)
     if not fits:
         assert plan is None
     else:
@@ -50,23 +50,23 @@ def test_layers_promise_their_best_length(rate: float, draft: RowCosts, verify: 
 @given(st.lists(rates, min_size=1, max_size=8), costs)
 def test_guesses_make_drafting_as_cheap_as_they_can(acceptances: list[float], draft: RowCosts) -> None:
     guessed, verify = survival_of(acceptances), RowCosts((1,), (1.0,))
-    plan = best_layers(0.8, draft, verify, math.inf, guessed)
+    plan = best_layers(0.8, draft.table(), verify.table(), math.inf, guessed)
     assert plan is not None
     each = [draft(1 + n) / (1 + sum(guessed[:n])) for n in range(len(guessed) + 1)]
-    count, seconds = best_guesses(draft, guessed)
+    count, seconds = best_guesses(draft.table(), guessed)
     assert plan.forward_seconds == seconds == pytest.approx(min(each))
     assert seconds == pytest.approx(each[count])
 
 
 def test_plain_decoding_is_what_nothing_beats_where_drafts_are_dear() -> None:
-    verify, draft = RowCosts((1, 2), (1.0, 2.0)), RowCosts((1, 2), (0.9, 1.8))
+    verify, draft = RowCosts((1, 2), (1.0, 2.0)).table(), RowCosts((1, 2), (0.9, 1.8)).table()
     others = [best_copy([0.5, 0.2], verify, math.inf), best_layers(0.5, draft, verify, math.inf)]
     assert all(other is not None and other.tokens_per_second < plain(verify).tokens_per_second for other in others)
 
 
 def stopping(rate: float, acceptance: float, forward: float) -> WorthwhileDraft:
     verify = RowCosts((1, 32), (1.0, 1.31))  # 0.01 for every row more
-    return WorthwhileDraft(rate, acceptance, lambda confidence: confidence, forward, verify)
+    return WorthwhileDraft(rate, acceptance, lambda confidence: confidence, forward, verify.table())
 
 
 def test_a_draft_ends_where_the_next_token_costs_more_than_it_is_worth() -> None:

@@ -2,7 +2,7 @@
 
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from selfspec.errors import StateError
@@ -58,11 +58,11 @@ class SharedAcceptance:
         self._lock = threading.Lock()
         self._trials = [prior_weight] * len(feature.prior)
         self._accepted = [prior_weight * prior for prior in feature.prior]
+        self._rates = list(feature.prior)
 
     def rate(self, bucket: int) -> float:
         """Acceptance to expect in a bucket, 0 to 1."""
-        with self._lock:
-            return self._accepted[bucket] / self._trials[bucket]
+        return self._rates[bucket]  # one read needs no lock, and every round reads many
 
     def note(self, bucket: int, accepted: bool) -> None:
         """Counts a verified token."""
@@ -70,6 +70,7 @@ class SharedAcceptance:
             kept = min(1.0, (self._memory - 1) / self._trials[bucket])
             self._trials[bucket] = self._trials[bucket] * kept + 1
             self._accepted[bucket] = self._accepted[bucket] * kept + accepted
+            self._rates[bucket] = self._accepted[bucket] / self._trials[bucket]
 
     def to_lists(self) -> list[list[float]]:
         """Trials and accepted tokens of each bucket, for a state file."""
@@ -93,6 +94,7 @@ class SharedAcceptance:
             raise StateError("the state's acceptance is damaged: accepted tokens exceed trials; delete it")
         with self._lock:
             self._trials, self._accepted = trials, accepted
+            self._rates = [yes / all_ for yes, all_ in zip(accepted, trials, strict=True)]
 
 
 class Acceptance:
@@ -113,6 +115,8 @@ class Acceptance:
         self._memory = memory
         count = len(shared.feature.prior)
         self._trials, self._accepted = [0.0] * count, [0.0] * count
+        last = int(max(shared.feature.edges, default=0))
+        self._buckets = [shared.feature.bucket(value) for value in range(last + 1)]
 
     def rate(self, value: float = 0.0) -> float:
         """Acceptance to expect, 0 to 1.
@@ -120,7 +124,20 @@ class Acceptance:
         Args:
             value: of the feature.
         """
-        bucket = self._shared.feature.bucket(value)
+        return self._rate(self._shared.feature.bucket(value))
+
+    def rates(self, first: int, count: int) -> Iterator[float]:
+        """Acceptance to expect at successive whole numbers of the feature.
+
+        Args:
+            first: the first of them.
+            count: how many.
+        """
+        rates, last = [self._rate(bucket) for bucket in range(len(self._trials))], len(self._buckets) - 1
+        for value in range(first, first + count):
+            yield rates[self._buckets[min(value, last)]]
+
+    def _rate(self, bucket: int) -> float:
         prior = self._shared.rate(bucket)
         return (self._weight * prior + self._accepted[bucket]) / (self._weight + self._trials[bucket])
 

@@ -139,7 +139,7 @@ def _try(target: Target, assignment: Assignment, text: OwnText, verify: RowCosts
     costs = measure_row_costs(
         target, assignment.kept.sublayers, assignment.precision, row_counts=DRAFT_ROWS, most_seconds=0.2
     )
-    plan = best_layers(agreement, costs, verify, float("inf"))
+    plan = best_layers(agreement, costs.table(), verify.table(), float("inf"))
     assert plan is not None
     return Trial(assignment, agreement, costs, plan.tokens_per_second, outcomes)
 

@@ -1,12 +1,13 @@
 """Tokens copied from where the text repeats itself, with the probability that they are right."""
 
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import mul
 
 from selfspec.methods.auto.acceptance import Acceptance
-from selfspec.methods.copying import continuation
+from selfspec.methods.copying import Match, continuation
 from selfspec.methods.suffix_automaton import SuffixAutomaton
+
+_UNLIKELY = 0.02
+"""Probability below which a copied token is not worth its row on any machine."""
 
 
 class Copies:
@@ -29,24 +30,39 @@ class Copies:
         """Tokens of the match; 0 without one."""
         return self._automaton.match_length
 
-    def survival(self, count: int, drafted: Sequence[int] = ()) -> list[float]:
-        """By number of copied tokens the probability that all of them are right; empty without a match.
+    def match_after(self, drafted: Sequence[int] = ()) -> Match:
+        """The match at the end of the text and of tokens drafted after it."""
+        return self._automaton.match_after(drafted)
+
+    def survival(self, match: Match, count: int) -> list[float]:
+        """By number of copied tokens the probability that all of them are right, as long as it is worth a row.
 
         Args:
+            match: after which they are copied.
             count: most copied tokens.
-            drafted: tokens after the text, which the copied ones follow.
-        """
-        match = self._automaton.match_after(drafted).length
-        return list(accumulate((self._acceptance.rate(match + copied) for copied in range(count if match else 0)), mul))
 
-    def tokens(self, count: int, drafted: Sequence[int] = ()) -> list[int]:
-        """The copied tokens; there is a match.
+        Returns:
+            At most ``count`` numbers, never rising; none without a match.
+        """
+        likely: list[float] = []
+        if match.length:
+            rates, probability = self._acceptance.rates(match.length, count), 1.0
+            for rate in rates:
+                probability *= rate
+                if probability < _UNLIKELY:
+                    break
+                likely.append(probability)
+        return likely
+
+    def tokens(self, match: Match, count: int, drafted: Sequence[int] = ()) -> list[int]:
+        """The copied tokens.
 
         Args:
+            match: after which they are copied; there is one.
             count: how many, at least 1.
-            drafted: tokens after the text, which the copied ones follow.
+            drafted: tokens after the text that the match ends with.
         """
-        return continuation(self._automaton.tokens, self._automaton.match_after(drafted).end, count, drafted)
+        return continuation(self._automaton.tokens, match.end, count, drafted)
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Appends tokens to the text, and learns from each whether the copy was right."""

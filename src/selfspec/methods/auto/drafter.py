@@ -1,7 +1,9 @@
 """``auto`` at work on one request: plans the round that promises most, and learns from what came of it."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from selfspec.decoding.draft import Draft, NoDraft, PartDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
@@ -10,7 +12,7 @@ from selfspec.methods.auto.acceptance import Acceptance, SharedAcceptance
 from selfspec.methods.auto.allowance import Allowance
 from selfspec.methods.auto.assignments import Assignment
 from selfspec.methods.auto.copies import Copies
-from selfspec.methods.auto.live_costs import LiveCosts
+from selfspec.methods.auto.live_costs import LiveCosts, Overhead
 from selfspec.methods.auto.plans import (
     MOST_DRAFTED,
     Plan,
@@ -20,7 +22,7 @@ from selfspec.methods.auto.plans import (
     best_layers,
     plain,
 )
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.methods.auto.row_costs import CostTable
 from selfspec.methods.copying import chain_draft
 
 CREDIT = 0.6
@@ -32,27 +34,36 @@ _FADE = 0.02
 """Share of a layer draft's own record that is forgotten in each round without one."""
 
 
+_PLAIN = PartDraft(NoDraft(), "plain")
+
+
 class CopiesToConfirm:
     """Guesses of what a layer draft drafts next: copies, as many as make drafting cheapest.
 
     Args:
         copies: from where the text repeats itself.
         costs: of the draft's forward.
+        most_seconds: that rows of guesses may cost.
 
     Attributes:
-        seconds: what the rows of guesses were expected to cost so far.
+        seconds: what they cost so far.
     """
 
-    def __init__(self, copies: Copies, costs: RowCosts) -> None:
+    def __init__(self, copies: Copies, costs: CostTable, most_seconds: float) -> None:
         self._copies = copies
         self._costs = costs
+        self._most_seconds = most_seconds
         self.seconds = 0.0
 
     def __call__(self, drafted: Sequence[int]) -> Sequence[int]:
         """The guesses after the text and the tokens drafted so far."""
-        count, _ = best_guesses(self._costs, self._copies.survival(_MOST_GUESSES, drafted))
-        self.seconds += self._costs(1 + count) - self._costs(1)
-        return self._copies.tokens(count, drafted) if count else ()
+        match = self._copies.match_after(drafted)
+        count, _ = best_guesses(self._costs, self._copies.survival(match, _MOST_GUESSES))
+        seconds = self.seconds + self._costs[1 + count] - self._costs[1]
+        if not count or seconds > self._most_seconds:
+            return ()
+        self.seconds = seconds
+        return self._copies.tokens(match, count, drafted)
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,11 @@ class LayerChoice:
 
     assignment: Assignment
     costs: LiveCosts
+
+    @cached_property
+    def name(self) -> str:
+        """What rounds call it."""
+        return self.assignment.name
 
 
 @dataclass(frozen=True)
@@ -92,10 +108,17 @@ class AutoDrafter(Drafter):
         verify: costs of the target's forward; learns.
         layers: the layer draft; ``None`` without one.
         delta: share of plain decoding's time that may be lost.
+        clock: seconds; times planning and learning, which are part of the time spent.
     """
 
     def __init__(
-        self, prefill: Prefill, experience: Experience, verify: LiveCosts, layers: LayerChoice | None, delta: float
+        self,
+        prefill: Prefill,
+        experience: Experience,
+        verify: LiveCosts,
+        layers: LayerChoice | None,
+        delta: float,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._verify = verify
         self._layers = layers
@@ -103,68 +126,84 @@ class AutoDrafter(Drafter):
         self._confident = Acceptance(experience.confident)
         self._expected = Acceptance(experience.layers)
         self._allowance = Allowance(delta, CREDIT)
-        self._plan: Plan | None = None
-        self._guess: CopiesToConfirm | None = None
-        self._batch = 1
+        self._overhead = Overhead()
+        self._clock = clock
+        self._planned = 0.0
+        self._round: _Round | None = None
 
     def plan(self) -> Draft:
         """What drafts the next round of this request alone."""
         return self.plan_among(1)
 
-    def plan_among(self, sequences: int) -> Draft:
+    def plan_among(self, sequences: int, drafting: int | None = None) -> Draft:
         """What drafts the next round.
 
         Args:
             sequences: requests that play their rounds together, this one included. Each is taken to need as many rows.
+            drafting: how many of them share the forwards of a layer draft; all, unless that is known.
         """
-        verify = self._verify.now.shared_by(sequences)
-        longest = self._allowance.longest(verify(1))
-        survival = self._copies.survival(MOST_DRAFTED)
-        options = [plain(verify), best_copy(survival, verify, longest)]
-        if self._layers is not None:
-            costs = self._layers.costs.now.shared_by(sequences)
-            options.append(best_layers(self._expected.rate(), costs, verify, longest, survival[:_MOST_GUESSES]))
-        self._batch, self._guess = sequences, None
-        self._plan = max((option for option in options if option is not None), key=lambda each: each.tokens_per_second)
-        return self._draft(self._plan, sequences)
+        began = self._clock()
+        verify = self._verify.now(sequences)
+        self._round = planned = _Round(sequences, drafting or sequences, verify)
+        longest = self._allowance.longest(verify[1]) - (self._overhead.mean or 0.0)
+        draft = self._best(planned, longest) if longest > verify[2] else _PLAIN
+        self._planned += self._clock() - began
+        return draft
 
-    def _draft(self, plan: Plan, sequences: int) -> Draft:
-        if plan.kind == "tokens":
-            return PartDraft(chain_draft(self._copies.tokens(plan.length)), "copies")
-        if plan.kind == "plain" or self._layers is None:
-            return PartDraft(NoDraft(), "plain")
+    @property
+    def drafts_layers(self) -> bool:
+        """Whether it planned a layer draft for the coming round."""
+        return self._round is not None and self._round.guess is not None
+
+    def _best(self, planned: "_Round", longest: float) -> Draft:
+        """What promises most of all that may take as long."""
+        verify, match = planned.verify, self._copies.match_after()
+        survival = self._copies.survival(match, MOST_DRAFTED)
+        best = plain(verify)
+        copied = best_copy(survival, verify, longest)
+        if copied is not None and copied.tokens_per_second > best.tokens_per_second:
+            best = copied
+        if self._layers is not None:
+            costs = self._layers.costs.now(planned.drafting)
+            drafted = best_layers(self._expected.rate(), costs, verify, longest, survival[:_MOST_GUESSES])
+            if drafted is not None and drafted.tokens_per_second > best.tokens_per_second:
+                return self._layer_draft(planned, drafted, self._layers, costs, longest)
+        return PartDraft(chain_draft(self._copies.tokens(match, best.length)), "copies") if best.length else _PLAIN
+
+    def _layer_draft(
+        self, planned: "_Round", plan: Plan, layers: "LayerChoice", costs: CostTable, longest: float
+    ) -> Draft:
         stop = WorthwhileDraft(
-            plan.tokens_per_second,
-            self._expected.rate(),
-            self._confident.rate,
-            plan.forward_seconds,
-            self._verify.now.shared_by(sequences),
+            plan.tokens_per_second, self._expected.rate(), self._confident.rate, plan.forward_seconds, planned.verify
         )
-        assignment = self._layers.assignment
-        self._guess = CopiesToConfirm(self._copies, self._layers.costs.now.shared_by(sequences))
-        layers = LayerDraft(assignment.kept, plan.length, stop, precision=assignment.precision, guess=self._guess)
-        return PartDraft(layers, assignment.name)
+        left = longest - plan.length * costs[1] - planned.verify[1 + plan.length]
+        planned.costs, planned.guess = costs, CopiesToConfirm(self._copies, costs, left)
+        assignment = layers.assignment
+        draft = LayerDraft(assignment.kept, plan.length, stop, precision=assignment.precision, guess=planned.guess)
+        return PartDraft(draft, layers.name)
 
     def learn(self, feedback: Feedback) -> None:
         """Scores what was drafted and what could have been copied, and counts the time."""
-        plan, step = self._plan, self._verify.now.shared_by(self._batch)(1)
-        assert plan is not None
-        self._copies.extend(feedback.acceptance.token_ids)
-        if plan.kind == "layers":
+        began, planned, committed = self._clock(), self._round, feedback.acceptance.token_ids
+        assert planned is not None
+        self._copies.extend(committed)
+        if planned.guess is not None:
             self._score_layers(feedback)
         else:
             self._expected.fade(_FADE)
-        if self._batch == 1:
-            self._note_costs(feedback)
-        self._allowance.note(len(feedback.acceptance.token_ids), self._spent(feedback), step)
+        # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
+        verifying, drafting = planned.verify[1 + len(feedback.proposal.tree)], planned.expected_drafting(feedback)
+        if planned.sequences == 1:
+            self._verify.note(verifying, feedback.seconds.verify)
+            if drafting and self._layers is not None:
+                self._layers.costs.note(drafting, feedback.seconds.draft)
+        drafting = planned.share_of_drafting(feedback, drafting)
+        overhead, self._planned = self._overhead.note(self._planned + self._clock() - began), 0.0
+        self._allowance.note(len(committed), verifying + drafting + overhead, planned.verify[1])
 
     def observe(self, feedback: Feedback) -> None:
         """Scores what could have been copied in a round that another part of the method planned."""
         self._copies.extend(feedback.acceptance.token_ids)
-
-    def _spent(self, feedback: Feedback) -> float:
-        """Seconds that a round like this takes as costs are now, so that one disturbed round does not end drafting."""
-        return self._verify.now.shared_by(self._batch)(1 + len(feedback.proposal.tree)) + self._drafting(feedback)
 
     def _score_layers(self, feedback: Feedback) -> None:
         confidences, accepted = feedback.proposal.confidences, feedback.accepted
@@ -172,15 +211,53 @@ class AutoDrafter(Drafter):
             self._confident.note(index < accepted, confidence)
             self._expected.note(index < accepted)
 
-    def _note_costs(self, feedback: Feedback) -> None:
-        rows = 1 + len(feedback.proposal.tree)
-        self._verify.note(self._verify.now(rows), feedback.seconds.verify)
-        if feedback.proposal.confidences and self._layers is not None:
-            self._layers.costs.note(self._drafting(feedback), feedback.seconds.draft)
 
-    def _drafting(self, feedback: Feedback) -> float:
-        """Seconds that the forwards of a layer draft take as costs are now; 0 where no layers drafted."""
-        if self._layers is None or self._guess is None:
+def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:
+    """What drafts the next round of several requests, whose rows share a forward.
+
+    Args:
+        drafters: of the requests.
+    """
+    count = sharing = len(drafters)
+    drafts = {drafter: drafter.plan_among(count) for drafter in drafters}
+    while (drafting := [drafter for drafter in drafters if drafter.drafts_layers]) and len(drafting) < sharing:
+        # Fewer pay for the draft's forwards than was thought: some may choose differently.
+        sharing = len(drafting)
+        drafts |= {drafter: drafter.plan_among(count, sharing) for drafter in drafting}
+    return list(drafts.values())
+
+
+@dataclass(slots=True)
+class _Round:
+    """A planned round.
+
+    Attributes:
+        sequences: requests that play it together.
+        drafting: how many of them share the forwards of a layer draft.
+        verify: costs of the target's forward.
+        costs: of the forward of a layer draft; empty without one.
+        guess: of a layer draft.
+    """
+
+    sequences: int
+    drafting: int
+    verify: CostTable
+    costs: CostTable = ()
+    guess: CopiesToConfirm | None = None
+
+    def expected_drafting(self, feedback: Feedback) -> float:
+        """Seconds that the forwards of the draft take if all that share them make as many; 0 if no layers drafted."""
+        if self.guess is None:
             return 0.0
-        forwards = len(feedback.proposal.confidences) - feedback.proposal.guessed
-        return forwards * self._layers.costs.now.shared_by(self._batch)(1) + self._guess.seconds
+        proposal = feedback.proposal
+        return (len(proposal.confidences) - proposal.guessed) * self.costs[1] + self.guess.seconds
+
+    def share_of_drafting(self, feedback: Feedback, expected: float) -> float:
+        """What the request pays of the forwards of the draft.
+
+        Drafting alone it is what is expected. Where several draft, some stop earlier than others, whose later forwards
+        are shared by fewer: then those that drafted pay equal parts of what it took, and no less than is expected.
+        """
+        if self.drafting == 1:
+            return expected
+        return max(expected, feedback.seconds.draft * self.sequences / self.drafting) if expected else 0.0

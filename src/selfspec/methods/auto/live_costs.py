@@ -2,7 +2,7 @@
 
 import threading
 
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.methods.auto.row_costs import CostTable, RowCosts
 
 _WEIGHT = 0.1
 _FARTHEST = 1.5
@@ -20,14 +20,20 @@ class LiveCosts:
 
     def __init__(self, measured: RowCosts) -> None:
         self._measured = measured
+        self._tables: dict[int, CostTable] = {}
         self._lock = threading.Lock()
         self._factor = 1.0
 
-    @property
-    def now(self) -> RowCosts:
-        """The costs."""
-        with self._lock:
-            return self._measured.scaled(self._factor)
+    def now(self, sequences: int = 1) -> CostTable:
+        """The costs.
+
+        Args:
+            sequences: that share a forward, each with as many rows.
+        """
+        factor, table = self._factor, self._tables.get(sequences)
+        if table is None:
+            table = self._tables[sequences] = self._measured.table(sequences)
+        return [factor * seconds for seconds in table]
 
     def note(self, predicted: float, seconds: float) -> None:
         """Counts forwards.
@@ -39,3 +45,26 @@ class LiveCosts:
         ratio = min(_FARTHEST, max(1 / _FARTHEST, seconds / predicted))
         with self._lock:
             self._factor *= 1 + _WEIGHT * (ratio - 1)
+
+
+class Overhead:
+    """Seconds that planning and learning take in a round of a request, as a running mean.
+
+    One round moves it little, whatever disturbed it: what exceeds twice the mean counts as that.
+    """
+
+    def __init__(self) -> None:
+        self.mean: float | None = None
+
+    def note(self, seconds: float) -> float:
+        """Counts a round.
+
+        Args:
+            seconds: what planning it and learning from it took.
+
+        Returns:
+            The mean with it.
+        """
+        mean = seconds if self.mean is None else self.mean
+        self.mean = mean + _WEIGHT * (min(seconds, 2 * mean) - mean)
+        return self.mean

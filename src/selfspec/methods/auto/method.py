@@ -9,7 +9,7 @@ from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Prefill
 from selfspec.errors import StateError
 from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Feature, SharedAcceptance
-from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
+from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
 from selfspec.methods.auto.live_costs import LiveCosts
 from selfspec.methods.auto.preparation import LayerTrial, Preparation, Terms, prepare
 from selfspec.methods.base import Method
@@ -85,7 +85,7 @@ class Auto(Method):
     def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
         """What drafts the next round of several requests, whose rows share a forward."""
         assert all(isinstance(drafter, AutoDrafter) for drafter in drafters)
-        return [drafter.plan_among(len(drafters)) for drafter in drafters if isinstance(drafter, AutoDrafter)]
+        return plan_together([drafter for drafter in drafters if isinstance(drafter, AutoDrafter)])
 
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Finds out what this model and this machine bear, unless that is known."""

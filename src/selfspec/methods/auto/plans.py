@@ -1,10 +1,9 @@
 """What to draft next: the round that promises most tokens a second, among those that may be played."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.methods.auto.row_costs import CostTable
 
 MOST_DRAFTED = 32
 """Most draft tokens of a round."""
@@ -15,8 +14,7 @@ Calibration = Callable[[float], float]
 """Acceptance of a draft token by its confidence."""
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """One way to play a round.
 
     Attributes:
@@ -33,16 +31,16 @@ class Plan:
     forward_seconds: float = 0.0
 
 
-def plain(verify: RowCosts) -> Plan:
+def plain(verify: CostTable) -> Plan:
     """A step of plain decoding.
 
     Args:
         verify: costs of the target's forward.
     """
-    return Plan("plain", 0, 1 / verify(1))
+    return Plan("plain", 0, 1 / verify[1])
 
 
-def best_copy(survival: Sequence[float], verify: RowCosts, longest: float) -> Plan | None:
+def best_copy(survival: Sequence[float], verify: CostTable, longest: float) -> Plan | None:
     """The best number of copied tokens to verify.
 
     Args:
@@ -53,20 +51,19 @@ def best_copy(survival: Sequence[float], verify: RowCosts, longest: float) -> Pl
     Returns:
         The plan; ``None`` where none fits.
     """
-    best, expected = None, 1.0
-    for length, probability in enumerate(survival[:MOST_DRAFTED], start=1):
+    best, length, expected = 0.0, 0, 1.0
+    for count, probability in enumerate(survival[:MOST_DRAFTED], start=1):
         expected += probability
-        seconds = verify(length + 1)
+        seconds = verify[count + 1]
         if seconds > longest + _EPSILON:
             break
-        rate = expected / seconds
-        if best is None or rate > best.tokens_per_second:
-            best = Plan("tokens", length, rate)
-    return best
+        if expected > best * seconds:
+            best, length = expected / seconds, count
+    return Plan("tokens", length, best) if length else None
 
 
 def best_layers(
-    acceptance: float, draft: RowCosts, verify: RowCosts, longest: float, guessed: Sequence[float] = ()
+    acceptance: float, draft: CostTable, verify: CostTable, longest: float, guessed: Sequence[float] = ()
 ) -> Plan | None:
     """The best layer draft if each token is accepted with the same probability.
 
@@ -83,19 +80,31 @@ def best_layers(
         The plan, whose length is all that fits: confidence ends a draft earlier. ``None`` where not one token fits.
     """
     guesses, each = best_guesses(draft, guessed)
-    best, expected, seconds, length = 0.0, 1.0, 0.0, 0
-    for drafted in range(1, MOST_DRAFTED + 1):
-        # The guesses may all be wrong, so what fits is counted with a forward for each token.
-        if drafted * draft(1 + guesses) + verify(drafted + 1) > longest + _EPSILON:
-            break
-        length = drafted
-        expected += acceptance**drafted
-        seconds = drafted * each + verify(drafted + 1)
-        best = max(best, expected / seconds)
+    length = _most_that_fits(draft[1 + guesses], verify, longest)
+    best, expected, probability = 0.0, 1.0, 1.0
+    for drafted in range(1, length + 1):
+        probability *= acceptance
+        if probability < best * each:
+            break  # its forward alone costs more than it brings, and so it is with all that follow
+        expected += probability
+        best = max(best, expected / (drafted * each + verify[drafted + 1]))
     return Plan("layers", length, best, each) if length else None
 
 
-def best_guesses(draft: RowCosts, guessed: Sequence[float]) -> tuple[int, float]:
+def _most_that_fits(forward: float, verify: CostTable, longest: float) -> int:
+    """The most tokens that can be drafted one by one, a forward each, and verified in a time; by bisection."""
+    fits, fits_not = 0, MOST_DRAFTED + 1
+    drafted = MOST_DRAFTED
+    while fits_not - fits > 1:
+        if drafted * forward + verify[drafted + 1] > longest + _EPSILON:
+            fits_not = drafted
+        else:
+            fits = drafted
+        drafted = (fits + fits_not) // 2
+    return fits
+
+
+def best_guesses(draft: CostTable, guessed: Sequence[float]) -> tuple[int, float]:
     """The number of guesses in a forward of a draft that makes drafting cheapest.
 
     Args:
@@ -105,10 +114,10 @@ def best_guesses(draft: RowCosts, guessed: Sequence[float]) -> tuple[int, float]
     Returns:
         The number, and the seconds for each token that is drafted with it.
     """
-    best, each, expected = 0, draft(1), 1.0
+    best, each, expected = 0, draft[1], 1.0
     for count, probability in enumerate(guessed, start=1):
         expected += probability
-        if (seconds := draft(1 + count) / expected) < each:
+        if (seconds := draft[1 + count] / expected) < each:
             best, each = count, seconds
     return best, each
 
@@ -133,7 +142,7 @@ class WorthwhileDraft:
         next_acceptance: float,
         calibrated: Calibration,
         forward_seconds: float,
-        verify: RowCosts,
+        verify: CostTable,
     ) -> None:
         self._rate = rate
         self._next = next_acceptance
@@ -156,4 +165,4 @@ class WorthwhileDraft:
 
     def _cost(self, drafted: int) -> float:
         """Seconds of one more token after ``drafted`` ones: its forward, and its row of the verification."""
-        return self._forward + self._verify(drafted + 2) - self._verify(drafted + 1)
+        return self._forward + self._verify[drafted + 2] - self._verify[drafted + 1]

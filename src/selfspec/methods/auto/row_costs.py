@@ -14,8 +14,14 @@ from selfspec.timing import timed
 ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Rows of the forwards that are measured."""
 
+MOST_ROWS = 36
+"""Rows up to which ``RowCosts.table`` goes."""
+
 _CONTEXT = 128
 _PASSES = 5
+
+CostTable = Sequence[float]
+"""Seconds of a forward by its number of rows, from 1 to ``MOST_ROWS``; entry 0 is 0."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +62,13 @@ class RowCosts:
         (low, high), (before, after) = self.rows[place - 1 : place + 1], self.seconds[place - 1 : place + 1]
         return before + (after - before) * (rows - low) / (high - low)
 
-    def scaled(self, factor: float) -> "RowCosts":
-        """The same with all seconds multiplied."""
-        return RowCosts(self.rows, tuple(seconds * factor for seconds in self.seconds))
-
-    def shared_by(self, sequences: int) -> "RowCosts":
-        """What each of several sequences pays that have as many rows in one forward.
+    def table(self, sequences: int = 1) -> tuple[float, ...]:
+        """What each of several sequences pays for its rows of one forward, where all have as many; a ``CostTable``.
 
         Args:
-            sequences: how many.
+            sequences: how many share the forward.
         """
-        if sequences == 1:
-            return self
-        return RowCosts(self.rows, tuple(self(rows * sequences) / sequences for rows in self.rows))
+        return (0.0, *(self(rows * sequences) / sequences for rows in range(1, MOST_ROWS + 1)))
 
 
 @torch.inference_mode()

@@ -1,0 +1,305 @@
+"""The bound of ``auto``'s drafter on a simulated clock: plans, rounds played by an adversary, and what it learns."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfspec.decoding.draft import Draft, NoDraft, PartDraft, TokenDraft
+from selfspec.decoding.drafter import Feedback, Prefill
+from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.proposal import Proposal
+from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Acceptance, Feature, SharedAcceptance
+from selfspec.methods.auto.assignments import Assignment
+from selfspec.methods.auto.copies import Copies
+from selfspec.methods.auto.drafter import CREDIT, AutoDrafter, CopiesToConfirm, Experience, LayerChoice, plan_together
+from selfspec.methods.auto.live_costs import LiveCosts
+from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.precision import Precision
+from selfspec.sampling import acceptance
+from selfspec.sampling.tree import TokenTree
+from selfspec.types import PhaseSeconds
+
+STEP = 0.01
+VERIFY = RowCosts((1, 2, 4, 8, 16, 32), tuple(STEP * factor for factor in (1.0, 1.05, 1.2, 1.5, 2.1, 3.3)))
+DRAFT = RowCosts((1, 2, 8), (0.35 * STEP, 0.37 * STEP, 0.6 * STEP))
+LAYERS = Assignment(KeptSet.full(8), Precision.of(4))
+PROMPT = (1, 2, 3, 1, 2, 3, 1, 2)
+
+
+class Clock:
+    """Simulated seconds, of which every interval that is measured takes some."""
+
+    def __init__(self, interval: float) -> None:
+        self.now = 0.0
+        self._interval = interval
+        self._runs = False
+
+    def __call__(self) -> float:
+        self.now += self._interval if self._runs else 0.0
+        self._runs = not self._runs
+        return self.now
+
+
+@dataclass
+class Played:
+    """What one sequence drafted in a round."""
+
+    tokens: list[int]
+    confidences: list[float] = field(default_factory=list)
+    forwards: list[int] = field(default_factory=list)  # rows of each
+    guessed: int = 0
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """Decides what happens.
+
+    Attributes:
+        accepts: how many draft tokens of a round are accepted, of so many that were drafted.
+        confidence: of the next draft token.
+        confirms: whether a guess is what the draft drafts.
+        token: a token of the text; few different ones, so that it repeats itself.
+    """
+
+    accepts: Callable[[int], int]
+    confidence: Callable[[], float] = lambda: 0.95
+    confirms: Callable[[], bool] = lambda: False
+    token: Callable[[], int] = lambda: 1
+
+
+def drafted_by(draft: Draft, adversary: Adversary) -> Played:
+    """Drafts as ``decoding`` does, with an adversary for a model."""
+    assert isinstance(draft, PartDraft)
+    match draft.draft:
+        case NoDraft():
+            return Played([])
+        case TokenDraft(token_ids=token_ids):
+            return Played(list(token_ids))
+        case LayerDraft() as layers:
+            return drafted_by_layers(layers, adversary)
+    raise AssertionError(draft)
+
+
+def drafted_by_layers(draft: LayerDraft, adversary: Adversary) -> Played:
+    played, stopped = Played([]), False
+    assert draft.stop is not None
+    assert draft.guess is not None
+    while len(played.tokens) < draft.limit and not stopped:
+        guesses = list(draft.guess(played.tokens))[: draft.limit - len(played.tokens) - 1]
+        played.forwards.append(1 + len(guesses))
+        for row in range(1 + len(guesses)):
+            confirmed = row < len(guesses) and adversary.confirms()
+            played.tokens.append(guesses[row] if confirmed else adversary.token())
+            played.confidences.append(adversary.confidence())
+            played.guessed += row > 0
+            stopped = draft.stop.stops(played.confidences[-1])
+            if stopped or not confirmed:
+                break
+    return played
+
+
+def seconds_of(played: Sequence[Played]) -> PhaseSeconds:
+    """Seconds of a round of several sequences, each one's share: forwards of drafts run side by side."""
+    rows = sum(1 + len(each.tokens) for each in played)
+    longest = max(len(each.forwards) for each in played)
+    drafting = sum(
+        DRAFT(sum(each.forwards[index] for each in played if index < len(each.forwards))) for index in range(longest)
+    )
+    return PhaseSeconds(draft=drafting / len(played), verify=VERIFY(rows) / len(played))
+
+
+def feedback_of(draft: Draft, played: Played, adversary: Adversary, seconds: PhaseSeconds) -> Feedback:
+    count = len(played.tokens)
+    accepted = adversary.accepts(count)
+    committed = (*played.tokens[:accepted], adversary.token())
+    token_ids, tree = torch.tensor(played.tokens, dtype=torch.long), TokenTree.chain(count)
+    proposal = Proposal(token_ids, tree, confidences=tuple(played.confidences), guessed=played.guessed)
+    outcome = acceptance.Acceptance(tuple(range(accepted + 1)), committed)
+    return Feedback(draft, proposal, outcome, lambda: torch.empty(0), {}, seconds)
+
+
+class Moment(NamedTuple):
+    """The end of a round: tokens and seconds so far, the seconds that were counted, and what drafted the round."""
+
+    written: int
+    seconds: float
+    counted: float
+    parts: list[str]
+
+
+def play(tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: float = 0.0) -> Iterator[Moment]:
+    """Plays rounds until every sequence has so many tokens.
+
+    Args:
+        tokens: that each sequence writes.
+        adversaries: one for each sequence.
+        delta: share of plain decoding's time that may be lost.
+        overhead: seconds of planning and learning in a round of a sequence.
+    """
+    experience = Experience(*(SharedAcceptance(feature) for feature in (MATCH_LENGTH, CONFIDENCE, ANY)))
+    verify, layers, clock = LiveCosts(VERIFY), LayerChoice(LAYERS, LiveCosts(DRAFT)), Clock(overhead / 2)
+    drafters = [
+        AutoDrafter(Prefill(PROMPT, 3, probe=None), experience, verify, layers, delta, clock)  # type: ignore[arg-type]
+        for _ in adversaries
+    ]
+    written = [0] * len(drafters)
+    while min(written) < tokens:
+        drafts = plan_together(drafters)
+        played = [drafted_by(*each) for each in zip(drafts, adversaries, strict=True)]
+        seconds = seconds_of(played)
+        clock.now += len(drafters) * (seconds.draft + seconds.verify)
+        for index, (drafter, draft, own, adversary) in enumerate(
+            zip(drafters, drafts, played, adversaries, strict=True)
+        ):
+            feedback = feedback_of(draft, own, adversary, seconds)
+            drafter.learn(feedback)
+            written[index] += len(feedback.acceptance.token_ids)
+        plain = sum(written) * VERIFY(len(drafters)) / len(drafters)
+        counted = plain - sum(drafter._allowance.saved for drafter in drafters)
+        parts = [draft.part for draft in drafts if isinstance(draft, PartDraft)]
+        yield Moment(sum(written), clock.now, counted, parts)
+
+
+def from_data(data: st.DataObject) -> Adversary:
+    """An adversary whose every decision hypothesis makes."""
+    return Adversary(
+        accepts=lambda drafted: data.draw(st.integers(0, drafted)) if drafted else 0,
+        confidence=lambda: data.draw(st.sampled_from([0.05, 0.5, 0.97, 0.999])),
+        confirms=lambda: data.draw(st.booleans()),
+        token=lambda: data.draw(st.integers(1, 4)),
+    )
+
+
+@given(st.data(), st.floats(0.0, 0.1), st.floats(0.0, 1.0))
+def test_an_adversary_cannot_break_the_bound(data: st.DataObject, delta: float, overhead: float) -> None:
+    overhead *= delta * STEP
+    for written, seconds, *_ in play(48, [from_data(data)], delta, overhead):
+        assert seconds <= ((1 + delta) * written + CREDIT) * STEP + overhead + 1e-9
+
+
+def accepts_while_it_explores(most: int) -> Callable[[int], int]:
+    """Accepts every draft token until it has accepted so many, and none after that."""
+    left = [most]
+
+    def accepts(drafted: int) -> int:
+        accepted = min(left[0], drafted)
+        left[0] -= accepted
+        return accepted
+
+    return accepts
+
+
+def alternates(period: int) -> Callable[[int], int]:
+    """Accepts all draft tokens of so many rounds, none of the next ones, and so on."""
+    rounds = [0]
+
+    def accepts(drafted: int) -> int:
+        rounds[0] += 1
+        return 0 if rounds[0] // period % 2 else drafted
+
+    return accepts
+
+
+def few_tokens() -> Callable[[], int]:
+    """A text that repeats itself for a while, and then does not."""
+    written = [0]
+
+    def token() -> int:
+        written[0] += 1
+        return written[0] % 3 if written[0] // 40 % 2 else written[0] * 7919 % 50
+
+    return token
+
+
+POLICIES: dict[str, Callable[[], Callable[[int], int]]] = {
+    "nothing": lambda: lambda drafted: 0,
+    "everything": lambda: lambda drafted: drafted,
+    "120 tokens, then nothing": lambda: accepts_while_it_explores(120),
+    "every other round": lambda: alternates(1),
+    "8 rounds, then none of 8": lambda: alternates(8),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("overhead", [0.0, 0.01 * STEP])
+@pytest.mark.parametrize("confidence", [0.4, 0.999])
+def test_long_texts_stay_within_the_bound(
+    policy: Callable[[], Callable[[int], int]], overhead: float, confidence: float
+) -> None:
+    adversary = Adversary(policy(), confidence=lambda: confidence, confirms=lambda: True, token=few_tokens())
+    kinds: set[str] = set()
+    for written, seconds, _, parts in play(600, [adversary], 0.02, overhead):
+        assert seconds <= (1.02 * written + CREDIT) * STEP + overhead + 1e-9
+        kinds.update(parts)
+    assert kinds - {"plain"}, "nothing was drafted"
+
+
+def test_text_of_which_nothing_is_accepted_is_within_three_percent_after_64_tokens() -> None:
+    for written, seconds, *_ in play(400, [Adversary(lambda drafted: 0, token=few_tokens())], 0.02):
+        assert written < 64 or seconds <= 1.03 * written * STEP
+
+
+def test_a_draft_that_is_right_is_much_faster() -> None:
+    *_, (written, seconds, *_) = play(400, [Adversary(lambda drafted: drafted, confirms=lambda: True)], 0.02, 1e-4)
+    assert seconds < 0.5 * written * STEP
+
+
+@given(st.data(), st.integers(2, 4), st.floats(0.0, 0.1), st.floats(0.0, 1.0))
+def test_several_sequences_together_stay_within_the_bound(
+    data: st.DataObject, count: int, delta: float, overhead: float
+) -> None:
+    step = VERIFY(count) / count
+    overhead *= delta * step
+    longest = 0.0
+    before = 0.0
+    for written, seconds, *_ in play(24, [from_data(data) for _ in range(count)], delta, overhead):
+        longest, before = max(longest, seconds - before), seconds
+        allowed = ((1 + delta) * written + count * CREDIT) * step
+        assert seconds <= allowed + longest + 1e-9
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_long_texts_of_several_sequences_stay_within_the_bound(policy: Callable[[], Callable[[int], int]]) -> None:
+    adversaries = [
+        Adversary(policy(), confidence=lambda: 0.9, confirms=lambda: True, token=few_tokens()),
+        Adversary(lambda drafted: 0, token=lambda: 7),
+        Adversary(lambda drafted: drafted // 2, token=few_tokens()),
+    ]
+    step, longest, before = VERIFY(3) / 3, 0.0, 0.0
+    kinds: set[Any] = set()
+    for written, seconds, _, parts in play(300, adversaries, 0.02):
+        longest, before = max(longest, seconds - before), seconds
+        assert seconds <= (1.02 * written + 3 * CREDIT) * step + longest + 1e-9
+        kinds.update(parts)
+    assert kinds - {"plain"}
+
+
+def test_guesses_cost_no_more_than_they_may() -> None:
+    copies = Copies((*PROMPT, 3), Acceptance(SharedAcceptance(Feature((), (0.99,)))))
+    free = CopiesToConfirm(copies, DRAFT.table(), 1.0)
+    assert len(free(())) == 7
+    row = DRAFT(8) - DRAFT(1)
+    assert free.seconds == pytest.approx(row)
+    limited = CopiesToConfirm(copies, DRAFT.table(), 1.5 * row)
+    assert [len(limited(())) for _ in range(3)] == [7, 0, 0]
+
+
+def different() -> Callable[[], int]:
+    """A text that never repeats itself."""
+    written = iter(range(100, 10**6))
+    return lambda: next(written)
+
+
+def test_who_drafts_on_alone_pays_for_it_alone() -> None:
+    """Two of three sequences stop after a token; the time of the third one's other forwards is its own."""
+    adversaries = [Adversary(lambda drafted: drafted, lambda: 0.3, token=different()) for _ in range(2)]
+    adversaries.append(Adversary(lambda drafted: drafted, lambda: 0.999, token=different()))
+    moments = list(play(60, adversaries, 0.02))
+    assert sum(moment.parts == 3 * [LAYERS.name] for moment in moments) > 2
+    assert all(moment.counted >= moment.seconds - 1e-9 for moment in moments)
