@@ -87,8 +87,16 @@ class PluginError(SelfSpecError):
     """A command that another package adds cannot be loaded."""
 
 
-class NoGainWarning(UserWarning):
+class SelfSpecWarning(UserWarning):
+    """Base class of all warnings that selfspec gives."""
+
+
+class NoGainWarning(SelfSpecWarning):
     """A method is no faster than plain decoding on this model; use another method."""
+
+
+class NoCopiesWarning(SelfSpecWarning):
+    """Low-bit copies of the weights do not fit into the memory, so that nothing is drafted with them."""
 
 
 def first_line(error: BaseException) -> str:

@@ -51,9 +51,9 @@ def inspect(
     engine = Engine.from_pretrained(
         model, method, settings=method_settings, dtype=dtype, device=device, weights=weights
     )
-    if state is not None:
-        engine.load_state(state)
     with own_warnings():
+        if state is not None:
+            engine.load_state(state)
         generation = engine.generate(text, max_new_tokens=max_new_tokens)
     target = engine.target
     inspection = Inspection(model, target.weights, str(target.device), target.sublayer_count, generation)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from selfspec.errors import NoGainWarning
+from selfspec.errors import SelfSpecWarning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,7 +102,7 @@ def prepare(engine: "Engine") -> None:
     """Lets the method prepare itself, and says on the terminal what goes on, since it may take seconds once."""
     from rich.console import Console
 
-    with Console(stderr=True).status("") as status:
+    with own_warnings(), Console(stderr=True).status("") as status:
         engine.method.prepare(lambda text: status.update(f"preparing {engine.method.name}: {text}"))
 
 
@@ -110,7 +110,7 @@ def prepare(engine: "Engine") -> None:
 def own_warnings() -> Iterator[None]:
     """Collects the warnings of selfspec and prints them to standard error at the end, one per line."""
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", NoGainWarning)
+        warnings.simplefilter("always", SelfSpecWarning)
         try:
             yield
         finally:

@@ -1,5 +1,6 @@
 """``auto`` itself: what it finds out about a model, what it drafts, what it learns and keeps."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import prompt
 from selfspec import Engine, SamplingParams
+from selfspec.cli import terminal
 from selfspec.decoding.draft import NoDraft, PartDraft, TokenDraft
 from selfspec.decoding.layer_draft import LayerDraft
-from selfspec.errors import InvalidSettingError, StateError
+from selfspec.errors import InvalidSettingError, NoCopiesWarning, StateError
 from selfspec.methods.auto import preparation
 from selfspec.methods.auto.assignments import Assignment, candidates, try_assignments
 from selfspec.methods.auto.copies import Copies
@@ -157,8 +159,7 @@ def test_no_trial_begins_after_its_time() -> None:
 
 
 def test_what_was_found_out_is_kept_and_read_again(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
+    real_preparation(monkeypatch, kept)
     first = preparation.prepare(Target(MODEL), Terms())
     assert [*kept.rglob("auto/*.json")]
     monkeypatch.setattr(preparation, "_find_out", None)
@@ -167,8 +168,7 @@ def test_what_was_found_out_is_kept_and_read_again(kept: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("damage", [{}, {"terms": {}}, {"verify": None}, {"verify": {"rows": [2], "seconds": [1]}}])
 def test_a_damaged_file_is_found_out_again(kept: Path, monkeypatch: pytest.MonkeyPatch, damage: dict[str, Any]) -> None:
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
+    real_preparation(monkeypatch, kept)
     target = Target(MODEL)
     preparation.prepare(target, Terms())
     (path,) = kept.rglob("auto/*.json")
@@ -181,11 +181,56 @@ def test_a_damaged_file_is_found_out_again(kept: Path, monkeypatch: pytest.Monke
     assert found
 
 
-def test_without_memory_for_copies_it_goes_on_without_them() -> None:
+def real_preparation(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+    """Undoes what the suite gives instead, and keeps what is found out in a folder of its own."""
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
+
+
+def test_without_memory_for_copies_it_goes_on_without_them_and_says_so_once(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_preparation(monkeypatch, kept)
+    engine = Engine(MODEL, method="auto", settings={"memory_limit": 1e-6})
+    with pytest.warns(NoCopiesWarning, match=r"without low-bit copies .* more than memory_limit allows") as caught:
+        results = [engine.generate(prompt(20), max_new_tokens=12) for _ in range(2)]
+    assert len(caught) == 1
+    plain = Engine(MODEL, method="autoregressive").generate(prompt(20), max_new_tokens=12)
+    assert [result.token_ids for result in results] == 2 * [plain.token_ids]
+    assert not engine.target._low_bit._packed
+    with pytest.warns(NoCopiesWarning):  # another process reads what was kept, and says it too
+        Engine(MODEL, method="auto", settings={"memory_limit": 1e-6}).method.prepare()
+
+
+def test_the_terminal_says_it_too(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real_preparation(monkeypatch, kept)
+    terminal.prepare(Engine(MODEL, method="auto", settings={"memory_limit": 1e-6}))
+    assert capsys.readouterr().err.count("warning: auto drafts without low-bit copies") == 1
+
+
+def test_who_wants_no_copies_is_not_warned(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_preparation(monkeypatch, kept)
+    engine = Engine(MODEL, method="auto", settings={"memory_limit": 0.0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.method.prepare()
+    assert not engine.target._low_bit._packed
+
+
+def test_copies_for_which_there_is_no_memory_any_more_are_left_out(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_preparation(monkeypatch, kept)
     target = Target(MODEL)
-    found = preparation._find_out(target, Terms(most_bytes=0.0), lambda _: None)
-    assert found.layers is None or found.layers.assignment.precision is None
-    assert not target._low_bit._packed
+    found = Preparation(FREE_ROWS, LayerTrial(Assignment(FULL, Precision.of(8)), 0.9, CHEAP, ()))
+    monkeypatch.setattr(preparation, "_find_out", lambda *_: found)
+    assert preparation.prepare(target, Terms()).layers is not None
+    target.release_copies()
+    monkeypatch.setattr("selfspec.runtimes.low_bit.available_bytes", lambda: 10)
+    with pytest.warns(NoCopiesWarning, match="memory that is available"):
+        prepared = preparation.prepare(target, Terms())
+    assert prepared.layers is None
+    assert prepared.lacking_bytes == target.low_bit_bytes(Precision.of(8))
 
 
 def test_only_the_copies_that_draft_stay_in_memory() -> None:

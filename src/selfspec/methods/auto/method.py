@@ -30,7 +30,7 @@ class AutoSettings(MethodSettings):
         0.02, "share of plain decoding's time that a request may lose by trying drafts", minimum=0.0, maximum=1.0
     )
     memory_limit: float | None = setting(
-        None, "most memory of low-bit copies in GiB; none is half of what is available, 0 makes none", minimum=0.0
+        None, "most memory of low-bit copies in GiB; none is half of what is available, 0 makes no copies", minimum=0.0
     )
     trial_seconds: float = setting(
         10.0, "time for trying drafts when a model is first used on this machine; the result is kept", minimum=0.0

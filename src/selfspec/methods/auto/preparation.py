@@ -1,12 +1,15 @@
 """What ``auto`` finds out about a model and a machine before the first request, once, and keeps."""
 
 import contextlib
+import math
+import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
+from selfspec.errors import NoCopiesWarning, OutOfMemoryError, UnsupportedModelError
 from selfspec.memory import available_bytes
 from selfspec.methods.auto.assignments import Assignment, Trial, candidates, try_assignments
 from selfspec.methods.auto.own_text import write_text
@@ -45,10 +48,13 @@ class Preparation:
     Attributes:
         verify: costs of the target's forward.
         layers: the layer draft to take; ``None`` where every one is slower than plain decoding.
+        lacking_bytes: what low-bit copies take at least, where none were tried since there is no memory for them;
+            0 otherwise.
     """
 
     verify: RowCosts
     layers: LayerTrial | None
+    lacking_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types."""
@@ -62,7 +68,8 @@ class Preparation:
             ValueError, TypeError, KeyError: it is not that.
         """
         layers = values["layers"]
-        return cls(_costs(values["verify"]), None if layers is None else _layer_trial(layers))
+        found = None if layers is None else _layer_trial(layers)
+        return cls(_costs(values["verify"]), found, int(values["lacking_bytes"]))
 
 
 @dataclass(frozen=True)
@@ -93,21 +100,33 @@ def prepare(
         target: the model.
         terms: what may be tried.
         progress: is told what goes on, before each part that may take long.
+
+    Returns:
+        What was found out. Where there is no memory for low-bit copies, ``NoCopiesWarning`` says so, unless ``terms``
+        ask for none.
     """
     kept = _read(target, terms)
     if kept is None:
         kept = _find_out(target, terms, progress)
         write_kept(_path(target), target, {"terms": asdict(terms), **kept.to_dict()})
-    _make_copies(target, kept, progress)
+    kept = _with_copies(target, kept, progress)
+    if kept.lacking_bytes and terms.most_bytes != 0:
+        warnings.warn(_complaint(kept.lacking_bytes, terms.most_bytes), NoCopiesWarning, stacklevel=2)
     return kept
+
+
+def _complaint(needed: int, most_bytes: float | None) -> str:
+    limit = "the memory that is available allows" if most_bytes is None else "memory_limit allows"
+    return (
+        f"auto drafts without low-bit copies of the weights: they take {needed / 2**20:.0f} MiB, more than {limit}; "
+        "raise memory_limit or free memory, or set memory_limit=0 to do without them"
+    )
 
 
 def _find_out(target: Target, terms: Terms, progress: Callable[[str], None]) -> Preparation:
     progress("forwards of several rows")
     verify = measure_row_costs(target, range(target.sublayer_count))
-    available = available_bytes()
-    limit = None if available is None else _FREE_SHARE * available
-    limit = limit if terms.most_bytes is None else terms.most_bytes
+    limit = _limit(terms)
     length = max(16, min(_TEXT, int(_SHARE_FOR_TEXT * terms.most_seconds / verify(1)), target.context_limit))
     progress("drafts on a text of the model's own")
     trials = try_assignments(
@@ -116,23 +135,49 @@ def _find_out(target: Target, terms: Terms, progress: Callable[[str], None]) -> 
         write_text(target, min(length, target.context_limit)),
         verify,
         most_seconds=terms.most_seconds,
-        fits=lambda assignment: limit is None or target.low_bit_bytes(assignment.precision) <= limit,
+        fits=lambda assignment: target.low_bit_bytes(assignment.precision) <= limit,
     )
     best = trials[0] if trials else None
     chosen = best if best is not None and best.tokens_per_second > 1 / verify(1) else None
     target.release_copies(None if chosen is None else chosen.assignment.precision)
-    return Preparation(verify, None if chosen is None else _as_layer_trial(chosen))
+    return Preparation(verify, None if chosen is None else _as_layer_trial(chosen), _lacking(target, terms, limit))
+
+
+def _limit(terms: Terms) -> float:
+    """Most bytes of low-bit copies."""
+    available = available_bytes()
+    most = math.inf if terms.most_bytes is None else terms.most_bytes
+    share = _FREE_SHARE if terms.most_bytes is None else 1.0
+    return most if available is None else min(most, share * available)
+
+
+def _lacking(target: Target, terms: Terms, limit: float) -> int:
+    """Bytes of the smallest low-bit copies that candidates draft with, if they exceed the limit, else 0."""
+    needed = []
+    for assignment in candidates(target, group=terms.group, offset=terms.offset):
+        with contextlib.suppress(UnsupportedModelError):
+            needed.append(target.low_bit_bytes(assignment.precision))
+    smallest = min(filter(None, needed), default=0)
+    return smallest if smallest > limit else 0
 
 
 def _as_layer_trial(trial: Trial) -> LayerTrial:
     return LayerTrial(trial.assignment, trial.agreement, trial.costs, trial.confidences)
 
 
-def _make_copies(target: Target, preparation: Preparation, progress: Callable[[str], None]) -> None:
-    if preparation.layers is not None and (precision := preparation.layers.assignment.precision) is not None:
-        progress(f"low-bit copies of {target.low_bit_bytes(precision) / 2**20:.0f} MiB")
+def _with_copies(target: Target, preparation: Preparation, progress: Callable[[str], None]) -> Preparation:
+    """Makes the copies that draft; without the layer draft where there is no memory for them now."""
+    precision = None if preparation.layers is None else preparation.layers.assignment.precision
+    if precision is None:
+        return preparation
+    needed = target.low_bit_bytes(precision)
+    progress(f"low-bit copies of {needed / 2**20:.0f} MiB")
+    try:
         with torch.inference_mode():
             target.at(precision)
+    except OutOfMemoryError:
+        return replace(preparation, layers=None, lacking_bytes=needed)
+    return preparation
 
 
 def _read(target: Target, terms: Terms) -> Preparation | None:
