@@ -89,7 +89,7 @@ def test_the_figures_are_the_servers(server: PageServer, open_page: Open) -> Non
     server.answers = sky
     found = figures(ask(open_page(), "Why?"))
     assert found["tokens"] == "7"
-    assert found["speedup"] == f"{FIGURES['speedup_estimate']:.2f}×"
+    assert found["est. speedup"] == f"{FIGURES['speedup_estimate']:.2f}×"
     assert found["accepted"] == "75 %"
     assert server.requests[0]["stream"] is True
     assert server.requests[0]["speculative"] == {"method": "auto", "enabled": True, "report": True}
@@ -109,12 +109,12 @@ def test_text_and_figures_come_while_the_answer_is_generated(
     send(page, "Count")
     page.get_by_text("50 %", exact=True).wait_for()
     assert page.locator(".text").inner_text() == "One two"
-    assert figures(page) == {"tokens": "2", "tokens/s": "–", "speedup": "1.25×", "accepted": "50 %"}
+    assert figures(page) == {"tokens": "2", "tokens/s": "–", "est. speedup": "1.25×", "accepted": "50 %"}
     assert page.get_by_role("status").text_content() == "Generating."
     assert page.get_by_role("button", name="Stop").is_visible()
     gate.set()
     assert finished(page).locator(".text").inner_text() == "One two three"
-    assert figures(page)["speedup"] == "1.50×"
+    assert figures(page)["est. speedup"] == "1.50×"
     assert "3 tokens" in page.get_by_role("status").text_content()
 
 

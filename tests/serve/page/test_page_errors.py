@@ -53,6 +53,7 @@ def test_what_failed_is_no_part_of_the_conversation(server: PageServer, open_pag
     page = open_page(errors=REFUSED)
     send(page, "Lost")
     page.get_by_role("alert").wait_for()
+    assert not page.locator(".figures").is_visible()
     server.answers = answer
     send(page, "Kept")
     page.get_by_role("button", name="Copy").wait_for()

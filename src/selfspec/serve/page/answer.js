@@ -30,7 +30,7 @@ export class Answer {
     this.recording.push({ at: now, chunk });
     const choice = chunk.choices?.[0];
     const { tokens = [], ...report } = chunk.selfspec ?? {};
-    Object.assign(this.tally.report, report);
+    for (const [name, value] of Object.entries(report)) this.tally.report[name] = value ?? this.tally.report[name];
     if (report.method && this.method) this.method = report.method;
     this.finishReason = choice?.finish_reason ?? this.finishReason;
     this.tally.take(tokens, this.method, now);

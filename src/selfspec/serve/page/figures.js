@@ -47,7 +47,7 @@ export function figures(tally, drafts) {
   if (!drafts) return rows;
   return [
     ...rows,
-    ["speedup", known(speedup, (value) => `${value.toFixed(2)}×`)],
+    ["est. speedup", known(speedup, (value) => `${value.toFixed(2)}×`)],
     ["accepted", known(accepted, percent)],
   ];
 }

@@ -2,15 +2,19 @@
 
 const NEAR = 80; // pixels from the end that still count as the end
 
-/** Starts to follow. The function that it gives goes to the end, and follows again. */
+/** Gives a function that goes to the end and follows it from then on. */
 export function followEnd(growing) {
   const page = document.scrollingElement;
   const toEnd = () => page.scrollTo({ top: page.scrollHeight });
-  let following = true;
+  let following = false;
+  let last = 0;
   window.addEventListener("scroll", () => {
-    following = page.scrollHeight - page.clientHeight - page.scrollTop < NEAR;
+    const isAtEnd = page.scrollHeight - page.clientHeight - page.scrollTop < NEAR;
+    // Only a reader scrolls up. Down, the event may tell of a place that was the end before more text came.
+    following = isAtEnd || (following && page.scrollTop >= last);
+    last = page.scrollTop;
   });
-  new ResizeObserver(() => following && toEnd()).observe(growing);
+  new ResizeObserver(() => following && growing.offsetHeight > 0 && toEnd()).observe(growing);
   return () => {
     following = true;
     toEnd();
