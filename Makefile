@@ -8,11 +8,12 @@ INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.smollm2
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal --durations=10
 
-.PHONY: help install demo test test-lab lint format clean
+.PHONY: help install demo serve test test-lab lint format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      chat with a real model by several methods, and compare with plain decoding and transformers"
+	@echo "make serve     serve a real model over HTTP, with a page to chat with it"
 	@echo "make test      run the tests of the library"
 	@echo "make test-lab  run the tests of the laboratory"
 	@echo "make lint      check style and types"
@@ -34,6 +35,9 @@ $(MODEL): $(INSTALLED)
 
 demo: $(INSTALLED) $(MODEL)
 	$(BIN)/selfspec demo
+
+serve: $(INSTALLED) $(MODEL)
+	$(BIN)/selfspec serve --model smollm2
 
 test: $(INSTALLED) $(MODEL)
 	$(PYTEST) tests

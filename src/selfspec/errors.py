@@ -79,6 +79,14 @@ class RequestFailedError(SelfSpecError):
     """An unexpected exception ended the request: of its own processors or criteria, of a method, or of the engine."""
 
 
+class ServeError(SelfSpecError):
+    """A server cannot start: its port is in use, its certificate is missing."""
+
+
+class WorkerDiedError(SelfSpecError):
+    """The process of a server that was writing an answer ended; it is started again."""
+
+
 class MissingPackageError(SelfSpecError):
     """A feature needs a package that is not installed; the message says what to install."""
 

@@ -40,12 +40,34 @@ class PromptEncoder:
             InvalidPromptError: the prompt is empty without a BOS token, out of vocabulary, or not one sequence.
         """
         if isinstance(prompt, str):
-            token_ids = self._encode_text(prompt)
-        elif is_chat(prompt):
-            token_ids = self._encode_chat(prompt)
-        else:
-            token_ids = as_ids(prompt)
-        return self._check(token_ids)
+            return self.encode_text(prompt)
+        if is_chat(prompt):
+            return self.encode_chat(prompt)
+        return self._check(as_ids(prompt))
+
+    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text.
+
+        Args:
+            text: the text.
+            add_special_tokens: let the tokenizer add what it puts around a text, such as BOS.
+
+        Raises:
+            InvalidPromptError: it is empty without a BOS token, or no valid text.
+        """
+        return self._check(self._encode_text(text, add_special_tokens=add_special_tokens))
+
+    def encode_chat(self, messages: Sequence[Any], **variables: Any) -> list[int]:
+        """The token ids of a chat.
+
+        Args:
+            messages: with ``role`` and ``content``.
+            **variables: of the chat template, such as ``tools`` and ``add_generation_prompt``.
+
+        Raises:
+            InvalidPromptError: there is no chat template, or it refuses the messages.
+        """
+        return self._check(self._encode_chat(messages, **variables))
 
     def _encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         tokenizer = self._require_tokenizer()
@@ -58,12 +80,14 @@ class PromptEncoder:
             ) from error
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    def _encode_chat(self, messages: Sequence[Any]) -> list[int]:
+    def _encode_chat(self, messages: Sequence[Any], **variables: Any) -> list[int]:
         tokenizer = self._require_tokenizer()
         if not getattr(tokenizer, "chat_template", None):
             raise InvalidPromptError("the tokenizer has no chat template; give a plain prompt")
         try:
-            text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+            text = tokenizer.apply_chat_template(
+                list(messages), tokenize=False, **{"add_generation_prompt": True, **variables}
+            )
         except Exception as error:  # templates raise whatever they like
             raise InvalidPromptError(f"the chat template refused the messages: {error}") from error
         starts_with_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)

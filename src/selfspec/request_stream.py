@@ -83,6 +83,16 @@ class RequestStream(AsyncIterator[TextPiece]):
                 self._reader = None
         return self._pieces.popleft()
 
+    async def next_pieces(self) -> list[TextPiece]:
+        """The pieces that can be read without waiting; waits for one where there is none.
+
+        Raises:
+            StopAsyncIteration, SelfSpecError: as from ``__anext__``.
+        """
+        pieces = [await self.__anext__(), *self._pieces]
+        self._pieces.clear()
+        return pieces
+
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         """Tokens of the prompt."""

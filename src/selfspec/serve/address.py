@@ -1,0 +1,84 @@
+"""Where a server listens: the socket, opened before any model is loaded, and the files of TLS."""
+
+import contextlib
+import ipaddress
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from selfspec.errors import ServeError
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen.
+
+    Attributes:
+        host: a name or an address of this machine.
+        port: 0 takes any that is free.
+        certfile: the certificate of TLS; ``None`` for plain HTTP.
+        keyfile: its private key, if that is not in ``certfile``.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    certfile: Path | None = None
+    keyfile: Path | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        if self.host == "localhost":
+            return True
+        with contextlib.suppress(ValueError):
+            return ipaddress.ip_address(self.host).is_loopback
+        return False
+
+    def check_tls(self) -> None:
+        """Checks the certificate and its key.
+
+        Raises:
+            ServeError: a file is missing, or they do not belong together.
+        """
+        if self.certfile is None:
+            if self.keyfile is not None:
+                raise ServeError("--ssl-keyfile needs --ssl-certfile; give both")
+            return
+        for option, path in (("--ssl-certfile", self.certfile), ("--ssl-keyfile", self.keyfile)):
+            if path is not None and not path.is_file():
+                raise ServeError(f"{option}: there is no file '{path}'")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certfile, self.keyfile)
+        except (ssl.SSLError, OSError) as error:
+            key = "" if self.keyfile is None else f" with the key '{self.keyfile}'"
+            raise ServeError(f"'{self.certfile}'{key} is no certificate that TLS can use: {error}") from error
+
+    def listen(self) -> socket.socket:
+        """Opens the socket; from now on no other server can have the port.
+
+        Raises:
+            ServeError: the port is in use, or the host is none of this machine.
+        """
+        try:
+            family = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][0]
+            return socket.create_server((self.host, self.port), family=family, backlog=2048)
+        except socket.gaierror as error:
+            raise ServeError(f"'{self.host}' is no host of this machine: {error.strerror}") from error
+        except OverflowError as error:
+            raise ServeError(f"{self.port} is no port; give one from 0 to 65535") from error
+        except OSError as error:
+            raise ServeError(
+                f"cannot listen on {self.host}:{self.port}: {error.strerror}; stop what uses it, or choose another "
+                "--port"
+            ) from error
+
+    def url(self, listening: socket.socket) -> str:
+        """The server's URL, as a client on this machine may use it.
+
+        Args:
+            listening: the socket.
+        """
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        host = f"[{host}]" if ":" in host else host
+        return f"{'http' if self.certfile is None else 'https'}://{host}:{listening.getsockname()[1]}"

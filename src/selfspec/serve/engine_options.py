@@ -1,0 +1,110 @@
+"""The engine of a server, described so that another process can make it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from selfspec.async_engine import AsyncEngine
+from selfspec.engine import Engine
+from selfspec.methods import METHODS
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What makes an engine; as for ``Engine.from_pretrained`` and ``AsyncEngine``.
+
+    Attributes:
+        model: a name, a folder or a file.
+        method: what drafts where a request names nothing.
+        settings: of the method.
+        dtype: of the weights.
+        device: a torch device.
+        weights: ``int8`` or ``int4`` for low-bit weights.
+        runtime: how the model runs.
+        keep_copies: keep low-bit copies that draft.
+        max_batch: most requests that run at a time.
+        waiting: requests that may wait.
+        methods: names of the methods that requests may choose; ``None`` for all of this package.
+    """
+
+    model: str
+    method: str = "auto"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "auto"
+    device: str = "auto"
+    weights: str | None = None
+    runtime: str = "auto"
+    keep_copies: bool = False
+    max_batch: int = 16
+    waiting: int = 256
+    methods: tuple[str, ...] | None = None
+
+    def load(self) -> Engine:
+        """Loads the model.
+
+        Raises:
+            SelfSpecError: it cannot be loaded.
+        """
+        return Engine.from_pretrained(
+            self.model,
+            self.method,
+            settings=self.settings,
+            dtype=self.dtype,
+            device=self.device,
+            weights=self.weights,
+            runtime=self.runtime,
+            keep_copies=self.keep_copies,
+        )
+
+    def serve(self, engine: Engine) -> AsyncEngine:
+        """Makes what takes many requests for an engine.
+
+        Args:
+            engine: from ``load``.
+
+        Raises:
+            InvalidParameterError: an option is out of range.
+        """
+        return AsyncEngine(engine, max_batch=self.max_batch, max_waiting=self.waiting)
+
+    def allowed_methods(self, engine: Engine) -> tuple[str, ...]:
+        """Names of the methods that a request may choose, the engine's own first."""
+        return tuple(dict.fromkeys((engine.method.name, *(METHODS if self.methods is None else self.methods))))
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """Where what the method learns is kept.
+
+    Attributes:
+        path: the file.
+        seconds: between two savings while requests come.
+        index: of the worker; those after the first have files of their own beside it.
+    """
+
+    path: Path
+    seconds: float = 60.0
+    index: int = 0
+
+    @property
+    def own(self) -> Path:
+        """The file of this worker."""
+        return self.path if self.index == 0 else self.path.with_name(f"{self.path.name}.{self.index}")
+
+    def load(self, engine: Engine, log: Callable[[str], None] = lambda _: None) -> None:
+        """Loads what was learned, if there is a file: the worker's own, or else the first one's.
+
+        Args:
+            engine: whose method learns.
+            log: is told what was loaded.
+
+        Raises:
+            StateError: the file does not fit, or the method learns nothing.
+        """
+        engine.method.state()  # raises if the method's settings leave nothing to save
+        for path in (self.own, self.path):
+            if path.exists():
+                engine.load_state(path)
+                log(f"loaded what {engine.method.name} has learned from '{path}'")
+                return

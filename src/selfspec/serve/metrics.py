@@ -1,0 +1,140 @@
+"""Metrics for Prometheus, under vLLM's names, so that dashboards for vLLM show them."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from selfspec.serve.backend import Ended, Load
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # when each was made says nothing
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
+_FADE = 0.9
+"""What an answer's weight in the speedup is multiplied by with every answer after it."""
+
+
+class Metrics:
+    """The metrics of one server.
+
+    Args:
+        model: the served name.
+        load: says what the backend is doing.
+    """
+
+    def __init__(self, model: str, load: Callable[[], Load]) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model
+        self._plain = self._spent = 0.0
+        self.registry.register(_LoadCollector(model, load))
+        self._prompt = self._counter("vllm:prompt_tokens", "Tokens of prompts")
+        self._new = self._counter("vllm:generation_tokens", "Tokens of answers")
+        self._ended = self._counter("vllm:request_success", "Answers that ended, by why", "finished_reason")
+        self._cancelled = self._counter("selfspec:request_cancelled", "Answers that clients gave up")
+        self._failed = self._counter("selfspec:request_failed", "Answers that failed")
+        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Rounds with a draft")
+        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted")
+        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted")
+        self._accepted_at = self._counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafted tokens accepted, by place in the draft", "position"
+        )
+        self._responses = self._counter("selfspec:http_responses", "Answers by status", "status")
+        self._first = self._histogram("vllm:time_to_first_token_seconds", "Time to the first token", _SECONDS)
+        self._between = self._histogram("vllm:inter_token_latency_seconds", "Time between tokens", _SECONDS)
+        self._whole = self._histogram("vllm:e2e_request_latency_seconds", "Time of whole answers", _SECONDS)
+        self._prompts = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt", _TOKENS)
+        self._answers = self._histogram("vllm:request_generation_tokens", "Tokens of an answer", _TOKENS)
+        self._speedup = Gauge(
+            "selfspec:speedup_estimate",
+            "Speed of the last answers by that of plain decoding, as estimated; 0 before the first",
+            ["model_name"],
+            registry=self.registry,
+        ).labels(model)
+
+    def first_token(self, seconds: float) -> None:
+        """Notes the time from a request to its first token."""
+        self._first.labels(self._model).observe(seconds)
+
+    def between(self, seconds: float, tokens: int) -> None:
+        """Notes that tokens came together, so many seconds after those before; each counts its share."""
+        for _ in range(tokens):
+            self._between.labels(self._model).observe(seconds / tokens)
+
+    def ended(self, ended: Ended, seconds: float) -> None:
+        """Notes an answer that was written to its end."""
+        model = self._model
+        self._prompt.labels(model).inc(ended.prompt_tokens)
+        self._new.labels(model).inc(ended.new_tokens)
+        reason = "length" if ended.finish_reason == "length" else "stop"
+        self._ended.labels(model, reason).inc()
+        self._drafts.labels(model).inc(ended.drafts)
+        self._drafted.labels(model).inc(ended.drafted)
+        self._accepted.labels(model).inc(ended.accepted)
+        for position, count in enumerate(ended.accepted_at):
+            self._accepted_at.labels(model, str(position)).inc(count)
+        self._whole.labels(model).observe(seconds)
+        self._prompts.labels(model).observe(ended.prompt_tokens)
+        self._answers.labels(model).observe(ended.new_tokens)
+        self._plain = _FADE * self._plain + ended.plain_seconds
+        self._spent = _FADE * self._spent + ended.round_seconds
+        if self._spent:
+            self._speedup.set(self._plain / self._spent)
+
+    def cancelled(self) -> None:
+        """Notes an answer that the client gave up."""
+        self._cancelled.labels(self._model).inc()
+
+    def failed(self) -> None:
+        """Notes an answer that failed."""
+        self._failed.labels(self._model).inc()
+
+    def response(self, status: int) -> None:
+        """Notes the status of an answer."""
+        self._responses.labels(self._model, str(status)).inc()
+
+    def text(self) -> bytes:
+        """All metrics in the text format of Prometheus."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        counter = Counter(name, text, ["model_name", *labels], registry=self.registry)
+        if not labels:
+            counter.labels(self._model)  # shows it with 0 from the start
+        return counter
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry)
+        histogram.labels(self._model)
+        return histogram
+
+
+class _LoadCollector(Collector):
+    """What the backend is doing, asked whenever metrics are read."""
+
+    def __init__(self, model: str, load: Callable[[], Load]) -> None:
+        self._model = model
+        self._load = load
+
+    def collect(self) -> list[Metric]:
+        """The gauges and counters of the engine."""
+        load = self._load()
+        usage = load.cache_bytes / load.cache_limit if load.cache_limit else 0.0
+        found: list[Metric] = []
+        for name, text, value in (
+            ("vllm:num_requests_running", "Requests that are being answered", load.running),
+            ("vllm:num_requests_waiting", "Requests that wait", load.waiting),
+            ("vllm:kv_cache_usage_perc", "Share of the memory for keys and values in use, 0 to 1", usage),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
+            gauge.add_metric([self._model], value)
+            found.append(gauge)
+        for name, text, value in (
+            ("vllm:prefix_cache_queries", "Tokens of prompts looked up in the prefix cache", load.prefix_queries),
+            ("vllm:prefix_cache_hits", "Tokens of prompts found in the prefix cache", load.prefix_hits),
+        ):
+            counter = CounterMetricFamily(name, text, labels=["model_name"])
+            counter.add_metric([self._model], value)
+            found.append(counter)
+        return found

@@ -1,0 +1,176 @@
+"""What surrounds every request: its id, its line in the log, the API key, and the limits of its body."""
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from selfspec.serve.errors import ApiError
+from selfspec.serve.logs import log
+
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_PROTECTED = ("/v1/", "/tokenize", "/detokenize")
+
+
+class RequestLog:
+    """Gives every request an id and writes a line about it; answers unexpected exceptions.
+
+    A request's own ``x-request-id`` is taken if it is short and plain. The answer has the same header. Routes put more
+    fields of the line into ``scope["state"]["log"]``.
+
+    Args:
+        app: answers.
+        began: is called when a request comes.
+        ended: is told the status of each when it has been answered; 499 for one that was given up.
+    """
+
+    def __init__(self, app: ASGIApp, began: Callable[[], None], ended: Callable[[int], None]) -> None:
+        self._app, self._began, self._ended = app, began, ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+        request_id = _header(scope, b"x-request-id")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = uuid.uuid4().hex
+        fields: dict[str, object] = {"request_id": request_id, "method": scope["method"], "path": scope["path"]}
+        state = scope.setdefault("state", {})
+        state["request_id"], state["log"] = request_id, fields
+        self._began()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            log("request failed", logging.ERROR, error=error, fields=fields)
+            if status:  # the answer has begun: all that is left is to end it
+                raise
+            await _respond(ApiError(500, "the server failed; its log says why, under this x-request-id"))(
+                scope, receive, send_with_id
+            )
+        finally:
+            self._ended(status or 499)
+            seconds = round(time.perf_counter() - began, 4)
+            log("request", fields={"status": status or 499, "seconds": seconds, **fields})
+
+
+class ApiKey:
+    """Refuses requests for the model without the key. Health, metrics and the page need none.
+
+    Args:
+        app: answers.
+        keys: each of them is accepted.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        if scope["type"] != "http" or not scope["path"].startswith(_PROTECTED) or self._allows(scope):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            401, "a valid API key is needed in the header 'Authorization: Bearer KEY'", code="invalid_api_key"
+        )
+        await _respond(error)(scope, receive, send)
+
+    def _allows(self, scope: Scope) -> bool:
+        if scope["method"] == "OPTIONS":  # a browser asks what it may send, without a key
+            return True
+        scheme, _, given = _header(scope, b"authorization").partition(" ")
+        key = given.strip().encode("latin-1")
+        # All keys are compared, each in constant time, so that the time says nothing about them.
+        matches = [hmac.compare_digest(key, known) for known in self._keys]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+class BodyLimit:
+    """Refuses bodies that are too large or come too slowly.
+
+    Args:
+        app: answers.
+        most_bytes: of a body.
+        most_seconds: for all of it to arrive.
+    """
+
+    def __init__(self, app: ASGIApp, most_bytes: int, most_seconds: float) -> None:
+        self._app, self._most_bytes, self._most_seconds = app, most_bytes, most_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await asyncio.wait_for(self._read(scope, receive), self._most_seconds)
+        except ApiError as error:
+            await _respond(error, close=True)(scope, receive, send)
+            return
+        except asyncio.TimeoutError:
+            late = ApiError(408, f"the body did not arrive within {self._most_seconds:g} seconds", code="timeout")
+            await _respond(late, close=True)(scope, receive, send)
+            return
+        if body is None:  # the client went away
+            return
+        given = False
+
+        async def receive_body() -> Message:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, receive_body, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        declared = _header(scope, b"content-length")
+        if declared.isdigit() and int(declared[:20]) > self._most_bytes:
+            raise self._too_large()
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if len(body) > self._most_bytes:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is larger than {self._most_bytes} bytes; send less", code="body_too_large")
+
+
+def respond(error: ApiError) -> JSONResponse:
+    """The response of an error."""
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+def _respond(error: ApiError, *, close: bool = False) -> JSONResponse:
+    response = respond(error)
+    if close:  # what is left of the body would be read as the next request
+        response.headers["Connection"] = "close"
+    return response
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    """The value of a request's header; empty if it has none."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")

@@ -1,0 +1,318 @@
+"""The backend that is several processes with an engine each. One that ends is started again."""
+
+import asyncio
+import itertools
+import logging
+import multiprocessing
+import os
+import threading
+from collections.abc import AsyncIterator, Sequence
+from functools import reduce
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
+from operator import add
+
+from selfspec.errors import QueueFullError, SelfSpecError, WorkerDiedError
+from selfspec.serve.backend import Ended, Load, ModelInfo, Token
+from selfspec.serve.engine_options import EngineOptions, StateFile
+from selfspec.serve.logs import log
+from selfspec.serve.messages import Accepted, Busy, Cancel, Close, End, FromWorker, Ready, Step, Submit, ToWorker
+from selfspec.serve.worker import run_worker
+from selfspec.types import SamplingParams
+
+_PATIENCE = 30.0
+"""Most seconds between two starts of a worker that keeps ending."""
+
+_CLOSING_SECONDS = 20.0
+"""For a worker to save what it has learned."""
+
+_PREFIX = 64
+"""Prompts that begin with the same tokens go to the same worker while it is as free as others, for its prefix cache."""
+
+
+class WorkerPool:
+    """Answers with engines in processes of their own.
+
+    Args:
+        options: what makes each engine.
+        workers: how many.
+        state: where what is learned is kept.
+    """
+
+    def __init__(self, options: EngineOptions, workers: int, *, state: StateFile | None = None) -> None:
+        self._options = options
+        self._most = workers * options.max_batch + options.waiting
+        threads = max(1, _threads() // workers)
+        states = [None if state is None else StateFile(state.path, state.seconds, index) for index in range(workers)]
+        self._workers = [_Worker(index, options, own, threads) for index, own in enumerate(states)]
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model, once started."""
+        model = next((worker.model for worker in self._workers if worker.model is not None), None)
+        assert model is not None, "the backend is not started"
+        return model
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker takes requests."""
+        return any(worker.ready for worker in self._workers)
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the workers' processes."""
+        return [worker.process_id for worker in self._workers]
+
+    async def start(self) -> None:
+        """Starts the workers and waits until all of them take requests.
+
+        Raises:
+            SelfSpecError: one of them cannot load the model.
+        """
+        try:
+            await asyncio.gather(*(worker.start() for worker in self._workers))
+        except SelfSpecError:
+            self.stop_now()
+            raise
+
+    async def submit(
+        self, token_ids: Sequence[int], params: SamplingParams, *, method: str | None, request_id: str
+    ) -> "PoolAnswer":
+        """Asks the worker for an answer that has the fewest to give.
+
+        Raises:
+            SelfSpecError: the request does not fit, or too many wait.
+            WorkerDiedError: no worker takes requests now.
+        """
+        ready = [worker for worker in self._workers if worker.ready]
+        if not ready:
+            raise WorkerDiedError("the model is being loaded again after its process ended; send the request again")
+        if sum(len(worker.answers) for worker in ready) >= self._most:
+            raise QueueFullError(f"{self._most} requests run or wait, which is the most; try again later")
+        preferred = hash(tuple(token_ids[:_PREFIX])) % len(ready)
+        order = sorted(range(len(ready)), key=lambda index: (len(ready[index].answers), index != preferred))
+        return await ready[order[0]].submit(tuple(token_ids), params, method, request_id)
+
+    def load(self) -> Load:
+        """What the engines are doing."""
+        return reduce(add, (worker.load for worker in self._workers))
+
+    def stop_now(self) -> None:
+        """Ends the processes without waiting for anything."""
+        for worker in self._workers:
+            worker.kill()
+
+    async def close(self) -> None:
+        """Ends the workers; each saves what it has learned."""
+        await asyncio.gather(*(worker.close() for worker in self._workers))
+
+
+class PoolAnswer:
+    """An answer of a worker.
+
+    Args:
+        worker: writes it.
+        number: its name between the processes.
+    """
+
+    def __init__(self, worker: "_Worker", number: int) -> None:
+        self._worker, self._number = worker, number
+        self._ended: Ended | None = None
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.steps: asyncio.Queue[Sequence[Token] | Ended | Exception] = asyncio.Queue()
+
+    def __aiter__(self) -> AsyncIterator[Sequence[Token]]:
+        """The answer itself."""
+        return self
+
+    async def __anext__(self) -> Sequence[Token]:
+        """The tokens of the next step."""
+        if self._ended is not None:
+            raise StopAsyncIteration
+        step = await self.steps.get()
+        if isinstance(step, Exception):
+            raise step
+        if isinstance(step, Ended):
+            self._ended = step
+            raise StopAsyncIteration
+        return step
+
+    @property
+    def ended(self) -> Ended:
+        """How it ended."""
+        assert self._ended is not None, "the answer has not been read to its end"
+        return self._ended
+
+    def cancel(self) -> None:
+        """Gives it up."""
+        self._worker.cancel(self._number)
+
+    def fail(self, error: Exception) -> None:
+        """Takes the news that no more will come."""
+        if self.accepted.done():
+            self.steps.put_nowait(error)
+        else:
+            self.accepted.set_exception(error)
+
+
+class _Worker:
+    """A worker as the server's process sees it."""
+
+    def __init__(self, index: int, options: EngineOptions, state: StateFile | None, threads: int) -> None:
+        self.index = index
+        self.answers: dict[int, PoolAnswer] = {}
+        self.model: ModelInfo | None = None
+        self.load = Load()
+        self.ready = False
+        self._arguments = options, state, threads
+        self._numbers = itertools.count()
+        self._context = _context()
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._pipe: Connection | None = None
+        self._started: asyncio.Future[None] | None = None
+        self._closing = False
+        self._failures = 0
+        self._restart: asyncio.Task[None] | None = None
+
+    @property
+    def process_id(self) -> int:
+        process_id = None if self._process is None else self._process.pid
+        assert process_id is not None, "the worker is not started"
+        return process_id
+
+    async def start(self) -> None:
+        """Starts the process and waits until it takes requests."""
+        loop = asyncio.get_running_loop()
+        self._started = loop.create_future()
+        self._pipe, other = self._context.Pipe()
+        self._process = self._context.Process(
+            target=run_worker, args=(other, *self._arguments), name=f"selfspec-worker-{self.index}", daemon=True
+        )
+        # Starting waits for the process to be made; the event loop goes on meanwhile.
+        await asyncio.to_thread(self._process.start)
+        other.close()
+        threading.Thread(target=self._read, args=(self._pipe, loop), daemon=True).start()
+        await self._started
+
+    async def submit(
+        self, token_ids: tuple[int, ...], params: SamplingParams, method: str | None, request_id: str
+    ) -> PoolAnswer:
+        answer = PoolAnswer(self, number := next(self._numbers))
+        self.answers[number] = answer
+        self._send(Submit(number, token_ids, params, method, request_id))
+        try:
+            await answer.accepted
+        except BaseException:
+            self.cancel(number)
+            raise
+        return answer
+
+    def cancel(self, number: int) -> None:
+        if self.answers.pop(number, None) is not None:
+            self._send(Cancel(number))
+
+    def kill(self) -> None:
+        self._closing = True
+        if self._process is not None and self._process.is_alive():
+            self._process.kill()
+
+    async def close(self) -> None:
+        self._closing = True
+        if self._restart is not None:
+            self._restart.cancel()
+        if self._process is None:
+            return
+        self._send(Close())
+        await asyncio.to_thread(self._process.join, _CLOSING_SECONDS)
+        self.kill()
+
+    def _send(self, message: ToWorker) -> None:
+        assert self._pipe is not None, "the worker is not started"
+        try:
+            self._pipe.send(message)
+        except OSError:  # it has ended, as the reading thread is about to find out
+            log("a worker cannot be reached", logging.WARNING, fields={"worker": self.index})
+
+    def _read(self, pipe: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        """Hands what the worker says over to the event loop, until its end."""
+        try:
+            while True:
+                loop.call_soon_threadsafe(self._take, pipe.recv())
+        except (EOFError, OSError):
+            pass
+        try:
+            loop.call_soon_threadsafe(self._ended)
+        except RuntimeError:  # the event loop has ended before the worker
+            return
+
+    def _take(self, message: FromWorker) -> None:
+        match message:
+            case Ready(model=None, error=error):
+                self._failed(error or WorkerDiedError("a worker could not start"))
+            case Ready(model=model):
+                self.model, self.ready = self.model or model, True
+                self._failures = 0
+                if self._started is not None and not self._started.done():
+                    self._started.set_result(None)
+            case Busy(load=load):
+                self.load = load
+            case Accepted(number=number, error=error) if (answer := self.answers.get(number)) is not None:
+                if error is not None:
+                    del self.answers[number]
+                    answer.fail(error)
+                elif not answer.accepted.done():
+                    answer.accepted.set_result(None)
+            case Step(number=number, tokens=tokens) if (answer := self.answers.get(number)) is not None:
+                answer.steps.put_nowait(tokens)
+            case End(number=number, ended=ended, error=error) if (answer := self.answers.pop(number, None)) is not None:
+                answer.steps.put_nowait(ended or error or WorkerDiedError("the answer has no end"))
+
+    def _ended(self) -> None:
+        """The process has ended: its answers fail, and it is started again."""
+        self.ready, self.load = False, Load()
+        assert self._process is not None
+        self._process.join()
+        answers, self.answers = self.answers, {}
+        code = self._process.exitcode
+        for answer in answers.values():
+            answer.fail(
+                WorkerDiedError(f"the process that was writing this answer ended (exit code {code}); send it again")
+            )
+        if self._closing:
+            return
+        log("a worker ended", logging.ERROR, fields={"worker": self.index, "exit_code": code, "answers": len(answers)})
+        self._failed(WorkerDiedError(f"a worker ended while it started (exit code {code})"))
+        if self.model is not None:
+            self._restart = asyncio.ensure_future(self._start_again())
+
+    def _failed(self, error: SelfSpecError) -> None:
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(error)
+
+    async def _start_again(self) -> None:
+        """Starts the process again, at once the first time, then more and more patiently."""
+        if self._failures:
+            await asyncio.sleep(min(_PATIENCE, 2.0**self._failures))
+        self._failures += 1
+        try:
+            await self.start()
+        except SelfSpecError as error:
+            log(f"a worker cannot be started again: {error}", logging.ERROR, fields={"worker": self.index})
+        else:
+            log("a worker was started again", fields={"worker": self.index, "pid": self.process_id})
+
+
+def _context() -> SpawnContext | ForkServerContext:
+    """Where the system can: a process that has imported everything and is forked for each worker."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["selfspec.serve.worker"])
+    return context
+
+
+def _threads() -> int:
+    """Threads that may compute: as many as processors, or as the environment says."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    affinity = getattr(os, "sched_getaffinity", None)
+    return int(given) if given.isdigit() else len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -1,0 +1,233 @@
+"""Requests: the fields of OpenAI's API, and those that vLLM adds. Unknown fields and wrong types are refused."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MOST_STOPS = 16
+MOST_LOGPROBS = 20
+MOST_BIASES = 1024
+MOST_PROMPTS = 1024
+
+Text = Annotated[str, Field(strict=True)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenIds = list[TokenId]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Strict(BaseModel):
+    """Takes no unknown fields, converts no types, and no number may be NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """Options of a stream: ``include_usage`` adds a last chunk with the numbers of tokens."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = Field(default=None, description="Has no effect: nothing is padded.")
+
+
+class Speculative(Strict):
+    """How drafts are made. The text is the same whatever is chosen here."""
+
+    method: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
+        default=None, description="Name of the method; those that are served are listed by `/v1/models`."
+    )
+    enabled: bool = Field(default=True, description="False is plain decoding.")
+    report: bool = Field(
+        default=False, description="Say who drafted each token, and what was saved (field `selfspec`)."
+    )
+
+
+class JsonSchema(Strict):
+    """A schema with the name that OpenAI's API requires."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What the text has to be: any text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> "ResponseFormat":
+        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.schema_ is None):
+            raise ValueError("json_schema.schema is needed for the type json_schema")
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise ValueError(f"json_schema has no meaning for the type {self.type}")
+        return self
+
+
+class Sampled(Strict):
+    """The fields of every request for text."""
+
+    model: Text | None = Field(default=None, description="The model's name; without it, the one that is served.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(default=None, description="Default 1; 0 is greedy.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
+        default=None, description="0 and -1 keep all tokens."
+    )
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MOST_BIASES),
+        ]
+        | None
+    ) = Field(default=None, description="By token id.")
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
+        default=None,
+        description="The same seed gives the same text, whatever else the server does and whatever drafts.",
+    )
+    n: Annotated[int, Field(ge=1)] | None = Field(default=None, description="Number of choices.")
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_BIASES)] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    response_format: ResponseFormat | None = None
+    return_tokens_as_token_ids: bool = Field(default=False, description="Name tokens of logprobs as `token_id:ID`.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculative: Speculative = Field(default_factory=Speculative)
+    user: Text | None = Field(default=None, description="Has no effect.")
+
+    @model_validator(mode="after")
+    def _streams_with_options(self) -> "Sampled":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is allowed only with stream=true")
+        return self
+
+
+class CompletionRequest(Sampled):
+    """A request to ``/v1/completions``."""
+
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)]
+    )
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = Field(default=None, description="Not supported above `n`.")
+    suffix: Text | None = Field(default=None, description="Not supported.")
+    add_special_tokens: bool = Field(default=True, description="Let the tokenizer add its special tokens to text.")
+
+
+class TextPart(Strict):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class FunctionCall(Strict):
+    """What a tool is called with."""
+
+    name: Text
+    arguments: Text
+
+
+class ToolCall(Strict):
+    """A call of a tool, in a message of the assistant."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Strict):
+    """A message of a chat. The last fields are those of answers, which clients send back; they have no effect."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    name: Text | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Text | None = None
+    refusal: Text | None = None
+    annotations: list[dict[str, Any]] | None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "Message":
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError(f"a message of the role {self.role} needs content")
+        return self
+
+
+class FunctionTool(Strict):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool; all of them are functions."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class ChatRequest(Sampled):
+    """A request to ``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="More variables of the chat template."
+    )
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(default=None, description="Has no effect.")
+    store: Literal[False] | None = Field(default=None, description="Nothing is stored.")
+    service_tier: Literal["auto", "default"] | None = Field(default=None, description="Has no effect.")
+    safety_identifier: Text | None = Field(default=None, description="Has no effect.")
+    prompt_cache_key: Text | None = Field(default=None, description="Has no effect: every prompt is looked up.")
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is allowed only with logprobs=true")
+        return self
+
+
+class TokenizeRequest(Strict):
+    """A request to ``/tokenize``: text, or a chat."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _has_one_prompt(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    """A request to ``/detokenize``."""
+
+    model: Text | None = None
+    tokens: Annotated[TokenIds, Field(max_length=2**20)]

@@ -1,0 +1,115 @@
+"""The process of a server: from a listening socket to the end, after the last answer."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from selfspec.errors import SelfSpecError
+from selfspec.serve.address import Address
+from selfspec.serve.logs import log
+from selfspec.serve.service import Service
+
+_CLOSING_SECONDS = 5
+"""For clients that do not read the last bytes of their answers."""
+
+
+class Server(uvicorn.Server):
+    """Ends gracefully at the first signal, and at once at the second.
+
+    After the first, new requests are refused and ``/ready`` says so; when the last answer is complete, or after
+    ``drain_seconds``, the process ends with exit code 0.
+
+    Args:
+        config: of uvicorn.
+        service: knows which answers are being written.
+        drain_seconds: most time for them.
+        started: is called when requests are taken.
+
+    Attributes:
+        failure: why the backend could not be started; ``None`` if it could.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        drain_seconds: float,
+        started: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(config)
+        self._service, self._drain_seconds = service, drain_seconds
+        self._on_start = started
+        self._drains_until: float | None = None
+        self.failure: SelfSpecError | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts the backend, then takes requests."""
+        try:
+            await self._service.start()
+        except SelfSpecError as error:  # here, since uvicorn would log the traceback of an exception of the application
+            self.failure, self.should_exit = error, True
+            return
+        await super().startup(sockets)
+        self._on_start()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Takes a signal."""
+        if self._drains_until is not None or not self.started:
+            self._service.backend.stop_now()
+            os._exit(128 + sig)
+        self._drains_until = time.monotonic() + self._drain_seconds
+        self._service.draining = True
+        log("draining", fields={"signal": signal.Signals(sig).name, "requests": self._service.active})
+
+    async def on_tick(self, counter: int) -> bool:
+        """Looks ten times a second whether to end."""
+        if self._drains_until is not None and (self._service.active == 0 or time.monotonic() > self._drains_until):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def serve(
+    app: FastAPI,
+    service: Service,
+    address: Address,
+    listening: socket.socket,
+    *,
+    drain_seconds: float = 60.0,
+    started: Callable[[], None] = lambda: None,
+) -> None:
+    """Answers requests until a signal ends the process.
+
+    Args:
+        app: the application.
+        service: of the application.
+        address: where ``listening`` listens.
+        listening: the socket.
+        drain_seconds: most time for running answers after a signal.
+        started: is called when requests are taken.
+        stop_now: ends other processes, before a second signal ends this one.
+
+    Raises:
+        SelfSpecError: the backend cannot be started.
+    """
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        ssl_certfile=address.certfile,
+        ssl_keyfile=None if address.keyfile is None else str(address.keyfile),
+        timeout_graceful_shutdown=_CLOSING_SECONDS,
+        timeout_keep_alive=30,
+    )
+    server = Server(config, service, drain_seconds, started)
+    server.run(sockets=[listening])
+    if server.failure is not None:
+        raise server.failure
+    log("ended")

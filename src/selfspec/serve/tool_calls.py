@@ -1,0 +1,87 @@
+"""Calls of tools in a text: JSON between tags, as Hermes and Qwen models write them."""
+
+import json
+from dataclasses import dataclass
+
+TAG, END = "<tool_call>", "</tool_call>"
+
+
+@dataclass(frozen=True)
+class ParsedCall:
+    """A call of a tool.
+
+    Attributes:
+        name: of the function.
+        arguments: a JSON object.
+    """
+
+    name: str
+    arguments: str
+
+
+class ToolCallParser:
+    """Separates calls of tools from the rest of a growing text.
+
+    Text from a tag on is held back until its call is complete. What is between the tags and is no call stays text, and
+    so does a call that is never completed.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, list[ParsedCall]]:
+        """Takes more of the text.
+
+        Args:
+            text: what follows.
+
+        Returns:
+            Text that belongs to no call, and the calls that are complete now.
+        """
+        self._held += text
+        content = ""
+        calls: list[ParsedCall] = []
+        while (start := self._held.find(TAG)) >= 0:
+            content, self._held = content + self._held[:start], self._held[start:]
+            end = self._held.find(END)
+            if end < 0:
+                return content, calls
+            inside = self._held[len(TAG) : end]
+            call = parse_call(inside)
+            if call is None:
+                content += self._held[: end + len(END)]
+            else:
+                calls.append(call)
+            self._held = self._held[end + len(END) :]
+        keep = overlap(self._held, TAG)
+        content += self._held[: len(self._held) - keep]
+        self._held = self._held[len(self._held) - keep :]
+        return content, calls
+
+    def flush(self) -> tuple[str, list[ParsedCall]]:
+        """What is still held back, as the text ends here: a last call whose end tag is missing, or text."""
+        held, self._held = self._held, ""
+        call = parse_call(held[len(TAG) :]) if held.startswith(TAG) else None
+        return (held, []) if call is None else ("", [call])
+
+
+def parse_call(text: str) -> ParsedCall | None:
+    """The call that a text is; ``None`` if it is no call."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # some models write the object as a string
+        return ParsedCall(value["name"], arguments)
+    return ParsedCall(value["name"], json.dumps(arguments, ensure_ascii=False))
+
+
+def overlap(text: str, searched: str) -> int:
+    """Length of the longest end of a text that ``searched`` begins with, shorter than all of it."""
+    for length in range(min(len(text), len(searched) - 1), 0, -1):
+        if searched.startswith(text[-length:]):
+            return length
+    return 0

@@ -1,0 +1,175 @@
+"""The server with a real engine: texts, drafts, what is learned, cancelling."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
+from helpers.models import build
+from helpers.serving import contents, events, make_client
+from selfspec.engine import Engine
+from selfspec.serve.engine_options import EngineOptions, StateFile
+from selfspec.serve.local import Drafters, LocalBackend
+from selfspec.types import SamplingParams
+
+PROMPT = "abcabcabcabcabc"
+
+
+def make_engine(method: str = "suffix", **settings: Any) -> Engine:
+    return Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE), method, settings=settings)
+
+
+def make_backend(engine: Engine, **options: Any) -> LocalBackend:
+    return LocalBackend(EngineOptions("tiny", engine.method.name), engine, **options)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return make_engine()
+
+
+@pytest.fixture(scope="module")
+def client(engine: Engine) -> Iterator[TestClient]:
+    with make_client(make_backend(engine)) as client:
+        yield client
+
+
+def complete(client: TestClient, **fields: Any) -> Any:
+    answer = client.post("/v1/completions", json={"prompt": PROMPT, "temperature": 0, "max_tokens": 40, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_the_text_is_the_engines(client: TestClient, engine: Engine) -> None:
+    expected = engine.generate(PROMPT, max_new_tokens=40)
+    for method in ("suffix", "autoregressive", "uniform", "prompt-lookup"):
+        answer = complete(client, speculative={"method": method, "report": True})
+        assert answer["choices"][0]["text"] == expected.text
+        assert answer["selfspec"]["method"] == method
+    plain = complete(client, speculative={"enabled": False, "report": True})
+    assert plain["choices"][0]["text"] == expected.text
+    assert plain["selfspec"]["drafted_tokens"] == 0
+
+
+def test_drafts_are_reported_and_counted(client: TestClient) -> None:
+    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 60, "stream": True, "speculative": {"report": True}}
+    chunks = events(client.post("/v1/completions", json=body).text)[:-1]
+    tokens = [token for chunk in chunks for token in chunk["selfspec"].get("tokens", [])]
+    report = chunks[-1]["selfspec"]
+    assert "".join(token["text"] for token in tokens) == "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    assert tokens[0]["origin"] == "prefill"
+    drafted = [token["drafted_by"] for token in tokens if token["origin"] == "draft"]
+    assert drafted == ["suffix"] * report["accepted_tokens"]
+    assert report["accepted_tokens"] > 0
+    assert report["speedup_estimate"] > 0
+    metrics = client.get("/metrics").text
+    counted = {line.split("{")[0]: float(line.split()[-1]) for line in metrics.splitlines() if not line.startswith("#")}
+    assert counted["vllm:spec_decode_num_accepted_tokens_total"] >= report["accepted_tokens"]
+    assert counted["selfspec:speedup_estimate"] > 0
+
+
+def test_a_seed_gives_one_text_on_any_load(client: TestClient, engine: Engine) -> None:
+    expected = [engine.generate(PROMPT, temperature=1.0, seed=seed, max_new_tokens=40).text for seed in (5, 6, 7)]
+    answer = complete(client, temperature=1, seed=5, n=3)
+    assert [choice["text"] for choice in answer["choices"]] == expected
+    assert len(set(expected)) == 3
+    others = complete(client, prompt=["xyz", PROMPT, "1234"], temperature=1, seed=6)
+    assert others["choices"][1]["text"] == expected[1]
+
+
+def test_a_chat_in_a_stream(client: TestClient, engine: Engine) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    expected = engine.generate(messages, max_new_tokens=30).text
+    body = {"messages": messages, "max_tokens": 30, "temperature": 0, "stream": True}
+    chunks = events(client.post("/v1/chat/completions", json=body).text)
+    assert "".join(contents(chunks[:-1])) == expected
+
+
+def test_stop_strings(client: TestClient, engine: Engine) -> None:
+    text = engine.generate(PROMPT, max_new_tokens=40).text
+    stop = text[10:12]
+    choice = complete(client, stop=[stop])["choices"][0]
+    assert choice["text"] == text[: text.index(stop)]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_prompts_of_token_ids(client: TestClient, engine: Engine) -> None:
+    token_ids = engine.encode(PROMPT)
+    assert complete(client, prompt=token_ids)["choices"] == complete(client)["choices"]
+    two = complete(client, prompt=[token_ids, engine.encode("xyz")])
+    assert [choice["text"] for choice in two["choices"]] == [
+        engine.generate(prompt, max_new_tokens=40).text for prompt in (PROMPT, "xyz")
+    ]
+
+
+def test_a_cancelled_answer_leaves_the_engine_within_a_step(engine: Engine) -> None:
+    async def run() -> None:
+        backend = make_backend(engine, measure=False)
+        await backend.start()
+        params = SamplingParams(max_new_tokens=900)
+        answer = await backend.submit(engine.encode(PROMPT), params, method=None, request_id="long")
+        assert len(await answer.__anext__()) >= 1
+        assert backend.load().running == 1
+        answer.cancel()
+        until = time.monotonic() + 5
+        while backend.load().running and time.monotonic() < until:
+            await asyncio.sleep(0.001)
+        assert backend.load().running == 0
+        await backend.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_learned_outlives_the_server(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    engine = make_engine("token-recycling")
+    with make_client(make_backend(engine, state=StateFile(path))) as client:
+        complete(client)
+    assert path.exists()
+    fresh = make_engine("token-recycling")
+    with make_client(make_backend(fresh, state=StateFile(path))):
+        loaded = fresh.method.state()
+    assert loaded.values == engine.method.state().values
+    assert all(loaded.tensors[name].equal(tensor) for name, tensor in engine.method.state().tensors.items())
+
+
+def test_what_is_learned_is_saved_while_requests_come(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    backend = make_backend(make_engine("token-recycling"), state=StateFile(path, seconds=0.01))
+    with make_client(backend) as client:
+        time.sleep(0.05)
+        assert not path.exists()  # nothing new was learned
+        complete(client)
+        until = time.monotonic() + 10
+        while not path.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert path.exists()
+
+
+def test_workers_have_state_files_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    taught = make_engine("token-recycling")
+    taught.generate(PROMPT, max_new_tokens=20)
+    taught.save_state(path)
+    second = StateFile(path, index=1)
+    assert second.own == tmp_path / "state.1"
+    learner = make_engine("token-recycling")
+    second.load(learner)  # there is no file of its own yet
+    assert [name for name, each in learner.method.state().tensors.items() if not each.any()] == [
+        name for name, each in taught.method.state().tensors.items() if not each.any()
+    ]
+
+
+def test_each_token_is_of_its_round(engine: Engine) -> None:
+    result = engine.generate(PROMPT, max_new_tokens=40)
+    pieces = list(engine.stream(PROMPT, max_new_tokens=40))
+    drafters = Drafters(result.rounds, "suffix")
+    tokens = [drafters.token(piece) for piece in pieces]
+    of_rounds = [token_id for record in result.rounds for token_id in record.token_ids]
+    assert [token.token_id for token in tokens[1:]] == of_rounds
+    assert sum(token.drafted_by == "suffix" for token in tokens) == result.accepted > 0
