@@ -1,7 +1,7 @@
 """Measures what each change towards the papers is worth on a real model.
 
 ``python benchmarks/faithfulness.py measure --out now.json`` runs every case of ``CASES``;
-``python benchmarks/faithfulness.py table benchmarks/results/faithfulness-smollm2.json`` prints them as a table.
+``python benchmarks/faithfulness.py table benchmarks/results/faithfulness.json`` prints them as a table.
 
 To measure an older version, put its ``src`` first on ``PYTHONPATH`` and pass ``--defaults``: only the methods with
 their default settings are run, since older versions have other settings. ``--label`` names the version in the file,

@@ -1,6 +1,11 @@
 """The generated pages are those of the committed results."""
 
+import importlib
+import json
+import re
 from pathlib import Path
+
+import pytest
 
 from selfspec_lab.bench.report.leaderboard import read_summaries, render_leaderboard
 from selfspec_lab.experiments import EXPERIMENTS
@@ -25,3 +30,21 @@ def test_the_leaderboard_is_made_of_the_committed_runs() -> None:
     summaries = read_summaries(RESULTS / "runs")
     assert {"tiny", "tiny-early-exit"} <= {summary["options"]["model"] for summary in summaries.values()}
     assert page.read_text(encoding="utf-8") == render_leaderboard(summaries, page)
+
+
+def test_the_table_of_changes_towards_the_papers_is_that_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    table = importlib.import_module("faithfulness").table
+    rows = json.loads((RESULTS / "faithfulness.json").read_text(encoding="utf-8"))
+    assert table(rows) in (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
+
+
+def test_the_tests_that_the_page_of_changes_names_exist() -> None:
+    page = (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
+    sources = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    files = set(re.findall(r"\btest_\w+\.py\b", page))
+    functions = set(re.findall(r"\btest_\w+\b(?!\.py)", page))
+    assert files
+    assert files <= set(sources)
+    assert functions
+    assert all(any(f"def {name}(" in source for source in sources.values()) for name in functions)
