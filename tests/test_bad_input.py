@@ -168,6 +168,12 @@ def test_context_is_just_long_enough(engine: Engine) -> None:
         {"prompt_logprobs": 21},
         {"prompt_logprobs": 1.0},
         {"max_new_tokens": 0, "logprobs": 1},
+        {"json_schema": "{"},
+        {"json_schema": "[1]"},
+        {"json_schema": 5},
+        {"json_schema": {"type": {1, 2}}},
+        {"json_schema": {"const": float("nan")}},
+        {"json_schema": "[" * 100_000},
     ],
 )
 def test_sampling_parameters_out_of_range(engine: Engine, wrong: dict[str, Any]) -> None:
@@ -181,6 +187,11 @@ def test_sampling_parameters_out_of_range(engine: Engine, wrong: dict[str, Any])
 def test_unknown_parameter_names_the_nearest(engine: Engine) -> None:
     with pytest.raises(errors.InvalidParameterError, match="no sampling parameter 'temprature'; did you mean 'temp"):
         engine.stream(PROMPT, temprature=0.5)
+
+
+def test_a_schema_says_itself_where_the_text_ends() -> None:
+    with pytest.raises(errors.InvalidParameterError, match="min_tokens and json_schema"):
+        SamplingParams(min_tokens=3, json_schema={})
 
 
 def test_coupled_sampling_needs_a_seed() -> None:

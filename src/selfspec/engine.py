@@ -21,6 +21,7 @@ from selfspec.runtimes.fingerprint import fingerprint
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.quantise import quantise
 from selfspec.runtimes.target import Target
+from selfspec.sampling.grammars import Grammars
 from selfspec.sampling.rules import Rule
 from selfspec.types import Generation, SamplingParams
 
@@ -98,7 +99,10 @@ class Engine:
         self.tokenizer = tokenizer
         self.eos_ids = _eos_ids(model, tokenizer)
         encoder = PromptEncoder(tokenizer, self.target.vocab_size)
-        self.setup = Setup(self.target, self.method, tokenizer, encoder, self.eos_ids, prefill_chunk, max_batch, rule)
+        grammars = Grammars(tokenizer, self.target.vocab_size, self.eos_ids)
+        self.setup = Setup(
+            self.target, self.method, tokenizer, encoder, self.eos_ids, prefill_chunk, max_batch, rule, grammars
+        )
 
     @classmethod
     def from_pretrained(

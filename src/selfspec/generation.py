@@ -21,6 +21,7 @@ from selfspec.methods.settings import setting_values, suggest
 from selfspec.prompt_encoding import PromptEncoder
 from selfspec.prompt_forms import Prompt
 from selfspec.runtimes.target import Target
+from selfspec.sampling.grammars import Grammars
 from selfspec.sampling.penalties import check_bias
 from selfspec.sampling.processors import ScoreProcessor, build_processors
 from selfspec.sampling.rules import Coupled, Greedy, Rule, Speculative, seeded_generator
@@ -40,6 +41,7 @@ class Setup:
         prefill_chunk: most tokens of a prompt to run at once.
         max_batch: most prompts to generate at a time.
         rule: makes the sampling rule of a request from its parameters and the device.
+        grammars: compiles the schemas of structured outputs.
     """
 
     target: Target
@@ -50,6 +52,7 @@ class Setup:
     prefill_chunk: int
     max_batch: int
     rule: Callable[[SamplingParams, torch.device], Rule]
+    grammars: Grammars
 
 
 class Job:
@@ -82,7 +85,7 @@ class Job:
             self.prompt_ids,
             params.max_new_tokens,
             rule=setup.rule(params, setup.target.device),
-            processor=ScoreProcessor(build_processors(params, self.prompt_length, _end_ids(setup, params))),
+            processor=_processor(setup, params, self.prompt_length),
             output=_output(setup, params),
             method=setup.method,
             logprobs=params.logprobs,
@@ -272,6 +275,13 @@ def rule_of(params: SamplingParams, device: torch.device) -> Rule:
         return Coupled(params.seed)
     seed = params.seed if params.seed is not None else int(torch.randint(2**62, (1,)))
     return Speculative(seeded_generator(seed, device))
+
+
+def _processor(setup: Setup, params: SamplingParams, prompt_length: int) -> ScoreProcessor:
+    schema = params.json_schema
+    assert schema is None or isinstance(schema, str)
+    mask = None if schema is None else setup.grammars.mask(schema, prompt_length)
+    return ScoreProcessor(build_processors(params, prompt_length, _end_ids(setup, params), mask))
 
 
 def _end_ids(setup: Setup, params: SamplingParams) -> frozenset[int]:

@@ -1,9 +1,10 @@
 """What a request may ask: how tokens are chosen, what is reported of them, and when the output ends."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from transformers import LogitsProcessor, StoppingCriteria
 
@@ -32,6 +33,9 @@ class SamplingParams:
         logit_bias: added to the logits of single tokens, -100 to 100 by token id.
         min_tokens: end-of-sequence ids and ``stop_token_ids`` are impossible before the output has this many tokens.
             Stop strings and criteria still end it.
+        json_schema: a JSON schema, as a mapping or as JSON: the output is a JSON text that it allows, followed by an
+            end-of-sequence token. ``{"type": "object"}`` allows any JSON object. An output that ends for another reason
+            (length, a stop string) is the beginning of such a text. Kept as JSON.
         logprobs: report for each token of the output its log-probability, and this many of the most probable tokens
             with theirs, 0 to 20; ``None`` reports nothing. The distribution is the model's own: the softmax of its
             logits before all of the above (vLLM's default).
@@ -57,6 +61,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     min_tokens: int = 0
+    json_schema: Mapping[str, Any] | str | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     seed: int | None = None
@@ -89,6 +94,9 @@ class SamplingParams:
             raise InvalidParameterError(
                 f"min_tokens is {self.min_tokens}, more than max_new_tokens, which is {self.max_new_tokens}"
             )
+        object.__setattr__(self, "json_schema", _checked_schema(self.json_schema))
+        if self.json_schema is not None and self.min_tokens:
+            raise InvalidParameterError("min_tokens and json_schema: the schema says where the text ends; drop one")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), minimum=0, maximum=MOST_LOGPROBS)
@@ -117,6 +125,22 @@ def _checked_bias(bias: object) -> dict[int, float]:
         _check_integer("a token id of logit_bias", token_id, minimum=0)
         _check_number(f"logit_bias of token {token_id}", value, minimum=-100.0, maximum=100.0)
     return {token_id: float(value) for token_id, value in bias.items()}
+
+
+def _checked_schema(schema: object) -> str | None:
+    """A ``json_schema`` as JSON."""
+    if schema is None:
+        return None
+    if not isinstance(schema, (str, Mapping)):
+        raise InvalidParameterError(f"json_schema must be a mapping or JSON, not {schema!r}")
+    try:
+        parsed = json.loads(schema) if isinstance(schema, str) else dict(schema)
+        text = json.dumps(parsed, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidParameterError(f"json_schema is not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise InvalidParameterError(f"json_schema must be a JSON object, not {text}")
+    return text
 
 
 def _check_integer(name: str, value: object, minimum: int | None = None, maximum: int | None = None) -> None:

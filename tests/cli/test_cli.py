@@ -125,6 +125,18 @@ def test_chat_sends_a_user_message(checkpoint: str) -> None:
     assert result.stdout == expected(checkpoint, prompt="<user>hello").text
 
 
+def test_a_json_schema_comes_from_a_file(checkpoint: str, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"enum": ["ab", "abc"]}')
+    result = run("generate", PROMPT, "--model", checkpoint, "--json-schema", str(file))
+    assert (result.exit_code, json.loads(result.stdout) in ("ab", "abc")) == (0, True), result.stderr
+    file.write_text('{"type": "frog"}')
+    assert "frog" in generate(checkpoint, PROMPT, "--json-schema", str(file)).stderr
+    file.write_bytes(b"\xff")
+    assert "it is not UTF-8" in generate(checkpoint, PROMPT, "--json-schema", str(file)).stderr
+    assert "No such file" in generate(checkpoint, PROMPT, "--json-schema", str(tmp_path / "none")).stderr
+
+
 def test_logprobs_are_written_as_json_only(checkpoint: str) -> None:
     result = generate(checkpoint, PROMPT, "--logprobs", "2")
     assert (result.exit_code, "add --json" in result.stderr) == (2, True)
@@ -349,7 +361,7 @@ def test_defaults_are_those_of_python() -> None:
     defaults = SamplingParams()
     options = inspect.signature(generate_command).parameters
     shared = options.keys() & {field.name for field in fields(defaults)} - {"stop"}
-    assert len(shared) == 12
+    assert len(shared) == 13
     for name in shared:
         assert options[name].default == getattr(defaults, name)
     assert options["method"].default == inspect.signature(Engine).parameters["method"].default

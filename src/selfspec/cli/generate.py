@@ -44,6 +44,7 @@ def generate(
     presence_penalty: options.PresencePenalty = 0.0,
     frequency_penalty: options.FrequencyPenalty = 0.0,
     min_tokens: options.MinTokens = 0,
+    json_schema: options.JsonSchema = None,
     seed: options.Seed = None,
     stop: Annotated[
         list[str] | None,

@@ -65,6 +65,10 @@ FrequencyPenalty = Annotated[
 MinTokens = Annotated[
     int, typer.Option(help="No end-of-sequence token before this many tokens.", rich_help_panel=CHOOSING)
 ]
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write JSON that the JSON schema in this file allows.", rich_help_panel=CHOOSING),
+]
 Seed = Annotated[
     int | None,
     typer.Option(help="Makes a sampled text reproducible, with any method.", rich_help_panel=CHOOSING),

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from selfspec.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from selfspec.types import SamplingParams
@@ -19,11 +22,21 @@ def sampling_params(options: Mapping[str, Any]) -> "SamplingParams":
         The parameters; those without an option keep their defaults.
 
     Raises:
-        InvalidParameterError: a value is out of range.
+        InvalidParameterError: a value is out of range, or the file of a schema cannot be read.
     """
     from selfspec.types import SamplingParams
 
     values = {field.name: options[field.name] for field in fields(SamplingParams) if field.name in options}
     if "stop" in values:
         values["stop"] = tuple(values["stop"] or ())
+    if values.get("json_schema") is not None:
+        values["json_schema"] = _read_schema(values["json_schema"])
     return SamplingParams(**values)
+
+
+def _read_schema(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidParameterError(f"--json-schema: cannot read '{path}': {reason}") from error

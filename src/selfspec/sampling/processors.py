@@ -100,7 +100,10 @@ class ScoreProcessor:
 
 
 def build_processors(
-    params: SamplingParams, prompt_length: int = 0, end_ids: Collection[int] = ()
+    params: SamplingParams,
+    prompt_length: int = 0,
+    end_ids: Collection[int] = (),
+    mask: LogitsProcessor | None = None,
 ) -> LogitsProcessorList:
     """Builds the processors of a request, in the order of ``GenerationMixin._get_logits_processor`` and of vLLM.
 
@@ -110,6 +113,7 @@ def build_processors(
         params: the sampling parameters.
         prompt_length: tokens of the prompt, which penalties of the output do not count.
         end_ids: tokens that end the output.
+        mask: forbids tokens, before the filters of sampling.
 
     Returns:
         The processors; none for a parameter at its neutral value.
@@ -123,6 +127,8 @@ def build_processors(
         processors.append(OutputPenalties(params.presence_penalty, params.frequency_penalty, prompt_length))
     if params.min_tokens and end_ids:
         processors.append(MinTokens(params.min_tokens, prompt_length, end_ids))
+    if mask is not None:
+        processors.append(mask)
     if params.samples:
         if params.temperature != 1:
             processors.append(TemperatureLogitsWarper(float(params.temperature)))

@@ -1,0 +1,105 @@
+"""Structured output: a mask that lets only those tokens through after which the text can still match a grammar."""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor
+
+from selfspec.errors import InvalidParameterError, first_line
+from selfspec.model import transfer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+KEPT_MASKS = 64
+"""Masks of the last positions that are kept: a draft's positions are asked for again by its verification."""
+
+
+class GrammarMask(LogitsProcessor):
+    """Forbids every token after which the output could not become a text of the grammar.
+
+    Where the text is complete, end-of-sequence tokens are allowed; where nothing may follow it, they alone are.
+
+    The mask of a row is a function of the tokens before it, so drafts and target obey it alike, and the output is that
+    of plain decoding. Only the way to it is shared between rows: the matcher stands after the tokens of the last row,
+    and for another one it goes back to where the two differ. A drafted path that the grammar does not allow has
+    probability zero at its first such token; scores after it are never used and stay as they are.
+
+    The matcher runs on the host, so every row waits for the tokens before it.
+
+    Args:
+        matcher: of the grammar, after no tokens.
+        prompt_length: tokens of the prompt, which is not part of the text.
+        eos_ids: the tokens that end the text, at least one.
+        vocab_size: number of tokens that the model scores.
+
+    Raises:
+        InvalidParameterError: no token of the vocabulary can begin a text of the grammar.
+    """
+
+    def __init__(self, matcher: "LLMatcher", prompt_length: int, eos_ids: Collection[int], vocab_size: int) -> None:
+        self._matcher = matcher
+        self._prompt_length = prompt_length
+        self._eos_ids = frozenset(eos_ids)
+        self._vocab_size = vocab_size
+        self._only_eos = torch.ones(vocab_size, dtype=torch.bool)
+        self._only_eos[list(eos_ids)] = False
+        self._consumed: list[int] = []
+        self._masks: dict[int, torch.Tensor] = {0: self._forbidden()}
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Takes the tokens of one row, long ``[1, length]``, and its scores, float ``[1, vocab]``; returns scores.
+
+        Raises:
+            InvalidParameterError: following the grammar takes more than llguidance's limits allow, or no token of the
+                vocabulary can continue the text.
+        """
+        forbidden = self._mask(input_ids[0, self._prompt_length :].tolist())
+        if forbidden is None:
+            return scores
+        return scores.masked_fill(transfer.send(forbidden, scores.device), -torch.inf)
+
+    def _mask(self, output: list[int]) -> torch.Tensor | None:
+        """The tokens that may not follow an output, bool ``[vocab]``; ``None`` if the output itself is not allowed."""
+        if not self._eos_ids.isdisjoint(output):
+            return self._only_eos
+        if not self._advance_to(output):
+            return None
+        length = len(output)
+        if length not in self._masks:
+            self._masks[length] = self._forbidden()
+            self._masks.pop(length - KEPT_MASKS, None)
+        return self._masks[length]
+
+    def _advance_to(self, output: list[int]) -> bool:
+        """Brings the matcher after an output; returns whether the grammar allows it."""
+        common = min(len(output), len(self._consumed))
+        while self._consumed[:common] != output[:common]:
+            common -= 1
+        if common < len(self._consumed):
+            self._matcher.rollback(len(self._consumed) - common)
+            self._masks = {length: mask for length, mask in self._masks.items() if length <= common}
+        taken = self._matcher.try_consume_tokens(output[common:])
+        self._consumed = output[: common + taken]
+        self._check_limits()
+        return len(self._consumed) == len(output)
+
+    def _forbidden(self) -> torch.Tensor:
+        """The tokens that may not come next, bool ``[vocab]``."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        forbidden = torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self._vocab_size] == 0)
+        self._check_limits()
+        if bool(forbidden.all()):
+            raise InvalidParameterError(
+                f"json_schema allows no token of this tokenizer after {len(self._consumed)} tokens; change the schema"
+            )
+        return forbidden
+
+    def _check_limits(self) -> None:
+        if self._matcher.is_error():
+            reason = first_line(ValueError(self._matcher.get_error()))
+            raise InvalidParameterError(
+                f"json_schema is too complex to follow after {len(self._consumed)} tokens: {reason}; simplify it"
+            )

@@ -1,0 +1,295 @@
+"""Structured output: masks against a grammar that is written out, and text against plain and slow decoding."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from helpers.checkpoints import make_tokenizer
+from helpers.models import VOCABULARY, build, prompt
+from helpers.slow_decoding import p_value_of_samples, slow_greedy
+from selfspec import Engine, SamplingParams
+from selfspec.errors import InvalidParameterError, MissingPackageError
+from selfspec.sampling.grammar import GrammarMask
+from selfspec.sampling.grammars import MOST_COMPILED, Grammars
+
+MODEL = build("llama")
+PROMPT = prompt(12)
+TOKENIZER = make_tokenizer()
+EOS = 0
+METHODS: dict[str, dict[str, Any]] = {
+    "autoregressive": {},
+    "layerskip": {"exit_layer": 4, "draft_length": 4},
+    "swift": {"context_window": 6, "confidence_threshold": 0.3, "max_draft_length": 5},
+    "prompt-lookup": {"max_matching_ngram_size": 1},
+    "token-recycling": {"candidates": 8, "tree_size": 24, "prompt_rows": 0},
+}
+RECORD = {
+    "type": "object",
+    "properties": {
+        "age": {"type": "integer", "minimum": 0, "maximum": 999},
+        "colour": {"enum": ["red", "green"]},
+        "flags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    },
+    "required": ["age", "colour", "flags"],
+    "additionalProperties": False,
+}
+TEXTS = ("ab", "abba", "a", "caab", "cab")
+ONE_OF = {"enum": list(TEXTS)}
+LETTERS = {"type": "string", "pattern": "^[a-e]*$"}
+
+
+def engine(method: str = "layerskip") -> Engine:
+    return Engine(MODEL, make_tokenizer(), method, settings=METHODS[method])
+
+
+def letters(text: str) -> list[int]:
+    """One token for each character, as the tests' tokenizer has it."""
+    token_ids = TOKENIZER.encode(text, add_special_tokens=False)
+    assert len(token_ids) == len(text)
+    return token_ids
+
+
+def one_of_texts(output: Sequence[int]) -> set[int]:
+    """The tokens that ``ONE_OF`` allows, found by trying all texts; every token after what it does not allow."""
+    if EOS in output:
+        return {EOS}
+    texts = [letters(json.dumps(text)) for text in TEXTS]
+    continued = [text for text in texts if text[: len(output)] == list(output)]
+    if not continued:
+        return set(range(VOCABULARY))
+    return {text[len(output)] if len(text) > len(output) else EOS for text in continued}
+
+
+def letters_alone(output: Sequence[int]) -> set[int]:
+    """The tokens that ``LETTERS`` allows after what it allows."""
+    quote = letters('"')[0]
+    if not output:
+        return {quote}
+    return {EOS} if output.count(quote) == 2 or EOS in output else {quote, *letters("abcde")}
+
+
+def mask_of(schema: dict[str, Any], prompt_length: int = 0) -> GrammarMask:
+    return Grammars(TOKENIZER, VOCABULARY, {EOS}).mask(json.dumps(schema), prompt_length)
+
+
+def allowed_after(mask: GrammarMask, context: Sequence[int]) -> set[int]:
+    scores = mask(torch.tensor([list(context)], dtype=torch.long), torch.zeros(1, VOCABULARY))
+    assert bool(((scores == 0) | (scores == -torch.inf)).all())
+    return set((scores[0] == 0).nonzero()[:, 0].tolist())
+
+
+pieces = st.lists(st.sampled_from([*'"abcx', "\0"]), max_size=5)
+whole_texts = st.sampled_from([json.dumps(text) for text in TEXTS])
+jumps = st.lists(st.tuples(whole_texts, st.integers(0, 6), pieces), min_size=1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(jumps)
+def test_the_mask_of_a_row_depends_on_its_tokens_alone(rows: list[tuple[str, int, list[str]]]) -> None:
+    mask = mask_of(ONE_OF, prompt_length=3)
+    for text, kept, others in rows:
+        output = letters(text[:kept]) + [EOS if piece == "\0" else letters(piece)[0] for piece in others]
+        expected = one_of_texts(output)
+        assert allowed_after(mask, [5, 5, 5, *output]) == expected, output
+
+
+def test_masks_that_are_not_kept_any_more_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfspec.sampling.grammar.KEPT_MASKS", 2)
+    mask, output = mask_of(LETTERS), letters('"abcdeabcde')
+    for length in [*range(12), 4, 11, 0, 7]:
+        assert allowed_after(mask, output[:length]) == letters_alone(output[:length])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("schema", "oracle"), [(ONE_OF, one_of_texts), (LETTERS, letters_alone)], ids=["enum", "abc"])
+def test_greedy_text_is_that_of_slow_decoding(
+    method: str, schema: dict[str, Any], oracle: Callable[[Sequence[int]], set[int]]
+) -> None:
+    params = SamplingParams(max_new_tokens=40, json_schema=schema)
+    result = engine(method).generate(PROMPT, params)
+    assert result.token_ids == slow_greedy(MODEL, PROMPT, params, {EOS}, oracle)
+    if result.finish_reason == "eos":
+        json.loads(result.text)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"temperature": 1.0, "seed": 4},
+        {"temperature": 1.3, "seed": 5, "top_k": 3, "frequency_penalty": 0.5},
+        {"temperature": 1.0, "seed": 3, "acceptance": "speculative"},
+    ],
+    ids=["greedy", "seed", "seed top-k penalty", "speculative"],
+)
+def test_objects_follow_their_schema_with_every_method(method: str, parameters: dict[str, Any]) -> None:
+    params = SamplingParams(max_new_tokens=400, json_schema=RECORD, **parameters)
+    result = engine(method).generate(PROMPT, params)
+    assert result.finish_reason == "eos"
+    assert result.token_ids.index(EOS) == result.new_token_count - 1
+    record = json.loads(result.text)
+    assert list(record) == ["age", "colour", "flags"]
+    assert record["age"] in range(1000)
+    assert record["colour"] in ("red", "green")
+    assert all(type(flag) is bool for flag in record["flags"])
+    assert len(record["flags"]) <= 3
+    assert result.accepted > 0 or method == "autoregressive"
+    if params.acceptance == "auto":
+        assert result.token_ids == engine("autoregressive").generate(PROMPT, params).token_ids
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_speculative_sampling_has_the_distribution_under_the_mask(method: str) -> None:
+    params = SamplingParams(max_new_tokens=200, temperature=1.5, seed=1, acceptance="speculative", json_schema=LETTERS)
+    params_of_all = {"logit_bias": {letters('"')[0]: -100.0, EOS: -100.0}}
+    result = engine(method).generate(PROMPT, params, **params_of_all)
+    assert result.new_token_count == 200
+    assert result.accepted > 0 or method == "autoregressive"
+    written = set(result.token_ids[1:])
+    assert written == set(letters("abcde"))
+    oracle_params = SamplingParams(temperature=1.5, **params_of_all)
+    assert p_value_of_samples(MODEL, PROMPT, result.token_ids, oracle_params, letters_alone) > 1e-3
+
+
+def test_any_json_object() -> None:
+    result = engine().generate(PROMPT, max_new_tokens=60, json_schema='{"type": "object"}', logit_bias={93: 8.0})
+    assert result.text.startswith("{")
+    plain = engine("autoregressive").generate(
+        PROMPT, max_new_tokens=60, json_schema={"type": "object"}, logit_bias={93: 8.0}
+    )
+    assert result.token_ids == plain.token_ids
+    if result.finish_reason == "eos":
+        assert isinstance(json.loads(result.text), dict)
+
+
+def test_after_the_text_only_the_end_is_possible() -> None:
+    result = engine().generate(PROMPT, max_new_tokens=12, json_schema={"const": "ab"}, ignore_eos=True)
+    assert result.token_ids == (*letters('"ab"'), *[EOS] * 8)
+
+
+def test_requests_of_a_batch_have_their_own_grammars() -> None:
+    shared = engine()
+    schemas = [ONE_OF, RECORD, None, LETTERS]
+    requests = [(PROMPT, SamplingParams(max_new_tokens=120, json_schema=schema)) for schema in schemas]
+    together = shared.batch(requests).results()
+    for (_, params), result in zip(requests, together, strict=True):
+        assert result.token_ids == shared.generate(PROMPT, params).token_ids
+
+
+def test_logprobs_are_those_before_the_mask() -> None:
+    result = engine().generate(PROMPT, max_new_tokens=30, json_schema=RECORD, logprobs=1)
+    free = engine().generate(PROMPT, max_new_tokens=1, logprobs=1)
+    assert result.logprobs is not None
+    assert free.logprobs is not None
+    assert result.logprobs[0].top == free.logprobs[0].top
+    assert result.logprobs[0].token_id != free.logprobs[0].token_id
+
+
+def test_a_schema_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    compile_one = Grammars._compile
+    monkeypatch.setattr(Grammars, "_compile", lambda self, schema: compiled.append(schema) or compile_one(self, schema))
+    grammars = Grammars(TOKENIZER, VOCABULARY, {EOS})
+    schemas = [json.dumps({"const": index}) for index in range(MOST_COMPILED + 1)]
+    for _ in range(2):
+        for schema in schemas[:-1]:
+            grammars.mask(schema, 0)
+    assert compiled == schemas[:-1]
+    grammars.mask(schemas[-1], 0)
+    grammars.mask(schemas[1], 0)
+    grammars.mask(schemas[0], 0)
+    assert compiled == [*schemas, schemas[0]]
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "frog"}, "frog"),
+        ({"not": {"type": "string"}}, 'Unimplemented keys: \\["not"\\]'),
+        ({"type": "string", "pattern": "("}, "unclosed group"),
+        ({"$ref": "#/nowhere"}, "/nowhere"),
+        ({"$ref": "http://example.com/schema"}, "example.com"),
+        ({"type": "integer", "minimum": 3, "maximum": 1}, "minimum"),
+        ('{"const": "\\ud800"}', "surrogate|escape"),
+        ('{"items":' * 500 + "{}" + "}" * 500, "recursion limit"),
+    ],
+)
+def test_schemas_that_cannot_be_compiled(schema: Any, reason: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"json_schema cannot be compiled: .*(?:{reason})"):
+        engine().stream(PROMPT, json_schema=schema)
+
+
+class Exhausted:
+    """A matcher at its limits after three tokens, or one that allows nothing there."""
+
+    def __init__(self, error: str) -> None:
+        self.error, self.consumed = error, 0
+
+    def try_consume_tokens(self, token_ids: list[int]) -> int:
+        self.consumed += len(token_ids)
+        return len(token_ids)
+
+    def compute_bitmask(self) -> bytes:
+        return bytes([0 if self.consumed >= 3 else 255]) * (VOCABULARY // 8)
+
+    def is_error(self) -> bool:
+        return self.consumed >= 3 and bool(self.error)
+
+    def get_error(self) -> str:
+        return self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [("lexer: fuel", "too complex to follow after 3 tokens: lexer: fuel"), ("", "no token .* after 3 tokens")],
+)
+def test_a_grammar_that_cannot_go_on_ends_the_request_with_an_error(error: str, message: str) -> None:
+    matcher: Any = Exhausted(error)
+    mask = GrammarMask(matcher, 1, {EOS}, VOCABULARY)
+    assert len(allowed_after(mask, [5, 7, 7])) == VOCABULARY
+    with pytest.raises(InvalidParameterError, match=message):
+        allowed_after(mask, [5, 7, 7, 7])
+
+
+def test_what_a_grammar_needs_is_said() -> None:
+    with pytest.raises(InvalidParameterError, match="json_schema needs a tokenizer"):
+        Engine(MODEL, method="autoregressive").stream(PROMPT, json_schema=RECORD)
+    with pytest.raises(InvalidParameterError, match="needs a model with an end-of-sequence token"):
+        Grammars(TOKENIZER, VOCABULARY, ()).mask("{}", 0)
+
+    class Slow:
+        pass
+
+    slow: Any = Slow()
+    with pytest.raises(InvalidParameterError, match="needs a fast tokenizer, not Slow"):
+        Grammars(slow, VOCABULARY, {EOS}).mask("{}", 0)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance.hf", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'selfspec\[structured\]'"):
+        engine().stream(PROMPT, json_schema=RECORD)
+
+
+def test_an_unusual_tokenizer_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("no such decoder")
+
+    monkeypatch.setattr("llguidance.hf.from_tokenizer", refuse)
+    assert isinstance(TOKENIZER, PreTrainedTokenizerFast)
+    with pytest.raises(InvalidParameterError, match="with this tokenizer: no such decoder"):
+        Grammars(TOKENIZER, VOCABULARY, {EOS}).mask("{}", 0)
+
+
+def test_a_schema_is_kept_as_json() -> None:
+    params = SamplingParams(json_schema=RECORD)
+    assert params.json_schema == json.dumps(RECORD) == SamplingParams(json_schema=json.dumps(RECORD)).json_schema
+    assert hash(params) != hash(SamplingParams())
