@@ -26,8 +26,8 @@ class Case:
     def rows(self) -> Rows:
         sequence = SequenceState(KeyValueCache(1, 1, 1, 1, dtype=torch.float32, device=torch.device("cpu")))
         visible = None if self.visible is None else torch.tensor(self.visible, dtype=torch.bool)
-        positions = torch.tensor(self.positions)
-        return Rows(sequence, self.start, len(self.positions), self.prefix, positions, min(self.positions), visible)
+        depths = tuple(position - self.prefix for position in self.positions)
+        return Rows(sequence, self.start, len(depths), self.prefix, depths, visible)
 
     def sees(self, row: int, slot: int, window: int | None) -> bool:
         """The definition."""

@@ -591,12 +591,11 @@ def test_a_capture_is_warmed_up_and_always_ended(fails: bool, monkeypatch: pytes
 @pytest.mark.parametrize("seed", range(4))
 def test_a_filled_mask_is_the_rows_own_with_nothing_around_it(window: int | None, seed: int) -> None:
     tree = random_tree(6, seed)
-    positions = torch.tensor([10 + depth for depth in tree.depths])
     sequence = SequenceState(KeyValueCache(1, 1, 1, 1, dtype=torch.float32, device=torch.device("cpu")))
     for rows in (
-        Rows(sequence, 10, 7, 10, torch.arange(10, 17), 10),
-        Rows(sequence, 12, 7, 10, torch.arange(10, 17), 10),
-        Rows(sequence, 10, 7, 10, positions, 10, tree.visibility()),
+        Rows(sequence, 10, 7, 10),
+        Rows(sequence, 12, 7, 10),
+        Rows(sequence, 10, 7, 10, tree.depths, tree.visibility()),
     ):
         mask = torch.ones(8, 3, 32, dtype=torch.bool)
         rows.fill(window, mask)

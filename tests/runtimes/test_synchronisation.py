@@ -6,7 +6,7 @@ that the host reads, and every tensor that it sends.
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,7 +101,7 @@ class Watch(TorchDispatchMode):
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     watch = Watch()
-    begin, wait, read, send = AsyncCopy.__init__, AsyncCopy.wait, transfer.read, transfer.send
+    begin, wait, read = AsyncCopy.__init__, AsyncCopy.wait, transfer.read
 
     def counted_begin(copied: AsyncCopy, *values: torch.Tensor) -> None:
         watch.copies += 1
@@ -116,9 +116,12 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
         watch.copies -= 1  # the one that it makes
         return read(*values)
 
-    def watched_send(*arguments: Any) -> torch.Tensor:
-        with watch.transferring():
-            return send(*arguments)
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            with watch.transferring():
+                return function(*arguments)
+
+        return call
 
     def noted(name: str) -> Any:
         method = getattr(torch.Tensor, name)
@@ -133,7 +136,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setattr(AsyncCopy, "__init__", counted_begin)
     monkeypatch.setattr(AsyncCopy, "wait", counted_wait)
     monkeypatch.setattr(transfer, "read", counted_read)
-    monkeypatch.setattr(transfer, "send", watched_send)
+    for name in ("send", "write"):
+        monkeypatch.setattr(transfer, name, watched(getattr(transfer, name)))
     for name in ("tolist", "numpy"):  # they read memory without an operation
         monkeypatch.setattr(torch.Tensor, name, noted(name))
     return watch

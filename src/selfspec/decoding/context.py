@@ -121,7 +121,7 @@ class Context:
 
     def write(self, token_ids: Sequence[int]) -> None:
         """Writes chosen tokens after the context; ``commit`` makes them part of it."""
-        self._ids[self.length : self.length + len(token_ids)] = transfer.send(token_ids, self._ids.device)
+        transfer.write(token_ids, self._ids, self.length)
 
     def commit(self, rows: Sequence[int], count: int) -> None:
         """Keeps the accepted rows of a verification and as many of the tokens that ``write`` wrote.

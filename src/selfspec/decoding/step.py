@@ -83,6 +83,8 @@ def _with_seconds(
 
 
 def _share(total: PhaseSeconds, sequences: int) -> PhaseSeconds:
+    if sequences == 1:
+        return total
     return PhaseSeconds(**{field.name: getattr(total, field.name) / sequences for field in fields(PhaseSeconds)})
 
 

@@ -46,6 +46,11 @@ class KeyValueCache:
         self.length = 0
 
     @property
+    def device(self) -> torch.device:
+        """Where keys and values are."""
+        return self._pairs[0].device
+
+    @property
     def size_in_bytes(self) -> int:
         """Bytes reserved for keys and values."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))

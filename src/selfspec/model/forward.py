@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch.nn import functional
 
+from selfspec.model import transfer
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.masks import causal
 from selfspec.model.rope import CosSin, Rope, Rotation
@@ -40,26 +41,40 @@ class Rows:
         start: cache slot of the first row; row ``i`` writes its keys and values to slot ``start + i``.
         count: number of rows.
         prefix: number of leading slots that every row sees, at most ``start``.
-        positions: long ``[count]``, the position of each row in the sequence.
-        lowest_position: smallest of the positions.
+        depths: position of each row, counted from ``prefix``; ``None`` for ``0, 1, 2 …``.
         visible: bool ``[count, end - prefix]`` (query, slot from ``prefix`` on), or ``None`` for causal rows.
-        consecutive: the positions are ``lowest_position, lowest_position + 1, …``.
     """
 
     sequence: SequenceState
     start: int
     count: int
     prefix: int
-    positions: torch.Tensor
-    lowest_position: int
+    depths: tuple[int, ...] | None = None
     visible: torch.Tensor | None = None
-    consecutive: bool = False
     _masks: dict[tuple[int | None, torch.dtype | None, bool, int], torch.Tensor | None] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
         """The slot after the last row's."""
         return self.start + self.count
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """Long ``[count]``, the position of each row in the sequence; made when first read."""
+        device = self.sequence.cache.device
+        if self.depths is None:
+            return torch.arange(self.prefix, self.prefix + self.count, device=device)
+        return transfer.send([self.prefix + depth for depth in self.depths], device)
+
+    @property
+    def lowest_position(self) -> int:
+        """Smallest of the positions."""
+        return self.prefix if self.depths is None else self.prefix + min(self.depths)
+
+    @property
+    def consecutive(self) -> bool:
+        """The positions are ``lowest_position, lowest_position + 1, …``."""
+        return self.depths is None
 
     def first_slot(self, window: int | None) -> int:
         """The first slot that any row can see through a sliding window; 0 without one."""
@@ -233,6 +248,21 @@ class Forward:
         if not self._turns:
             self._turns.update(self._look_up())
         return self._turns
+
+    def table(self, kind: str | None) -> tuple[CosSin, int]:
+        """``turn`` as rows of a table, without the tensors that slicing it makes.
+
+        Args:
+            kind: the layer type, ``None`` where one rope serves all layers.
+
+        Returns:
+            Cosine and signed sine, ``[rows or more, 1, dim]`` each, and where the first of the rows is in them; the
+            others follow it.
+        """
+        part = self.parts[0]
+        if len(self.parts) == 1 and part.consecutive and self.rope.is_fixed and not self._turns:
+            return self.rope.table(kind), part.lowest_position
+        return self.turn(kind), 0
 
     def _look_up(self) -> dict[str | None, CosSin]:
         if len(self.parts) > 1 and self.rope.is_fixed:

@@ -97,6 +97,17 @@ class Rope:
         self._table = self._turns(hidden_states, positions, long=False)
         self._reserved = len(positions)
 
+    def table(self, kind: str | None) -> CosSin:
+        """The rotations of all reserved positions, where they are fixed, for a layer type.
+
+        Args:
+            kind: the layer type, ``None`` where one rope serves all layers.
+
+        Returns:
+            Cosine and signed sine, ``[positions, 1, dim]`` each.
+        """
+        return self._table[kind]
+
     def turns(
         self, hidden_states: torch.Tensor, positions: torch.Tensor, first: int | None, *, long: bool
     ) -> dict[str | None, CosSin]:

@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 
 from selfspec.model.forward import Forward, Rows
+from selfspec.model.rope import CosSin
 from selfspec.runtimes.kernels import DTYPES, load, most_attending, most_rows
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.norms import RmsNorm
@@ -164,7 +165,7 @@ class NativeForward:
             return False
         return self._are_native(sublayers) and all(
             cosine.dtype in (self._dtype, torch.float32) and cosine.is_contiguous() and sine.is_contiguous()
-            for cosine, sine in map(forward.turn, self._kinds)
+            for (cosine, sine), _ in map(forward.table, self._kinds)
         )
 
     def run(
@@ -193,13 +194,10 @@ class NativeForward:
         """
         assert stream.is_contiguous()
         assert stream.shape[0] == forward.rows
-        pairs = [forward.turn(kind) for kind in self._kinds]
-        turns = (NativeCosSin * len(pairs))(
-            *(
-                NativeCosSin(cosine.data_ptr(), sine.data_ptr(), cosine.shape[-1], cosine.dtype == torch.float32)
-                for cosine, sine in pairs
-            )
-        )
+        tables = [
+            forward.table(kind) for kind in self._kinds
+        ]  # held until the call returns: a rope may replace its own
+        turns = (NativeCosSin * len(tables))(*map(_rotation, tables))
         parts = (Part * len(forward.parts))(
             *(self._part(part, rows.start) for part, rows in zip(forward.parts, forward.slices, strict=True))
         )
@@ -278,3 +276,11 @@ class NativeForward:
         assert mask is not None
         assert mask.is_contiguous()
         return View(mask.data_ptr(), first, 0)
+
+
+def _rotation(table: tuple[CosSin, int]) -> NativeCosSin:
+    """The rotations of a forward's rows, which are in a table from a row on."""
+    (cosine, sine), first = table
+    dim = cosine.shape[-1]
+    skipped = first * dim * cosine.itemsize
+    return NativeCosSin(cosine.data_ptr() + skipped, sine.data_ptr() + skipped, dim, cosine.dtype == torch.float32)

@@ -78,8 +78,7 @@ class StaticRows:
             start=span - self.count,
             count=self.count,
             prefix=0,
-            positions=self._slots,
-            lowest_position=0,
+            slots=self._slots,
             masks=self,
         )
         return Forward((rows,), forward.rope, forward.like, _turns=self._turns)
@@ -114,7 +113,13 @@ class _Masks(Protocol):
 class _RowsAnywhere(Rows):
     """Rows at any of the first ``end`` slots; attention reads all of these."""
 
+    slots: torch.Tensor = field(kw_only=True)
     masks: _Masks = field(kw_only=True)
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Long ``[count]``, on the device, changed before each replay."""
+        return self.slots
 
     def mask(
         self, window: int | None, dtype: torch.dtype, *, additive: bool, causal_kernel: bool, repeats: int = 1

@@ -11,7 +11,6 @@ from selfspec.errors import InvalidParameterError, UnsupportedModelError
 from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Forward, Rows, SequenceState
 from selfspec.model.sublayers import Sublayer
-from selfspec.model.transfer import send
 from selfspec.runtimes.arena import FEWEST_SLOTS
 from selfspec.runtimes.compiled import CompiledProduct
 from selfspec.runtimes.copy_store import CopyStore
@@ -182,14 +181,7 @@ class Target:
         like = self.decoder.like
         start = sequence.cache.length if start is None else start
         prefix = start if prefix is None else prefix
-        if depths is None:
-            positions = torch.arange(prefix, prefix + rows, device=like.device)
-            lowest = prefix
-        else:
-            counted = [prefix + depth for depth in depths]
-            positions = send(counted, like.device)
-            lowest = min(counted)
-        part = Rows(sequence, start, rows, prefix, positions, lowest, visible, consecutive=depths is None)
+        part = Rows(sequence, start, rows, prefix, None if depths is None else tuple(depths), visible)
         self._rope.reserve(like, part.end)
         return Forward((part,), self._rope, like)
 

@@ -1,0 +1,126 @@
+"""Measures the time that the host takes between two native calls: Python, tensors, text.
+
+``python benchmarks/host_time.py --model smollm2``
+
+Each gap runs from the end of a native call to the start of the next one. Medians are over the gaps of one kind: a plain
+round is what follows a step of plain decoding; with drafts, a gap follows a draft step (``draft-draft``,
+``draft-verify``) or a verification (``verify-draft``). Writes ``benchmarks/results/host-time-NAME.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selfspec import Engine
+from selfspec.files import replace_file
+from selfspec.runtimes import native
+from selfspec.runtimes.structures import NativeCall
+from selfspec_lab.bench.stamp import make_stamp
+from selfspec_lab.widening import load_model
+
+RESULTS = Path(__file__).parent / "results"
+METHODS: dict[str, dict[str, Any]] = {"autoregressive": {}, "low-bit": {}, "uniform": {}, "suffix": {}}
+Call = tuple[str, float, float]
+
+
+class TimedLibrary:
+    """The kernels, which note each native forward: whether it drafts, its start and its end in seconds."""
+
+    def __init__(self, library: Any, calls: list[Call]) -> None:
+        self._library, self._calls = library, calls
+        self._most = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(self._library, name)
+        if not name.startswith("forward_"):
+            return function
+
+        def timed(call: Any, *arguments: Any) -> None:
+            start = time.perf_counter()
+            function(call, *arguments)
+            end = time.perf_counter()
+            self._calls.append(("draft" if self._drafts(call._obj) else "verify", start, end))
+
+        return timed
+
+    def _drafts(self, call: NativeCall) -> bool:
+        """It runs not all sublayers, or low-bit copies."""
+        self._most = max(self._most, call.count)
+        if not call.count:
+            return False  # the head alone
+        first = call.sublayers[call.which[0]]
+        return (
+            call.count < self._most
+            or (first.attention.contents.inputs if first.attention else first.mlp.contents.gate_up).bits > 0
+        )
+
+
+@contextmanager
+def noting(calls: list[Call]) -> Iterator[None]:
+    """Notes the native calls of models that are made inside."""
+    load = native.load
+    library = TimedLibrary(load(), calls)
+    native.load = lambda: library  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        native.load = load
+
+
+def gaps(calls: Sequence[Call]) -> dict[str, list[float]]:
+    """By the kinds of the calls before and after, the seconds between them."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for (before, _, end), (after, start, _) in pairwise(calls):
+        found[f"{before}-{after}"].append(start - end)
+    return found
+
+
+def measure(model: str, method: str, settings: dict[str, Any], new_tokens: int) -> dict[str, Any]:
+    """The gaps of one method, in milliseconds: median, first and third quartile, number."""
+    calls: list[Call] = []
+    with noting(calls):
+        engine = Engine(*load_model(model, dtype="bfloat16", device="cpu"), method, settings=settings)
+        engine.warmup()
+        ids = engine.encode("Once upon a time there was a little girl")
+        found: dict[str, list[float]] = defaultdict(list)
+        for _ in range(4):
+            calls.clear()
+            engine.generate(ids, max_new_tokens=new_tokens, ignore_eos=True)
+            for kind, seconds in gaps(calls[1:]).items():
+                found[kind] += seconds
+    return {kind: _quartiles(seconds) for kind, seconds in found.items() if len(seconds) > 10}
+
+
+def _quartiles(seconds: Sequence[float]) -> dict[str, float]:
+    first, median, third = (1000 * each for each in statistics.quantiles(seconds, n=4))
+    return {"median_ms": median, "first_ms": first, "third_ms": third, "gaps": len(seconds)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures, prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--only", nargs="*", default=list(METHODS), help="names of methods")
+    options = parser.parse_args(arguments)
+    figures = {name: measure(options.model, name, METHODS[name], options.new_tokens) for name in options.only}
+    for name, kinds in figures.items():
+        for kind, found in kinds.items():
+            print(f"{name:16}{kind:15}" + " ".join(f"{key} {value:.3f}" for key, value in found.items()), flush=True)
+    result = {"options": vars(options), **make_stamp(torch.device("cpu")), "host": figures}
+    replace_file(RESULTS / f"host-time-{options.model}-bf16-cpu.json", json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
