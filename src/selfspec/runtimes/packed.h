@@ -176,41 +176,24 @@ inline Floats widen(const bf16* from) {
     return (Floats)(__builtin_convertvector(load<Vector<LANES / 2>::Halves>(from), Words) << 16);
 }
 
-// Low-bit weights of a product.
-template <class T, int BITS> struct Packed {
+// Low-bit weights of a product, and their sums, whatever the dtype of the rows.
+template <int BITS> struct PackedSums {
     using F = Fields<BITS>;
     using Row = IntegerBlock;
     static constexpr long width = BLOCK, columns_of_panel = TILE, widest_panel = 4 * COLUMNS;
+    static constexpr long group = 8;  // most rows of a tile, for which weights are unpacked once
     const uint8_t* weights;
     const bf16* scales;
     Groups groups;
 
-    Packed(const Linear& linear, long k)
+    PackedSums(const Linear& linear, long k)
         : weights(static_cast<const uint8_t*>(linear.weights)), scales(static_cast<const bf16*>(linear.scales)),
           groups(linear, k) {}
     long lead() const { return groups.lead; }
     long blocks() const { return groups.blocks; }
-    static void lay_out(const T* from, Row& to) {
-        float values[BLOCK];
-        for (int i = 0; i < BLOCK; i++) values[i] = up(from[i]);
-        to.set(values, F::added);
-    }
-
-    // The values of a weight row of k inputs: integers times scales.
-    void unpack(long row, long k, T* to) const {
-        const int lane = int(row % TILE);
-        const uint8_t* from = weights + row / TILE * groups.blocks * F::bytes;
-        const bf16* of_row = scales + (row - lane) * groups.count + lane;
-        for (long i = 0; i < k; i++) {
-            const long block = (i + groups.lead) / BLOCK, input = (i + groups.lead) % BLOCK;
-            const int value = F::integer(from + block * F::bytes, lane, int(input));
-            to[i] = down<T>(float(value) * up(of_row[groups.of_block(block) * TILE]));
-        }
-    }
-
     // Adds the products of R rows, laid out from block ``first`` on, and the weight rows from one on.
     template <int R>
-    void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride) const {
+    void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride, bool) const {
         for (long column = from; column < to; column += TILE)
             for (int lanes = 0; lanes < TILE; lanes += LANES)
                 tile<R>(rows, column, lanes, first, last, sums + column - from + lanes, stride);
@@ -251,6 +234,31 @@ template <class T, int BITS> struct Packed {
     }
     static constexpr int CHAINS(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
     static constexpr long SOON = 1024, LATER = 8192;  // bytes
+};
+
+// Low-bit weights of a product of rows with dtype T.
+template <class T, int BITS> struct Packed : PackedSums<BITS> {
+    using F = Fields<BITS>;
+    using PackedSums<BITS>::PackedSums;
+
+    static void lay_out(const T* from, IntegerBlock& to) {
+        float values[BLOCK];
+        for (int i = 0; i < BLOCK; i++) values[i] = up(from[i]);
+        to.set(values, F::added);
+    }
+
+    // The values of a weight row of k inputs: integers times scales.
+    void unpack(long row, long k, T* to) const {
+        const Groups& groups = this->groups;
+        const int lane = int(row % TILE);
+        const uint8_t* from = this->weights + row / TILE * groups.blocks * F::bytes;
+        const bf16* of_row = this->scales + (row - lane) * groups.count + lane;
+        for (long i = 0; i < k; i++) {
+            const long block = (i + groups.lead) / BLOCK, input = (i + groups.lead) % BLOCK;
+            const int value = F::integer(from + block * F::bytes, lane, int(input));
+            to[i] = down<T>(float(value) * up(of_row[groups.of_block(block) * TILE]));
+        }
+    }
 };
 
 // The values of some weight rows of k inputs.

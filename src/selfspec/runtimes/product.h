@@ -10,7 +10,6 @@
 
 namespace {
 
-constexpr long GROUP = 6;      // most rows of a tile
 constexpr long ROWS = 96;      // most rows that are multiplied before the weights are read again
 constexpr long STRIP = 1024;   // inputs of a panel and of a group that stay in the caches while others pass
 constexpr long RESIDENT = 4;   // most rows without strips: whole weight rows are read faster than parts of them
@@ -20,6 +19,7 @@ template <class T> struct Dense {
     using L = ProductLanes<T>;
     using Row = Block<T>;
     static constexpr long width = L::width, columns_of_panel = 12, widest_panel = COLUMNS, strip = STRIP / width;
+    static constexpr long group = REGISTERS == 32 ? 8 : 6;  // most rows of a tile
     const T* weights;
     long k;
 
@@ -30,13 +30,14 @@ template <class T> struct Dense {
         for (int p = 0; p < L::parts; p++) to.parts[p] = L::part(from, p);
     }
 
-    // Adds the products of R rows, laid out from block ``first`` on, and weight rows.
+    // Adds the products of R rows, laid out from block ``first`` on, and weight rows. Where these are all the rows and
+    // few, they are multiplied while memory is read, which is fastest in sequence.
     template <int R>
-    void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride) const {
-        // A few rows are multiplied while memory is read, which is fastest in sequence.
-        constexpr int C = R <= RESIDENT && L::parts == 1 ? 1 : columns<T>(R);
+    void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride, bool few) const {
+        constexpr int C = columns<T>(R);
         long column = from;
-        for (; column + C <= to; column += C) tile<R, C>(rows, column, first, last, sums + column - from, stride);
+        if (!few || L::parts > 1)
+            for (; column + C <= to; column += C) tile<R, C>(rows, column, first, last, sums + column - from, stride);
         for (; column < to; column++) tile<R, 1>(rows, column, first, last, sums + column - from, stride);
     }
     // Adds the sums over some blocks to those of the blocks before, strip by strip.
@@ -66,7 +67,7 @@ template <class T> void add_to(T* sums, const T* values, long count, float multi
         for (long i = 0; i < count; i++) sums[i] = down<T>(up(sums[i]) + rounded<T>(up(values[i]) * multiplier));
 }
 
-// At most ROWS rows, laid out in groups of at most GROUP, times one panel of weights after the other.
+// At most ROWS rows, laid out in groups of about the same size, times one panel of weights after the other.
 template <class T, class W> struct Product {
     using Row = typename W::Row;
     static constexpr long strip = STRIP / W::width;
@@ -78,10 +79,12 @@ template <class T, class W> struct Product {
     Row* rows;         // count * blocks
     long blocks = weights.blocks(), lead = weights.lead();
 
-    long group_rows(long group) const { return std::min(GROUP, count - group); }
+    long groups = (count + W::group - 1) / W::group, most = (count + groups - 1) / groups;  // rows of a group
+
+    long group_rows(long group) const { return std::min(most, count - group); }
 
     void lay_out(const T* from, long row) const {
-        const long group = row / GROUP * GROUP, stride = group_rows(group);
+        const long group = row / most * most, stride = group_rows(group);
         Row* to = rows + group * blocks + row - group;
         for (long block = 0; block < blocks; block++, to += stride) {
             const long start = block * W::width - lead, begin = std::max(0L, start), end = std::min(k, start + W::width);
@@ -99,20 +102,18 @@ template <class T, class W> struct Product {
         float sums[ROWS * COLUMNS] = {};
         const long step = count > RESIDENT ? strip : blocks, stride = (to - from + 15) / 16 * 16;
         for (long first = 0; first < blocks; first += step)
-            for (long group = 0; group < count; group += GROUP) {
+            for (long group = 0; group < count; group += most) {
                 const long last = std::min(blocks, first + step), size = group_rows(group);
-                const Row* group_rows = rows + group * blocks + first * size;
-                float* to_sums = sums + group * stride;
-                switch (size) {
-                    case 1: weights.template band<1>(group_rows, from, to, first, last, to_sums, stride); break;
-                    case 2: weights.template band<2>(group_rows, from, to, first, last, to_sums, stride); break;
-                    case 3: weights.template band<3>(group_rows, from, to, first, last, to_sums, stride); break;
-                    case 4: weights.template band<4>(group_rows, from, to, first, last, to_sums, stride); break;
-                    case 5: weights.template band<5>(group_rows, from, to, first, last, to_sums, stride); break;
-                    default: weights.template band<6>(group_rows, from, to, first, last, to_sums, stride);
-                }
+                band<W::group>(size, rows + group * blocks + first * size, from, to, first, last,
+                               sums + group * stride, stride, count <= RESIDENT);
             }
         for (long row = 0; row < count; row++) finish(row, from, to, sums + row * stride);
+    }
+    // Calls the band of as many rows as a group has, at most R.
+    template <int R, class... Arguments> void band(long size, const Arguments&... arguments) const {
+        if constexpr (R > 1)
+            if (size < R) return band<R - 1>(size, arguments...);
+        weights.template band<R>(arguments...);
     }
     // The sums of a row to outputs.
     void finish(long row, long from, long to, const float* sums) const {
