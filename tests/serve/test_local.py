@@ -109,7 +109,7 @@ def test_prompts_of_token_ids(client: TestClient, engine: Engine) -> None:
 
 def test_a_cancelled_answer_leaves_the_engine_within_a_step(engine: Engine) -> None:
     async def run() -> None:
-        backend = make_backend(engine, measure=False)
+        backend = make_backend(engine)
         await backend.start()
         params = SamplingParams(max_new_tokens=900)
         answer = await backend.submit(engine.encode(PROMPT), params, method=None, request_id="long")

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pydantic import BaseModel
 
@@ -51,6 +51,9 @@ class Reply:
         form: makes the bodies.
         prompts: number of prompts that the choices belong to.
         metrics: are told.
+
+    Attributes:
+        outcome: how it ended.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Reply:
     ) -> None:
         self._choices, self._answers, self._form, self._prompts = choices, answers, form, prompts
         self._metrics = metrics
+        self.outcome: Literal["open", "complete", "cancelled", "failed"] = "open"
         self._began = time.perf_counter()
         self._last = [0.0] * len(choices)
 
@@ -133,10 +137,13 @@ class Reply:
         """Cancels what is still being written at the end, and counts it."""
         try:
             yield
+            self.outcome = "complete"
         except Exception:
+            self.outcome = "failed"
             self._metrics.failed()
             raise
         except BaseException:  # the client went away
+            self.outcome = "cancelled"
             self._metrics.cancelled()
             raise
         finally:

@@ -237,11 +237,9 @@ async def _logged(events: AsyncIterator[str], reply: Reply, request: Request) ->
 
 
 def _log_usage(reply: Reply, request: Request) -> None:
-    usage = reply.usage
-    if usage is None:
-        request.state.log["cancelled"] = True
-        return
-    request.state.log.update(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
+    request.state.log["answer"] = reply.outcome
+    if (usage := reply.usage) is not None:
+        request.state.log.update(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
 
 
 async def _disconnected(request: Request) -> None:

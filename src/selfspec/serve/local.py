@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from selfspec.async_engine import AsyncEngine, RequestStream
 from selfspec.engine import Engine
 from selfspec.errors import SelfSpecError
+from selfspec.methods.auto.row_costs import RowCosts
 from selfspec.serve.backend import Ended, Load, ModelInfo, Token
 from selfspec.serve.engine_options import EngineOptions, StateFile
 from selfspec.serve.logs import log
-from selfspec.serve.speedup import PlainSteps, Savings, measure_plain_steps
+from selfspec.serve.speedup import PlainSteps, Savings, measure_forwards
 from selfspec.types import Generation, Round, SamplingParams, TextPiece
 
 
@@ -22,7 +23,7 @@ class LocalBackend:
         options: what makes the engine.
         engine: an engine that is made already, for ``options``; otherwise ``start`` loads it.
         state: where what is learned is kept; ``None`` forgets it.
-        measure: find out what plain decoding takes, for estimates of the speedup.
+        costs: what a forward takes, for estimates of the speedup; ``None`` measures it.
     """
 
     def __init__(
@@ -31,9 +32,9 @@ class LocalBackend:
         engine: Engine | None = None,
         *,
         state: StateFile | None = None,
-        measure: bool = True,
+        costs: RowCosts | None = None,
     ) -> None:
-        self._options, self._engine, self._state, self._measure = options, engine, state, measure
+        self._options, self._engine, self._state, self.costs = options, engine, state, costs
         self._async: AsyncEngine | None = None
         self._model: ModelInfo | None = None
         self._plain: PlainSteps | None = None
@@ -112,8 +113,9 @@ class LocalBackend:
         engine.method.prepare(lambda text: log(f"preparing {engine.method.name}: {text}"))
         if self._state is not None:
             self._state.load(engine, log)
-        if self._measure:
-            self._plain = measure_plain_steps(engine.target, self._options.max_batch)
+        if self.costs is None:
+            self.costs = measure_forwards(engine.target, self._options.max_batch)
+        self._plain = PlainSteps(self.costs)
         return engine
 
     async def _save_regularly(self, state: StateFile) -> None:

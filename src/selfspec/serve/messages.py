@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from selfspec.errors import SelfSpecError
+from selfspec.methods.auto.row_costs import RowCosts
 from selfspec.serve.backend import Ended, Load, ModelInfo, Token
 from selfspec.types import SamplingParams
 
@@ -34,9 +35,10 @@ class Close:
 
 @dataclass(frozen=True)
 class Ready:
-    """Says that a worker takes requests; or why it never will."""
+    """Says that a worker takes requests, and what a forward takes in it; or why it never will."""
 
     model: ModelInfo | None
+    costs: RowCosts | None = None
     error: SelfSpecError | None = None
 
 

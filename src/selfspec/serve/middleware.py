@@ -15,6 +15,9 @@ from selfspec.serve.errors import ApiError
 from selfspec.serve.logs import log
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_WATCHED = ("/health", "/ready", "/metrics")
+"""Asked every few seconds by whatever watches a server."""
+
 _PROTECTED = ("/v1/", "/tokenize", "/detokenize")
 
 
@@ -66,7 +69,8 @@ class RequestLog:
         finally:
             self._ended(status or 499)
             seconds = round(time.perf_counter() - began, 4)
-            log("request", fields={"status": status or 499, "seconds": seconds, **fields})
+            level = logging.DEBUG if scope["path"] in _WATCHED and status == 200 else logging.INFO
+            log("request", level, fields={"status": status or 499, "seconds": seconds, **fields})
 
 
 class ApiKey:

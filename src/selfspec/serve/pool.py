@@ -1,6 +1,7 @@
 """The backend that is several processes with an engine each. One that ends is started again."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import multiprocessing
@@ -13,6 +14,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from operator import add
 
 from selfspec.errors import QueueFullError, SelfSpecError, WorkerDiedError
+from selfspec.methods.auto.row_costs import RowCosts
 from selfspec.serve.backend import Ended, Load, ModelInfo, Token
 from selfspec.serve.engine_options import EngineOptions, StateFile
 from selfspec.serve.logs import log
@@ -165,6 +167,7 @@ class _Worker:
         self.load = Load()
         self.ready = False
         self._arguments = options, state, threads
+        self._costs: RowCosts | None = None  # measured by the first process, so that the next one is ready sooner
         self._numbers = itertools.count()
         self._context = _context()
         self._process: multiprocessing.process.BaseProcess | None = None
@@ -186,7 +189,10 @@ class _Worker:
         self._started = loop.create_future()
         self._pipe, other = self._context.Pipe()
         self._process = self._context.Process(
-            target=run_worker, args=(other, *self._arguments), name=f"selfspec-worker-{self.index}", daemon=True
+            target=run_worker,
+            args=(other, *self._arguments, self._costs),
+            name=f"selfspec-worker-{self.index}",
+            daemon=True,
         )
         # Starting waits for the process to be made; the event loop goes on meanwhile.
         await asyncio.to_thread(self._process.start)
@@ -235,22 +241,18 @@ class _Worker:
 
     def _read(self, pipe: Connection, loop: asyncio.AbstractEventLoop) -> None:
         """Hands what the worker says over to the event loop, until its end."""
-        try:
-            while True:
-                loop.call_soon_threadsafe(self._take, pipe.recv())
-        except (EOFError, OSError):
-            pass
-        try:
+        with contextlib.suppress(RuntimeError):  # the event loop has ended before the worker
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    loop.call_soon_threadsafe(self._take, pipe.recv())
             loop.call_soon_threadsafe(self._ended)
-        except RuntimeError:  # the event loop has ended before the worker
-            return
 
     def _take(self, message: FromWorker) -> None:
         match message:
             case Ready(model=None, error=error):
                 self._failed(error or WorkerDiedError("a worker could not start"))
-            case Ready(model=model):
-                self.model, self.ready = self.model or model, True
+            case Ready(model=model, costs=costs):
+                self.model, self._costs, self.ready = self.model or model, costs, True
                 self._failures = 0
                 if self._started is not None and not self._started.done():
                     self._started.set_result(None)

@@ -83,7 +83,7 @@ class Savings:
         self.round_seconds += sum(astuple(record.seconds))
 
 
-def measure_plain_steps(target: Target, most_sequences: int) -> PlainSteps:
+def measure_forwards(target: Target, most_sequences: int) -> RowCosts:
     """Measures forwards of as many rows as sequences may run together; takes at most a second or so.
 
     Args:
@@ -91,4 +91,4 @@ def measure_plain_steps(target: Target, most_sequences: int) -> PlainSteps:
         most_sequences: how many may.
     """
     counts = sorted({count for count in _SEQUENCES if count < most_sequences} | {most_sequences})
-    return PlainSteps(measure_row_costs(target, range(target.sublayer_count), row_counts=counts))
+    return measure_row_costs(target, range(target.sublayer_count), row_counts=counts)

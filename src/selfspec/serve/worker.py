@@ -8,8 +8,10 @@ from collections.abc import Coroutine
 from multiprocessing.connection import Connection
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from selfspec.errors import RequestFailedError, SelfSpecError, first_line
+from selfspec.methods.auto.row_costs import RowCosts
 from selfspec.serve.backend import Answer, Load
 from selfspec.serve.engine_options import EngineOptions, StateFile
 from selfspec.serve.local import LocalBackend
@@ -20,7 +22,9 @@ LOAD_SECONDS = 0.25
 """How often a worker says what it is doing."""
 
 
-def run_worker(pipe: Connection, options: EngineOptions, state: StateFile | None, threads: int) -> None:
+def run_worker(
+    pipe: Connection, options: EngineOptions, state: StateFile | None, threads: int, costs: RowCosts | None
+) -> None:
     """What a worker's process does, until it is told to close or the server's process has ended.
 
     Args:
@@ -28,12 +32,14 @@ def run_worker(pipe: Connection, options: EngineOptions, state: StateFile | None
         options: what makes the engine.
         state: where what is learned is kept.
         threads: that compute.
+        costs: what a forward takes, if a process before this one has measured it.
     """
     for sig in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all processes; the server's decides
         signal.signal(sig, signal.SIG_IGN)
     set_up_logs()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(threads)
-    asyncio.run(_WorkerProcess(pipe, LocalBackend(options, state=state)).run())
+    asyncio.run(_WorkerProcess(pipe, LocalBackend(options, state=state, costs=costs)).run())
 
 
 class _WorkerProcess:
@@ -47,9 +53,9 @@ class _WorkerProcess:
         try:
             await self._backend.start()
         except SelfSpecError as error:
-            self._send(Ready(None, error))
+            self._send(Ready(None, error=error))
             return
-        self._send(Ready(self._backend.model))
+        self._send(Ready(self._backend.model, self._backend.costs))
         loop, commands = asyncio.get_running_loop(), asyncio.Queue[ToWorker]()
         reader = threading.Thread(target=_read, args=(self._pipe, loop, commands), daemon=True)
         reader.start()
