@@ -155,7 +155,7 @@ def _new_tokens(request: Sampled, prompt_length: int, context: int, limits: Limi
     if asked == 0 and not (isinstance(request, CompletionRequest) and request.echo):
         raise ApiError(400, f"{field} must be at least 1; 0 is for completions with echo", param=field)
     if limits.new_tokens is not None and asked > limits.new_tokens:
-        raise ApiError(400, f"this server writes at most {limits.new_tokens} tokens", param=field)
+        raise ApiError(400, f"{field} is {asked}, and this server writes at most {limits.new_tokens}", param=field)
     if asked > room:
         raise ApiError(
             400,

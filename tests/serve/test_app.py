@@ -1,0 +1,240 @@
+"""The application around the routes: keys, limits, ids, logs, metrics, failures, clients that go away."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from helpers.serving import ScriptedBackend, events, make_client
+from selfspec.errors import RequestFailedError, WorkerDiedError
+from selfspec.serve.app import create_app
+from selfspec.serve.limits import Limits
+from selfspec.serve.logs import JsonFormatter
+from selfspec.serve.service import Service
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+PATH = "/v1/chat/completions"
+
+
+def test_health_readiness_and_version() -> None:
+    backend = ScriptedBackend()
+    with make_client(backend) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/ready").json() == {"status": "ready"}
+        assert client.get("/version").json() == {"version": "0.1.0"}
+        backend.ready = False
+        for answer in (client.get("/ready"), client.post(PATH, json=CHAT)):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+            assert answer.headers["Retry-After"] == "1"
+        assert client.get("/health").status_code == 200
+
+
+def test_a_server_that_is_about_to_end_takes_no_requests() -> None:
+    with make_client(ScriptedBackend()) as client:
+        client.app.state.service.draining = True  # type: ignore[attr-defined]
+        assert client.get("/ready").status_code == 503
+        assert client.post(PATH, json=CHAT).json()["error"]["code"] == "draining"
+
+
+def test_errors_of_paths_and_methods_have_openais_form() -> None:
+    with make_client(ScriptedBackend()) as client:
+        for answer, status in ((client.get("/v1/nothing"), 404), (client.get(PATH), 405), (client.get("/page/x"), 404)):
+            assert answer.status_code == status
+            assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_keys() -> None:
+    with make_client(ScriptedBackend(), api_keys=["first", "second"]) as client:
+        for header in ("Bearer first", "bearer second"):
+            assert client.get("/v1/models", headers={"Authorization": header}).status_code == 200
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "first"},
+            {"Authorization": "Bearer "},
+        ):
+            for answer in (
+                client.get("/v1/models", headers=headers),
+                client.post("/tokenize", json={"prompt": "x"}, headers=headers),
+                client.post(PATH, json=CHAT, headers=headers),
+            ):
+                assert answer.status_code == 401
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+        for path in ("/", "/health", "/ready", "/version", "/metrics", "/page/style.css"):
+            assert client.get(path).status_code == 200
+
+
+def test_the_page_is_served_with_its_headers() -> None:
+    with make_client(ScriptedBackend()) as client:
+        page, style = client.get("/"), client.get("/page/style.css")
+    assert page.headers["Content-Type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    assert style.headers["Content-Type"].startswith("text/css")
+
+
+def test_other_origins_are_allowed_by_name() -> None:
+    with make_client(ScriptedBackend()) as client:
+        assert "access-control-allow-origin" not in client.get("/health", headers={"Origin": "https://a.test"}).headers
+    with make_client(ScriptedBackend(), cors_origins=["https://a.test"], api_keys=["key"]) as client:
+        preflight = {"Origin": "https://a.test", "Access-Control-Request-Method": "POST"}
+        assert client.options(PATH, headers=preflight).status_code == 200
+        refused = client.post(PATH, json=CHAT, headers={"Origin": "https://a.test"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://a.test"
+        other = client.get("/health", headers={"Origin": "https://b.test"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_bodies_that_are_too_large() -> None:
+    def chunks() -> Any:
+        yield from [b"x" * 100] * 20
+
+    with make_client(ScriptedBackend(), Limits(body_bytes=1000)) as client:
+        for content in (b"x" * 1001, chunks()):
+            answer = client.post(PATH, content=content, headers={"Content-Type": "application/json"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+            assert answer.headers["Connection"] == "close"
+        assert client.post(PATH, json=CHAT).status_code == 200
+
+
+def test_ids_of_requests() -> None:
+    with make_client(ScriptedBackend()) as client:
+        assert client.get("/health", headers={"x-request-id": "my-id:1"}).headers["x-request-id"] == "my-id:1"
+        made = [client.get("/health", headers={"x-request-id": given}).headers["x-request-id"] for given in ("", "a b")]
+    assert len(set(made)) == 2
+    assert all(len(each) == 32 for each in made)
+
+
+def test_the_log_says_what_happened_and_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "selfspec"), make_client(ScriptedBackend("secret words")) as client:
+        client.post(PATH, json=CHAT, headers={"x-request-id": "one"})
+        client.get("/health")
+    lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    (line,) = [line for line in lines if line["message"] == "request"]  # none about /health
+    assert (line["request_id"], line["status"], line["answer"], line["level"]) == ("one", 200, "complete", "info")
+    assert line["completion_tokens"] == 12
+    assert "secret" not in json.dumps(lines)
+
+
+def test_metrics_have_vllms_names() -> None:
+    with make_client(ScriptedBackend()) as client:
+        client.post(PATH, json={**CHAT, "stream": True})
+        client.post(PATH, json={**CHAT, "n": 2, "max_tokens": 4})
+        client.post(PATH, json={})
+        text = client.get("/metrics").text
+    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    label = '{model_name="tiny-test"}'
+    for name, value in (
+        ("generation_tokens_total", 12 + 2 * 4),
+        ("spec_decode_num_drafts_total", 6 + 2 * 2),
+        ("spec_decode_num_draft_tokens_total", 6 + 2 * 2),
+        ("spec_decode_num_accepted_tokens_total", 6 + 2 * 2),
+        ("time_to_first_token_seconds_count", 3),
+        ("e2e_request_latency_seconds_count", 3),
+        ("inter_token_latency_seconds_count", 11 + 2 * 3),
+        ("kv_cache_usage_perc", 0.25),
+    ):
+        assert float(found[f"vllm:{name}{label}"]) == value, name
+    for labels, value in (('finished_reason="stop"', 1), ('finished_reason="length"', 2)):
+        name, _, own = labels.partition("=")
+        assert float(found[f'vllm:request_success_total{{{name}={own},model_name="tiny-test"}}']) == value
+    assert float(found['vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="tiny-test",position="0"}']) == 10
+    assert float(found[f"selfspec:speedup_estimate{label}"]) == 2.0
+    assert float(found['selfspec:http_responses_total{model_name="tiny-test",status="400"}']) == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "code"),
+    [(WorkerDiedError("it died"), 503, "worker_died"), (RequestFailedError("broken"), 500, None)],
+)
+def test_an_answer_that_fails_half_way(failure: Exception, status: int, code: str | None) -> None:
+    backend = ScriptedBackend()
+    backend.fails_at, backend.failure = 3, failure
+    with make_client(backend) as client:
+        whole = client.post(PATH, json=CHAT)
+        *chunks, last = events(client.post(PATH, json={**CHAT, "stream": True}).text)
+        metrics = client.get("/metrics").text
+    assert (whole.status_code, whole.json()["error"]["code"]) == (status, code)
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "Hel"
+    assert (last["error"]["message"], last["error"]["code"]) == (str(failure), code)  # and no [DONE]
+    assert 'selfspec:request_failed_total{model_name="tiny-test"} 2.0' in metrics
+
+
+def test_an_unexpected_exception_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    backend = ScriptedBackend()
+    backend.fails_at, backend.failure = 3, ZeroDivisionError("oh")
+    with make_client(backend) as client:
+        whole = client.post(PATH, json=CHAT)
+        *_, last = events(client.post(PATH, json={**CHAT, "stream": True}).text)
+    assert whole.status_code == 500
+    assert whole.json()["error"]["type"] == "server_error"
+    assert "ZeroDivisionError" in last["error"]["message"]
+    assert sum(record.exc_info is not None for record in caplog.records) == 2
+
+
+def run_until_gone(backend: ScriptedBackend, body: dict[str, Any], gone: Callable[[Sequence[Any]], bool]) -> list[Any]:
+    """Sends a request from a client that goes away when ``gone`` says so of what it has received."""
+
+    async def run() -> list[Any]:
+        backend.resumed = asyncio.Event()
+        app = create_app(Service(backend, ["m"]))
+        received: list[Any] = []
+        sent, away = False, asyncio.Event()
+
+        async def receive() -> Any:
+            nonlocal sent
+            if not sent:
+                sent = True
+                return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+            await away.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            received.append(message)
+
+        async def leave() -> None:
+            while not gone(received):
+                await asyncio.sleep(0)
+            away.set()
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            **{"http_version": "1.1", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "query_string": b""},
+            "headers": [(b"content-type", b"application/json")],
+        }
+        await asyncio.wait_for(asyncio.gather(app(scope, receive, send), leave()), 10)  # type: ignore[arg-type]
+        return received
+
+    return asyncio.run(run())
+
+
+def test_a_client_that_leaves_a_stream_cancels_its_answers() -> None:
+    backend = ScriptedBackend()
+    backend.pauses_at = 4
+    run_until_gone(backend, {**CHAT, "stream": True, "n": 2}, lambda received: len(received) > 8)
+    assert [answer.cancelled for answer in backend.answers] == [True, True]
+
+
+def test_a_client_that_does_not_wait_cancels_its_answer() -> None:
+    backend = ScriptedBackend()
+    backend.pauses_at = 4
+    run_until_gone(backend, CHAT, lambda _: bool(backend.answers))
+    assert backend.answers[0].cancelled
+
+
+def test_the_document_names_what_requests_may_have() -> None:
+    with make_client(ScriptedBackend()) as client:
+        document = client.get("/openapi.json").json()
+        assert client.get("/docs").status_code == 404  # its page would load scripts from elsewhere
+    assert "422" not in json.dumps(document["paths"])
+    chat = document["components"]["schemas"]["ChatRequest"]
+    assert chat["additionalProperties"] is False
+    assert chat["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0.0, "maximum": 2.0}
+    for path in (PATH, "/v1/completions"):
+        responses = document["paths"][path]["post"]["responses"]
+        assert {"200", "4XX", "5XX"} <= responses.keys()
+        assert {"application/json", "text/event-stream"} <= responses["200"]["content"].keys()

@@ -1,0 +1,270 @@
+"""Every field out of range, of the wrong type or unknown is answered in OpenAI's form, with the field named."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import given, settings
+
+from helpers.serving import ScriptedBackend, make_client
+from selfspec.errors import OutOfMemoryError, QueueFullError, WorkerDiedError
+from selfspec.serve.limits import Limits
+from selfspec.serve.requests import ChatRequest, CompletionRequest
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+LIMITS = Limits(body_bytes=100_000, prompt_tokens=200, new_tokens=100, choices=4)
+SCHEMA = {"name": "n", "schema": {}}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with make_client(ScriptedBackend(), LIMITS) as client:
+        yield client
+
+
+def refused(answer: Any, status: int = 400) -> dict[str, Any]:
+    """The error of an answer."""
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+COMMON: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "1"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"logit_bias": {"a": 1}}, "logit_bias.a"),
+    ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": "x"}, "seed"),
+    ({"n": 0}, "n"),
+    ({"n": 5}, "n"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": ["a", 3]}, "stop[1]"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": "1"}, "stop_token_ids"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 101}, "max_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
+    ({"stream": 1}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+    ({"speculative": {"method": "no-such-method"}}, "speculative.method"),
+    ({"speculative": {"method": "os:system"}}, "speculative.method"),
+    ({"speculative": {"enabled": "no"}}, "speculative.enabled"),
+    ({"speculative": "suffix"}, "speculative"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": {"type": "text", "json_schema": SCHEMA}}, "response_format"),
+    ({"logprobs": "many"}, "logprobs"),
+    ({"no_such_field": 1}, "no_such_field"),
+    ({"user": 3}, "user"),
+    ({"ignore_eos": "yes"}, "ignore_eos"),
+]
+CHAT: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages[0]"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
+    ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_completion_tokens": 101}, "max_completion_tokens"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"tools": []}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+    ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
+    ({"store": True}, "store"),
+]
+COMPLETION: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt[1]"),
+    ({"prompt": [1, 128]}, "prompt"),
+    ({"prompt": [[1], [2, 500]]}, "prompt[1]"),
+    ({"prompt": [1, "a"]}, "prompt[0]"),
+    ({"prompt": [-1]}, "prompt[0]"),
+    ({"prompt": "x" * 300}, "prompt"),
+    ({"prompt": ["a"] * 5}, "prompt"),
+    ({"best_of": 3}, "best_of"),
+    ({"n": 2, "best_of": 1}, "best_of"),
+    ({"suffix": "x"}, "suffix"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"echo": True, "logprobs": 1, "stream": True}, "echo"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), [*COMMON, *CHAT])
+def test_a_field_of_a_chat_is_named(client: TestClient, fields: dict[str, Any], param: str) -> None:
+    error = refused(client.post("/v1/chat/completions", json={"messages": MESSAGES, **fields}))
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert param == "messages" or param.rpartition(".")[2].partition("[")[0] in error["message"]
+
+
+@pytest.mark.parametrize(("fields", "param"), [*COMMON, *COMPLETION])
+def test_a_field_of_a_completion_is_named(client: TestClient, fields: dict[str, Any], param: str) -> None:
+    error = refused(client.post("/v1/completions", json={"prompt": "Hi", **fields}))
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+
+
+def test_unknown_and_missing_fields_have_codes_of_their_own(client: TestClient) -> None:
+    assert refused(client.post("/v1/completions", json={"prompt": "x", "foo": 1}))["code"] == "unknown_parameter"
+    assert refused(client.post("/v1/completions", json={}))["code"] == "missing_required_parameter"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_json"),
+        (b'{"prompt": ', "invalid_json"),
+        (b"[]", "invalid_json"),
+        (b'"x"', "invalid_json"),
+        (b"null", "invalid_json"),
+        (b'{"prompt": "\xff"}', None),
+        (b"[" * 50_000, None),
+        (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", None),
+        (b'{"prompt": "x", "temperature": NaN}', "invalid_value"),
+        (b'{"prompt": "\\ud800"}', "invalid_value"),
+        (b'{"prompt": "x", "\\ud800": 1}', "invalid_value"),
+    ],
+)
+def test_bodies_that_are_no_request(client: TestClient, body: bytes, code: str | None) -> None:
+    answer = client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert refused(answer)["code"] in (code, "invalid_value") if code is None else refused(answer)["code"] == code
+
+
+def test_lone_surrogates_in_free_objects_are_refused() -> None:
+    with make_client(ScriptedBackend(chat_template="{{ mood }} {{ messages[0]['content'] }}")) as client:
+        body = b'{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"mood": "\\ud800"}}'
+        answer = client.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+    assert refused(answer)["param"] == "messages"
+
+
+def test_a_template_that_refuses() -> None:
+    with make_client(ScriptedBackend(chat_template="{{ raise_exception('no chats') }}")) as client:
+        error = refused(client.post("/v1/chat/completions", json={"messages": MESSAGES}))
+    assert error["param"] == "messages"
+    assert "no chats" in error["message"]
+
+
+def test_a_model_without_a_template_completes_only() -> None:
+    with make_client(ScriptedBackend(chat_template=None)) as client:
+        assert "chat template" in refused(client.post("/v1/chat/completions", json={"messages": MESSAGES}))["message"]
+        assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+
+
+def test_tools_of_an_unknown_form_are_refused() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with make_client(ScriptedBackend(chat_template="{{ tools }}{{ messages[0]['content'] }}")) as client:
+        error = refused(client.post("/v1/chat/completions", json={"messages": MESSAGES, "tools": tools}))
+    assert error["param"] == "tools"
+    assert "<tool_call>" in error["message"]
+
+
+def test_a_prompt_over_the_context() -> None:
+    with make_client(ScriptedBackend()) as client:
+        for fields in ({"prompt": "x" * 1024}, {"prompt": "x" * 1000, "max_tokens": 25}):
+            assert refused(client.post("/v1/completions", json=fields))["code"] == "context_length_exceeded"
+        assert client.post("/v1/completions", json={"prompt": "x" * 1000, "max_tokens": 24}).status_code == 200
+
+
+def test_a_model_that_is_not_served(client: TestClient) -> None:
+    for path, fields in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [1]}),
+    ):
+        error = refused(client.post(path, json={"model": "gpt-5", **fields}), 404)
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+def test_tokens_out_of_the_vocabulary(client: TestClient) -> None:
+    assert refused(client.post("/detokenize", json={"tokens": [128]}))["param"] == "tokens"
+    assert refused(client.post("/tokenize", json={}))["message"] == "give either prompt or messages"
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "code"),
+    [
+        (QueueFullError("too many"), 429, "queue_full"),
+        (OutOfMemoryError("no memory"), 503, "out_of_memory"),
+        (WorkerDiedError("it died"), 503, "worker_died"),
+        (RuntimeError("broken"), 500, None),
+    ],
+)
+def test_what_the_engine_refuses(failure: Exception, status: int, code: str | None) -> None:
+    backend = ScriptedBackend()
+    backend.refuses = failure
+    with make_client(backend) as client:
+        answer = client.post("/v1/completions", json={"prompt": "x"})
+    assert refused(answer, status)["code"] == code
+    assert ("Retry-After" in answer.headers) == (status in (429, 503))
+
+
+def test_of_several_answers_all_are_begun_or_none() -> None:
+    backend = ScriptedBackend()
+    submit, count = backend.submit, 0
+
+    async def refuse_third(*arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise QueueFullError("too many")
+        return await submit(*arguments, **options)
+
+    backend.submit = refuse_third  # type: ignore[method-assign]
+    with make_client(backend) as client:
+        refused(client.post("/v1/completions", json={"prompt": "x", "n": 3}), 429)
+    assert [answer.cancelled for answer in backend.answers] == [True, True]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats(-3, 3) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from([*ChatRequest.model_fields, "x"]), VALUES, max_size=3))
+def test_no_chat_fails_the_server(client: TestClient, fields: dict[str, Any]) -> None:
+    answer = client.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 4, **fields})
+    if answer.status_code != 200:
+        assert answer.status_code in (400, 404), answer.text
+        refused(answer, answer.status_code)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from([*CompletionRequest.model_fields, "x"]), VALUES, max_size=3))
+def test_no_completion_fails_the_server(client: TestClient, fields: dict[str, Any]) -> None:
+    answer = client.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 4, **fields})
+    if answer.status_code != 200:
+        assert answer.status_code in (400, 404), answer.text
+        refused(answer, answer.status_code)
