@@ -9,10 +9,10 @@ from fastapi.testclient import TestClient
 
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from selfspec.serve.app import AppOptions, create_app
-from selfspec.serve.backend import Backend, Ended, Load, Logprob, ModelInfo, Token
+from selfspec.serve.backend import Backend, Ended, Load, ModelInfo, Token
 from selfspec.serve.limits import Limits
 from selfspec.serve.service import Service
-from selfspec.types import SamplingParams
+from selfspec.types import SamplingParams, TokenLogprobs
 
 NAME = "tiny-test"
 
@@ -42,9 +42,9 @@ class ScriptedAnswer:
             raise StopAsyncIteration
         token_id = self._ids[place]
         logprob = None
-        asked = getattr(self._params, "logprobs", None)
+        asked = self._params.logprobs
         if asked is not None:
-            logprob = Logprob(token_id, -0.5, ((token_id, -0.5), (0, -2.0))[:asked])
+            logprob = TokenLogprobs(token_id, -0.5, ((token_id, -0.5), (0, -2.0))[:asked])
         origin = "prefill" if place == 0 else "draft" if place % 2 else "target"
         drafted_by = self._method if origin == "draft" else None
         return [Token(self._texts[place], token_id, origin, drafted_by, logprob)]
@@ -53,8 +53,8 @@ class ScriptedAnswer:
     def ended(self) -> Ended:
         count = len(self._ids)
         prompt = None
-        if getattr(self._params, "prompt_logprobs", None) is not None:
-            prompt = (None, *(Logprob(token_id, -1.0, ((token_id, -1.0),)) for token_id in self._prompt[1:]))
+        if self._params.prompt_logprobs is not None:
+            prompt = (None, *(TokenLogprobs(token_id, -1.0, ((token_id, -1.0),)) for token_id in self._prompt[1:]))
         return Ended(
             finish_reason="length" if count == self._params.max_new_tokens else "eos",
             prompt_tokens=len(self._prompt),

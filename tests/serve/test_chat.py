@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 
 from helpers.serving import NAME, ScriptedBackend, contents, events, make_client
-from selfspec.types import SamplingParams
 
 HELLO = [{"role": "user", "content": "Hi"}]
-FIELDS = SamplingParams.__dataclass_fields__
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 TOOL_TEMPLATE = (
     "{% if tools %}Tools: {{ tools | tojson }} Answer <tool_call>.\n{% endif %}"
@@ -141,7 +139,6 @@ def test_length_is_said() -> None:
     assert (answer["choices"][0]["finish_reason"], answer["choices"][0]["message"]["content"]) == ("length", "Hello")
 
 
-@pytest.mark.skipif("logprobs" not in FIELDS, reason="the engine cannot do this yet")
 def test_log_probabilities() -> None:
     backend = ScriptedBackend("Hi")
     answer = chat(backend, logprobs=True, top_logprobs=2)
@@ -208,7 +205,6 @@ def test_variables_of_the_template() -> None:
     assert backend.model.tokenizer.decode(backend.asked[0][0]) == "gay Hi"
 
 
-@pytest.mark.skipif("json_schema" not in FIELDS, reason="the engine cannot do this yet")
 @pytest.mark.parametrize(
     ("response_format", "expected"),
     [

@@ -5,9 +5,6 @@ from typing import Any
 import pytest
 
 from helpers.serving import NAME, ScriptedBackend, events, make_client
-from selfspec.types import SamplingParams
-
-FIELDS = SamplingParams.__dataclass_fields__
 
 
 def post(backend: ScriptedBackend, path: str, **fields: Any) -> Any:
@@ -55,7 +52,6 @@ def test_the_prompt_is_echoed(stream: bool) -> None:
     assert texts == ["Hello there.", "Hi there."]
 
 
-@pytest.mark.skipif("logprobs" not in FIELDS, reason="the engine cannot do this yet")
 def test_log_probabilities_of_the_prompt_and_the_answer() -> None:
     backend = ScriptedBackend("c")
     choice = complete(backend, prompt="ab", echo=True, logprobs=2, max_tokens=1)["choices"][0]
@@ -69,7 +65,6 @@ def test_log_probabilities_of_the_prompt_and_the_answer() -> None:
     assert (backend.asked[0][1].logprobs, backend.asked[0][1].prompt_logprobs) == (2, 2)
 
 
-@pytest.mark.skipif("logprobs" not in FIELDS, reason="the engine cannot do this yet")
 def test_log_probabilities_in_a_stream() -> None:
     chunks = complete(ScriptedBackend("cd"), prompt="ab", logprobs=0, stream=True)[:-1]
     found = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]

@@ -1,6 +1,7 @@
 """The server with a real engine: texts, drafts, what is learned, cancelling."""
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,36 @@ def test_prompts_of_token_ids(client: TestClient, engine: Engine) -> None:
     assert [choice["text"] for choice in two["choices"]] == [
         engine.generate(prompt, max_new_tokens=40).text for prompt in (PROMPT, "xyz")
     ]
+
+
+def test_log_probabilities_of_prompt_and_answer(client: TestClient, engine: Engine) -> None:
+    expected = engine.generate(PROMPT, max_new_tokens=5, logprobs=2, prompt_logprobs=2)
+    assert expected.logprobs is not None
+    assert expected.prompt_logprobs is not None
+    found = complete(client, max_tokens=5, logprobs=2, echo=True)["choices"][0]
+    assert found["text"] == PROMPT + expected.text
+    wanted = [None if each is None else each.logprob for each in (*expected.prompt_logprobs, *expected.logprobs)]
+    assert found["logprobs"]["token_logprobs"] == pytest.approx(wanted, abs=1e-5)
+    assert found["logprobs"]["text_offset"] == list(range(len(found["text"])))  # each token is a character
+    scored = complete(client, max_tokens=0, logprobs=0, echo=True)["choices"][0]
+    assert (scored["text"], scored["finish_reason"]) == (PROMPT, "length")
+    assert scored["logprobs"]["token_logprobs"] == pytest.approx(wanted[: len(PROMPT)], abs=1e-5)
+
+
+def test_an_answer_follows_its_schema(client: TestClient) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 200,
+        "temperature": 0,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+    }
+    choice = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert json.loads(choice["message"]["content"])["a"] in (1, 2)
+    body["response_format"] = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "no such type"}}}
+    for stream in (False, True):
+        refused = client.post("/v1/chat/completions", json={**body, "stream": stream})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format.json_schema.schema")
 
 
 def test_a_cancelled_answer_leaves_the_engine_within_a_step(engine: Engine) -> None:

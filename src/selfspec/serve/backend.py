@@ -6,7 +6,7 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from selfspec.types import FinishReason, SamplingParams, TokenOrigin
+from selfspec.types import FinishReason, SamplingParams, TokenLogprobs, TokenOrigin
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,6 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
-class Logprob:
-    """The log-probability of a token.
-
-    Attributes:
-        token_id: the token.
-        logprob: natural logarithm, from the model's own distribution.
-        top: the most likely tokens at its place with theirs, best first.
-    """
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True)
 class Token:
     """A token of an answer.
 
@@ -61,7 +46,7 @@ class Token:
     token_id: int
     origin: TokenOrigin
     drafted_by: str | None = None
-    logprob: Logprob | None = None
+    logprob: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +83,7 @@ class Ended:
     tokens_per_second: float
     plain_seconds: float = 0.0
     round_seconds: float = 0.0
-    prompt_logprobs: tuple[Logprob | None, ...] | None = field(default=None, repr=False)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = field(default=None, repr=False)
 
     @property
     def acceptance_rate(self) -> float:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selfspec.serve.backend import Logprob
 from selfspec.serve.choices import Addition, Choice, report_tokens, usage
 from selfspec.serve.logprobs import TokenNames, completion_logprobs
 from selfspec.serve.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason, Usage
+from selfspec.types import TokenLogprobs
 
 
 class CompletionForm:
@@ -68,13 +68,13 @@ class CompletionForm:
         body.usage = counted
         return body
 
-    def _prompt(self, choice: Choice) -> list[tuple[str, int, Logprob | None]]:
+    def _prompt(self, choice: Choice) -> list[tuple[str, int, TokenLogprobs | None]]:
         echoed, ended = self._echoed.get(choice.index, ()), choice.ended
         known = () if ended is None else ended.prompt_logprobs or ()
         return [(*token, logprob) for token, logprob in zip(echoed, known, strict=True)] if known else []
 
     def _logprobs(
-        self, choice: Choice, addition: Addition, prompt: Sequence[tuple[str, int, Logprob | None]] = ()
+        self, choice: Choice, addition: Addition, prompt: Sequence[tuple[str, int, TokenLogprobs | None]] = ()
     ) -> CompletionLogprobs | None:
         top = choice.rules.logprobs
         if top is None:

@@ -82,6 +82,9 @@ class LocalBackend:
             SelfSpecError: the request does not fit, or too many wait.
         """
         assert self._async is not None, "the backend is not started"
+        assert self._engine is not None
+        if isinstance(params.json_schema, str):  # compiled beside the event loop; submitting finds it
+            await asyncio.to_thread(self._engine.setup.grammars.mask, params.json_schema, len(token_ids))
         stream = self._async.submit(token_ids, params, method=method, request_id=request_id)
         return LocalAnswer(self, stream, self._plain)
 
@@ -200,7 +203,7 @@ class Drafters:
         drafted_by = None
         if piece.origin == "draft":
             drafted_by = self._rounds[self._round].drafted_by or self._method
-        return Token(piece.text, piece.token_id, piece.origin, drafted_by)
+        return Token(piece.text, piece.token_id, piece.origin, drafted_by, piece.logprobs)
 
 
 def as_ended(result: Generation, savings: Savings) -> Ended:
@@ -225,4 +228,5 @@ def as_ended(result: Generation, savings: Savings) -> Ended:
         tokens_per_second=result.tokens_per_second,
         plain_seconds=savings.plain_seconds,
         round_seconds=savings.round_seconds,
+        prompt_logprobs=result.prompt_logprobs,
     )

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from selfspec.serve.backend import Logprob, Token
+from selfspec.serve.backend import Token
 from selfspec.serve.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from selfspec.types import TokenLogprobs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,7 +53,7 @@ def completion_logprobs(
     top: int,
     *,
     offset: int = 0,
-    prompt: Sequence[tuple[str, int, Logprob | None]] = (),
+    prompt: Sequence[tuple[str, int, TokenLogprobs | None]] = (),
 ) -> CompletionLogprobs:
     """The log-probabilities of a completion's tokens.
 
@@ -76,7 +77,7 @@ def completion_logprobs(
     )
 
 
-def _best(logprob: Logprob, names: TokenNames) -> dict[str, float]:
+def _best(logprob: TokenLogprobs, names: TokenNames) -> dict[str, float]:
     """Alternatives by name. Of several tokens with the same name the best counts; the chosen one is among them."""
     best: dict[str, float] = {}
     for token_id, value in (*logprob.top, (logprob.token_id, logprob.logprob)):

@@ -51,9 +51,6 @@ def to_params(request: Sampled, prompt_length: int, context: int, limits: Limits
     values["logprobs"] = asked_logprobs(request)
     values["prompt_logprobs"] = values["logprobs"] if isinstance(request, CompletionRequest) and request.echo else None
     given = {name: value for name, value in values.items() if value is not None}
-    for name in given:
-        if name not in SamplingParams.__dataclass_fields__:
-            raise ApiError(400, f"{name} is not supported", param=FIELDS.get(name, name))
     try:
         return SamplingParams(**given)
     except SelfSpecError as error:
