@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -121,61 +122,65 @@ def test_context_is_just_long_enough(engine: Engine) -> None:
 # Parameters
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"temperature": -0.1},
-        {"temperature": float("nan")},
-        {"temperature": float("inf")},
-        {"temperature": "hot"},
-        {"top_p": 0.0},
-        {"top_p": 1.01},
-        {"top_p": float("nan")},
-        {"top_k": -1},
-        {"top_k": 1.5},
-        {"min_p": -0.1},
-        {"min_p": float("nan")},
-        {"repetition_penalty": 0.0},
-        {"repetition_penalty": -1.0},
-        {"repetition_penalty": float("nan")},
-        {"max_new_tokens": 0},
-        {"max_new_tokens": -3},
-        {"max_new_tokens": 2.0},
-        {"seed": 1.5},
-        {"seed": True},
-        {"stop": [""]},
-        {"stop": 5},
-        {"stop_token_ids": [-1]},
-        {"stop_token_ids": 3},
-        {"acceptance": "sometimes"},
-        {"presence_penalty": 2.1},
-        {"presence_penalty": "much"},
-        {"frequency_penalty": -2.5},
-        {"frequency_penalty": float("nan")},
-        {"logit_bias": [1, 2]},
-        {"logit_bias": 3},
-        {"logit_bias": {"5": 1.0}},
-        {"logit_bias": {-1: 1.0}},
-        {"logit_bias": {5: 101}},
-        {"logit_bias": {5: float("nan")}},
-        {"logit_bias": {5: None}},
-        {"min_tokens": -1},
-        {"min_tokens": 1.5},
-        {"min_tokens": 1000},
-        {"logprobs": -1},
-        {"logprobs": 21},
-        {"logprobs": True},
-        {"prompt_logprobs": 21},
-        {"prompt_logprobs": 1.0},
-        {"max_new_tokens": 0, "logprobs": 1},
-        {"json_schema": "{"},
-        {"json_schema": "[1]"},
-        {"json_schema": 5},
-        {"json_schema": {"type": {1, 2}}},
-        {"json_schema": {"const": float("nan")}},
-        {"json_schema": "[" * 100_000},
-    ],
-)
+WRONG_PARAMETERS: list[dict[str, Any]] = [
+    {"temperature": -0.1},
+    {"temperature": float("nan")},
+    {"temperature": float("inf")},
+    {"temperature": "hot"},
+    {"top_p": 0.0},
+    {"top_p": 1.01},
+    {"top_p": float("nan")},
+    {"top_k": -1},
+    {"top_k": 1.5},
+    {"min_p": -0.1},
+    {"min_p": float("nan")},
+    {"repetition_penalty": 0.0},
+    {"repetition_penalty": -1.0},
+    {"repetition_penalty": float("nan")},
+    {"max_new_tokens": 0},
+    {"max_new_tokens": -3},
+    {"max_new_tokens": 2.0},
+    {"seed": 1.5},
+    {"seed": True},
+    {"stop": [""]},
+    {"stop": 5},
+    {"stop_token_ids": [-1]},
+    {"stop_token_ids": 3},
+    {"acceptance": "sometimes"},
+    {"presence_penalty": 2.1},
+    {"presence_penalty": "much"},
+    {"frequency_penalty": -2.5},
+    {"frequency_penalty": float("nan")},
+    {"logit_bias": [1, 2]},
+    {"logit_bias": 3},
+    {"logit_bias": {"5": 1.0}},
+    {"logit_bias": {-1: 1.0}},
+    {"logit_bias": {5: 101}},
+    {"logit_bias": {5: float("nan")}},
+    {"logit_bias": {5: None}},
+    {"min_tokens": -1},
+    {"min_tokens": 1.5},
+    {"min_tokens": 1000},
+    {"logprobs": -1},
+    {"logprobs": 21},
+    {"logprobs": True},
+    {"prompt_logprobs": 21},
+    {"prompt_logprobs": 1.0},
+    {"max_new_tokens": 0, "logprobs": 1},
+    {"json_schema": "{"},
+    {"json_schema": "[1]"},
+    {"json_schema": 5},
+    {"json_schema": {"type": {1, 2}}},
+    {"json_schema": {"const": float("nan")}},
+    {"json_schema": "[" * 100_000},
+    {"ignore_eos": "yes"},
+    {"ignore_eos": None},
+    {"logits_processors": 5},
+    {"stopping_criteria": 5},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG_PARAMETERS)
 def test_sampling_parameters_out_of_range(engine: Engine, wrong: dict[str, Any]) -> None:
     (name, value), *_ = wrong.items()
     with pytest.raises(errors.InvalidParameterError, match=name.split("_")[0]):
@@ -187,6 +192,10 @@ def test_sampling_parameters_out_of_range(engine: Engine, wrong: dict[str, Any])
 def test_unknown_parameter_names_the_nearest(engine: Engine) -> None:
     with pytest.raises(errors.InvalidParameterError, match="no sampling parameter 'temprature'; did you mean 'temp"):
         engine.stream(PROMPT, temprature=0.5)
+
+
+def test_every_parameter_is_tried_with_wrong_values() -> None:
+    assert {name for wrong in WRONG_PARAMETERS for name in wrong} == {field.name for field in fields(SamplingParams)}
 
 
 def test_a_schema_says_itself_where_the_text_ends() -> None:

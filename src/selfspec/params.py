@@ -97,6 +97,8 @@ class SamplingParams:
         object.__setattr__(self, "json_schema", _checked_schema(self.json_schema))
         if self.json_schema is not None and self.min_tokens:
             raise InvalidParameterError("min_tokens and json_schema: the schema says where the text ends; drop one")
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidParameterError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), minimum=0, maximum=MOST_LOGPROBS)
