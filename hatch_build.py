@@ -14,6 +14,7 @@ import os
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
         self._folder = tempfile.TemporaryDirectory()
         libraries = {level: Path(self._folder.name, library_name(level)) for level in levels_of(machine())}
         try:
-            for level, library in libraries.items():
-                self.app.display_info(f"building the kernels for {level.name}")
-                build(level, library)
+            self.app.display_info(f"building the kernels for {', '.join(level.name for level in libraries)}")
+            with ThreadPoolExecutor(os.cpu_count()) as threads:  # which wait for compilers
+                for _ in threads.map(build, libraries, libraries.values()):
+                    pass
         except KernelBuildError as error:
             if choice == "always":
                 raise

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from helpers import caching_compiler
+from helpers.kernels import found_again, needs_kernels
 from selfspec.runtimes import kernels
+from selfspec.runtimes.kernel_build import find_compiler
 from selfspec.runtimes.levels import levels_of, machine, processor_features, usable_levels
 
 ROOT = Path(__file__).parents[1]
-HAS_COMPILER = "none" not in kernels.describe()
 
 
 def build_wheel(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -32,9 +35,11 @@ def libraries(wheel: Path) -> set[str]:
     return {Path(name).name for name in zipfile.ZipFile(wheel).namelist() if "/built/" in name}
 
 
-@pytest.mark.skipif(not HAS_COMPILER or platform.system() != "Linux", reason="there is no C++ compiler")
+@needs_kernels
+@pytest.mark.skipif(platform.system() != "Linux", reason="wheels with kernels are built on Linux")
 def test_it_carries_kernels_for_every_level(tmp_path: Path) -> None:
-    built = build_wheel(tmp_path, SELFSPEC_WHEEL_KERNELS="always")
+    compiler = shlex.join([sys.executable, caching_compiler.__file__, *find_compiler()])
+    built = build_wheel(tmp_path, SELFSPEC_WHEEL_KERNELS="always", CXX=compiler)
     assert built.returncode == 0, built.stderr
     wheel = wheel_of(tmp_path)
     assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
@@ -67,18 +72,14 @@ def test_the_choice_of_the_environment(choice: str, succeeds: bool, says: str, t
     assert len(list(tmp_path.glob("*-py3-none-any.whl"))) == succeeds
 
 
+@needs_kernels
 def test_the_libraries_of_a_wheel_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is built, and ``selfspec info`` says where they come from."""
-    if not HAS_COMPILER:
-        pytest.skip("there is no C++ compiler")
     loaded = kernels.find()
     carried = tmp_path / f"kernels-{loaded.level}.so"
     carried.write_bytes(Path(loaded.library._name).read_bytes())
     monkeypatch.setattr(kernels, "BUILT_FOLDER", tmp_path)
     monkeypatch.setattr(kernels, "build", None)
-    kernels.find.cache_clear()
-    try:
+    with found_again():
         assert kernels.describe() == f"{loaded.level}, from the wheel"
         assert kernels.load()._name == str(carried)
-    finally:
-        kernels.find.cache_clear()

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
+from helpers.low_bit_model import random_model
 from selfspec import Engine, errors, quantise
 from selfspec.runtimes.fingerprint import fingerprint
 from selfspec.runtimes.target import Target
@@ -19,18 +20,7 @@ METHODS = {"uniform": {"skip_ratio": 0.3}, "suffix": {}, "clasp": {}}
 
 def small_model() -> LlamaForCausalLM:
     """Widths are multiples of 64, which the layers of both packages take."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-    )
-    return LlamaForCausalLM(config).eval()
+    return random_model(intermediate_size=192, num_key_value_heads=2)
 
 
 def plain_text(model: Any, prompt: list[int], count: int) -> list[int]:

@@ -10,24 +10,15 @@ import torch
 
 from helpers.checkpoints import save_checkpoint
 from helpers.commands import run
+from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from helpers.models import VARIANTS
 from selfspec import Engine, errors, load_model, quantise
-from selfspec.runtimes import kernels
 from selfspec.runtimes.low_bit_modules import LowBitLinear
 from selfspec.runtimes.precision import LOW_BITS, Precision
 from selfspec.runtimes.target import Target
 
-
-def has_compiler() -> bool:
-    try:
-        kernels.load()
-    except kernels.KernelBuildError:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+pytestmark = needs_kernels
 
 WEIGHTS = pytest.mark.parametrize("weights", ["int8", "int4"])
 PROMPT = list(range(7, 27))

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from helpers.kernels import needs_kernels
 from helpers.models import FAMILY_NAMES, SUBLAYERS, VARIANTS, build, prompt
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError, NonFiniteLogitsError, UnsupportedModelError
@@ -102,21 +103,11 @@ def test_every_family_takes_the_fused_path(name: str) -> None:
     assert target.fused_count == attentions + mlps
 
 
-def has_compiler() -> bool:
-    try:
-        kernels.load()
-    except kernels.KernelBuildError:
-        return False
-    return True
-
-
-needs_compiler = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
-
 NOT_COMPILED = ("starcoder2", "stablelm")
 """Model types whose norms or activations the kernels do not know."""
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("name", VARIANTS)
 def test_mlps_with_known_norms_and_activation_run_in_kernels(name: str) -> None:
     mlps = sum(native(sublayer) for sublayer in Target(build(name)).sublayers[1::2])
@@ -124,7 +115,7 @@ def test_mlps_with_known_norms_and_activation_run_in_kernels(name: str) -> None:
     assert mlps == (FUSED_MLPS.get(name, SUBLAYERS // 2) if known else 0)
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize(("head_dim", "known"), [(64, True), (96, True), (24, False), (544, False)])
 def test_attention_runs_in_kernels_where_its_heads_fit_them(head_dim: int, known: bool) -> None:
     assert native(Target(fresh(head_dim=head_dim)).sublayers[0]) == known
@@ -139,7 +130,7 @@ ROW_COUNTS = (*range(1, 18), 40, 64, 96, 97, 200)
 """Numbers of rows that fill tiles of the kernels and that do not, in one pass over the weights and in several."""
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("inputs", "outputs_count"), [(64, 48), (37, 21), (200, 5), (8, 1), (1024, 50), (2100, 50)])
 def test_a_compiled_product_is_torchs(dtype: torch.dtype, inputs: int, outputs_count: int) -> None:
@@ -159,7 +150,7 @@ def test_a_compiled_product_is_torchs(dtype: torch.dtype, inputs: int, outputs_c
                 assert torch.equal(ours, alone[:count])
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_a_compiled_mlp_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
     target = Target(copy.deepcopy(build("llama")).to(dtype), "compiled")
@@ -172,7 +163,7 @@ def test_rows_of_a_compiled_mlp_do_not_depend_on_the_others(dtype: torch.dtype) 
                 assert torch.equal(mlp(rows[:count], target.lay_out(state, count)), alone[:count])
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "key_heads", "head_dim"), [(4, 2, 64), (4, 1, 128), (2, 2, 192)])
 def test_compiled_attention_is_torchs(dtype: torch.dtype, heads: int, key_heads: int, head_dim: int) -> None:
@@ -203,7 +194,7 @@ def test_compiled_attention_is_torchs(dtype: torch.dtype, heads: int, key_heads:
         torch.testing.assert_close(compiled(rows[:10], forward), fused(rows[:10], forward), **close)
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_verified_row_is_a_single_step_bit_for_bit(dtype: torch.dtype) -> None:
     """Of a chain and of a path in a tree, whose rows stand among those of its siblings."""
@@ -226,7 +217,7 @@ def test_a_verified_row_is_a_single_step_bit_for_bit(dtype: torch.dtype) -> None
             assert torch.equal(verified[row], alone[0]), f"row {row} of {len(tree)}"
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_threads_do_not_change_a_product(dtype: torch.dtype) -> None:
     """A weight large enough to be shared out, with a last panel that is not full, and rows in several groups."""

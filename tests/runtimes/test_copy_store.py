@@ -8,24 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from selfspec import Engine
-from selfspec.runtimes import copy_store, kernels
+from selfspec.runtimes import copy_store
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.packed import PackedWeights
 from selfspec.runtimes.precision import LOW_BITS, PackedFormat, Precision
 from selfspec.runtimes.target import Target
 
-
-def has_compiler() -> bool:
-    try:
-        kernels.load()
-    except kernels.KernelBuildError:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+pytestmark = needs_kernels
 
 FORM = PackedFormat(4, 32, 16)
 

@@ -2,11 +2,15 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
+from helpers.kernels import found_again, needs_kernels
 from helpers.low_bit_model import SUBLAYERS, random_model
 from selfspec import Engine
 from selfspec.errors import InvalidParameterError
@@ -16,17 +20,6 @@ from selfspec.runtimes.target import Target
 
 ICE_LAKE = {"sse2", "avx2", "fma", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni", "sha_ni"}
 PROMPT = torch.arange(1, 40) % 128
-
-
-def has_compiler() -> bool:
-    try:
-        kernels.find()
-    except kernels.KernelBuildError:
-        return False
-    return True
-
-
-needs_kernels = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 
 
 def names(architecture: str, features: set[str]) -> list[str]:
@@ -49,10 +42,8 @@ def test_a_level_that_there_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("SELFSPEC_KERNELS", name)
     with pytest.raises(InvalidParameterError, match=f"SELFSPEC_KERNELS is '{name}'; this processor has "):
         levels.choose_level()
-    kernels.find.cache_clear()
-    with pytest.raises(InvalidParameterError, match=name):
+    with found_again(), pytest.raises(InvalidParameterError, match=name):
         Target(random_model())
-    kernels.find.cache_clear()
 
 
 def test_flags_name_the_instructions() -> None:
@@ -69,13 +60,34 @@ def test_the_build_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_of_several_that_need_a_library_one_builds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    built = []
+
+    def build(level: levels.Level, library: Path) -> None:
+        time.sleep(0.05)
+        built.append(level.name)
+        library.touch()
+
+    monkeypatch.setattr(kernels, "build", build)
+    library = tmp_path / "cache" / "kernels.so"
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda level: kernels._build_once(level, library), levels.LEVELS[:4]))
+    assert len(built) == 1
+    assert library.exists()
+
+
+def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(kernels.KernelBuildError, match="cannot be kept in .*file"):
+        kernels._build_once(levels.LEVELS[0], tmp_path / "file" / "kernels.so")
+
+
 @pytest.fixture(params=[level.name for level in levels.usable_levels(levels.machine(), levels.processor_features())])
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Kernels of a level, for models that are prepared meanwhile."""
     monkeypatch.setenv("SELFSPEC_KERNELS", request.param)
-    kernels.find.cache_clear()
-    yield request.param
-    kernels.find.cache_clear()
+    with found_again():
+        yield request.param
 
 
 @torch.inference_mode()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GraniteConfig, GraniteForCausalLM, LlamaForCausalLM
 
-from helpers.low_bit_model import SUBLAYERS, random_model
+from helpers.low_bit_model import SIZES, SUBLAYERS, random_model
 from helpers.models import build
 from selfspec.model.forward import Forward
 from selfspec.runtimes.logits import Logits
@@ -97,16 +97,8 @@ def wide_model() -> LlamaForCausalLM:
 
 
 def test_scaled_logits_choose_from_what_is_scaled() -> None:
-    config = GraniteConfig(
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=SUBLAYERS // 2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        logits_scaling=8.0,
-    )
-    target = Target(GraniteForCausalLM(config).eval())
+    torch.manual_seed(0)
+    target = Target(GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=8.0)).eval())
     output = forward_of(target, [3], logits=True)
     assert output.logits is not None
     assert torch.equal(output.logits.values, target.logits(output.hidden_states))

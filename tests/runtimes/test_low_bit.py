@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Starcoder2Config
 
+from helpers.kernels import needs_kernels
 from selfspec import loading
 from selfspec.errors import InvalidSettingError, OutOfMemoryError, UnsupportedModelError
 from selfspec.model.forward import Forward
@@ -24,16 +25,7 @@ from selfspec.runtimes.precision import GROUPS, PackedFormat
 from selfspec.runtimes.products import DenseProduct
 from selfspec.runtimes.target import Target
 
-
-def has_compiler() -> bool:
-    try:
-        kernels.load()
-    except kernels.KernelBuildError:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+pytestmark = needs_kernels
 
 LAYERS = 3
 SIZES: dict[str, Any] = {

@@ -22,6 +22,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+from helpers.kernels import needs_kernels
 from selfspec import Engine
 from selfspec.model.forward import Forward, SequenceState
 from selfspec.model.masks import branches
@@ -79,15 +80,7 @@ FAMILIES = pytest.mark.parametrize("name", CONFIGS)
 ROWS = (1, 2, 4, 5, 8, 13, 40, 97, 128)
 
 
-def has_compiler() -> bool:
-    try:
-        kernels.load()
-    except kernels.KernelBuildError:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+pytestmark = needs_kernels
 
 
 @functools.cache

@@ -13,27 +13,19 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM
 
 import selfspec
+from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from helpers.models import build
 from selfspec import Engine, errors
 from selfspec.model.forward import Forward
-from selfspec.runtimes import kernels, quantise
+from selfspec.runtimes import quantise
 from selfspec.runtimes.fingerprint import fingerprint
 from selfspec.runtimes.low_bit_modules import LowBitEmbedding, LowBitLinear
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.shadow_head import ShadowHead
 from selfspec.runtimes.target import Target
 
-
-def has_compiler() -> bool:
-    try:
-        kernels.load()
-    except kernels.KernelBuildError:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+pytestmark = needs_kernels
 
 WEIGHTS = pytest.mark.parametrize("weights", ["int8", "int4"])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

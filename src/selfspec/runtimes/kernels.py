@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from selfspec.runtimes.kernel_build import BUILT_FOLDER, KernelBuildError, build, build_key, library_name
-from selfspec.runtimes.levels import choose_level
+from selfspec.runtimes.levels import Level, choose_level
 from selfspec.runtimes.structures import Linear, NativeCall
 from selfspec.user_cache import cache_folder
 
@@ -59,7 +60,7 @@ def find() -> Kernels:
         return Kernels(_open(carried), level.name, "from the wheel")
     built = cache_folder() / f"kernels-{level.name}-{build_key(level)}.so"
     if not built.exists():
-        build(level, built)
+        _build_once(level, built)
     return Kernels(_open(built), level.name, "built on this machine")
 
 
@@ -111,6 +112,17 @@ def verifies_exactly(dtype: torch.dtype) -> bool:
         return dtype == torch.bfloat16 and most_attending(dtype) >= _VERIFIED
     except KernelBuildError:
         return False
+
+
+def _build_once(level: Level, built: Path) -> None:
+    """Builds a library; one of several processes that need it builds it, and the others wait."""
+    try:
+        built.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(built.with_suffix(".lock")):
+            if not built.exists():
+                build(level, built)
+    except OSError as error:
+        raise KernelBuildError(f"the kernels cannot be kept in {built.parent}: {error}") from error
 
 
 def _open(path: Path) -> ctypes.CDLL:

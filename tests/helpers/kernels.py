@@ -1,0 +1,30 @@
+"""The kernels of the CPU in tests: whether there are any, and those of other levels."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from selfspec.runtimes import kernels
+
+
+def has_kernels() -> bool:
+    """Whether this machine has kernels or can build them."""
+    try:
+        kernels.load()
+    except kernels.KernelBuildError:
+        return False
+    return True
+
+
+needs_kernels = pytest.mark.skipif(not has_kernels(), reason="there is no C++ compiler")
+
+
+@contextmanager
+def found_again() -> Iterator[None]:
+    """Kernels are looked for inside, and again after it."""
+    kernels.find.cache_clear()
+    try:
+        yield
+    finally:
+        kernels.find.cache_clear()
