@@ -78,7 +78,7 @@ def test_of_several_that_need_a_library_one_builds_it(monkeypatch: pytest.Monkey
 
 def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(kernels.KernelBuildError, match="cannot be kept in .*file"):
+    with pytest.raises(kernels.KernelBuildError, match=r"cannot be kept in .*file"):
         kernels._build_once(levels.LEVELS[0], tmp_path / "file" / "kernels.so")
 
 
