@@ -1,0 +1,143 @@
+"""Measures ``selfspec serve`` beside other servers, under load, for long, and with faults.
+
+``python benchmarks/serve.py load --out FILE`` starts servers in turns and measures each with 1, 2, 4 … clients;
+``--append`` adds repeats to a file. ``table FILE`` prints its medians in Markdown. ``soak`` lets many clients, good and
+bad ones, use a server for minutes, and ``faults`` kills a worker; both say at the end what was wrong.
+
+Needs a quiet machine for ``load``. Servers: ``selfspec:METHOD``; ``engine:METHOD``, which is ``selfspec generate``
+without a server; ``transformers`` and ``transformers-cb`` (continuous batching); ``llama.cpp``, with its program
+``llama-server`` on PATH and ``--gguf``; ``vllm``, on PATH too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selfspec.files import replace_file
+from selfspec_lab.bench.stamp import make_stamp
+from serving.alone import answer_alone
+from serving.chat import Answer
+from serving.figures import figures_of, table
+from serving.load import Level, levels_of, measure, warm_up
+from serving.prompts import read_prompts
+from serving.servers import Files, command_of, free_port, running, saved, served_name
+
+SERVERS = "engine:auto,selfspec:auto,engine:autoregressive,selfspec:autoregressive,llama.cpp,transformers"
+CLIENTS = "1,2,4,8,16,32"
+PACKAGES = ("uvicorn", "fastapi", "pydantic", "llama-cpp-python")
+
+
+def load(options: argparse.Namespace) -> None:
+    """Measures servers in turns and writes the samples."""
+    prompts = read_prompts(options.prompts)
+    levels = levels_of([int(count) for count in options.clients.split(",")], prompts, rounds=options.rounds)
+    result = _begin(options, "serve-load", ("model", "clients", "rounds", "new_tokens"))
+    with saved(options.model, options.gguf) as files:
+        for repeat in range(options.repeats):
+            for kind in options.servers.split(","):
+                for sample in _measured(kind, files, levels, options.new_tokens):
+                    result["samples"].append({"server": kind, "repeat": repeat, **sample})
+                    print(json.dumps(result["samples"][-1]), flush=True)
+                _write(options.out, result)
+
+
+def _measured(kind: str, files: Files, levels: Sequence[Level], new_tokens: int) -> list[dict[str, Any]]:
+    if kind.startswith("engine:"):
+        first = next(level for level in levels if level.clients == 1)
+        answers = _in_own_process(files.model, kind.partition(":")[2], first.prompts, new_tokens)
+        return [{"clients": 1, **figures_of(answers)}]
+    port = free_port()
+    command = command_of(kind, files, port)
+    with tempfile.TemporaryDirectory() as folder, running(command, served_name(kind, files), port, Path(folder)) as up:
+        asyncio.run(warm_up(up.server, max(level.clients for level in levels)))
+        return [
+            {"clients": level.clients, **figures_of(asyncio.run(measure(up.server, level, new_tokens)))}
+            for level in levels
+        ]
+
+
+def _in_own_process(model: str, method: str, prompts: Sequence[str], new_tokens: int) -> list[Answer]:
+    """Answers of an engine without a server, in a process that has done nothing else."""
+    command = [sys.executable, __file__, "alone", "--model", model, "--method", method, "--new-tokens", str(new_tokens)]
+    printed = subprocess.run(command, input=json.dumps(prompts), capture_output=True, check=True, text=True).stdout
+    return [Answer(**{**found, "arrivals": tuple(found["arrivals"])}) for found in json.loads(printed)]
+
+
+def alone(options: argparse.Namespace) -> None:
+    """Answers the prompts of standard input without a server, and prints the answers."""
+    from selfspec.engine import Engine
+
+    engine = Engine.from_pretrained(options.model, options.method)
+    engine.warmup()
+    prompts = json.load(sys.stdin)
+    list(answer_alone(engine, ["Say hello."], 16))
+    print(json.dumps([asdict(answer) for answer in answer_alone(engine, prompts, options.new_tokens)]))
+
+
+def show(options: argparse.Namespace) -> None:
+    """Prints a file of ``load`` as tables."""
+    samples = json.loads(options.file.read_text(encoding="utf-8"))["samples"]
+    for figure, title, scale, digits in (
+        ("tokens_per_second", "tokens/s by number of clients", 1, 0),
+        ("first_p50", "milliseconds to the first token, median", 1000, 0),
+        ("first_p99", "the same, 99th percentile", 1000, 0),
+        ("token_p50", "milliseconds per token of an answer, median", 1000, 1),
+        ("gap_p99", "milliseconds between pieces of text, 99th percentile", 1000, 0),
+    ):
+        print(f"{title}:\n\n{table(samples, figure, scale=scale, digits=digits)}\n")
+
+
+def _begin(options: argparse.Namespace, name: str, chosen: Sequence[str]) -> dict[str, Any]:
+    """The file to add samples to, or a new one."""
+    given = {option: getattr(options, option) for option in chosen}
+    stamp = make_stamp(torch.device("cpu"), PACKAGES)
+    if options.append and options.out.exists():
+        result: dict[str, Any] = json.loads(options.out.read_text(encoding="utf-8"))
+        if result["options"] != given:
+            raise SystemExit(f"{options.out} was measured with {result['options']}, not {given}; write to another file")
+        result["stamps"].append(stamp)
+        return result
+    return {"benchmark": name, "stamps": [stamp], "options": given, "samples": []}
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    replace_file(path, json.dumps(result, indent=1) + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one of the commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    loading = commands.add_parser("load", help="measure servers under load")
+    loading.add_argument("--servers", default=SERVERS)
+    loading.add_argument("--clients", default=CLIENTS)
+    loading.add_argument("--rounds", type=int, default=2, help="chats of each client")
+    loading.add_argument("--repeats", type=int, default=1)
+    loading.add_argument("--prompts", type=Path, help="JSON lines; default: built-in messages")
+    loading.add_argument("--gguf", type=Path, help="a GGUF file of the model, for llama.cpp")
+    loading.add_argument("--append", action="store_true", help="add repeats to --out")
+    loading.add_argument("--out", type=Path, required=True)
+    single = commands.add_parser("alone", help="answer the prompts of standard input without a server")
+    single.add_argument("--method", default="auto")
+    for each in (loading, single):
+        each.add_argument("--model", default="smollm2")
+        each.add_argument("--new-tokens", type=int, default=64)
+    showing = commands.add_parser("table", help="print a file of load as tables")
+    showing.add_argument("file", type=Path)
+    options = parser.parse_args(arguments)
+    {"load": load, "alone": alone, "table": show}[options.command](options)
+
+
+if __name__ == "__main__":
+    main()

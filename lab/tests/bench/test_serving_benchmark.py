@@ -1,0 +1,185 @@
+"""The pure parts of ``benchmarks/serve.py``, and its client against small servers of its own."""
+
+import asyncio
+import importlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture
+def serving(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return lambda name: importlib.import_module(f"serving.{name}")
+
+
+@asynccontextmanager
+async def listening(serving: Callable[[str], ModuleType], handler: Handler) -> AsyncIterator[object]:
+    server = await asyncio.start_server(handler, "127.0.0.1", 0)
+    async with server:
+        yield serving("http").Server("127.0.0.1", server.sockets[0].getsockname()[1], "m")
+
+
+def chunked(*parts: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+
+
+def writes(*parts: bytes) -> Handler:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        writer.close()
+
+    return handle
+
+
+def event(**fields: object) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def delta(text: str, reason: str | None = None) -> bytes:
+    return event(choices=[{"delta": {"content": text}, "finish_reason": reason}])
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_a_stream_is_read_however_its_events_are_cut_into_chunks(serving: Callable[[str], ModuleType]) -> None:
+    body = delta("one ") + delta("two") + delta("", "stop") + event(choices=[], usage={"completion_tokens": 5})
+    cut = [body[:7], body[7:60], body[60:]]
+
+    async def ask() -> object:
+        async with listening(serving, writes(HEAD, chunked(*cut), b"0\r\n\r\n")) as server:
+            return await serving("chat").stream_chat(server, b"{}")
+
+    answer = asyncio.run(ask())
+    assert (answer.text, answer.tokens, len(answer.arrivals)) == ("one two", 5, 2)
+    assert answer.began <= answer.arrivals[0] <= answer.arrivals[1] <= answer.ended
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param((HEAD, chunked(delta("one"))), id="within the body"),
+        pytest.param((HEAD, chunked(delta("one")), b"0\r\n\r\n"), id="no reason to end"),
+        pytest.param((HEAD, b"ff\r\nabc"), id="within a chunk"),
+        pytest.param((b"HTTP/1.1 200",), id="within the head"),
+        pytest.param((), id="at once"),
+    ],
+)
+def test_a_stream_that_ends_early_is_no_answer(serving: Callable[[str], ModuleType], parts: tuple[bytes, ...]) -> None:
+    async def ask() -> None:
+        async with listening(serving, writes(*parts)) as server:
+            await serving("chat").stream_chat(server, b"{}")
+
+    with pytest.raises(serving("http").BrokenReplyError):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        ((b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nfull",), 429),
+        ((HEAD, chunked(delta("one"), event(error={"message": "full"})), b"0\r\n\r\n"), 200),
+    ],
+)
+def test_an_error_is_told_from_an_answer(
+    serving: Callable[[str], ModuleType], parts: tuple[bytes, ...], status: int
+) -> None:
+    async def ask() -> None:
+        async with listening(serving, writes(*parts)) as server:
+            await serving("chat").stream_chat(server, b"{}")
+
+    with pytest.raises(serving("chat").RefusedError, match="full") as raised:
+        asyncio.run(ask())
+    assert raised.value.status == status
+
+
+def test_every_client_sends_one_request_at_a_time_and_every_prompt_is_sent_once(
+    serving: Callable[[str], ModuleType],
+) -> None:
+    seen, busy, most = [], 0, 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        prompt = json.loads(await reader.readexactly(length))["messages"][0]["content"]
+        seen.append(prompt)
+        await asyncio.sleep(0)
+        busy -= 1
+        writer.write(HEAD + chunked(delta(prompt, "stop")) + b"0\r\n\r\n")
+        writer.close()
+
+    level = serving("load").Level(3, tuple("abcdefgh"))
+
+    async def run() -> list[object]:
+        async with listening(serving, handle) as server:
+            return await serving("load").measure(server, level, 4)
+
+    answers = asyncio.run(run())
+    assert sorted(seen) == sorted(each.text for each in answers) == list("abcdefgh")
+    assert most <= 3
+
+
+def test_levels_share_no_prompt(serving: Callable[[str], ModuleType]) -> None:
+    prompts = serving("prompts").PROMPTS
+    levels = serving("load").levels_of([1, 2, 4, 8, 16, 32], prompts, rounds=2)
+    sent = [prompt for level in levels for prompt in level.prompts]
+    assert [len(level.prompts) for level in levels] == [4, 4, 8, 16, 32, 64]
+    assert len(sent) == len(set(sent))
+    with pytest.raises(ValueError, match="different prompts"):
+        serving("load").levels_of([200], prompts, rounds=2)
+
+
+def test_figures_are_those_of_the_times(serving: Callable[[str], ModuleType]) -> None:
+    make = serving("chat").Answer
+    answers = [make("a", 4, 0.0, (1.0, 2.0, 4.0), 4.5), make("b", 6, 0.5, (2.5, 3.5), 5.0)]
+    found = serving("figures").figures_of(answers)
+    assert found["tokens_per_second"] == pytest.approx(10 / 5)
+    assert (found["first_p50"], found["first_p99"]) == (1.0, 2.0)
+    assert (found["gap_p50"], found["gap_p99"]) == (1.0, 2.0)
+    assert (found["token_p50"], found["token_p99"]) == (pytest.approx(0.2), pytest.approx(1.0))
+
+
+def test_percentiles(serving: Callable[[str], ModuleType]) -> None:
+    percentile = serving("figures").percentile
+    hundred = [float(number) for number in range(100, 0, -1)]
+    assert [percentile(hundred, percent) for percent in (1, 50, 99, 100)] == [1, 50, 99, 100]
+    assert percentile([7.0], 50) == percentile([7.0], 99) == 7
+
+
+def test_the_table_has_medians_with_their_spread(serving: Callable[[str], ModuleType]) -> None:
+    samples = [
+        {"server": "a", "clients": 1, "speed": 10.0},
+        {"server": "a", "clients": 1, "speed": 30.0},
+        {"server": "a", "clients": 1, "speed": 20.0},
+        {"server": "b", "clients": 4, "speed": 5.0},
+    ]
+    assert serving("figures").table(samples, "speed").splitlines()[2:] == [
+        "| `a` | 20 (10-30) | - |",
+        "| `b` | - | 5 |",
+    ]
+
+
+def test_prompts_of_a_file(serving: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"one"\n{"prompt": "two"}\n')
+    assert serving("prompts").read_prompts(file) == ["one", "two"]
+    file.write_text('{"text": "two"}\n')
+    with pytest.raises(ValueError, match="line 1"):
+        serving("prompts").read_prompts(file)
