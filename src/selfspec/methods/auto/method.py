@@ -60,8 +60,8 @@ class Auto(Method):
     is accepted is learned: for copies by the length of the match, for layer drafts by their confidence. Every verified
     token scores the copies at no cost. A layer draft ends where one more token is not worth its time.
 
-    It is never slower than plain decoding by more than ``delta``, or by a few steps where little is written: a draft is paid out of
-    time that the request has saved already (``Allowance``).
+    It is never slower than plain decoding by more than ``delta``, or by 1.6 steps where little is written: a draft is
+    paid out of time that the request has saved already (``Allowance``).
     """
 
     name = "auto"
