@@ -36,6 +36,9 @@ def serve(
         list[str] | None, typer.Option(help="Name of the model for clients; repeatable. Default: --model's.")
     ] = None,
     state: options.State = None,
+    state_seconds: Annotated[
+        float, typer.Option(min=0.05, help="How often what was learned is saved while requests come.")
+    ] = 60.0,
     dtype: options.Dtype = "auto",
     weights: options.Weights = None,
     device: options.Device = "auto",
@@ -117,7 +120,7 @@ def serve(
     engine = EngineOptions(
         model, method, method_settings, dtype, device, weights, runtime, keep_copies, max_batch, max_waiting
     )
-    backend = _backend(engine, workers, None if state is None else StateFile(state))
+    backend = _backend(engine, workers, None if state is None else StateFile(state, state_seconds))
     names = name or [Path(model).name or model]
     _run(backend, names, limits, address, keys, cors_origin or [], drain_seconds)
 

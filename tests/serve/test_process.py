@@ -1,0 +1,173 @@
+"""`selfspec serve` as a process: signals, ports, workers that are killed, what was learned."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from helpers.checkpoints import CHAT_TEMPLATE, save_checkpoint
+
+PATIENCE = 120.0
+"""Seconds: a process imports torch, and the machine may be busy."""
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_checkpoint(tmp_path_factory.mktemp("model") / "tiny-chat", chat_template=CHAT_TEMPLATE))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, model: str, *arguments: str) -> None:
+        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "selfspec", "serve", "--model", model, "--port", str(port), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        wait_for(lambda: self.is_ready() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.process.communicate()
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=10).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def complete(self, tokens: int = 20, **fields: Any) -> httpx.Response:
+        body = {"prompt": "abcabcabc", "max_tokens": tokens, "temperature": 0, **fields}
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE)
+
+    @contextmanager
+    def long_answer(self) -> Iterator[Iterator[str]]:
+        """The lines of a long answer as they come, the first of which has come."""
+        body = {"prompt": "abcabc", "max_tokens": 900, "temperature": 0, "stream": True}
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=PATIENCE) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            yield lines
+
+    def end(self, signal_number: int = signal.SIGTERM) -> tuple[int, str, str]:
+        self.process.send_signal(signal_number)
+        out, err = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, out, err
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes below this one that have read the model; the others have nothing to compute."""
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        return [each for each in below if each.parent() != psutil.Process(self.process.pid)]
+
+
+def wait_for(condition: Any) -> None:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until, "waited too long"
+        time.sleep(0.05)
+
+
+@contextmanager
+def serving(model: str, *arguments: str) -> Iterator[Process]:
+    server = Process(model, *arguments)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.communicate()
+
+
+def test_the_first_signal_ends_it_after_the_last_answer(chat_model: str) -> None:
+    with serving(chat_model, "--method", "suffix") as server:
+        again = subprocess.run(
+            [sys.executable, "-m", "selfspec", "serve", "--port", server.url.rpartition(":")[2], "--model", "none"],
+            capture_output=True,
+            text=True,
+        )
+        with server.long_answer() as lines:
+            server.process.send_signal(signal.SIGTERM)
+            refused = None
+            while refused is None or refused.status_code == 200:
+                refused = server.complete(1)
+            text = "\n".join(lines)
+        out, err = server.process.communicate(timeout=PATIENCE)
+    assert again.returncode == 2
+    assert f"cannot listen on {server.url.removeprefix('http://')}" in again.stderr  # and nothing about the model
+    assert text.rstrip().endswith("[DONE]")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    assert server.process.returncode == 0
+    first, second = out.splitlines()
+    assert first == f"selfspec serves tiny-chat at {server.url} (Ctrl-C ends it)"
+    assert second.startswith(f"try: curl {server.url}/v1/chat/completions")
+    assert {json.loads(line)["message"] for line in err.splitlines()} >= {"request", "draining", "ended"}
+
+
+def test_the_second_signal_ends_it_at_once(chat_model: str) -> None:
+    with serving(chat_model, "--method", "autoregressive") as server, server.long_answer():
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: not server.is_ready())
+        assert server.end()[0] == 128 + signal.SIGTERM
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are found as children of another process")
+def test_a_worker_that_is_killed_is_started_again(chat_model: str, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    arguments = ("--workers", "1", "--method", "token-recycling", "--state", str(state), "--state-seconds", "0.1")
+    with serving(chat_model, *arguments) as server:
+        text = server.complete().json()["choices"][0]["text"]
+        wait_for(state.exists)
+        (worker,) = server.workers()
+        with server.long_answer() as lines:
+            worker.kill()
+            last = [line for line in lines if line][-1]
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert (error["code"], error["type"]) == ("worker_died", "server_error")
+        assert "exit code -9" in error["message"]
+        wait_for(server.is_ready)
+        assert server.workers() != [worker]
+        assert server.complete().json()["choices"][0]["text"] == text
+        code, _, err = server.end()
+    assert code == 0
+    lines_of_log = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    assert any(line["message"].startswith("loaded what token-recycling has learned") for line in lines_of_log)
+    assert any(line["message"] == "a worker was started again" for line in lines_of_log)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "/no/such/folder"], "/no/such/folder"),
+        (["--ssl-certfile", "/no/such/file"], "there is no file '/no/such/file'"),
+        (["--method", "no-such-method", "--state", "x"], "no-such-method"),
+        (["--method", "suffix", "--set", "nothing"], "KEY=VALUE"),
+        (["--host", "no.such.host.invalid"], "no host of this machine"),
+        (["--api-key", ""], "empty"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_a_line(arguments: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "selfspec", "serve", "--port", "0", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    assert ended.returncode == 2
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert message in last
+    assert "Traceback" not in ended.stderr
