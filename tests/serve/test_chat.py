@@ -53,6 +53,15 @@ def test_a_stream_says_what_the_body_says() -> None:
     assert len({chunk["id"] for chunk in [*chunks, usage]}) == 1
 
 
+def test_a_stream_with_usage_in_every_chunk() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last, _ = chat(ScriptedBackend(), stream=True, stream_options=options)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == [*range(13), 12]  # a chunk with the role, one a token, and one with the reason
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {last["usage"]["prompt_tokens"]}
+    assert last["usage"]["completion_tokens"] == 12
+
+
 def test_a_stream_has_no_usage_unless_asked() -> None:
     chunks = chat(ScriptedBackend(), stream=True)
     assert all("usage" not in chunk and "selfspec" not in chunk for chunk in chunks[:-1])

@@ -49,7 +49,7 @@ class Reply:
         choices: in the order of their indices.
         answers: what writes each of them.
         form: makes the bodies.
-        prompts: number of prompts that the choices belong to.
+        prompts: lengths in tokens of the prompts that the choices belong to.
         metrics: are told.
 
     Attributes:
@@ -57,7 +57,12 @@ class Reply:
     """
 
     def __init__(
-        self, choices: Sequence[Choice], answers: Sequence[Answer], form: Form, prompts: int, metrics: Metrics
+        self,
+        choices: Sequence[Choice],
+        answers: Sequence[Answer],
+        form: Form,
+        prompts: Sequence[int],
+        metrics: Metrics,
     ) -> None:
         self._choices, self._answers, self._form, self._prompts = choices, answers, form, prompts
         self._metrics = metrics
@@ -69,7 +74,7 @@ class Reply:
     def usage(self) -> Usage | None:
         """The numbers of tokens; ``None`` before the end."""
         ends = [choice.ended for choice in self._choices if choice.ended is not None]
-        return usage(ends, self._prompts) if len(ends) == len(self._choices) else None
+        return usage(ends, len(self._prompts)) if len(ends) == len(self._choices) else None
 
     def cancel(self) -> None:
         """Gives up what is still being written."""
@@ -86,18 +91,19 @@ class Reply:
         with self._observed():
             async for index, step in side_by_side(self._answers):
                 self._take(index, step)
-        return self._form.whole(self._choices, self._prompts)
+        return self._form.whole(self._choices, len(self._prompts))
 
-    async def stream(self, *, include_usage: bool = False) -> AsyncIterator[str]:
+    async def stream(self, *, include_usage: bool = False, continuous_usage: bool = False) -> AsyncIterator[str]:
         """The answer as server-sent events. An error on the way is an event, after which there is no ``[DONE]``.
 
         Args:
             include_usage: end with the numbers of tokens; all other chunks have ``usage: null``.
+            continuous_usage: with ``include_usage``, these chunks have the numbers so far.
         """
 
         def event(body: Body) -> str:
             if include_usage and "usage" not in body.model_fields_set:
-                body.usage = None  # type: ignore[attr-defined]
+                body.usage = self._usage_so_far() if continuous_usage else None  # type: ignore[attr-defined]
             return _event(body)
 
         try:
@@ -118,6 +124,11 @@ class Reply:
             yield _event(ErrorBody.model_validate(as_api_error(error).body))
             if not isinstance(error, SelfSpecError):
                 raise
+
+    def _usage_so_far(self) -> Usage:
+        """The numbers of tokens up to now. How many of the prompts' were cached is told at the end."""
+        prompt, new = sum(self._prompts), sum(len(choice.tokens) for choice in self._choices)
+        return Usage(prompt_tokens=prompt, completion_tokens=new, total_tokens=prompt + new)
 
     def _take(self, index: int, step: Sequence[Token] | Ended) -> Addition:
         """Gives what came to its choice, and notes when it came."""

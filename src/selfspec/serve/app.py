@@ -19,7 +19,14 @@ from selfspec.serve.answering import Reply
 from selfspec.serve.errors import ApiError, as_api_error
 from selfspec.serve.middleware import ApiKey, BodyLimit, RequestLog, respond
 from selfspec.serve.page import HEADERS, page_files
-from selfspec.serve.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
+from selfspec.serve.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Sampled,
+    StreamOptions,
+    TokenizeRequest,
+)
 from selfspec.serve.responses import (
     Body,
     ChatChunk,
@@ -208,8 +215,10 @@ def _add_error_handlers(app: FastAPI) -> None:
 async def _answer(reply: Reply, body: Sampled, request: Request) -> Response:
     """The response of a reply: a stream, or a body. A client that goes away cancels it."""
     if body.stream:
-        include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        events = reply.stream(include_usage=include_usage)
+        wanted = body.stream_options or StreamOptions()
+        events = reply.stream(
+            include_usage=bool(wanted.include_usage), continuous_usage=bool(wanted.continuous_usage_stats)
+        )
         return StreamingResponse(
             _logged(events, reply, request),
             media_type="text/event-stream",

@@ -25,6 +25,9 @@ class StreamOptions(Strict):
     """Options of a stream: ``include_usage`` adds a last chunk with the numbers of tokens."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="With `include_usage`: all chunks have the numbers of tokens so far."
+    )
     include_obfuscation: bool | None = Field(default=None, description="Has no effect: nothing is padded.")
 
 

@@ -44,7 +44,7 @@ class Usage(Body):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: CachedTokens | None = None
 
 
 class ReportedToken(Body):

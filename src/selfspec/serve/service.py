@@ -113,7 +113,9 @@ class Service:
         answers = await self._submit(
             request, [(prompt, each) for each in choices_of(params, n)], request_id, "messages"
         )
-        return Reply(choices, answers, ChatForm(self._head("chatcmpl"), self._names(request)), 1, self.metrics)
+        return Reply(
+            choices, answers, ChatForm(self._head("chatcmpl"), self._names(request)), [len(prompt)], self.metrics
+        )
 
     async def completion(self, request: CompletionRequest, request_id: str) -> Reply:
         """Begins to answer a completion.
@@ -141,7 +143,7 @@ class Service:
             {index: echoed[index // n] for index in range(len(asked))} if echoed else None,
         )
         answers = await self._submit(request, asked, request_id, "prompt")
-        return Reply(choices, answers, form, len(prompts), self.metrics)
+        return Reply(choices, answers, form, [len(prompt) for prompt in prompts], self.metrics)
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
         """The token ids of a text or a chat."""

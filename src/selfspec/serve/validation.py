@@ -8,6 +8,9 @@ from selfspec.serve.errors import ApiError
 _MANY = 4
 """Problems that a message names at most."""
 
+_CONSIDERED = 64
+"""Problems that are compared with each other. A body can have one in each of a million places."""
+
 
 def as_invalid(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     """The answer to a body that does not fit.
@@ -22,7 +25,7 @@ def as_invalid(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     if errors[0]["loc"] in ((), ("body",)) and not isinstance(body, dict):
         return ApiError(400, "the body must be a JSON object, sent as application/json", code="invalid_json")
     found: dict[str, Mapping[str, Any]] = {}
-    for error in errors:
+    for error in errors[:_CONSIDERED]:
         path = _path(error["loc"], body)
         if path not in found or _is_type(found[path]):  # an alternative of the right type says more
             found[path] = error
@@ -34,7 +37,8 @@ def as_invalid(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     if error["type"] == "missing":
         return ApiError(400, f"missing required parameter: '{path}'", param=path, code="missing_required_parameter")
     told = [f"{where}: {_sentence(each)}" if where else _sentence(each) for where, each in inner.items()]
-    more = f" (and {len(told) - _MANY} more)" if len(told) > _MANY else ""
+    left = len(told[_MANY:]) + len(errors[_CONSIDERED:])
+    more = f" (and {left} more)" if left else ""
     return ApiError(400, "; ".join(told[:_MANY]) + more, param=path or _named(told[0], body), code="invalid_value")
 
 
