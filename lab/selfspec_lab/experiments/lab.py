@@ -97,8 +97,12 @@ class Lab:
         return random.Random(self.seed)
 
     def load(self, default: str, *, widen: int = 1) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Loads a float32 model and its tokenizer, once: the lab's model if it has one, otherwise ``default``."""
-        return self._load(self.model or default, widen)
+        """Loads a float32 model and its tokenizer, once: the lab's model if it has one, otherwise ``default``.
+
+        Only ``default`` is widened: checkpoints of a few million parameters have to be, for their times to say
+        anything. A model that a user names is measured as it is.
+        """
+        return self._load(default, widen) if self.model is None else self._load(self.model, 1)
 
     def _load_now(self, name: str, widen: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         self.progress(f"loading {name}" + (f", widened {widen} times" if widen > 1 else ""))

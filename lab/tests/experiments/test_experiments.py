@@ -200,3 +200,16 @@ def test_bootstrap_interval_is_that_of_the_mean() -> None:
     assert lower == pytest.approx(0.5 - 1.96 * 0.05, abs=0.02)
     assert upper == pytest.approx(0.5 + 1.96 * 0.05, abs=0.02)
     assert bootstrap_interval([3.0]) == (3.0, 3.0)
+
+
+def test_only_bundled_checkpoints_are_widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[tuple[str, int]] = []
+
+    def load(name: str, *, widen: int, **_: object) -> tuple[str, str]:
+        loaded.append((name, widen))
+        return name, "tokenizer"
+
+    monkeypatch.setattr("selfspec_lab.experiments.lab.load_model", load)
+    Lab().load("tiny", widen=4)
+    Lab(model="another").load("tiny", widen=4)
+    assert loaded == [("tiny", 4), ("another", 1)]
