@@ -156,7 +156,16 @@ def test_a_request_that_does_not_fit_is_refused_at_once(given: Any, options: Any
     assert run(scenario).new_token_count == 3
 
 
-@pytest.mark.parametrize("options", [{"max_batch": 0}, {"max_waiting": -1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_batch": 0},
+        {"max_waiting": -1},
+        {"memory_limit": 0},
+        {"prefix_cache_bytes": -1},
+        {"max_read_seconds": 0.0},
+    ],
+)
 def test_an_engine_refuses_what_makes_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameterError):
         AsyncEngine(make_engine(), **options)
@@ -320,7 +329,8 @@ def test_a_request_that_fails_leaves_the_others_alone(method: str, kind: str, af
         assert result.token_ids == plain_text("llama", prompt(length), 25)
 
 
-def test_an_error_of_the_model_is_that_requests_alone() -> None:
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_an_error_of_the_model_is_that_requests_alone(chunk: int | None) -> None:
     model = build("llama")
     weight = model.get_input_embeddings().weight.detach().clone()
     weight[77] = torch.nan
@@ -334,14 +344,16 @@ def test_an_error_of_the_model_is_that_requests_alone() -> None:
         with pytest.raises(OutOfMemoryError, match="a prompt of 2 tokens"):
             await served.generate([1, 2], logits_processors=[Breaks(torch.OutOfMemoryError("CUDA"), 0)])
         assert (await good).new_token_count == 10
+        again = await served.generate([5, 6], max_new_tokens=10)  # with what the broken prompt has in common
+        assert again.token_ids == good.result().token_ids
 
-    run(scenario, Engine(broken, method="suffix"))
+    run(scenario, Engine(broken, method="suffix", prefill_chunk=chunk))
 
 
 def test_an_engine_that_fails_goes_on_with_the_next_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(served: AsyncEngine) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("selfspec.decoding.scheduler.step", lambda *_: 1 / 0)
+            patch.setattr("selfspec.decoding.scheduler.play", lambda *_: 1 / 0)
             with pytest.raises(RequestFailedError, match="the engine failed: division by zero"):
                 await served.generate(prompt(4))
         assert served.stats().alive

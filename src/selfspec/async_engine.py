@@ -8,19 +8,27 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from selfspec.decoding.cache_memory import CacheMemory
+from selfspec.decoding.pace import Pace
+from selfspec.decoding.prefix_cache import PrefixCache, PrefixCacheStats
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.engine import Engine
 from selfspec.engine_stats import EngineStats, MethodCounts, Tally
 from selfspec.errors import EngineClosedError, InvalidParameterError, QueueFullError
 from selfspec.generation import Job, changed
-from selfspec.memory import PeakMemory
+from selfspec.memory import PeakMemory, free_bytes
 from selfspec.methods.pool import MethodPool
 from selfspec.prompt_forms import Prompt
 from selfspec.request_stream import RequestStream
+from selfspec.runtimes.target import Target
 from selfspec.types import Generation, SamplingParams
 from selfspec.worker import Worker
 
-__all__ = ["AsyncEngine", "EngineStats", "MethodCounts", "RequestStream"]
+_FREE_SHARE = 0.5
+_UNKNOWN = 2**30
+"""The limit in bytes where the system does not say how much memory is free."""
+
+__all__ = ["AsyncEngine", "EngineStats", "MethodCounts", "PrefixCacheStats", "RequestStream"]
 
 
 class AsyncEngine:
@@ -39,25 +47,56 @@ class AsyncEngine:
         engine: the model, and the method of requests that name none.
         max_batch: most requests that run at a time; the others wait.
         max_waiting: most requests beside ``max_batch``; further ones are refused. ``None`` refuses none.
+        memory_limit: most bytes of keys and values, of requests and prefix cache together. A request is admitted when
+            its whole length fits. If not given, half of the memory that is free now.
+        prefix_cache_bytes: most bytes of the prefix cache, which gives way to requests; 0 keeps none. If not given, the
+            engine's own prefix cache, or half of the memory limit.
+        max_read_seconds: about as long as reading prompts may hold up, in each step, the outputs that are being
+            written; ``None`` for any time. Where chunks cannot be cut (see ``decoding.chunks``), one chunk is read.
 
     Raises:
         InvalidParameterError: an argument is out of range.
+
+    Attributes:
+        engine: see above.
+        memory_limit: see above, in bytes.
     """
 
-    def __init__(self, engine: Engine, *, max_batch: int = 16, max_waiting: int | None = None) -> None:
-        if max_batch < 1:
-            raise InvalidParameterError(f"max_batch must be at least 1, not {max_batch}")
-        if max_waiting is not None and max_waiting < 0:
-            raise InvalidParameterError(f"max_waiting must be at least 0, not {max_waiting}")
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_batch: int = 16,
+        max_waiting: int | None = None,
+        memory_limit: int | None = None,
+        prefix_cache_bytes: int | None = None,
+        max_read_seconds: float | None = 0.1,
+    ) -> None:
+        _check_at_least(1, max_batch=max_batch, memory_limit=memory_limit)
+        _check_at_least(0, max_waiting=max_waiting, prefix_cache_bytes=prefix_cache_bytes)
+        if max_read_seconds is not None and not max_read_seconds > 0:
+            raise InvalidParameterError(f"max_read_seconds must be above 0, not {max_read_seconds}")
         self.engine = engine
+        setup = engine.setup
+        self.memory_limit = _default_limit(setup.target) if memory_limit is None else memory_limit
+        self._memory = CacheMemory(
+            setup.target, setup.chunks, self.memory_limit, self._prefix_cache(prefix_cache_bytes)
+        )
         self._methods = MethodPool(engine.method)
         self._most = None if max_waiting is None else max_batch + max_waiting
         self._tally = Tally()
-        setup = engine.setup
-        self._scheduler = Scheduler(setup.target, prefill_chunk=setup.prefill_chunk, max_batch=max_batch)
+        self._scheduler = Scheduler(
+            setup.target, chunks=setup.chunks, max_batch=max_batch, memory=self._memory, pace=Pace(max_read_seconds)
+        )
         self._worker = Worker(self._scheduler, PeakMemory(setup.target.device), self._tally)
         self._lock = threading.Lock()
         self._started = self._closed = False
+
+    def _prefix_cache(self, most_bytes: int | None) -> PrefixCache | None:
+        if most_bytes is None and self.engine.prefix_cache is not None:
+            return self.engine.prefix_cache
+        most_bytes = self.memory_limit // 2 if most_bytes is None else most_bytes
+        return PrefixCache(self.engine.target, most_bytes) if most_bytes else None
 
     async def __aenter__(self) -> "AsyncEngine":
         """Starts it."""
@@ -122,6 +161,7 @@ class AsyncEngine:
 
         Raises:
             SelfSpecError: prompt, parameters, method or settings do not fit.
+            RequestTooLargeError: it could never be admitted, since it needs more than ``memory_limit``.
             QueueFullError: too many requests wait.
             EngineClosedError: the engine does not run, or is being closed.
         """
@@ -130,6 +170,7 @@ class AsyncEngine:
         if method is not None or settings:
             setup = replace(setup, method=self._methods.get(method, settings))
         job = Job(setup, prompt, changed(params or SamplingParams(), changes))
+        self._memory.check(job.request)
         stream = RequestStream(job, request_id or uuid.uuid4().hex, loop, self._worker.cancel)
         with self._lock:
             self._check_open()
@@ -159,9 +200,16 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         """What it did so far, and what it holds now."""
-        running = self._scheduler.running
-        waiting = max(0, self._worker.requests - running)
-        return replace(self._tally.stats, alive=self._worker.alive, running=running, waiting=waiting)
+        running, prefixes = self._scheduler.running, self._memory.prefixes
+        return replace(
+            self._tally.stats,
+            alive=self._worker.alive,
+            running=running,
+            waiting=max(0, self._worker.requests - running),
+            cache_bytes=self._scheduler.held,
+            cache_limit=self.memory_limit,
+            prefix_cache=PrefixCacheStats() if prefixes is None else prefixes.stats,
+        )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -170,3 +218,14 @@ class AsyncEngine:
             raise EngineClosedError("the engine is not started; use it in 'async with', or call start() first")
         if not self._worker.alive:
             raise EngineClosedError("the engine's worker has ended; make another engine")
+
+
+def _check_at_least(least: int, **values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise InvalidParameterError(f"{name} must be at least {least}, not {value}")
+
+
+def _default_limit(target: Target) -> int:
+    free = free_bytes(target.device)
+    return _UNKNOWN if free is None else max(1, int(_FREE_SHARE * free))

@@ -7,6 +7,8 @@ from typing import Any, overload
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from selfspec.decoding.chunks import chunks_of
+from selfspec.decoding.prefix_cache import PrefixCache
 from selfspec.errors import InvalidParameterError
 from selfspec.generation import Batch, Setup, Stream, changed, rule_of
 from selfspec.loading import load_model
@@ -40,12 +42,15 @@ class Engine:
         method: the name of a method, a class of your own, or a method made for this model. ``auto`` takes what is
             fastest; ``autoregressive`` is plain decoding.
         settings: values of the method's settings by name.
-        prefill_chunk: longest part of a prompt to run at once, in tokens.
+        prefill_chunk: longest part of a prompt to run at once, in tokens; if not given, what suits the model and the
+            device (``decoding.chunks.chunks_of``).
         max_batch: most prompts of a list to generate at a time; each of them holds a cache for its whole length.
         runtime: how the model's sublayers run, one of ``selfspec.runtimes.target.RUNTIMES``.
         weights: ``int8`` or ``int4`` to run a copy of the model with low-bit weights instead (see ``quantise``); the
             given one stays as it is, and its memory can be freed by dropping it.
         keep_copies: keep low-bit copies that draft in the user's cache folder, for later processes.
+        prefix_cache: most bytes of keys and values of earlier texts, which prompts that begin alike need not read
+            again; or the prefix cache of another engine for this model.
         rule: makes the sampling rule of a request. Other functions than the default are for experiments: their rules
             need not be lossless.
 
@@ -70,14 +75,15 @@ class Engine:
         method: str | type[Method] | Method = DEFAULT_METHOD,
         *,
         settings: Mapping[str, Any] | None = None,
-        prefill_chunk: int = 1024,
+        prefill_chunk: int | None = None,
         max_batch: int = 16,
         runtime: str = "auto",
         weights: str | Precision | None = None,
         keep_copies: bool = False,
+        prefix_cache: int | PrefixCache = 0,
         rule: Callable[[SamplingParams, torch.device], Rule] = rule_of,
     ) -> None:
-        if prefill_chunk < 1:
+        if prefill_chunk is not None and prefill_chunk < 1:
             raise InvalidParameterError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
         if max_batch < 1:
             raise InvalidParameterError(f"max_batch must be at least 1, not {max_batch}")
@@ -100,8 +106,10 @@ class Engine:
         self.eos_ids = _eos_ids(model, tokenizer)
         encoder = PromptEncoder(tokenizer, self.target.vocab_size)
         grammars = Grammars(tokenizer, self.target.vocab_size, self.eos_ids)
+        chunks = chunks_of(self.target, prefill_chunk)
+        prefixes = _prefix_cache(self.target, prefix_cache)
         self.setup = Setup(
-            self.target, self.method, tokenizer, encoder, self.eos_ids, prefill_chunk, max_batch, rule, grammars
+            self.target, self.method, tokenizer, encoder, self.eos_ids, chunks, max_batch, rule, grammars, prefixes
         )
 
     @classmethod
@@ -125,6 +133,11 @@ class Engine:
         parse_settings(chosen.Settings, chosen.name, settings or {})  # what is wrong there needs no weights
         model, tokenizer = load_model(name, dtype=dtype, device=device, weights=weights)
         return cls(model, tokenizer, chosen, settings=settings, runtime=runtime, keep_copies=keep_copies)
+
+    @property
+    def prefix_cache(self) -> PrefixCache | None:
+        """Keys and values of earlier texts, if it keeps any."""
+        return self.setup.prefix_cache
 
     def warmup(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Does ahead of the first request what would otherwise slow it down; the method learns nothing from it.
@@ -238,6 +251,16 @@ class Engine:
             SelfSpecError: a prompt or its parameters do not fit; the message names the prompt.
         """
         return Batch(self.setup, prompts, name)
+
+
+def _prefix_cache(target: Target, given: int | PrefixCache) -> PrefixCache | None:
+    if isinstance(given, PrefixCache):
+        if given.target is not target:
+            raise InvalidParameterError("this prefix cache is of another model; give a number of bytes instead")
+        return given
+    if given < 0:
+        raise InvalidParameterError(f"prefix_cache must be at least 0 bytes, not {given}")
+    return PrefixCache(target, given) if given else None
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from selfspec.decoding.events import Advanced, Event, Prefilled
+from selfspec.decoding.prefix_cache import PrefixCacheStats
 from selfspec.request_stream import RequestStream
 
 
@@ -43,6 +44,9 @@ class EngineStats:
         steps: steps of the scheduler.
         longest_step_seconds: the longest of them.
         methods: by name of the method.
+        cache_bytes: what the requests that run hold for keys and values.
+        cache_limit: most bytes of these and of the prefix cache.
+        prefix_cache: keys and values of earlier texts.
     """
 
     alive: bool = False
@@ -56,6 +60,9 @@ class EngineStats:
     steps: int = 0
     longest_step_seconds: float = 0.0
     methods: Mapping[str, MethodCounts] = field(default_factory=dict)
+    cache_bytes: int = 0
+    cache_limit: int = 0
+    prefix_cache: PrefixCacheStats = field(default_factory=PrefixCacheStats)
 
 
 class Tally:
@@ -74,10 +81,12 @@ class Tally:
             method: name of its method.
         """
         if isinstance(event, Prefilled):
-            self._count(method, tokens=1)
+            request = event.sequence.request
+            first = min(1, request.max_new_tokens)
+            self._count(method, tokens=first)
             with self._lock:
-                read = self._now.prompt_tokens + len(event.sequence.request.prompt_ids)
-                self._now = replace(self._now, prompt_tokens=read, output_tokens=self._now.output_tokens + 1)
+                read = self._now.prompt_tokens + len(request.prompt_ids)
+                self._now = replace(self._now, prompt_tokens=read, output_tokens=self._now.output_tokens + first)
         elif isinstance(event, Advanced):
             tokens = len(event.round.token_ids)
             counts = {"drafted": event.round.drafted, "accepted": event.round.accepted}

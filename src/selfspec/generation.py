@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from selfspec.decoding.cache_memory import CacheMemory
+from selfspec.decoding.chunks import Chunks
 from selfspec.decoding.events import Advanced, Event, Failed, Finished, Prefilled, Started
 from selfspec.decoding.output import Output
+from selfspec.decoding.prefix_cache import PrefixCache
 from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.decoding.text import TextStream
@@ -38,10 +41,11 @@ class Setup:
         tokenizer: of the model; ``None`` without one.
         encoder: turns prompts into token ids.
         eos_ids: tokens that end an output.
-        prefill_chunk: most tokens of a prompt to run at once.
+        chunks: how prompts are cut.
         max_batch: most prompts to generate at a time.
         rule: makes the sampling rule of a request from its parameters and the device.
         grammars: compiles the schemas of structured outputs.
+        prefix_cache: keys and values of earlier texts; ``None`` reads every prompt from its beginning.
     """
 
     target: Target
@@ -49,10 +53,11 @@ class Setup:
     tokenizer: PreTrainedTokenizerBase | None
     encoder: PromptEncoder
     eos_ids: frozenset[int]
-    prefill_chunk: int
+    chunks: Chunks
     max_batch: int
     rule: Callable[[SamplingParams, torch.device], Rule]
     grammars: Grammars
+    prefix_cache: PrefixCache | None = None
 
 
 class Job:
@@ -112,7 +117,7 @@ class Job:
             case Started():
                 self._started = event.at
             case Prefilled():
-                self._first_token = event.at
+                self._first_token, self.cached_prompt_tokens = event.at, event.sequence.cached_tokens
             case Advanced():
                 self.rounds.append(event.round)
             case Finished():
@@ -192,7 +197,8 @@ class Batch:
 
     def _run(self) -> Iterator[tuple[int, TextPiece]]:
         setup = self._setup
-        scheduler = Scheduler(setup.target, prefill_chunk=setup.prefill_chunk, max_batch=setup.max_batch)
+        cache = CacheMemory(setup.target, setup.chunks, prefixes=setup.prefix_cache)
+        scheduler = Scheduler(setup.target, chunks=setup.chunks, max_batch=setup.max_batch, memory=cache)
         index_of = {id(job.request): index for index, job in enumerate(self.jobs)}
         for job in self.jobs:
             scheduler.add(job.request)

@@ -28,14 +28,37 @@ class PeakMemory:
         return _peak_resident_bytes()
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """Memory of a device that can be allocated now, in bytes; ``None`` where that is not known.
+
+    Args:
+        device: the device; the machine's memory for any but CUDA devices.
+    """
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_bytes()
+
+
 def available_bytes() -> int | None:
-    """Memory of the machine that can be allocated now, in bytes; ``None`` where the system does not report it."""
+    """Memory of the machine that can be allocated now, in bytes; ``None`` where the system does not report it.
+
+    The limit of a container counts (cgroup v2).
+    """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
     available = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return None if available is None else 1024 * int(available)
+    if available is None:
+        return None
+    return min([1024 * int(available), *_left_in_group()])
+
+
+def _left_in_group(group: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """What the process's control group may still allocate, in bytes; empty without a limit."""
+    try:
+        limit, used = ((group / f"memory.{name}").read_text(encoding="ascii").strip() for name in ("max", "current"))
+        return [max(0, int(limit) - int(used))]
+    except (OSError, ValueError):  # no such group, or its limit is "max"
+        return []
 
 
 def _peak_resident_bytes() -> int:

@@ -10,6 +10,7 @@ from transformers import LogitsProcessorList
 from helpers.models import LAYERS, build, plain_text, prompt
 from helpers.runs import RUNS
 from selfspec import Engine, Generation, SamplingParams
+from selfspec.decoding.chunks import Chunks
 from selfspec.decoding.events import Advanced, Event, Failed, Finished, Prefilled, Started
 from selfspec.decoding.output import Output
 from selfspec.decoding.request import Request
@@ -92,7 +93,7 @@ def test_methods_and_seeds_beside_each_other(seed: int) -> None:
         rule = draw.choice([Greedy(), Coupled(index)])
         waiting.append(request(draw.choice(methods), prompt(length, index), new_tokens, rule))
     all_requests = list(waiting)
-    scheduler = Scheduler(target, prefill_chunk=draw.randint(5, 40), max_batch=draw.randint(2, 5))
+    scheduler = Scheduler(target, chunks=Chunks(draw.randint(5, 40), 1), max_batch=draw.randint(2, 5))
     events = []
     while waiting or scheduler.busy:
         for _ in range(draw.randint(0, 2)):
@@ -110,7 +111,7 @@ def test_methods_and_seeds_beside_each_other(seed: int) -> None:
 def test_the_events_of_a_request_in_order() -> None:
     target = Target(build("llama"))
     method = make_method("layerskip", target, {"exit_layer": 3, "draft_length": 3})
-    scheduler = Scheduler(target, prefill_chunk=10, max_batch=2)
+    scheduler = Scheduler(target, chunks=Chunks(10, 1), max_batch=2)
     first, second, third = (request(method, prompt(length), 12) for length in (25, 5, 9))
     for each in (first, second, third):
         scheduler.add(each)
@@ -132,7 +133,7 @@ def test_the_events_of_a_request_in_order() -> None:
 def test_a_long_prompt_is_read_beside_sequences_that_are_written() -> None:
     target = Target(build("llama"))
     method = make_method("autoregressive", target)
-    scheduler = Scheduler(target, prefill_chunk=8, max_batch=2)
+    scheduler = Scheduler(target, chunks=Chunks(8, 1), max_batch=2)
     short, long = request(method, prompt(4), 20), request(method, prompt(60), 2)
     scheduler.add(short)
     for _ in range(3):
@@ -150,15 +151,16 @@ def test_a_long_prompt_is_read_beside_sequences_that_are_written() -> None:
     assert tuple(long.output.token_ids) == plain_text("llama", prompt(60), 2)
 
 
-def test_prompts_share_the_tokens_of_a_step() -> None:
-    """Two prompts of six tokens are one chunk of ten or more; the third waits for the next step."""
+@pytest.mark.parametrize(("grain", "expected"), [(1, [1, 2, 0]), (10, [2, 1, 0])])
+def test_prompts_share_the_tokens_of_a_step(grain: int, expected: list[int]) -> None:
+    """Of three prompts of six tokens, a step reads ten tokens; or two whole prompts, where none may be cut at four."""
     target = Target(build("llama"))
     method = make_method("autoregressive", target)
-    scheduler = Scheduler(target, prefill_chunk=10, max_batch=4)
+    scheduler = Scheduler(target, chunks=Chunks(10, grain), max_batch=4)
     for _ in range(3):
         scheduler.add(request(method, prompt(6), 4))
     read = [sum(isinstance(event, Prefilled) for event in step) for step in play(scheduler)]
-    assert read[:3] == [2, 1, 0]
+    assert read[:3] == expected
 
 
 def test_the_seconds_of_a_request_begin_with_its_prompt() -> None:
@@ -179,7 +181,7 @@ def test_a_sequence_that_fails_leaves_the_others_alone() -> None:
     broken.load_state_dict({**model.state_dict(), "model.embed_tokens.weight": weight})
     target = Target(broken)
     method = make_method("suffix", target, {})
-    scheduler = Scheduler(target, prefill_chunk=100, max_batch=4)
+    scheduler = Scheduler(target, chunks=Chunks(100, 1), max_batch=4)
     requests = [request(method, ids, 10) for ids in ([5, 6], [5, 77, 6], [8, 9, 8, 9, 8])]
     for each in requests:
         scheduler.add(each)
@@ -194,7 +196,7 @@ def test_a_sequence_that_fails_leaves_the_others_alone() -> None:
 def test_a_request_that_is_removed_is_gone() -> None:
     target = Target(build("llama"))
     method = make_method("autoregressive", target)
-    scheduler = Scheduler(target, prefill_chunk=100, max_batch=1)
+    scheduler = Scheduler(target, chunks=Chunks(100, 1), max_batch=1)
     running, waiting, other = (request(method, prompt(5), 50) for _ in range(3))
     for each in (running, waiting, other):
         scheduler.add(each)

@@ -13,6 +13,7 @@ from scipy import stats
 from transformers import LogitsProcessorList
 
 from helpers.scripted import Script, Scripted
+from selfspec.decoding.chunks import Chunks
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.events import Advanced
 from selfspec.decoding.output import Output
@@ -101,7 +102,7 @@ def write(script: Script, rule: Rule, length: int) -> tuple[list[int], list[Any]
     method = Scripted(target, script, Needs(sibling_rows=8))
     processor = ScoreProcessor(LogitsProcessorList())
     output = Output(max_new_tokens=length)
-    scheduler = Scheduler(target, prefill_chunk=16, max_batch=1)
+    scheduler = Scheduler(target, chunks=Chunks(16, 1), max_batch=1)
     scheduler.add(Request([0], length, rule=rule, processor=processor, output=output, method=method))
     rounds = []
     while scheduler.busy:

@@ -13,6 +13,7 @@ from transformers import LogitsProcessorList
 from helpers.drafts import begin, ngram_model, paths, play
 from helpers.models import VOCABULARY, build, prompt
 from helpers.table import TARGET, TableTarget, speculative
+from selfspec.decoding.chunks import Chunks
 from selfspec.decoding.draft import TokenDraft
 from selfspec.decoding.events import Advanced
 from selfspec.decoding.output import Output
@@ -195,7 +196,7 @@ def test_sampled_trees_write_the_targets_distribution(name: str, settings: dict[
         output = Output(max_new_tokens=length)
         processor = ScoreProcessor(LogitsProcessorList())
         request = Request([0, 1, 2], length, speculative(run), processor, output, method)
-        scheduler = Scheduler(target, prefill_chunk=16, max_batch=1)
+        scheduler = Scheduler(target, chunks=Chunks(16, 1), max_batch=1)
         scheduler.add(request)
         while scheduler.busy:
             accepted += sum(event.round.accepted for event in scheduler.step() if isinstance(event, Advanced))

@@ -9,22 +9,20 @@ from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
 
 
-def read_chunk(target: Target, sequence: Sequence, size: int) -> list[Event]:
+def read_chunk(target: Target, sequence: Sequence, end: int) -> list[Event]:
     """Runs the next tokens of a prompt through the model.
-
-    Chunks begin at multiples of ``size`` whatever else runs, so that a sequence computes the same alone and in a batch.
 
     Args:
         target: the model.
         sequence: whose prompt is not read to its end.
-        size: most tokens.
+        end: the end of the chunk, in tokens of the prompt; see ``chunks.Chunks`` for where a chunk may end.
 
     Returns:
         Nothing until the prompt is read; then that it is, and whether the first token ended the output.
     """
     context = sequence.context
     start = context.cache.length
-    end = min(start + size, context.prompt_length)
+    assert start < end <= context.prompt_length
     forward = target.lay_out(context.state, end - start)
     kept_rows = min((len(states) for states in sequence.prompt_states.values()), default=0)
     first_kept = context.prompt_length - kept_rows

@@ -57,7 +57,8 @@ def read_text(
         ),
     )
     while sequence.unread:
-        for event in read_chunk(target, sequence, chunk):
+        end = min(len(token_ids), sequence.context.cache.length + chunk)
+        for event in read_chunk(target, sequence, end):
             if isinstance(event, Failed):
                 raise event.error
     return sequence.context, sequence.prefill

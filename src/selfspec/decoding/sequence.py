@@ -28,6 +28,10 @@ class Sequence:
         request: the request.
         context: its tokens, cache, sampling rule and logits processors.
         output: its output so far.
+        bytes: that it holds.
+        version: of the target that computes it.
+        cached_tokens: tokens of the prompt that were found in a prefix cache.
+        last_read: the step in which a part of its prompt was read last; before, that of its admission.
         prompt_states: by sublayer the hidden states of the prompt that the method asked for, ``[k, hidden]``, until
             the drafter begins.
 
@@ -39,6 +43,8 @@ class Sequence:
         needs = request.method.needs
         self.request = request
         self.output = request.output
+        self.bytes = request.bytes(target)
+        self.cached_tokens, self.last_read = 0, -1
         self.context = Context(
             target,
             request.prompt_ids,
@@ -48,6 +54,7 @@ class Sequence:
             sibling_rows=needs.sibling_rows,
             probe_rows=needs.probe_rows,
         )
+        self.version = target.version
         # Allocated before the temporary tensors of the prefill, between which it would leave gaps in memory.
         rows = min(needs.prompt_rows, self.context.prompt_length)
         kept = sorted(needs.prompt_states) if needs.prompt_rows else []
@@ -59,6 +66,17 @@ class Sequence:
     def unread(self) -> int:
         """Tokens of the prompt whose keys and values are not computed yet."""
         return max(0, self.context.prompt_length - self.context.cache.length)
+
+    @property
+    def reusable(self) -> int:
+        """Leading tokens of the prompt that need not be read if their keys and values are known.
+
+        The last one gives the first token of the output; a method may need states of more of them.
+        """
+        if self.request.needs_whole_prompt:
+            return 0
+        needed = max((len(states) for states in self.prompt_states.values()), default=0)
+        return self.context.prompt_length - max(1, needed)
 
     @property
     def finished(self) -> bool:

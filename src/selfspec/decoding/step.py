@@ -23,45 +23,39 @@ from selfspec.types import PhaseSeconds, Round
 
 
 @torch.inference_mode()
-def step(target: Target, sequences: Many[Sequence], prefill_chunk: int) -> list[Event]:
-    """Reads some of the prompts that are not read to their end, and plays a round for all other sequences together.
+def read(target: Target, sequence: Sequence, end: int) -> list[Event]:
+    """Reads a part of a prompt. A sequence that fails ends alone.
 
     Args:
         target: the model.
-        sequences: none of them finished; their prompts are read in this order.
-        prefill_chunk: most tokens of a prompt to read at once. After this many tokens in a step, the other prompts
-            wait for the next one.
+        sequence: whose prompt is not read to its end.
+        end: the end of the chunk to read, in tokens of the prompt.
 
     Returns:
         What happened.
     """
-    reading = [sequence for sequence in sequences if sequence.unread]
-    writing = [sequence for sequence in sequences if not sequence.unread]
-    events: list[Event] = []
-    tokens = 0
-    for sequence in reading:
-        if tokens < prefill_chunk:
-            tokens += min(prefill_chunk, sequence.unread)
-            events += _read(target, sequence, prefill_chunk)
-    return events + (_play(target, writing) if writing else [])
-
-
-def _read(target: Target, sequence: Sequence, size: int) -> list[Event]:
-    """Reads a chunk of a prompt. An exception ends this sequence alone."""
     try:
-        return read_chunk(target, sequence, size)
+        return read_chunk(target, sequence, end)
     except Exception as error:
         return [Failed.by(sequence.request, error)]
 
 
-def _play(target: Target, sequences: Many[Sequence]) -> list[Event]:
-    """Plays a round. After an exception, which may be of one sequence's processor, each plays it by itself."""
+def play(target: Target, sequences: Many[Sequence]) -> list[Event]:
+    """Plays a round for sequences together. A sequence that fails ends alone.
+
+    Args:
+        target: the model.
+        sequences: at least one, their prompts read, none of them finished.
+
+    Returns:
+        What happened.
+    """
     try:
         return play_round(target, sequences)
     except Exception as error:  # raised before anything was committed
         if len(sequences) == 1:
             return [Failed.by(sequences[0].request, error)]
-    return [event for sequence in sequences for event in _play(target, [sequence])]
+    return [event for sequence in sequences for event in play(target, [sequence])]
 
 
 def _with_seconds(

@@ -95,6 +95,26 @@ class KeyValueCache:
         assert start + rows <= self.capacity, f"slots {start}..{start + rows} do not fit a cache of {self.capacity}"
         return self._pairs[layer]
 
+    def rows(self, start: int, count: int) -> torch.Tensor:
+        """A copy of keys and values of consecutive slots, ``[layers, 2, key_value_heads, count, head_dim]``.
+
+        Args:
+            start: first slot.
+            count: number of slots.
+        """
+        return torch.stack([pair.narrow(2, start, count) for pair in self._pairs])
+
+    def append(self, rows: torch.Tensor) -> None:
+        """Commits rows whose keys and values are known, after the committed slots.
+
+        Args:
+            rows: ``[layers, 2, key_value_heads, count, head_dim]``, as from ``rows``.
+        """
+        count = rows.shape[3]
+        for layer, pair in enumerate(rows):
+            self.slots_for(layer, self.length, count).narrow(2, self.length, count).copy_(pair)
+        self.length += count
+
     def seen(self, layer: int, first: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of consecutive slots.
 

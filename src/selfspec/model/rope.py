@@ -35,6 +35,7 @@ class Rope:
 
     Attributes:
         is_fixed: the rotation of a position never changes, so that it is read from a table.
+        is_stateless: it depends on nothing but the position and on whether the frequencies are the long ones.
     """
 
     def __init__(self, rotary: nn.Module, layer_types: tuple[str, ...], switch_length: int | None) -> None:
@@ -44,6 +45,7 @@ class Rope:
         self._switch_length = switch_length
         types = getattr(rotary, "rope_type", None)
         self.is_fixed = set(types.values() if isinstance(types, dict) else [types]) <= _FIXED_TYPES
+        self.is_stateless = self.is_fixed or switch_length is not None
         self._table: dict[str | None, CosSin] = {}
         self._reserved = 0
 

@@ -128,6 +128,7 @@ class NativeForward:
     Attributes:
         most_rows: most rows of one sequence in a forward; 0 where no sublayer can take part.
         has_head: final norm and LM head can take part.
+        is_whole: all sublayers and the head can take part.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class NativeForward:
         self._are_native = lru_cache(_KEPT_SETS)(lambda indices: all(branches[index] is not None for index in indices))
         self._head = head if native else None
         self.has_head = self._head is not None
+        self.is_whole = self.has_head and len(native) == len(branches)
         self._dtype, self.most_rows = None, 0
         if native:
             self._dtype = native[0].dtype

@@ -47,6 +47,7 @@ class Target:
         config: the model's config.
         family: the row of its family.
         sublayers: all of them, as this runtime runs them.
+        version: grows when modules or weights of the model were replaced; older keys and values are of no use then.
         graphs: replays of them, in the graphs runtime.
 
     Raises:
@@ -67,6 +68,7 @@ class Target:
         self.config: Any = self.decoder.config
         self.family = self.decoder.family
         self.sublayers: list[Sublayer] = []
+        self.version = 0
         self._uses_graphs = runtime == "graphs"
         self.graphs: Graphs | None = None
         self._prepare()
@@ -135,6 +137,23 @@ class Target:
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.decoder.like.device
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of keys and values of one token, all layers together."""
+        heads, head_dim = self.decoder.slot_shape
+        return 2 * self.layer_count * heads * head_dim * self.decoder.like.element_size()
+
+    @property
+    def independent_rows(self) -> int:
+        """Most rows of a sequence in a forward of which none depends on the others, bit for bit; 0 where they may."""
+        native = self._prepared.native
+        return native.most_rows if native is not None and native.is_whole else 0
+
+    @property
+    def keys_depend_on_position_alone(self) -> bool:
+        """Whether equal beginnings of texts have equal keys, however long the texts are."""
+        return self._rope.is_stateless
 
     def new_sequence(self, prompt_length: int, capacity: int, last_length: int) -> SequenceState:
         """The state of a new request.
@@ -343,6 +362,7 @@ class Target:
 
     def _prepare(self) -> None:
         """Makes the runtime's form of the model as the model is now."""
+        self.version += 1
         self._prepared = prepare(self.decoder, self.runtime)
         self.sublayers = self._prepared.sublayers
         torchs = self.device.type == "cuda" or self.runtime == "fused"
