@@ -45,6 +45,7 @@ class TableTarget:
 
     device, dtype, hidden_size = torch.device("cpu"), torch.float32, VOCAB
     sublayer_count = SUBLAYERS
+    version, slot_bytes, keys_depend_on_position_alone = 1, 8, True
 
     def new_sequence(self, prompt_length: int, capacity: int, last_length: int) -> SequenceState:
         return SequenceState(KeyValueCache(1, 1, capacity, 1, dtype=torch.float32, device=self.device))
