@@ -30,60 +30,21 @@ class ModelInfo:
     learns: bool = False
 
 
-@dataclass(frozen=True)
-class Token:
-    """A token of an answer.
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What drafts have been worth in an answer so far.
 
     Attributes:
-        text: text that has become certain with it; may be empty.
-        token_id: the token.
-        origin: who chose it first.
-        drafted_by: what drafted it; ``None`` where nothing did.
-        logprob: its log-probability, if it was asked for.
-    """
-
-    text: str
-    token_id: int
-    origin: TokenOrigin
-    drafted_by: str | None = None
-    logprob: TokenLogprobs | None = None
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How an answer ended.
-
-    Attributes:
-        finish_reason: why.
-        prompt_tokens: tokens of the prompt.
-        cached_tokens: those of them whose keys and values were in the prefix cache.
-        new_tokens: tokens of the answer.
-        method: what drafted.
-        rounds: number of rounds.
-        drafts: those of them that had a draft.
         drafted: tokens that were drafted.
         accepted: those of them that were accepted.
-        accepted_at: how many were accepted at each place of a draft.
-        tokens_per_second: of decoding, without the prompt.
         plain_seconds: what plain decoding would have taken for the rounds, as estimated; 0 if nothing is known.
         round_seconds: what they took.
-        prompt_logprobs: of the prompt's tokens, the first ``None``; if they were asked for.
     """
 
-    finish_reason: FinishReason
-    prompt_tokens: int
-    cached_tokens: int
-    new_tokens: int
-    method: str
-    rounds: int
-    drafts: int
     drafted: int
     accepted: int
-    accepted_at: tuple[int, ...]
-    tokens_per_second: float
     plain_seconds: float = 0.0
     round_seconds: float = 0.0
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = field(default=None, repr=False)
 
     @property
     def acceptance_rate(self) -> float:
@@ -94,6 +55,56 @@ class Ended:
     def speedup(self) -> float | None:
         """Speed ÷ that of plain decoding, as estimated; ``None`` if nothing is known."""
         return self.plain_seconds / self.round_seconds if self.plain_seconds and self.round_seconds else None
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of an answer.
+
+    Attributes:
+        text: text that has become certain with it; may be empty.
+        token_id: the token.
+        origin: who chose it first.
+        drafted_by: what drafted it; ``None`` where nothing did.
+        logprob: its log-probability, if it was asked for.
+        progress: of the answer, with the last token of a step.
+    """
+
+    text: str
+    token_id: int
+    origin: TokenOrigin
+    drafted_by: str | None = None
+    logprob: TokenLogprobs | None = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Progress):
+    """How an answer ended, and what drafts were worth in all of it.
+
+    Attributes:
+        finish_reason: why.
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: those of them whose keys and values were in the prefix cache.
+        new_tokens: tokens of the answer.
+        method: what drafted.
+        rounds: number of rounds.
+        drafts: those of them that had a draft.
+        accepted_at: how many were accepted at each place of a draft.
+        tokens_per_second: of decoding, without the prompt.
+        prompt_logprobs: of the prompt's tokens, the first ``None``; if they were asked for.
+    """
+
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    new_tokens: int
+    method: str
+    rounds: int
+    drafts: int
+    accepted_at: tuple[int, ...]
+    tokens_per_second: float
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -110,10 +110,16 @@ class Choice:
 
 
 def report_tokens(tokens: Sequence[Token]) -> Report:
-    """The report of a chunk."""
-    return Report(
+    """The report of a chunk: its tokens, and what drafts have been worth so far."""
+    report = Report(
         tokens=[ReportedToken(text=token.text, origin=token.origin, drafted_by=token.drafted_by) for token in tokens]
     )
+    progress = tokens[-1].progress if tokens else None
+    if progress is not None and progress.drafted:
+        report.acceptance_rate = progress.acceptance_rate
+    if progress is not None and progress.speedup is not None:
+        report.speedup_estimate = progress.speedup
+    return report
 
 
 def usage(ends: Sequence[Ended], prompts: int) -> Usage:

@@ -4,12 +4,13 @@ import asyncio
 import copy
 import logging
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 from selfspec.async_engine import AsyncEngine, RequestStream
 from selfspec.engine import Engine
 from selfspec.errors import SelfSpecError
 from selfspec.methods.auto.row_costs import RowCosts
-from selfspec.serve.backend import Ended, Load, ModelInfo, Token
+from selfspec.serve.backend import Ended, Load, ModelInfo, Progress, Token
 from selfspec.serve.engine_options import EngineOptions, StateFile
 from selfspec.serve.logs import log
 from selfspec.serve.speedup import PlainSteps, Savings, measure_forwards
@@ -150,7 +151,7 @@ class LocalAnswer:
         self._backend, self._stream = backend, stream
         self._savings = Savings(plain)
         self._drafters = Drafters(stream.job.rounds, stream.job.method.name)
-        self._rounds = 0
+        self._rounds = self._drafted = self._accepted = 0
 
     def __aiter__(self) -> AsyncIterator[Sequence[Token]]:
         """The answer itself."""
@@ -164,7 +165,10 @@ class LocalAnswer:
             self._backend.note_end()
             raise
         self._note_rounds()
-        return [self._drafters.token(piece) for piece in pieces]
+        tokens = [self._drafters.token(piece) for piece in pieces]
+        if tokens:
+            tokens[-1] = replace(tokens[-1], progress=self._progress())
+        return tokens
 
     @property
     def ended(self) -> Ended:
@@ -179,7 +183,17 @@ class LocalAnswer:
         rounds, running = self._stream.job.rounds, self._backend.load().running
         for record in rounds[self._rounds :]:
             self._savings.note(record, running)
+            self._drafted += record.drafted
+            self._accepted += record.accepted
         self._rounds = len(rounds)
+
+    def _progress(self) -> Progress:
+        return Progress(
+            drafted=self._drafted,
+            accepted=self._accepted,
+            plain_seconds=self._savings.plain_seconds,
+            round_seconds=self._savings.round_seconds,
+        )
 
 
 class Drafters:

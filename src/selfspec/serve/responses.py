@@ -56,7 +56,7 @@ class ReportedToken(Body):
 
 
 class Report(Body):
-    """The tokens of a chunk; or, at the end of a choice, what drafts were worth."""
+    """The tokens of a chunk with rates so far; or, at the end of a choice, what drafts were worth."""
 
     tokens: list[ReportedToken] = []
     method: str | None = None
