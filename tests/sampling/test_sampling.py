@@ -133,3 +133,28 @@ def test_speculative_rounds_follow_the_target() -> None:
     assert stats.chisquare(observed, (probs[support] * draws).numpy()).pvalue > 0.01
     claimed = draft[0].double().softmax(-1)[support]
     assert stats.chisquare(observed, (claimed / claimed.sum() * draws).numpy() + 1e-9).pvalue < 1e-6
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(1, 4)), max_size=30))
+def test_coupled_noise_depends_on_the_position_alone(calls: list[tuple[bool, int, int]]) -> None:
+    """Whatever was drafted and verified before, and however often."""
+    rule, at = Coupled(4), 0
+    for drafts, step, count in calls:
+        at += step
+        scores, positions = some_scores(at, rows=count), range(at, at + count)
+        noise = gumbel_noise(4, torch.tensor(positions), VOCAB)
+        if drafts:
+            assert torch.equal(rule.preferences(scores[0], at), (scores + noise)[0])
+        else:
+            chain = TokenTree.chain(count - 1)
+            verdict = rule.accept(chain, torch.zeros(count - 1, dtype=torch.long), None, (), scores, positions)
+            assert torch.equal(verdict.numbers[1], (scores + noise).argmax(-1))
+
+
+def test_noise_is_kept_for_what_may_be_drafted_again_only() -> None:
+    rule, scores = Coupled(4), some_scores(1, rows=4)
+    for at in range(0, 40, 2):
+        for position in range(at, at + 3):
+            rule.preferences(scores[0], position)
+        rule.accept(TokenTree.chain(3), torch.zeros(3, dtype=torch.long), None, (), scores, range(at, at + 4))
+        assert len(rule._kept) <= 3

@@ -103,10 +103,11 @@ class Coupled:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
+        self._kept: dict[int, torch.Tensor] = {}
 
     def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
         """The perturbed scores; see ``Rule.preferences``."""
-        return self._perturbed(scores, torch.full((1,), position, device=scores.device))[0]
+        return scores + self._noise([position], scores)[0]
 
     def accept(
         self,
@@ -118,11 +119,20 @@ class Coupled:
         positions: Sequence[int],
     ) -> Verdict:
         """Accepts the path of the target's own draws; see ``Rule.accept``."""
-        where = transfer.send(positions, target_scores.device)
-        return accept_choices(tree, draft_tokens, self._perturbed(target_scores, where).argmax(-1))
+        perturbed = target_scores + self._noise(positions, target_scores)
+        self._kept = {position: noise for position, noise in self._kept.items() if position > positions[0]}
+        return accept_choices(tree, draft_tokens, perturbed.argmax(-1))
 
-    def _perturbed(self, scores: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return scores + gumbel_noise(self.seed, positions, scores.shape[-1])
+    def _noise(self, positions: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
+        """The noise of each position, float32 ``[n, vocab]``.
+
+        A position is drafted, verified, and where a token before it was rejected, drafted again: its noise is kept.
+        """
+        kept = self._kept
+        if missing := [position for position in dict.fromkeys(positions) if position not in kept]:
+            noise = gumbel_noise(self.seed, transfer.send(missing, scores.device), scores.shape[-1])
+            kept.update(zip(missing, noise.unbind(), strict=True))
+        return torch.stack([kept[position] for position in positions])
 
 
 class Speculative:

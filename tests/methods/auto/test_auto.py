@@ -285,7 +285,7 @@ def test_as_a_part_of_a_cascade_it_learns_from_the_rounds_of_others(monkeypatch:
 
 def test_nothing_is_drafted_that_no_time_was_saved_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that costs more than the credit waits until cheaper ones have saved its time."""
-    give(monkeypatch, FREE_ROWS, agreement=0.99, draft=RowCosts((1, 64), (0.7, 1.0)))
+    give(monkeypatch, FREE_ROWS, agreement=0.99, draft=RowCosts((1, 64), (1.7, 2.0)))
     planned: list[Any] = []
     plan = AutoDrafter.plan_among
     monkeypatch.setattr(AutoDrafter, "plan_among", lambda *args: planned.append(plan(*args)) or planned[-1])

