@@ -284,6 +284,10 @@ def test_nothing_is_cut_off_at_the_side(server: PageServer, open_page: Open, wid
     with_everything(page)
     send(page, "x" * 200)
     assert page.evaluate(wide) <= width
+    box = page.locator(".comparison").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+    assert abs(box["x"] + box["width"] / 2 - width / 2) < 10, "in the middle"
     page.get_by_role("button", name="Settings").click()
     box = page.get_by_role("dialog").bounding_box()
     assert box["x"] >= 0
