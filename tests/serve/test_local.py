@@ -108,6 +108,28 @@ def test_prompts_of_token_ids(client: TestClient, engine: Engine) -> None:
     ]
 
 
+def test_prompts_that_begin_alike_are_read_once(client: TestClient) -> None:
+    system = {"role": "system", "content": "You answer in few words, whatever is asked. " * 3}
+    counts = []
+    for question in ("Why?", "What?"):
+        body = {"messages": [system, {"role": "user", "content": question}], "max_tokens": 4, "temperature": 0}
+        usage = client.post("/v1/chat/completions", json=body).json()["usage"]
+        counts.append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert counts[0] == 0
+    assert counts[1] >= len(system["content"])  # each character is a token
+    lines = client.get("/metrics").text.splitlines()
+    (hits,) = [line for line in lines if line.startswith("vllm:prefix_cache_hits_total")]
+    assert float(hits.split()[-1]) >= counts[1]  # other tests' prompts are among them
+
+
+def test_processes_share_the_memory() -> None:
+    options = EngineOptions("tiny", memory_limit=900, prefix_cache=300)
+    assert options.shared(1) == options
+    shared = options.shared(3)
+    assert (shared.memory_limit, shared.prefix_cache) == (300, 100)
+    assert EngineOptions("tiny").shared(2).memory_limit != EngineOptions("tiny").memory_limit
+
+
 def test_log_probabilities_of_prompt_and_answer(client: TestClient, engine: Engine) -> None:
     expected = engine.generate(PROMPT, max_new_tokens=5, logprobs=2, prompt_logprobs=2)
     assert expected.logprobs is not None

@@ -78,6 +78,22 @@ def serve(
     max_waiting: Annotated[
         int, typer.Option(min=1, help="Most requests that wait; more are refused (429).", rich_help_panel=_LIMITS)
     ] = 256,
+    memory_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Most memory for keys and values, in GiB; requests wait for it. Default: half of what is free.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
+    prefix_cache: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Most of it for texts that later prompts may begin with, in GiB; 0 keeps none. Default: half.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest prompt.", rich_help_panel=_LIMITS)
     ] = None,
@@ -118,7 +134,18 @@ def serve(
         waiting=max_waiting,
     )
     engine = EngineOptions(
-        model, method, method_settings, dtype, device, weights, runtime, keep_copies, max_batch, max_waiting
+        model,
+        method,
+        method_settings,
+        dtype,
+        device,
+        weights,
+        runtime,
+        keep_copies,
+        max_batch,
+        max_waiting,
+        _bytes(memory_limit),
+        _bytes(prefix_cache),
     )
     backend = _backend(engine, workers, None if state is None else StateFile(state, state_seconds))
     names = name or [Path(model).name or model]
@@ -175,6 +202,10 @@ def greeting(url: str, model: str, *, needs_key: bool) -> str:
         f"selfspec serves {model} at {url} (Ctrl-C ends it)\n"
         f"try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     )
+
+
+def _bytes(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * 2**30)
 
 
 def _backend(engine: "EngineOptions", workers: int, state: "StateFile | None") -> "Backend":

@@ -1,12 +1,13 @@
 """The engine of a server, described so that another process can make it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from selfspec.async_engine import AsyncEngine
 from selfspec.engine import Engine
+from selfspec.memory import available_bytes
 from selfspec.methods import METHODS
 
 
@@ -25,6 +26,8 @@ class EngineOptions:
         keep_copies: keep low-bit copies that draft.
         max_batch: most requests that run at a time.
         waiting: requests that may wait.
+        memory_limit: most bytes of keys and values; ``None`` for half of the free memory.
+        prefix_cache: most bytes of the prefix cache; 0 keeps none, ``None`` up to half of the limit.
         methods: names of the methods that requests may choose; ``None`` for all of this package.
     """
 
@@ -38,6 +41,8 @@ class EngineOptions:
     keep_copies: bool = False
     max_batch: int = 16
     waiting: int = 256
+    memory_limit: int | None = None
+    prefix_cache: int | None = None
     methods: tuple[str, ...] | None = None
 
     def load(self) -> Engine:
@@ -66,7 +71,22 @@ class EngineOptions:
         Raises:
             InvalidParameterError: an option is out of range.
         """
-        return AsyncEngine(engine, max_batch=self.max_batch, max_waiting=self.waiting)
+        return AsyncEngine(
+            engine,
+            max_batch=self.max_batch,
+            max_waiting=self.waiting,
+            memory_limit=self.memory_limit,
+            prefix_cache_bytes=self.prefix_cache,
+        )
+
+    def shared(self, processes: int) -> "EngineOptions":
+        """The options of each of several processes on one machine, which share its memory."""
+        free = available_bytes()
+        if processes == 1 or (self.memory_limit is None and free is None):
+            return self
+        limit = free // 2 if self.memory_limit is None and free is not None else self.memory_limit
+        each = None if self.prefix_cache is None else self.prefix_cache // processes
+        return replace(self, memory_limit=max(1, (limit or 0) // processes), prefix_cache=each)
 
     def allowed_methods(self, engine: Engine) -> tuple[str, ...]:
         """Names of the methods that a request may choose, the engine's own first."""

@@ -94,7 +94,10 @@ class LocalBackend:
         if self._async is None:
             return Load()
         stats = self._async.stats()
-        return Load(stats.running, stats.waiting)
+        prefix = stats.prefix_cache
+        return Load(
+            stats.running, stats.waiting, stats.cache_bytes, stats.cache_limit, prefix.query_tokens, prefix.hit_tokens
+        )
 
     async def close(self) -> None:
         """Ends the engine; saves what was learned."""

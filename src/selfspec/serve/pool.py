@@ -42,11 +42,10 @@ class WorkerPool:
     """
 
     def __init__(self, options: EngineOptions, workers: int, *, state: StateFile | None = None) -> None:
-        self._options = options
         self._most = workers * options.max_batch + options.waiting
         threads = max(1, _threads() // workers)
         states = [None if state is None else StateFile(state.path, state.seconds, index) for index in range(workers)]
-        self._workers = [_Worker(index, options, own, threads) for index, own in enumerate(states)]
+        self._workers = [_Worker(index, options.shared(workers), own, threads) for index, own in enumerate(states)]
 
     @property
     def model(self) -> ModelInfo:
