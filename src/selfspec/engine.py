@@ -124,6 +124,7 @@ class Engine:
         runtime: str = "auto",
         weights: str | Precision | None = None,
         keep_copies: bool = False,
+        prefix_cache: int = 0,
     ) -> "Engine":
         """Loads a model by name (see ``load_model``) and makes an engine for it.
 
@@ -132,7 +133,15 @@ class Engine:
         chosen = find_method(method)
         parse_settings(chosen.Settings, chosen.name, settings or {})  # what is wrong there needs no weights
         model, tokenizer = load_model(name, dtype=dtype, device=device, weights=weights)
-        return cls(model, tokenizer, chosen, settings=settings, runtime=runtime, keep_copies=keep_copies)
+        return cls(
+            model,
+            tokenizer,
+            chosen,
+            settings=settings,
+            runtime=runtime,
+            keep_copies=keep_copies,
+            prefix_cache=prefix_cache,
+        )
 
     @property
     def prefix_cache(self) -> PrefixCache | None:

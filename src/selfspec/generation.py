@@ -242,6 +242,11 @@ class Stream(Iterator[TextPiece]):
         return tuple(self._batch.jobs[0].rounds)
 
     @property
+    def cached_prompt_tokens(self) -> int:
+        """Tokens of the prompt that were found in a prefix cache, once it is read."""
+        return self._batch.jobs[0].cached_prompt_tokens
+
+    @property
     def result(self) -> Generation:
         """The finished output; reads the rest of the stream first."""
         return self._batch.results()[0]

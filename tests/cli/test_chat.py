@@ -638,3 +638,16 @@ def test_every_error_a_turn_can_have_is_one_line(
         chat.read("hello")
     assert "error: the first line and the second\n" in capsys.readouterr().err
     assert not chat.session.conversation.exchanges
+
+
+def test_a_turn_reads_only_what_is_new() -> None:
+    engine = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE), "suffix", prefix_cache=2**22)
+    chat = new_chat(engine)
+    chat.read("one two three")
+    assert chat.session.total.cached == 0
+    chat.read("/method autoregressive")  # another method has the same keys and values
+    chat.read("four")
+    exchange = chat.session.conversation.exchanges
+    assert exchange[0].assistant == answer("one two three")
+    assert exchange[1].assistant == answer("one two three", exchange[0].assistant, "four")
+    assert chat.session.total.cached >= len(engine.encode(said("one two three"))) - 5

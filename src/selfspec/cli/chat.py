@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from selfspec.cli.chat_commands import ChatCommands
 
+PREFIX_CACHE = 2**30
+"""Most bytes of keys and values of earlier turns, so that each turn reads only what is new."""
+
 FAILED = 2
 """Exit code if a message or a command from a pipe failed."""
 
@@ -69,6 +72,7 @@ def chat(
         weights=weights,
         runtime=runtime,
         keep_copies=keep_copies,
+        prefix_cache=PREFIX_CACHE,
     )
     _check_template(model, engine.tokenizer)
     prepare(engine)

@@ -95,7 +95,8 @@ class ChatSession:
         if key not in self._engines:
             target = self.engine.target
             method = make_method(chosen, target, values)
-            self._engines[key] = Engine(target.model, self.engine.tokenizer, method)
+            prefixes = self.engine.prefix_cache or 0
+            self._engines[key] = Engine(target.model, self.engine.tokenizer, method, prefix_cache=prefixes)
         self.engine = self._engines[key]
 
     def _write(self, stream: Stream, log: AnswerLog) -> bool:

@@ -21,6 +21,7 @@ class Counts:
         committed: tokens committed by the rounds.
         drafted: draft tokens.
         accepted: accepted draft tokens.
+        cached: prompt tokens that were not read again.
     """
 
     answers: int = 0
@@ -30,6 +31,7 @@ class Counts:
     committed: int = 0
     drafted: int = 0
     accepted: int = 0
+    cached: int = 0
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
@@ -38,9 +40,10 @@ class Counts:
         speed = (self.tokens - self.answers) / self.seconds if self.seconds else 0.0
         rate = self.accepted / self.drafted if self.drafted else 0.0
         length = self.committed / self.rounds if self.rounds else 0.0
+        known = f", {self.cached} prompt tokens not read again" if self.cached else ""
         return (
             f"{self.tokens} tokens, {speed:.1f} tokens/s, {self.accepted} of {self.drafted} draft tokens accepted "
-            f"({rate:.0%}), mean generated length {length:.2f}"
+            f"({rate:.0%}), mean generated length {length:.2f}{known}"
         )
 
 
@@ -77,4 +80,5 @@ class AnswerLog:
             committed=sum(len(record.token_ids) for record in records),
             drafted=sum(record.drafted for record in records),
             accepted=sum(record.accepted for record in records),
+            cached=stream.cached_prompt_tokens,
         )
