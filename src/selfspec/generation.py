@@ -173,6 +173,7 @@ class Batch:
             with self._named(index):
                 self.jobs.append(Job(setup, prompt, params))
         self._pieces = self._run()
+        self._reads_pieces = False
 
     def pieces(self) -> Iterator[tuple[int, TextPiece]]:
         """Generates the outputs.
@@ -183,6 +184,7 @@ class Batch:
         Raises:
             SelfSpecError: the model failed on a prompt; where there are several, the message names it.
         """
+        self._reads_pieces = True
         return self._pieces
 
     def results(self) -> list[Generation]:
@@ -212,7 +214,8 @@ class Batch:
                 index = index_of[id(request)]
                 with self._named(index):
                     self.jobs[index].observe(event, memory)
-                yield from ((index, piece) for piece in request.output.take_pieces())
+                if self._reads_pieces:  # otherwise the text is decoded once, at the end
+                    yield from ((index, piece) for piece in request.output.take_pieces())
 
     @contextmanager
     def _named(self, index: int) -> Iterator[None]:

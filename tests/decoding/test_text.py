@@ -4,11 +4,13 @@ import json
 from functools import cache
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, StopStringCriteria
 
+from selfspec.decoding.output import Output
 from selfspec.decoding.text import REPLACEMENT, TextStream
 from selfspec.errors import InvalidParameterError
 
@@ -195,3 +197,25 @@ def test_text_after_the_stop_string_in_its_token_belongs_to_the_output() -> None
 def test_bad_stop_strings_are_refused(stop: object) -> None:
     with pytest.raises(InvalidParameterError, match="stop"):
         TextStream(tokenizer_of("byte-level"), stop)  # type: ignore[arg-type]
+
+
+def no_context() -> torch.Tensor:
+    raise AssertionError("there are no stopping criteria")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None)
+@given(data=st.data())
+def test_pieces_of_an_output_join_to_its_text_whenever_they_are_taken(name: str, data: st.DataObject) -> None:
+    tokenizer, ids = tokenizer_of(name), data.draw(outputs(name).filter(bool))
+    taken_after = data.draw(st.sets(st.integers(0, len(ids) - 1)))
+    stop = data.draw(st.sampled_from([(), ("\N{SNOWMAN}",)]))  # with stop strings every token is decoded at once
+    output = Output(max_new_tokens=len(ids), text=TextStream(tokenizer, stop))
+    pieces = []
+    for index, token_id in enumerate(ids):
+        assert output.append(token_id, "target", no_context) == (index == len(ids) - 1)
+        pieces += output.take_pieces() if index in taken_after else []
+    pieces += output.take_pieces()
+    assert [piece.token_id for piece in pieces] == ids
+    assert "".join(piece.text for piece in pieces) == decode(tokenizer, ids)
+    assert output.take_pieces() == []

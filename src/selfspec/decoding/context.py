@@ -36,6 +36,7 @@ class Context:
         length: tokens of prompt and output so far.
         max_length: tokens of prompt and longest output.
         sibling_limit: most draft tokens beside the longest path of a tree.
+        no_tokens: long ``[0]``, the tokens of an empty draft.
         state: the sequence's cache as the target takes it.
 
     Raises:
@@ -61,6 +62,7 @@ class Context:
         self.max_length = self.length + max_new_tokens
         self.sibling_limit = sibling_rows
         self._ids = torch.empty(self.max_length, dtype=torch.long, device=target.device)
+        self.no_tokens = self._ids[:0]
         self._ids[: self.length] = transfer.send(prompt_ids, target.device)
         self.state: SequenceState = target.new_sequence(
             self.prompt_length,
@@ -108,6 +110,8 @@ class Context:
 
     def row_contexts(self, proposal: Proposal) -> Callable[[int], torch.Tensor]:
         """For each verification row the tokens up to it, long ``[1, length + depth]``, made when asked for."""
+        if not proposal.tree:
+            return self.drafted_context
         if proposal.tree.is_chain:
             self._ids[self.length : self.length + len(proposal.tree)] = proposal.token_ids
             return self.drafted_context

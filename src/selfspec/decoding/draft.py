@@ -7,7 +7,7 @@ from typing import Protocol
 from selfspec.decoding.context import Context
 from selfspec.decoding.proposal import Drafting, Proposal
 from selfspec.model import transfer
-from selfspec.sampling.tree import ROOT, TokenTree
+from selfspec.sampling.tree import EMPTY_TREE, ROOT, TokenTree
 
 
 class Draft(Protocol):
@@ -89,4 +89,4 @@ class PartDraft:
 
 def empty_proposal(context: Context) -> Proposal:
     """No tokens to verify."""
-    return Proposal(context.pending[:0], TokenTree(()))
+    return Proposal(context.no_tokens, EMPTY_TREE)

@@ -1,6 +1,7 @@
 """The output of a request: its tokens, its text, and where it ends."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from transformers import StoppingCriteria
@@ -41,6 +42,7 @@ class Output:
         self.finish_reason: FinishReason | None = None
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self._undecoded: list[tuple[int, TokenOrigin, TokenLogprobs | None]] = []
         self._pieces: list[TextPiece] = []
         self._max_new_tokens = max_new_tokens
         self._eos_ids = eos_ids
@@ -70,11 +72,10 @@ class Output:
         self.token_ids.append(token_id)
         self.origins.append(origin)
         self.logprobs += [logprobs] if logprobs is not None else []
-        text = "" if self._text is None else self._text.push(token_id)
+        self._undecoded.append((token_id, origin, logprobs))
+        if self._text is not None and self._text.has_stop:
+            self._decode()
         self.finish_reason = self._find_end(token_id, context)
-        if self.finish_reason is not None and self._text is not None:
-            text += self._text.flush()
-        self._pieces.append(TextPiece(text, token_id, origin, logprobs))
         return self.finish_reason is not None
 
     def end_without_tokens(self) -> None:
@@ -83,9 +84,19 @@ class Output:
         self.finish_reason = "length"
 
     def take_pieces(self) -> list[TextPiece]:
-        """The pieces since the last call."""
+        """The pieces since the last call. Without stop strings, tokens are decoded here and nowhere else."""
+        self._decode()
         pieces, self._pieces = self._pieces, []
+        if pieces and self.finish_reason is not None and self._text is not None:
+            pieces[-1] = replace(pieces[-1], text=pieces[-1].text + self._text.flush())
         return pieces
+
+    def _decode(self) -> None:
+        """Turns the tokens since the last call into pieces."""
+        for token_id, origin, logprobs in self._undecoded:
+            text = "" if self._text is None else self._text.push(token_id)
+            self._pieces.append(TextPiece(text, token_id, origin, logprobs))
+        self._undecoded.clear()
 
     def _find_end(self, token_id: int, context: Callable[[], torch.Tensor]) -> FinishReason | None:
         if token_id in self._eos_ids:

@@ -56,6 +56,11 @@ class TextStream:
         self._given = 0  # characters of the window's text that were given already
         self._tail = ""  # the last characters that were given, as many as a stop string can span
 
+    @property
+    def has_stop(self) -> bool:
+        """Whether there are stop strings, so that ``stopped`` may change with any token."""
+        return bool(self._stop)
+
     def push(self, token_id: int) -> str:
         """Takes the next token.
 

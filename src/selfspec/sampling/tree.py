@@ -84,3 +84,7 @@ class TokenTree:
         for node, parent in enumerate(self.parents):
             visible[node + 1] |= visible[parent + 1]
         return transfer.send(torch.from_numpy(visible), device)
+
+
+EMPTY_TREE = TokenTree(())
+"""The tree of plain decoding, one object for all rounds: it remembers what is derived from it."""
