@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,12 +25,13 @@ import torch
 
 from selfspec.files import replace_file
 from selfspec_lab.bench.stamp import make_stamp
-from serving.alone import answer_alone
-from serving.chat import Answer
+from serving.alone import generate_alone
 from serving.figures import figures_of, table
+from serving.known import Chat, answer_alone, varied
 from serving.load import Level, levels_of, measure, warm_up
 from serving.prompts import read_prompts
 from serving.servers import Files, command_of, free_port, running, saved, served_name
+from serving.soak import soak
 
 SERVERS = "engine:auto,selfspec:auto,engine:autoregressive,selfspec:autoregressive,llama.cpp,transformers"
 CLIENTS = "1,2,4,8,16,32"
@@ -55,7 +55,8 @@ def load(options: argparse.Namespace) -> None:
 def _measured(kind: str, files: Files, levels: Sequence[Level], new_tokens: int) -> list[dict[str, Any]]:
     if kind.startswith("engine:"):
         first = next(level for level in levels if level.clients == 1)
-        answers = _in_own_process(files.model, kind.partition(":")[2], first.prompts, new_tokens)
+        chats = [Chat(prompt, new_tokens) for prompt in first.prompts]
+        answers = answer_alone(files.model, kind.partition(":")[2], chats)
         return [{"clients": 1, **figures_of(answers)}]
     port = free_port()
     command = command_of(kind, files, port)
@@ -67,22 +68,31 @@ def _measured(kind: str, files: Files, levels: Sequence[Level], new_tokens: int)
         ]
 
 
-def _in_own_process(model: str, method: str, prompts: Sequence[str], new_tokens: int) -> list[Answer]:
-    """Answers of an engine without a server, in a process that has done nothing else."""
-    command = [sys.executable, __file__, "alone", "--model", model, "--method", method, "--new-tokens", str(new_tokens)]
-    printed = subprocess.run(command, input=json.dumps(prompts), capture_output=True, check=True, text=True).stdout
-    return [Answer(**{**found, "arrivals": tuple(found["arrivals"])}) for found in json.loads(printed)]
-
-
 def alone(options: argparse.Namespace) -> None:
-    """Answers the prompts of standard input without a server, and prints the answers."""
+    """Answers the chats of standard input without a server, and prints the answers."""
     from selfspec.engine import Engine
 
     engine = Engine.from_pretrained(options.model, options.method)
     engine.warmup()
-    prompts = json.load(sys.stdin)
-    list(answer_alone(engine, ["Say hello."], 16))
-    print(json.dumps([asdict(answer) for answer in answer_alone(engine, prompts, options.new_tokens)]))
+    chats = [Chat(**asked) for asked in json.load(sys.stdin)]
+    list(generate_alone(engine, [Chat("Say hello.", 16)]))
+    print(json.dumps([asdict(answer) for answer in generate_alone(engine, chats)]))
+
+
+def soak_server(options: argparse.Namespace) -> None:
+    """Lets many clients use a server, writes what happened, and ends with an error if something was wrong."""
+    chats = varied(read_prompts(options.prompts), options.chats)
+    answers = answer_alone(options.model, "autoregressive", chats)
+    known = [(chat, answer.text) for chat, answer in zip(chats, answers, strict=True)]
+    result = _begin(options, "serve-soak", ("model", "method", "chats", "clients", "seconds", "workers"))
+    port, files = free_port(), Files(options.model, Path())
+    command = [*command_of(f"selfspec:{options.method}", files, port), "--workers", str(options.workers)]
+    with tempfile.TemporaryDirectory() as folder, running(command, options.model, port, Path(folder)) as started:
+        found = asyncio.run(soak(started, known, clients=options.clients, seconds=options.seconds))
+    _write(options.out, {**result, **found.fields()})
+    print(json.dumps({name: value for name, value in found.fields().items() if name != "held"}, indent=1))
+    if found.faults():
+        raise SystemExit("the soak found faults")
 
 
 def show(options: argparse.Namespace) -> None:
@@ -128,15 +138,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     loading.add_argument("--gguf", type=Path, help="a GGUF file of the model, for llama.cpp")
     loading.add_argument("--append", action="store_true", help="add repeats to --out")
     loading.add_argument("--out", type=Path, required=True)
-    single = commands.add_parser("alone", help="answer the prompts of standard input without a server")
-    single.add_argument("--method", default="auto")
-    for each in (loading, single):
+    loading.add_argument("--new-tokens", type=int, default=64)
+    soaking = commands.add_parser("soak", help="let many clients, good and bad ones, use a server for minutes")
+    soaking.add_argument("--clients", type=int, default=200)
+    soaking.add_argument("--seconds", type=float, default=600.0)
+    soaking.add_argument("--chats", type=int, default=100, help="different chats")
+    soaking.add_argument("--workers", type=int, default=0)
+    soaking.add_argument("--prompts", type=Path, help="JSON lines; default: built-in messages")
+    soaking.add_argument("--out", type=Path, required=True)
+    soaking.set_defaults(append=False)
+    single = commands.add_parser("alone", help="answer the chats of standard input without a server")
+    for each in (soaking, single):
+        each.add_argument("--method", default="auto")
+    for each in (loading, soaking, single):
         each.add_argument("--model", default="smollm2")
-        each.add_argument("--new-tokens", type=int, default=64)
     showing = commands.add_parser("table", help="print a file of load as tables")
     showing.add_argument("file", type=Path)
     options = parser.parse_args(arguments)
-    {"load": load, "alone": alone, "table": show}[options.command](options)
+    {"load": load, "alone": alone, "soak": soak_server, "table": show}[options.command](options)
 
 
 if __name__ == "__main__":

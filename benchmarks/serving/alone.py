@@ -1,4 +1,4 @@
-"""What `selfspec generate` does with the same chats: one after the other in one process, without a server."""
+"""What `selfspec generate` does with chats: one after the other in one process, without a server."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Iterator, Sequence
 
 from selfspec.engine import Engine
 from serving.chat import Answer
+from serving.known import Chat
 
 
-def answer_alone(engine: Engine, prompts: Sequence[str], new_tokens: int) -> Iterator[Answer]:
+def generate_alone(engine: Engine, chats: Sequence[Chat]) -> Iterator[Answer]:
     """Answers chats one after the other.
 
     Args:
         engine: with the model and the method.
-        prompts: of the user.
-        new_tokens: longest answer.
+        chats: to answer.
     """
-    for prompt in prompts:
+    for chat in chats:
         began, arrivals = time.perf_counter(), []
-        stream = engine.stream([{"role": "user", "content": prompt}], max_new_tokens=new_tokens)
+        messages = [{"role": "user", "content": chat.prompt}]
+        stream = engine.stream(messages, max_new_tokens=chat.new_tokens, **chat.sampling)
         for piece in stream:
             if piece.text:
                 arrivals.append(time.perf_counter())
