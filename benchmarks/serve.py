@@ -26,6 +26,7 @@ import torch
 from selfspec.files import replace_file
 from selfspec_lab.bench.stamp import make_stamp
 from serving.alone import generate_alone
+from serving.faults import kill_worker, workers_of
 from serving.figures import figures_of, table
 from serving.known import Chat, answer_alone, varied
 from serving.load import Level, levels_of, measure, warm_up
@@ -108,6 +109,24 @@ def show(options: argparse.Namespace) -> None:
         print(f"{title}:\n\n{table(samples, figure, scale=scale, digits=digits)}\n")
 
 
+def kill_workers(options: argparse.Namespace) -> None:
+    """Kills the workers of a server one after the other while they answer, and writes what happened."""
+    chats = varied(read_prompts(options.prompts), options.chats)
+    answers = answer_alone(options.model, "autoregressive", chats)
+    known = [(chat, answer.text) for chat, answer in zip(chats, answers, strict=True)]
+    result = _begin(options, "serve-faults", ("model", "method", "chats", "workers"))
+    port, files = free_port(), Files(options.model, Path())
+    with tempfile.TemporaryDirectory() as folder:
+        state = ["--state", str(Path(folder) / "state"), "--state-seconds", "1"]
+        command = [*command_of(f"selfspec:{options.method}", files, port), "--workers", str(options.workers), *state]
+        with running(command, options.model, port, Path(folder)) as started:
+            for worker in workers_of(started):
+                result["samples"].append(asyncio.run(kill_worker(started, worker, known)))
+                print(json.dumps(result["samples"][-1]), flush=True)
+            loaded = started.log.read_text(encoding="utf-8").count("has learned")
+    _write(options.out, {**result, "states_loaded": loaded})
+
+
 def _begin(options: argparse.Namespace, name: str, chosen: Sequence[str]) -> dict[str, Any]:
     """The file to add samples to, or a new one."""
     given = {option: getattr(options, option) for option in chosen}
@@ -144,18 +163,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     soaking.add_argument("--seconds", type=float, default=600.0)
     soaking.add_argument("--chats", type=int, default=100, help="different chats")
     soaking.add_argument("--workers", type=int, default=0)
-    soaking.add_argument("--prompts", type=Path, help="JSON lines; default: built-in messages")
-    soaking.add_argument("--out", type=Path, required=True)
-    soaking.set_defaults(append=False)
+    killing = commands.add_parser("faults", help="kill workers while they answer")
+    killing.add_argument("--chats", type=int, default=24, help="different chats, sent together")
+    killing.add_argument("--workers", type=int, default=2)
+    for each in (soaking, killing):
+        each.add_argument("--prompts", type=Path, help="JSON lines; default: built-in messages")
+        each.add_argument("--out", type=Path, required=True)
+        each.set_defaults(append=False)
     single = commands.add_parser("alone", help="answer the chats of standard input without a server")
+    killing.add_argument("--method", default="token-recycling")
     for each in (soaking, single):
         each.add_argument("--method", default="auto")
-    for each in (loading, soaking, single):
+    for each in (loading, soaking, killing, single):
         each.add_argument("--model", default="smollm2")
     showing = commands.add_parser("table", help="print a file of load as tables")
     showing.add_argument("file", type=Path)
     options = parser.parse_args(arguments)
-    {"load": load, "alone": alone, "soak": soak_server, "table": show}[options.command](options)
+    {"load": load, "alone": alone, "soak": soak_server, "faults": kill_workers, "table": show}[options.command](options)
 
 
 if __name__ == "__main__":

@@ -35,14 +35,19 @@ def held(process_id: int, seconds: float) -> Held:
         process_id: of the first.
         seconds: since the start.
     """
-    page = os.sysconf("SC_PAGE_SIZE")
-    found = [Path(f"/proc/{each}") for each in processes_of(process_id)]
+    processes = processes_of(process_id)
+    found = [Path(f"/proc/{each}") for each in processes]
     return Held(
         seconds,
-        sum(page * int((folder / "statm").read_text().split()[1]) for folder in found),
+        sum(resident_bytes(each) for each in processes),
         sum(len(list((folder / "fd").iterdir())) for folder in found),
         sum(len(list((folder / "task").iterdir())) for folder in found),
     )
+
+
+def resident_bytes(process_id: int) -> int:
+    """The memory of a process, what it shares with others included."""
+    return os.sysconf("SC_PAGE_SIZE") * int(Path(f"/proc/{process_id}/statm").read_text().split()[1])
 
 
 def growth(samples: Sequence[Held], warm_up: float = 0.2, window: float = 0.2) -> float:
