@@ -72,7 +72,7 @@ async def stream(task: Task) -> Outcome:
 
 async def slow(task: Task) -> Outcome:
     """Reads a stream with pauses."""
-    return await _streamed(task, pause=task.dice.uniform(0.05, 0.5))
+    return await _streamed(task, pause=task.dice.uniform(0.02, 0.2))
 
 
 async def cancel(task: Task) -> Outcome:

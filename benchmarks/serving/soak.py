@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from serving.clients import CLIENTS, Client, Outcome, Task, outcome_of
-from serving.http import request
+from serving.http import Server, request
 from serving.known import Chat
 from serving.process_memory import Held, growth, held
 from serving.servers import Started
@@ -109,16 +109,15 @@ async def soak(
     finally:
         watching.cancel()
     await asyncio.sleep(2)  # for connections that were dropped last
-    metrics = await _metrics(started)
+    metrics = await metrics_of(started.server)
     found.left = {name: metrics[name] for name in ("vllm:num_requests_running", "vllm:num_requests_waiting")}
     return found
 
 
-async def _metrics(started: Started) -> dict[str, float]:
-    """The gauges and counters without labels other than the model's name."""
-    async with request(started.server, "GET", "/metrics") as reply:
-        lines = (await reply.body()).decode().splitlines()
-    return read_metrics(lines)
+async def metrics_of(server: Server) -> dict[str, float]:
+    """What a server says about itself: sums of its metrics by name."""
+    async with request(server, "GET", "/metrics") as reply:
+        return read_metrics((await reply.body()).decode().splitlines())
 
 
 def read_metrics(lines: Sequence[str]) -> dict[str, float]:
