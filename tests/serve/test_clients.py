@@ -1,15 +1,20 @@
 """OpenAI's own client against a real server: what it sends is understood, and what it gets has the form it expects."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
+import uvicorn
 
 from helpers.checkpoints import CHAT_TEMPLATE, save_checkpoint
 from helpers.server_process import ServerProcess, serve
+from helpers.serving import ScriptedBackend
 from selfspec import Engine
+from selfspec.serve.app import create_app
+from selfspec.serve.service import Service
 
 openai = pytest.importorskip("openai", reason="the package openai is not installed: pip install '.[dev]'")
 httpx = pytest.importorskip("httpx")
@@ -282,6 +287,53 @@ class TestErrors:
         assert len(texts) == 1
         assert all(int(each.response.headers["retry-after"]) >= 1 for each in refused)
         assert {type(answer) for answer in answers if isinstance(answer, Exception)} == {openai.RateLimitError}
+
+
+class Add(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+    """Adds two numbers."""
+
+    a: int
+    b: int
+
+
+@pytest.fixture(scope="module")
+def caller() -> Iterator[Any]:
+    """A client of a server in this process whose model calls a tool in every answer."""
+    template = CHAT_TEMPLATE + "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}"
+    text = 'Let me see. <tool_call>{"name": "Add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    service = Service(ScriptedBackend(text, chat_template=template), ["tiny"])
+    server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    server.should_exit = True
+    thread.join()
+
+
+class TestTools:
+    TOOLS: ClassVar[list[Any]] = [openai.pydantic_function_tool(Add)]
+
+    def test_a_call_is_parsed(self, caller: Any) -> None:
+        answer = caller.chat.completions.parse(messages=CHAT, tools=self.TOOLS, model="tiny").choices[0]
+        [call] = answer.message.tool_calls
+        assert call.function.parsed_arguments == Add(a=1, b=2)
+        assert (answer.finish_reason, answer.message.content) == ("tool_calls", "Let me see. ")
+
+    def test_a_call_in_a_stream(self, caller: Any) -> None:
+        with caller.chat.completions.stream(messages=CHAT, tools=self.TOOLS, model="tiny") as stream:
+            kinds = {event.type for event in stream}
+            [call] = stream.get_final_completion().choices[0].message.tool_calls
+        assert "tool_calls.function.arguments.done" in kinds
+        assert call.function.parsed_arguments == Add(a=1, b=2)
+
+    def test_the_conversation_goes_on(self, caller: Any) -> None:
+        """The answer itself is sent back, as a caller does, with the tool's result."""
+        first = caller.chat.completions.create(messages=CHAT, tools=self.TOOLS, model="tiny").choices[0].message
+        result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "3"}
+        answer = caller.chat.completions.create(messages=[*CHAT, first, result], tools=self.TOOLS, model="tiny")
+        assert answer.choices[0].finish_reason == "tool_calls"
 
 
 def test_models(client: Any) -> None:

@@ -1,0 +1,96 @@
+"""Runs clients that others wrote against ``selfspec serve``, and writes the page about it.
+
+``python benchmarks/clients/run.py all`` makes an environment for each client, starts a server for it, keeps what it
+found in ``benchmarks/results/clients/`` and writes ``docs/clients.md`` from that. Give names of clients instead of
+``all`` for some, ``--quick`` for a try whose results are only printed, ``report`` to write the page alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from client import HERE, Client, Setting
+from environments import make, versions
+from report import render
+from run_guidellm import GUIDELLM
+from run_lm_eval import LM_EVAL
+from run_schemathesis import SCHEMATHESIS
+from run_scripts import LANGCHAIN, OPENAI
+from served import serve
+
+from selfspec.loading import load_model
+from selfspec_lab.bench.stamp import make_stamp
+
+CLIENTS = {client.name: client for client in (OPENAI, LANGCHAIN, LM_EVAL, SCHEMATHESIS, GUIDELLM)}
+RESULTS = HERE.parent / "results" / "clients"
+PAGE = HERE.parents[1] / "docs" / "clients.md"
+
+
+def run(client: Client, environment: Path, *, quick: bool) -> dict[str, Any]:
+    """Runs one client against a server of its own.
+
+    Args:
+        client: to run.
+        environment: folder of its environment; made if it is not there.
+        quick: make a short run.
+
+    Returns:
+        What it found, with what is needed to find it again.
+    """
+    python = make(environment, client.packages)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ("--model", client.model, *client.options)
+        with serve(arguments, Path(folder)) as server:
+            tokenizer = _folder_of(client.model)
+            began = time.perf_counter()
+            found = client.run(Setting(python, server, client.model, tokenizer, Path(folder), quick))
+    return {
+        "client": client.name,
+        "version": versions(python, [client.name])[client.name],
+        "server": " ".join(("selfspec serve", *arguments)),
+        "wall_seconds": round(time.perf_counter() - began, 1),
+        "found": found,
+        "stamp": make_stamp(torch.device("cpu")),
+    }
+
+
+def _folder_of(model: str) -> Path:
+    """The folder that a model's float32 weights and its tokenizer are loaded from."""
+    loaded, _ = load_model(model, dtype="float32")
+    return Path(loaded.name_or_path)
+
+
+def main() -> int:
+    """Runs what the command line names; the exit code is 1 if something does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="+", choices=[*CLIENTS, "all", "report"])
+    parser.add_argument("--quick", action="store_true", help="a short run; the results are printed and not kept")
+    parser.add_argument("--environments", type=Path, default=HERE.parents[1] / ".clients", help="where they are kept")
+    given = parser.parse_args()
+    names = list(CLIENTS) if "all" in given.what else [name for name in given.what if name != "report"]
+    holds = True
+    for name in names:
+        result = run(CLIENTS[name], given.environments / name, quick=given.quick)
+        text = json.dumps(result, indent=1)
+        holds = holds and result["found"]["holds"]
+        print(
+            text if given.quick else f"{name}: {'holds' if result['found']['holds'] else 'DOES NOT HOLD'}", flush=True
+        )
+        if not given.quick:
+            RESULTS.mkdir(parents=True, exist_ok=True)
+            (RESULTS / f"{name}.json").write_text(text + "\n")
+    if not given.quick:
+        files = {name: RESULTS / f"{name}.json" for name in CLIENTS}
+        PAGE.write_text(render({name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}))
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""``schemathesis``: requests drawn from our OpenAPI document, good ones and bad ones. None may be answered with 5xx."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from client import HERE, Client, Setting
+
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+EXAMPLES, QUICK_EXAMPLES = 2200, 20
+"""Requests to draw at most for each operation in a phase."""
+
+LEAST = 10_000
+"""Requests of a full run."""
+
+
+def run(setting: Setting) -> dict[str, Any]:
+    """Sends the requests. How they were answered is counted in the server's own log."""
+    report, folder = setting.folder / "report.json", setting.folder
+    examples = str(QUICK_EXAMPLES if setting.quick else EXAMPLES)
+    printed = setting.run(
+        *(setting.program("schemathesis"), "run", f"{setting.server.url}/openapi.json", "--no-color", "--workers", "4"),
+        *("--checks", CHECKS, "--max-examples", examples, "--continue-on-failure", "--seed", "1"),
+        *("--report", "json", "--report-json-path", report),
+        env={"PYTHONPATH": str(HERE / "hooks"), "SCHEMATHESIS_HOOKS": "selfspec_hooks"},
+        check=False,  # a failed check is in the report
+        cwd=folder,
+    )
+    (folder / "report.txt").write_text(printed)
+    found = json.loads(report.read_text())
+    requests = list(_requests(setting.server.log))
+    statuses = Counter(each["status"] for each in requests)
+    server_errors = sum(count for status, count in statuses.items() if status >= 500)
+    return {
+        "holds": found["complete"]
+        and not found["failures"] + found["errors"]
+        and not server_errors
+        and (setting.quick or len(requests) >= LEAST),
+        "requests": len(requests),
+        "server_errors": server_errors,
+        "failures": len(found["failures"]) + len(found["errors"]),
+        "statuses": {str(status): statuses[status] for status in sorted(statuses)},
+        "with_text": Counter(
+            each["path"] for each in requests if each["status"] == 200 and "completion_tokens" in each
+        ),
+        "seconds": round(found["running_time"]),
+        "checks": CHECKS.split(","),
+    }
+
+
+def _requests(log: Path) -> list[dict[str, Any]]:
+    lines = (json.loads(line) for line in log.read_text().splitlines() if line.startswith("{"))
+    return [line for line in lines if line.get("message") == "request"]
+
+
+SCHEMATHESIS = Client(
+    "schemathesis",
+    ["schemathesis==4.32.5"],
+    run,
+    model="tiny",
+    options=("--method", "uniform", "--max-new-tokens", "8", "--default-new-tokens", "8", "--max-choices", "8"),
+)
