@@ -4,6 +4,8 @@ import contextlib
 import io
 import re
 import shlex
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from helpers.server_process import serve
 from selfspec.cli.app import app
 from selfspec.loading import INSTALLABLE
 from selfspec.loading.packages import find_installed
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/models.md")
+PAGES = ("README.md", "docs/models.md", "docs/serving.md")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NOT_HERE = ("make ", "pip ")
 """What starts an installation; ``.ci/run`` runs the two ``make`` commands."""
@@ -26,7 +29,17 @@ def blocks(page: str) -> list[tuple[str, str]]:
     return _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
 
 
-PYTHON = [(page, text) for page in PAGES for language, text in blocks(page) if language == "python"]
+SERVER = "http://127.0.0.1:8000"
+"""Where snippets expect ``selfspec serve``."""
+PYTHON = [
+    (page, text) for page in PAGES for language, text in blocks(page) if language == "python" and SERVER not in text
+]
+REQUESTS = [
+    (language, text)
+    for page in PAGES
+    for language, text in blocks(page)
+    if SERVER in text and language in ("python", "bash")
+]
 LINES = [
     line.partition("  #")[0]
     for page in PAGES
@@ -67,6 +80,25 @@ def test_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert result.stdout.strip()
 
 
+@pytest.mark.trained
+def test_requests_to_a_server(tmp_path: Path) -> None:
+    """The snippets that ask ``selfspec serve``, in Python and by curl, against a real one."""
+    pytest.importorskip("openai", reason="the package openai is not installed: pip install '.[dev]'")
+    needs_real_model("smollm2")
+    assert {language for language, _ in REQUESTS} == {"python", "bash"}
+    with serve(tmp_path, "--model", "smollm2", "--method", "suffix", "--default-new-tokens", "24") as server:
+        for language, text in REQUESTS:
+            snippet = text.replace(SERVER, server.url)
+            if language == "python":
+                program = [sys.executable, "-c", snippet]
+            else:
+                request = snippet[snippet.index("curl") :]
+                program = ["bash", "-c", request.replace("curl", "curl --silent --fail", 1)]
+            done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+            assert done.returncode == 0, done.stderr
+            assert len(done.stdout.split()) > 3
+
+
 def test_the_readme_shows_what_it_should() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert 'Engine.from_pretrained("smollm2"' in PYTHON[0][1]
@@ -79,6 +111,6 @@ def test_the_readme_shows_what_it_should() -> None:
 @pytest.mark.parametrize("page", [*PAGES, "docs/benchmarks.md"])
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    links = re.findall(r"\]\(([^)#]+)\)", text)
+    links = re.findall(r"\]\(([^)#]+)", text)
     assert links
     assert [link for link in links if "://" not in link and not (ROOT / page).parent.joinpath(link).exists()] == []
