@@ -174,8 +174,8 @@ class Inspection:
               sublayers that drafted, ascending; null unless the kind is ``layers``), ``drafted``, ``candidates``,
               ``accepted``, ``token_ids``, ``threshold`` (null without a confidence threshold), ``seconds`` by phase,
               ``guessed`` (draft tokens that took no forward of the draft), ``drafted_by`` (the part of the method
-              that drafted; null where it has no parts) and ``precision`` (of the copies that drafted; null for the
-              model's own weights).
+              that drafted; null where it has no parts), ``precision`` (of the copies that drafted; null for the
+              model's own weights) and ``forecast`` (what the method expected; null where it makes no forecasts).
         """
         whole = self.whole
         return {

@@ -31,6 +31,26 @@ class PhaseSeconds:
 
 
 @dataclass(frozen=True)
+class Forecast:
+    """What a method expected of a round when it planned it.
+
+    Attributes:
+        tokens_per_second: of the round.
+        plain_tokens_per_second: of plain decoding at that time.
+        held_back: whether it drafts nothing because the request has not saved the time that a draft may lose.
+    """
+
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    held_back: bool = False
+
+    @property
+    def speedup(self) -> float:
+        """The round's tokens a second ÷ those of plain decoding."""
+        return self.tokens_per_second / self.plain_tokens_per_second
+
+
+@dataclass(frozen=True)
 class Round:
     """One round: draft, verify, accept, commit.
 
@@ -45,6 +65,7 @@ class Round:
         guessed: draft tokens that were guessed before layers drafted them, and so took no forward of the draft.
         drafted_by: name of the part that drafted; ``None`` where the method has no parts.
         precision: of the weights that drafted; ``None`` for the target's own, or where no layers drafted.
+        forecast: what the method expected of it; ``None`` where it makes no forecasts.
     """
 
     drafted: int
@@ -57,6 +78,7 @@ class Round:
     guessed: int = 0
     drafted_by: str | None = None
     precision: AnyPrecision | None = None
+    forecast: Forecast | None = None
 
     @property
     def attention_share(self) -> float | None:
@@ -81,6 +103,7 @@ class Round:
             "guessed": self.guessed,
             "drafted_by": self.drafted_by,
             "precision": None if self.precision is None else asdict(self.precision),
+            "forecast": None if self.forecast is None else asdict(self.forecast),
         }
 
     @classmethod
@@ -95,6 +118,7 @@ class Round:
             KeyError, TypeError, ValueError: it is not such an object.
         """
         kept, precision = fields["kept"], fields.get("precision")  # older files have none
+        forecast = fields.get("forecast")
         return cls(
             drafted=fields["drafted"],
             candidates=fields["candidates"],
@@ -106,6 +130,7 @@ class Round:
             guessed=fields.get("guessed", 0),  # results of older versions do not have it
             drafted_by=fields.get("drafted_by"),
             precision=None if precision is None else read_precision(precision),
+            forecast=None if forecast is None else Forecast(**forecast),
         )
 
 

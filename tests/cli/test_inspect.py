@@ -166,6 +166,7 @@ def test_json_fields() -> None:
         "guessed": 0,
         "drafted_by": None,
         "precision": None,
+        "forecast": None,
     }
     assert [(record["kind"], record["kept"]) for record in described["rounds"][1:]] == [
         ("tokens", None),
@@ -214,8 +215,8 @@ def test_text_says_what_each_part_drafted() -> None:
     copied = played(None, 4, 2, drafted_by="suffix")
     low = played(FIRST, 3, 3, drafted_by="low-bit", guessed=1)
     rows = [line.split() for line in printed(inspection([copied, low, low])).splitlines()]
-    assert ["suffix", "1", "4.00", "0.00", "50%", "3.00"] in rows
-    assert ["low-bit", "2", "3.00", "1.00", "100%", "4.00"] in rows
+    assert ["suffix", "1", "4.00", "0.00", "50%", "3.00", "3.33"] in rows
+    assert ["low-bit", "2", "3.00", "1.00", "100%", "4.00", "2.50"] in rows
     assert not any("guessed" in line.split() for line in printed(inspection(MIXED)).splitlines())
 
 

@@ -140,7 +140,7 @@ def first_rows(method: Recorded, start: int) -> list[int]:
 
 
 def check_rounds(method: Recorded, slow: SlowDel, length: int, *, keep: int = 0) -> set[tuple[int, int]]:
-    """Replays a request; ``keep`` rounds of the history stay behind the first choice."""
+    """Replays a request; ``keep`` rounds of the history remain after the first choice."""
     slow.append(list(range(max(0, length - method.settings.context_window), length)))
     chosen = set()
     for (choice, feedback), start in zip(method.rounds, first_rows(method, length), strict=False):

@@ -463,7 +463,7 @@ def test_the_schedule_of_the_paper_has_no_bound_of_tokens() -> None:
     ("interval", "tokens", "rows"), [(30, 6, 6), (9, 20, 8), (3, 8, 8), (64, 12, 8), (8, 25, 8), (2, 1, 1)]
 )
 def test_our_schedule(interval: int, tokens: int, rows: int) -> None:
-    """First when the output has so many tokens, none of them drafted, then at the interval; on rows spread out."""
+    """First when the output has ``tokens`` tokens, none drafted, then every ``interval`` tokens; on rows spread out."""
     method = observed(interval=interval, recent_tokens=tokens)
     result = write(method, "llama", new_tokens=60)
     (drafter,) = method.drafters

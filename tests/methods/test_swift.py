@@ -175,7 +175,7 @@ def test_the_search_starts_from_uniform_skipping_and_keeps_the_best() -> None:
     assert {len(skipped) for skipped in candidates} == {4}
 
 
-def test_every_so_manieth_step_asks_the_gaussian_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_third_step_asks_the_gaussian_process(monkeypatch: pytest.MonkeyPatch) -> None:
     proposed = point_of((2, 3, 4, 5), FREE)
     monkeypatch.setattr(swift_search, "suggest_point", lambda *_: proposed)
     monkeypatch.setattr(swift_search, "random_point", lambda *_: point_of((6, 7, 8, 9), FREE))

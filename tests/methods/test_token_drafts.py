@@ -51,7 +51,7 @@ def test_a_copy_that_reaches_the_end_goes_on_with_itself() -> None:
 
 
 def naive_ngram_match(text: list[int], max_size: int, drafted: tuple[int, ...] = ()) -> tuple[int, int]:
-    """The longest matching n-gram and the position behind its last earlier occurrence in the text, by scanning it."""
+    """The longest matching n-gram and the position after its last earlier occurrence in the text, by scanning it."""
     whole = [*text, *drafted]
     for size in range(min(max_size, len(whole)), 0, -1):
         for end in range(len(text) - 1, size - 1, -1):
@@ -71,7 +71,7 @@ def test_the_ngram_index_finds_what_a_scan_finds(text: list[int], max_size: int,
 
 
 def naive_suffix_match(text: list[int], drafted: tuple[int, ...] = ()) -> tuple[int, int]:
-    """Length of the longest suffix that occurs before in the text, and the position behind its last occurrence."""
+    """Length of the longest suffix that occurs before in the text, and the position after its last occurrence."""
     whole = [*text, *drafted]
     last = len(text) if drafted else len(text) - 1
     for length in range(len(whole) - 1, 0, -1):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from selfspec.cli.chat_session import ChatSession, say
 from selfspec.cli.generate import parse_assignments
+from selfspec.cli.parts_text import parts_lines
 from selfspec.cli.terminal import takes_colour
 from selfspec.errors import SelfSpecError
 from selfspec.methods import METHODS
@@ -92,6 +93,8 @@ class ChatCommands:
             return
         say(f"last answer, {last[0]}: {last[1]}")
         say(f"whole chat, {total.answers} answer{'s' * (total.answers > 1)}: {total}")
+        for line in parts_lines(self.session.rounds):
+            say(line)
 
     def _method(self, arguments: str) -> None:
         if arguments:

@@ -13,7 +13,7 @@ from selfspec.engine import Engine
 from selfspec.generation import Stream
 from selfspec.methods import find_method, make_method
 from selfspec.methods.settings import parse_settings
-from selfspec.types import SamplingParams
+from selfspec.types import Round, SamplingParams
 
 
 class ChatSession:
@@ -32,6 +32,7 @@ class ChatSession:
         show_drafts: colour accepted draft tokens.
         last: the method and the counts of the last answer.
         total: the counts of all answers.
+        rounds: of all answers.
 
     Raises:
         InvalidPromptError: the chat template refuses the system prompt.
@@ -53,6 +54,7 @@ class ChatSession:
         self.show_drafts = show_drafts
         self.last: tuple[str, Counts] | None = None
         self.total = Counts()
+        self.rounds: list[Round] = []
         self._engines = {(engine.method.name, engine.method.settings): engine}
         self._params = params
         self._interactive = interactive
@@ -77,6 +79,7 @@ class ChatSession:
             self.conversation.keep(turn, stream.result.text if finished else log.text)
             self.last = (self.engine.method.name, log.counts(stream))
             self.total += self.last[1]
+            self.rounds += stream.rounds
         self._say_how_it_ended(stream, log, finished)
 
     def switch(self, name: str, values: Mapping[str, str]) -> None:

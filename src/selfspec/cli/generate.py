@@ -56,7 +56,11 @@ def generate(
     ] = False,
     stats: Annotated[
         bool,
-        typer.Option("--stats", help="Print speed and acceptance to standard error.", rich_help_panel=options.OUTPUT),
+        typer.Option(
+            "--stats",
+            help="Print speed and drafts to standard error.",
+            rich_help_panel=options.OUTPUT,
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help=options.JSON_HELP, rich_help_panel=options.OUTPUT)] = False,
     logprobs: options.Logprobs = None,
@@ -96,7 +100,9 @@ def generate(
         if as_json:
             typer.echo(json.dumps(result.to_dict(), allow_nan=False))
         if stats:
-            typer.echo(summary(result), err=True)
+            from selfspec.cli.parts_text import parts_lines
+
+            typer.echo("\n".join((summary(result), *parts_lines(result.rounds))), err=True)
 
 
 def parse_assignments(assignments: Sequence[str], source: str = "--set") -> dict[str, str]:

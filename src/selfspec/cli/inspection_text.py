@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from selfspec.inspection import PHASES, Inspection, Stretch, by_part, condense, draft_kind, merge_equal, shares
+from selfspec.cli.parts_text import parts_table, plain_reasons
+from selfspec.inspection import PHASES, Inspection, Stretch, condense, draft_kind, merge_equal, shares
 from selfspec.types import Round
 
 ATTENTION, MLP = "color(214)", "color(33)"
@@ -41,9 +42,11 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
     console.print(_layers_table(console, inspection))
     if any(draft_kind(record) == "layers" for record in records):
         console.print(_legend(console, inspection))
-    if by_part(records):
+    if parts := parts_table(records):
         console.print()
-        console.print(_parts_table(records))
+        console.print(_parts_table(parts))
+        if reasons := plain_reasons(records):
+            console.print(reasons, style="dim")
     console.print()
     console.print(_curves(console, records))
     console.print()
@@ -76,13 +79,12 @@ def _layers_table(console: Console, inspection: Inspection) -> Table:
     return table
 
 
-def _parts_table(records: Sequence[Round]) -> Table:
+def _parts_table(parts: Sequence[tuple[str, ...]]) -> Table:
     """What each part of the method drafted."""
-    table = _table("part", "rounds", "drafted", "guessed", "accepted", "tokens")
-    for name, rounds in by_part(records).items():
-        drafted, accepted, tokens = _figures(Stretch(1, rounds), with_threshold=False)
-        guessed = fmean(record.guessed for record in rounds)
-        table.add_row(name, str(len(rounds)), drafted, f"{guessed:.2f}", accepted, tokens)
+    header, *rows = parts
+    table = _table(*header)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -8,6 +8,7 @@ from selfspec.decoding.context import Context
 from selfspec.decoding.proposal import Drafting, Proposal
 from selfspec.model import transfer
 from selfspec.sampling.tree import EMPTY_TREE, ROOT, TokenTree
+from selfspec.types import Forecast
 
 
 class Draft(Protocol):
@@ -76,15 +77,17 @@ class PartDraft:
     Attributes:
         draft: the draft.
         part: name of the part.
+        forecast: what the method expects of the round, if it says so.
     """
 
     draft: Draft
     part: str
+    forecast: Forecast | None = None
 
     def propose(self, context: Context, watched: Collection[int] = ()) -> Drafting:
         """Drafts as the part does; see ``Draft.propose``."""
         proposal = yield from self.draft.propose(context, watched)
-        return replace(proposal, drafted_by=self.part)
+        return replace(proposal, drafted_by=self.part, forecast=self.forecast)
 
 
 def empty_proposal(context: Context) -> Proposal:

@@ -82,4 +82,5 @@ def _judged(
 
 def _without_tokens(proposal: Proposal, sequence: Generated) -> Proposal:
     empty = empty_proposal(sequence.context)
-    return replace(empty, kept=proposal.kept, threshold=proposal.threshold, drafted_by=proposal.drafted_by)
+    named = replace(empty, drafted_by=proposal.drafted_by, forecast=proposal.forecast)
+    return replace(named, kept=proposal.kept, threshold=proposal.threshold)

@@ -11,6 +11,7 @@ from selfspec.model.kept import KeptSet
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.sampling.tree import TokenTree
+from selfspec.types import Forecast
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Proposal:
         threshold: the confidence below which drafting was to stop; ``None`` without such a rule.
         guessed: how many of the tokens were guessed before they were drafted, and so took no forward of their own.
         drafted_by: name of the part that drafted; ``None`` where a method has no parts.
+        forecast: what the method expects of the round; ``None`` where it makes no forecasts.
     """
 
     token_ids: torch.Tensor
@@ -85,6 +87,7 @@ class Proposal:
     threshold: float | None = None
     guessed: int = 0
     drafted_by: str | None = None
+    forecast: Forecast | None = None
 
     @property
     def drafted(self) -> int:

@@ -168,4 +168,5 @@ def _record(feedback: Feedback, committed: tuple[int, ...]) -> Round:
         seconds=PhaseSeconds(),
         guessed=proposal.guessed,
         drafted_by=proposal.drafted_by,
+        forecast=proposal.forecast,
     )

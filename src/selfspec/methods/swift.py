@@ -121,7 +121,7 @@ def matchness_if_above(
 ) -> float:
     """``matchness`` where it can be above the best one, and else that of the window's first quarter, which is not.
 
-    Most candidates miss so many of the first tokens that the others cannot make up for it. They cost a forward of a
+    Most candidates are wrong on too many of the first tokens for the others to make up for it. They cost a forward of a
     quarter of the rows.
 
     Args:

@@ -7,6 +7,7 @@ file of their own, so that later processes select with the same ones.
 import contextlib
 import hashlib
 import json
+import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from selfspec.files import replace_file
 from selfspec.runtimes.fingerprint import fingerprint
 from selfspec.runtimes.latency import LatencyProfile, device_name, measure_latencies
+from selfspec.runtimes.levels import LEVEL_VARIABLE, processor_name
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
 from selfspec.user_cache import cache_folder
@@ -24,13 +26,19 @@ _VERSION = 1
 
 
 def profile_key(target: Target) -> dict[str, Any]:
-    """What a stored profile is valid for: model and dtype, device, runtime, threads, versions."""
+    """What a stored profile is valid for: model and dtype, device, processor, runtime, threads, versions.
+
+    The processor counts, since a cache folder may be shared between machines or move to another one.
+    """
+    on_cpu = target.device.type == "cpu"
     return {
         "version": _VERSION,
         **fingerprint(target),
         "device": device_name(target.device),
         "runtime": target.runtime,
-        "threads": torch.get_num_threads() if target.device.type == "cpu" else None,
+        "processor": processor_name(),
+        "kernels": os.environ.get(LEVEL_VARIABLE) if on_cpu else None,
+        "threads": torch.get_num_threads() if on_cpu else None,
         "torch": torch.__version__,
         "selfspec": version("selfspec"),
     }

@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from selfspec.errors import InvalidParameterError
@@ -70,6 +71,17 @@ def processor_features() -> frozenset[str]:
         return frozenset()
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.partition(":")[2].split())
+
+
+@lru_cache
+def processor_name() -> str:
+    """The processor's model as Linux names it; elsewhere, or where it names none, its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(filter(None, names), machine())
 
 
 def levels_of(architecture: str) -> tuple[Level, ...]:

@@ -1,16 +1,18 @@
 """``auto`` itself: what it finds out about a model, what it drafts, what it learns and keeps."""
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import prompt
 from selfspec import Engine, SamplingParams
 from selfspec.cli import terminal
-from selfspec.decoding.draft import NoDraft, PartDraft, TokenDraft
+from selfspec.decoding.draft import NoDraft, TokenDraft
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.errors import InvalidSettingError, NoCopiesWarning, StateError
 from selfspec.methods.auto import preparation
@@ -255,6 +257,58 @@ def test_what_it_learned_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest
     assert other.method.state().values == engine.method.state().values
 
 
+def test_a_machine_with_another_layer_draft_takes_the_acceptance_of_copies_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, FREE_ROWS)
+    engine = Engine(MODEL, method="auto")
+    engine.generate(prompt(20), max_new_tokens=60, ignore_eos=True)
+    engine.save_state(tmp_path / "state")
+    learned = engine.method.state().values
+    trial = LayerTrial(Assignment(FULL, Precision.of(4)), 0.5, CHEAP, ())
+    monkeypatch.setattr("selfspec.methods.auto.method.prepare", lambda *_: Preparation(FREE_ROWS, trial))
+    other = Engine(MODEL, method="auto")
+    fresh = other.method.state().values
+    other.load_state(tmp_path / "state")
+    loaded = other.method.state().values
+    assert loaded["greedy"]["copies"] == learned["greedy"]["copies"] != fresh["greedy"]["copies"]
+    assert learned["greedy"]["layers"] != loaded["greedy"]["layers"] == fresh["greedy"]["layers"]
+
+
+def test_states_of_other_models_dtypes_and_methods_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, FREE_ROWS)
+    path = tmp_path / "state"
+    Engine(MODEL, method="auto").save_state(path)
+    with pytest.raises(StateError, match=r"another model \(dtype float32, here bfloat16\)"):
+        Engine(copy.deepcopy(MODEL).to(torch.bfloat16), method="auto").load_state(path)
+    other = copy.deepcopy(MODEL)
+    with torch.no_grad():
+        other.lm_head.weight.mul_(2.0)
+    with pytest.raises(StateError, match=r"another model \(weights"):
+        Engine(other, method="auto").load_state(path)
+    with pytest.raises(StateError, match="learned by the method auto, not by token-recycling"):
+        Engine(MODEL, method="token-recycling").load_state(path)
+
+
+def test_another_processor_or_version_finds_out_again(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, terms, found = Target(MODEL), Terms(most_bytes=0), []
+    result = Preparation(FREE_ROWS, None)
+    monkeypatch.setattr(preparation, "_find_out", lambda *_: found.append(1) or result)
+    for _ in range(2):
+        assert preparation.prepare(target, terms) == result
+    assert len(found) == 1
+    for place, value in {
+        "selfspec.runtimes.latency_store.processor_name": lambda: "another processor",
+        "selfspec.runtimes.latency_store.version": lambda _: "99.0",
+        "selfspec.methods.auto.preparation._FORMAT": 99,
+    }.items():
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(place, value)
+            before = len(found)
+            preparation.prepare(target, terms)
+            assert len(found) == before + 1, place
+
+
 @pytest.mark.parametrize("values", [{}, {"greedy": {}, "sampled": {}}, {"greedy": 1, "sampled": {}}, {"other": {}}])
 def test_damaged_states_are_refused_and_change_nothing(monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]) -> None:
     give(monkeypatch, FREE_ROWS)
@@ -290,4 +344,4 @@ def test_nothing_is_drafted_that_no_time_was_saved_for(monkeypatch: pytest.Monke
     plan = AutoDrafter.plan_among
     monkeypatch.setattr(AutoDrafter, "plan_among", lambda *args: planned.append(plan(*args)) or planned[-1])
     Engine(MODEL, method="auto", settings={"delta": 0.0}).generate([5], max_new_tokens=2, ignore_eos=True)
-    assert planned[0] == PartDraft(NoDraft(), "plain")
+    assert (planned[0].draft, planned[0].part) == (NoDraft(), "plain")

@@ -17,7 +17,7 @@ VERIFY = RowCosts((1, 2, 4, 8, 16, 32), tuple(STEP * factor for factor in (1.0, 
 DRAFT = RowCosts((1, 8), (0.35 * STEP, 0.6 * STEP)).table()
 
 Accept = Callable[[int], int]
-"""How many draft tokens of a round are accepted, of so many that were drafted."""
+"""How many draft tokens of a round are accepted, by the number that were drafted."""
 
 
 def play(tokens: int, accept: Accept, delta: float, hopes: tuple[float, float]) -> Iterator[tuple[int, float]]:

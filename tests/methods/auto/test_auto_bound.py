@@ -61,7 +61,7 @@ class Adversary:
     """Decides what happens.
 
     Attributes:
-        accepts: how many draft tokens of a round are accepted, of so many that were drafted.
+        accepts: how many draft tokens of a round are accepted, by the number that were drafted.
         confidence: of the next draft token.
         confirms: whether a guess is what the draft drafts.
         token: a token of the text; few different ones, so that it repeats itself.
@@ -134,7 +134,7 @@ class Moment(NamedTuple):
 
 
 def play(tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: float = 0.0) -> Iterator[Moment]:
-    """Plays rounds until every sequence has so many tokens.
+    """Plays rounds until every sequence has ``tokens`` tokens.
 
     Args:
         tokens: that each sequence writes.
@@ -167,7 +167,7 @@ def play(tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: 
 
 
 def most(written: int, delta: float, step: float, overhead: float = 0.0, count: int = 1) -> float:
-    """The seconds that so many tokens may take; where little is written, beside the overhead of planning."""
+    """Seconds that an output may take; where little is written, beside the overhead of planning."""
     few = count * (CREDIT * step + overhead) + written * overhead
     return written * step + max(delta * written * step + count * overhead, few) + 1e-9
 
@@ -190,7 +190,7 @@ def test_an_adversary_cannot_break_the_bound(data: st.DataObject, delta: float, 
 
 
 def accepts_while_it_explores(most: int) -> Callable[[int], int]:
-    """Accepts every draft token until it has accepted so many, and none after that."""
+    """Accepts draft tokens up to a total, and none after that."""
     left = [most]
 
     def accepts(drafted: int) -> int:
@@ -202,7 +202,7 @@ def accepts_while_it_explores(most: int) -> Callable[[int], int]:
 
 
 def alternates(period: int) -> Callable[[int], int]:
-    """Accepts all draft tokens of so many rounds, none of the next ones, and so on."""
+    """Accepts all draft tokens of ``period`` rounds, none of the next ``period``, and so on."""
     rounds = [0]
 
     def accepts(drafted: int) -> int:

@@ -24,6 +24,7 @@ from selfspec.methods.auto.plans import (
 )
 from selfspec.methods.auto.row_costs import CostTable
 from selfspec.methods.copying import chain_draft
+from selfspec.types import Forecast
 
 CREDIT = 1.6
 """Steps of plain decoding that a request may lose before anything was saved: 2.5 % of 64 tokens.
@@ -33,12 +34,10 @@ would wait for it: at 0.6 steps a sampled text of 128 tokens was decoded plainly
 """
 
 _MOST_GUESSES = 7
+"""Most guesses in a forward of a layer draft: with the pending token the 8 rows up to which its cost is measured."""
 
 _FADE = 0.02
 """Share of a layer draft's own record that is forgotten in each round without one."""
-
-
-_PLAIN = PartDraft(NoDraft(), "plain")
 
 
 class CopiesToConfirm:
@@ -151,7 +150,7 @@ class AutoDrafter(Drafter):
         verify = self._judging.added_to(forwards)
         self._round = planned = _Round(sequences, drafting or sequences, forwards, verify)
         longest = self._allowance.longest(verify[1]) - (self._overhead.mean or 0.0)
-        draft = self._best(planned, longest) if longest > verify[2] else _PLAIN
+        draft = self._best(planned, longest) if longest > verify[2] else _plain_draft(verify, held_back=True)
         self._planned += self._clock() - began
         return draft
 
@@ -173,7 +172,9 @@ class AutoDrafter(Drafter):
             drafted = best_layers(self._expected.rate(), costs, verify, longest, survival[:_MOST_GUESSES])
             if drafted is not None and drafted.tokens_per_second > best.tokens_per_second:
                 return self._layer_draft(planned, drafted, self._layers, costs, longest)
-        return PartDraft(chain_draft(self._copies.tokens(match, best.length)), "copies") if best.length else _PLAIN
+        if not best.length:
+            return _plain_draft(verify)
+        return PartDraft(chain_draft(self._copies.tokens(match, best.length)), "copies", _forecast(best, verify))
 
     def _layer_draft(
         self, planned: "_Round", plan: Plan, layers: "LayerChoice", costs: CostTable, longest: float
@@ -185,7 +186,7 @@ class AutoDrafter(Drafter):
         planned.costs, planned.guess = costs, CopiesToConfirm(self._copies, costs, left)
         assignment = layers.assignment
         draft = LayerDraft(assignment.kept, plan.length, stop, precision=assignment.precision, guess=planned.guess)
-        return PartDraft(draft, layers.name)
+        return PartDraft(draft, layers.name, _forecast(plan, planned.verify))
 
     def learn(self, feedback: Feedback) -> None:
         """Scores what was drafted and what could have been copied, and counts the time."""
@@ -217,6 +218,14 @@ class AutoDrafter(Drafter):
         for index, confidence in enumerate(confidences[: accepted + 1]):
             self._confident.note(index < accepted, confidence)
             self._expected.note(index < accepted)
+
+
+def _forecast(plan: Plan, verify: CostTable, *, held_back: bool = False) -> Forecast:
+    return Forecast(plan.tokens_per_second, 1 / verify[1], held_back)
+
+
+def _plain_draft(verify: CostTable, *, held_back: bool = False) -> PartDraft:
+    return PartDraft(NoDraft(), "plain", _forecast(plain(verify), verify, held_back=held_back))
 
 
 def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:

@@ -20,6 +20,7 @@ from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
 _KINDS = ("greedy", "sampled")
+_LAYER_DRAFT = "layer_draft"
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,16 @@ class Auto(Method):
         self._make_ready(progress)
 
     def state(self) -> LearnedState:
-        """The acceptance of drafts. What this machine costs is not part of it."""
+        """The acceptance of drafts, and the layer draft that it is of. What this machine costs is not part of it."""
         ready = self._make_ready()
-        return LearnedState({kind: _to_lists(ready.experience[kind]) for kind in _KINDS})
+        learned = {kind: _to_lists(ready.experience[kind]) for kind in _KINDS}
+        return LearnedState({_LAYER_DRAFT: ready.layer_draft, **learned})
 
     def restore(self, state: LearnedState) -> None:
         """Loads the acceptance of drafts.
+
+        Another machine may draft with other layers or bits: then the acceptance of its own layer draft stays as it is,
+        and that of copies, which is the model's alone, is loaded.
 
         Args:
             state: from ``state``.
@@ -106,12 +111,13 @@ class Auto(Method):
             StateError: it is damaged.
         """
         ready = self._make_ready()
-        if set(state.values) != set(_KINDS):
+        if set(state.values) != {_LAYER_DRAFT, *_KINDS}:
             raise StateError("this state has no acceptance of auto; give another file, or start without it")
         for kind in _KINDS:
             _restore(_fresh(ready.trial), state.values[kind])  # all of it is checked before any of it is loaded
+        same_layers = state.values[_LAYER_DRAFT] == ready.layer_draft
         for kind in _KINDS:
-            _restore(ready.experience[kind], state.values[kind])
+            _restore(ready.experience[kind], state.values[kind], layers=same_layers)
 
     def _make_ready(self, progress: Callable[[str], None] = lambda _: None) -> "_Ready":
         with self._lock:
@@ -132,6 +138,11 @@ class _Ready:
         }
         self.experience = {kind: _fresh(trial) for kind in _KINDS}
 
+    @property
+    def layer_draft(self) -> str | None:
+        """Identifies the layer draft in a state file; ``None`` without one."""
+        return None if self.trial is None else repr(self.trial.assignment)
+
 
 def _fresh(trial: LayerTrial | None) -> Experience:
     """What is expected of drafts before the first request."""
@@ -150,9 +161,11 @@ def _to_lists(experience: Experience) -> dict[str, list[list[float]]]:
     }
 
 
-def _restore(experience: Experience, values: Any) -> None:
+def _restore(experience: Experience, values: Any, *, layers: bool = True) -> None:
     if not isinstance(values, dict) or set(values) != {"copies", "confident", "layers"}:
         raise StateError("this state has no acceptance of auto; give another file, or start without it")
     experience.copies.restore(values["copies"])
+    if not layers:
+        return
     experience.confident.restore(values["confident"])
     experience.layers.restore(values["layers"])

@@ -19,6 +19,9 @@ from selfspec.runtimes.latency_store import profile_path, read_kept, write_kept
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
+_FORMAT = 2
+"""Of what is kept; raised where trials or their meaning change, so that all machines find out again."""
+
 _TEXT = 96
 _SHARE_FOR_TEXT = 0.25
 _FREE_SHARE = 0.5
@@ -108,7 +111,7 @@ def prepare(
     kept = _read(target, terms)
     if kept is None:
         kept = _find_out(target, terms, progress)
-        write_kept(_path(target), target, {"terms": asdict(terms), **kept.to_dict()})
+        write_kept(_path(target), target, {"format": _FORMAT, "terms": asdict(terms), **kept.to_dict()})
     kept = _with_copies(target, kept, progress)
     if kept.lacking_bytes and terms.most_bytes != 0:
         warnings.warn(_complaint(kept.lacking_bytes, terms.most_bytes), NoCopiesWarning, stacklevel=2)
@@ -182,7 +185,7 @@ def _with_copies(target: Target, preparation: Preparation, progress: Callable[[s
 
 def _read(target: Target, terms: Terms) -> Preparation | None:
     kept = read_kept(_path(target), target)
-    if kept is None or kept.get("terms") != asdict(terms):
+    if kept is None or (kept.get("format"), kept.get("terms")) != (_FORMAT, asdict(terms)):
         return None
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         return Preparation.from_dict(kept)

@@ -18,7 +18,10 @@ MOST_ROWS = 36
 """Rows up to which ``RowCosts.table`` goes."""
 
 _CONTEXT = 128
+"""Tokens in the cache before the rows that are measured."""
+
 _PASSES = 5
+"""Most passes over all numbers of rows."""
 
 CostTable = Sequence[float]
 """Seconds of a forward by its number of rows, from 1 to ``MOST_ROWS``; entry 0 is 0."""
