@@ -67,9 +67,3 @@ def phase(name: Phase) -> Callable[[Callable[P, T]], Callable[P, T]]:
         return timed
 
     return decorate
-
-
-def seconds_so_far() -> PhaseSeconds:
-    """The time of each phase of the step that is being measured on this thread; zeros where none is."""
-    clock = _running.get()
-    return PhaseSeconds() if clock is None else clock.seconds

@@ -1,10 +1,8 @@
 """One step of decoding: plan, draft, verify, accept, commit, learn. The same for every method and any batch."""
 
 from collections import defaultdict
-from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import fields, replace
-from functools import wraps
+from dataclasses import fields
 
 import torch
 
@@ -13,7 +11,7 @@ from selfspec.decoding.drafter import Drafter, DraftingMethod, Feedback
 from selfspec.decoding.events import Advanced, Event, Failed, Finished
 from selfspec.decoding.judging import not_finite
 from selfspec.decoding.outcome import Outcome, verify_drafts
-from selfspec.decoding.phases import clocked, phase, seconds_so_far
+from selfspec.decoding.phases import clocked, phase
 from selfspec.decoding.prompt import read_chunk
 from selfspec.decoding.proposal import Proposal
 from selfspec.decoding.run_drafts import run_drafts
@@ -58,31 +56,12 @@ def play(target: Target, sequences: Many[Sequence]) -> list[Event]:
     return [event for sequence in sequences for event in play(target, [sequence])]
 
 
-def _with_seconds(
-    play: Callable[[Target, Many[Sequence]], list[Event]],
-) -> Callable[[Target, Many[Sequence]], list[Event]]:
-    """Decorator: writes the time of a round's phases into its records, to equal parts where sequences share it."""
-
-    @wraps(play)
-    def timed(target: Target, sequences: Many[Sequence]) -> list[Event]:
-        with clocked() as clock:
-            events = play(target, sequences)
-        share = _share(clock.seconds, len(sequences))
-        return [
-            replace(event, round=replace(event.round, seconds=share)) if isinstance(event, Advanced) else event
-            for event in events
-        ]
-
-    return timed
-
-
 def _share(total: PhaseSeconds, sequences: int) -> PhaseSeconds:
     if sequences == 1:
         return total
     return PhaseSeconds(**{field.name: getattr(total, field.name) / sequences for field in fields(PhaseSeconds)})
 
 
-@_with_seconds
 @torch.inference_mode()
 def play_round(target: Target, sequences: Many[Sequence]) -> list[Event]:
     """Plays one round for sequences whose prompts are read.
@@ -97,31 +76,36 @@ def play_round(target: Target, sequences: Many[Sequence]) -> list[Event]:
     Raises:
         Exception: anything that went wrong before a token was committed, of whichever sequence.
     """
-    drafts = plan(sequences)
-    proposals = draft(target, sequences, drafts)
-    outcomes = verify_drafts(target, sequences, proposals)
-    seconds = _share(seconds_so_far(), len(sequences))
+    with clocked() as clock:
+        drafts = plan(sequences)
+        proposals = draft(target, sequences, drafts)
+        outcomes = verify_drafts(target, sequences, proposals)
+        seconds = _share(clock.seconds, len(sequences))
+        concluded = [_conclude(*each, seconds) for each in zip(sequences, drafts, outcomes, strict=True)]
+    seconds = _share(clock.seconds, len(sequences))
     events: list[Event] = []
-    for sequence, planned, outcome in zip(sequences, drafts, outcomes, strict=True):
-        if outcome is None:
-            events.append(Failed(sequence.request, not_finite(sequence.context)))
+    for sequence, conclusion in zip(sequences, concluded, strict=True):
+        if isinstance(conclusion, Failed):
+            events.append(conclusion)
             continue
-        feedback = Feedback(
-            planned, outcome.proposal, outcome.acceptance, outcome.scores, outcome.hidden_states, seconds
-        )
-        try:
-            events += _conclude(sequence, outcome, feedback)
-        except Exception as error:  # of a stopping criterion, or of the drafter
-            events.append(Failed.by(sequence.request, error))
+        events.append(Advanced(sequence, _record(*conclusion, seconds)))
+        events += [Finished(sequence)] if sequence.finished else []
     return events
 
 
-def _conclude(sequence: Sequence, outcome: Outcome, feedback: Feedback) -> list[Event]:
-    """Commits what was accepted, and lets the drafter learn."""
-    committed = commit(sequence, outcome)
-    learn(sequence, feedback)
-    advanced = Advanced(sequence, _record(feedback, committed))
-    return [advanced, Finished(sequence)] if sequence.finished else [advanced]
+def _conclude(
+    sequence: Sequence, planned: Draft, outcome: Outcome | None, seconds: PhaseSeconds
+) -> tuple[Feedback, tuple[int, ...]] | Failed:
+    """Commits what was accepted, and lets the drafter learn; returns what it was told, and the committed tokens."""
+    if outcome is None:
+        return Failed(sequence.request, not_finite(sequence.context))
+    feedback = Feedback(planned, outcome.proposal, outcome.acceptance, outcome.scores, outcome.hidden_states, seconds)
+    try:
+        committed = commit(sequence, outcome)
+        learn(sequence, feedback)
+    except Exception as error:  # of a stopping criterion, or of the drafter
+        return Failed.by(sequence.request, error)
+    return feedback, committed
 
 
 @phase("select")
@@ -155,7 +139,7 @@ def learn(sequence: Sequence, feedback: Feedback) -> None:
     sequence.drafter.learn(feedback)
 
 
-def _record(feedback: Feedback, committed: tuple[int, ...]) -> Round:
+def _record(feedback: Feedback, committed: tuple[int, ...], seconds: PhaseSeconds) -> Round:
     proposal = feedback.proposal
     return Round(
         drafted=proposal.drafted,
@@ -165,7 +149,7 @@ def _record(feedback: Feedback, committed: tuple[int, ...]) -> Round:
         kept=proposal.kept,
         threshold=proposal.threshold,
         precision=proposal.precision,
-        seconds=PhaseSeconds(),
+        seconds=seconds,
         guessed=proposal.guessed,
         drafted_by=proposal.drafted_by,
         forecast=proposal.forecast,

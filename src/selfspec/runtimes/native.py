@@ -146,6 +146,7 @@ class NativeForward:
         self._indices = lru_cache(_KEPT_SETS)(lambda indices: (c_int * len(indices))(*indices))
         self._are_native = lru_cache(_KEPT_SETS)(lambda indices: all(branches[index] is not None for index in indices))
         self._head = head if native else None
+        self._head_norm = describe_norm(None if head is None else head.norm)
         self.has_head = self._head is not None
         self.is_whole = self.has_head and len(native) == len(branches)
         self._dtype, self.most_rows = None, 0
@@ -257,8 +258,7 @@ class NativeForward:
 
     def _describe_head(self, stream: torch.Tensor, linear: Linear, out: torch.Tensor) -> NativeHead:
         assert self._head is not None
-        norm = describe_norm(self._head.norm)
-        return NativeHead(norm, linear, stream.shape[1], self._head.outputs, out.data_ptr())
+        return NativeHead(self._head_norm, linear, stream.shape[1], self._head.outputs, out.data_ptr())
 
     def _part(self, rows: Rows, first_row: int) -> Part:
         cache = rows.sequence.cache

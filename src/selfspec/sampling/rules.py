@@ -5,6 +5,7 @@ has score ``-inf``. Plain decoding is ``accept`` with an empty tree.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -194,6 +195,8 @@ def accept_choices(tree: TokenTree, draft_tokens: torch.Tensor, choices: torch.T
     def interpret(drafted: list[int], chosen: list[int]) -> Acceptance:
         return accept_matching(tree, drafted, chosen)
 
+    if not tree:
+        return Verdict((choices,), partial(interpret, []))
     return Verdict((draft_tokens, choices), interpret)
 
 
