@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -179,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     showing = commands.add_parser("table", help="print a file of load as tables")
     showing.add_argument("file", type=Path)
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that servers are ended
     {"load": load, "alone": alone, "soak": soak_server, "faults": kill_workers, "table": show}[options.command](options)
 
 
