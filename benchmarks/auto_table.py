@@ -1,0 +1,75 @@
+"""Sums up runs of ``selfspec bench run`` with ``auto``: ``python benchmarks/auto_table.py RUN_FOLDER...``.
+
+For each run: ``auto`` over plain decoding (median over prompts; mean, worst and best over categories), over the fastest
+single method of each category, over llama.cpp and its prompt lookup, and its efficiency.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+_LLAMA = ("llama-cpp", "llama-cpp-prompt-lookup")
+COLUMNS = (
+    "run",
+    "median (95 %)",
+    "mean over categories",
+    "worst",
+    "best",
+    "÷ best single method",
+    "÷ llama.cpp",
+    "÷ its prompt lookup",
+    "efficiency",
+    "plain, tokens/s",
+    "plain ÷ llama.cpp",
+)
+
+
+def summarise(name: str, summary: Mapping[str, Any]) -> list[str]:
+    """One row of the table.
+
+    Args:
+        name: of the run.
+        summary: its ``summary.json``.
+    """
+    candidates = summary["candidates"]
+    overall = {key: each["overall"] for key, each in candidates.items()}
+    speedups = {
+        key: {category: figures["speedup"] for category, figures in each["categories"].items()}
+        for key, each in candidates.items()
+    }
+    auto, own = overall["auto"], speedups["auto"]
+    singles = [key for key in candidates if key not in ("auto", "autoregressive", *_LLAMA)]
+    over_best = mean(own[category] / max(speedups[key][category] for key in singles) for category in own)
+    low, high = auto["speedup_interval"]
+    rates = {key: figures["tokens_per_second"] for key, figures in overall.items()}
+    over = [f"{rates['auto'] / rates[peer]:.2f}" if peer in rates else "" for peer in _LLAMA]
+    worst, best = min(own, key=lambda key: own[key]), max(own, key=lambda key: own[key])
+    return [
+        name,
+        f"{auto['speedup']:.2f} ({low:.2f} to {high:.2f})",
+        f"{mean(own.values()):.2f}",
+        f"{own[worst]:.2f}" + (f" ({worst})" if len(own) > 1 else ""),
+        f"{own[best]:.2f}" + (f" ({best})" if len(own) > 1 else ""),
+        f"{over_best:.2f}",
+        *over,
+        f"{auto['efficiency']:.2f}",
+        f"{rates['autoregressive']:.0f}",
+        f"{rates['autoregressive'] / rates['llama-cpp']:.2f}" if "llama-cpp" in rates else "",
+    ]
+
+
+def main(folders: list[str]) -> None:
+    """Prints the table in Markdown."""
+    print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
+    for folder in map(Path, folders):
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        print("| " + " | ".join(summarise(folder.name, summary)) + " |")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
