@@ -33,12 +33,13 @@ RESULTS = HERE.parent / "results" / "clients"
 PAGE = HERE.parents[1] / "docs" / "clients.md"
 
 
-def run(client: Client, environment: Path, *, quick: bool) -> dict[str, Any]:
+def run(client: Client, environment: Path, stamp: dict[str, Any], *, quick: bool) -> dict[str, Any]:
     """Runs one client against a server of its own.
 
     Args:
         client: to run.
         environment: folder of its environment; made if it is not there.
+        stamp: of the result; made before the first result changes the checkout.
         quick: make a short run.
 
     Returns:
@@ -57,7 +58,7 @@ def run(client: Client, environment: Path, *, quick: bool) -> dict[str, Any]:
         "server": " ".join(("selfspec serve", *arguments)),
         "wall_seconds": round(time.perf_counter() - began, 1),
         "found": found,
-        "stamp": make_stamp(torch.device("cpu")),
+        "stamp": stamp,
     }
 
 
@@ -75,9 +76,9 @@ def main() -> int:
     parser.add_argument("--environments", type=Path, default=HERE.parents[1] / ".clients", help="where they are kept")
     given = parser.parse_args()
     names = list(CLIENTS) if "all" in given.what else [name for name in given.what if name != "report"]
-    holds = True
+    holds, stamp = True, make_stamp(torch.device("cpu"))
     for name in names:
-        result = run(CLIENTS[name], given.environments / name, quick=given.quick)
+        result = run(CLIENTS[name], given.environments / name, stamp, quick=given.quick)
         text = json.dumps(result, indent=1)
         holds = holds and result["found"]["holds"]
         print(
