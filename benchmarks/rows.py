@@ -49,20 +49,23 @@ def peak() -> dict[str, float]:
 
 
 @torch.inference_mode()
-def step_seconds(target: Target, context: int, repeats: int) -> dict[int, dict[int, list[float]]]:
+def step_seconds(
+    target: Target, context: int, repeats: int, row_counts: Sequence[int] = ROWS
+) -> dict[int, dict[int, list[float]]]:
     """The seconds of steps by bits and rows, in turns.
 
     Args:
         target: the model.
         context: cached tokens before the rows.
         repeats: steps of each kind.
+        row_counts: numbers of rows.
     """
-    state = target.new_sequence(context, context + max(ROWS), context + max(ROWS))
+    state = target.new_sequence(context, context + max(row_counts), context + max(row_counts))
     state.cache.commit(range(context))
     models = {bits: target.at(Precision.of(bits)) for bits in BITS}
     found: dict[int, dict[int, list[float]]] = {bits: defaultdict(list) for bits in BITS}
     for repeat in range(repeats + 1):
-        for rows in ROWS:
+        for rows in row_counts:
             states = target.embed(torch.arange(rows) + repeat)
             for bits, model in models.items():
                 forward = target.lay_out(state, rows)
