@@ -148,7 +148,7 @@ def test_coupled_noise_depends_on_the_position_alone(calls: list[tuple[bool, int
         else:
             chain = TokenTree.chain(count - 1)
             verdict = rule.accept(chain, torch.zeros(count - 1, dtype=torch.long), None, (), scores, positions)
-            assert torch.equal(verdict.numbers[1], (scores + noise).argmax(-1))
+            assert torch.equal(verdict.numbers[-1], (scores + noise).argmax(-1))
 
 
 def test_noise_is_kept_for_what_may_be_drafted_again_only() -> None:
