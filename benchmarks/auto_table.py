@@ -44,7 +44,7 @@ def summarise(name: str, summary: Mapping[str, Any]) -> list[str]:
     }
     auto, own = overall["auto"], speedups["auto"]
     singles = [key for key in candidates if key not in ("auto", "autoregressive", *_LLAMA)]
-    over_best = mean(own[category] / max(speedups[key][category] for key in singles) for category in own)
+    bests = {category: max((speedups[key][category] for key in singles), default=0.0) for category in own}
     low, high = auto["speedup_interval"]
     rates = {key: figures["tokens_per_second"] for key, figures in overall.items()}
     over = [f"{rates['auto'] / rates[peer]:.2f}" if peer in rates else "" for peer in _LLAMA]
@@ -55,7 +55,7 @@ def summarise(name: str, summary: Mapping[str, Any]) -> list[str]:
         f"{mean(own.values()):.2f}",
         f"{own[worst]:.2f}" + (f" ({worst})" if len(own) > 1 else ""),
         f"{own[best]:.2f}" + (f" ({best})" if len(own) > 1 else ""),
-        f"{over_best:.2f}",
+        f"{mean(own[category] / bests[category] for category in own):.2f}" if singles else "",
         *over,
         f"{auto['efficiency']:.2f}",
         f"{rates['autoregressive']:.0f}",
