@@ -53,7 +53,7 @@ class Scene:
 REAL = Scene(
     "smollm2",
     {name: CHAT_PROMPTS[name] for name in ("question", "code", "summary")},
-    {"suffix": {}, "prompt-lookup": {}, "uniform": {"skip_ratio": 0.2}},
+    {"auto": {}, "suffix": {}, "prompt-lookup": {}, "uniform": {"skip_ratio": 0.2}},
     chat=True,
 )
 BUNDLED = (
