@@ -75,7 +75,9 @@ def _lm_eval(found: Result) -> str:
 
 
 def _schemathesis_in_short(found: Result) -> str:
-    return f"{found['requests']:,} requests, {found['server_errors']} of them 5xx, {found['failures']} failed checks"
+    return (
+        f"{found['requests']:,} requests, {found['server_errors']} of them 5xx, {len(found['failures'])} failed checks"
+    )
 
 
 def _schemathesis(found: Result) -> str:
@@ -85,7 +87,8 @@ def _schemathesis(found: Result) -> str:
         "Requests drawn from `/openapi.json`, those that fit it and those that do not; a hook makes most of those that "
         f"fit such that the model answers. {found['requests']:,} requests in {found['seconds']} s; checked: "
         f"{', '.join(f'`{check}`' for check in found['checks'])}.\n\n"
-        f"- Failed checks: {found['failures']}. Answers with 5xx: {found['server_errors']}.\n"
+        f"- Failed checks: {len(found['failures'])}. Answers with 5xx: {found['server_errors']}. Slowest answer: "
+        f"{found['slowest_seconds']:.1f} s.\n"
         f"- By status: {statuses}.\n"
         f"- Answered with text of the model: {texts}."
     )

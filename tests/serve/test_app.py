@@ -238,3 +238,4 @@ def test_the_document_names_what_requests_may_have() -> None:
         responses = document["paths"][path]["post"]["responses"]
         assert {"200", "4XX", "5XX"} <= responses.keys()
         assert {"application/json", "text/event-stream"} <= responses["200"]["content"].keys()
+        assert responses["200"]["content"]["text/event-stream"]["itemSchema"]["required"] == ["data"]
