@@ -120,7 +120,7 @@ class SamplingParams:
 
 
 def _checked_bias(bias: object) -> dict[int, float]:
-    """A copy of a ``logit_bias``, which nobody else can change."""
+    """A copy of a ``logit_bias`` that no one else holds, so that it cannot change."""
     if not isinstance(bias, Mapping):
         raise InvalidParameterError(f"logit_bias must map token ids to numbers, not {bias!r}")
     for token_id, value in bias.items():

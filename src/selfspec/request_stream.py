@@ -37,7 +37,7 @@ class RequestStream(AsyncIterator[TextPiece]):
     """The pieces of one output. Made by ``AsyncEngine.submit``; to be used in the event loop that called it.
 
     The request goes on whether the stream is read or not, until it ends or is cancelled. A task that stops reading
-    before the end has to call ``cancel``, or the rest of the output is generated for nobody.
+    before the end has to call ``cancel``, or the rest of the output is generated all the same.
 
     Attributes:
         request_id: as given to ``submit``.

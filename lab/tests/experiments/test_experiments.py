@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Growth(Experiment):
     """Numbers grow."""
 
-    number, name, claim, source, method = 1, "growth", "Numbers | grow.", "Somebody (fig. 1)", "Three of them."
+    number, name, claim, source, method = 1, "growth", "Numbers | grow.", "A Paper (fig. 1)", "Three of them."
 
     def measure(self, lab: Lab) -> Data:
         return {"numbers": [1, 2, 5 if lab.quick else 7]}
@@ -96,7 +96,7 @@ def test_results_are_kept_judged_anew_and_documented(tmp_path: Path) -> None:
     results = read_results(tmp_path / "new")
     assert results["growth"]["verdict"] == "holds"
     page = render_document(results, tmp_path / "new", tmp_path / "docs" / "page.md")
-    assert "| 1 | [growth](#1-growth) | Somebody (fig. 1) | **holds** |" in page
+    assert "| 1 | [growth](#1-growth) | A Paper (fig. 1) | **holds** |" in page
     assert "| the last is above the first | yes | 9 against 1 |" in page
     assert "(../new/growth.png)" in page
     assert "quick, seed 0" in page

@@ -117,6 +117,7 @@ class Context:
             return self.drafted_context
 
         def context(row: int) -> torch.Tensor:
+            """The tokens up to a row of the tree, along its path."""
             nodes = [ancestor - 1 for ancestor in proposal.tree.path(row)[1:]]
             path = proposal.token_ids[transfer.send(nodes, proposal.token_ids.device)]
             return torch.cat([self.token_ids, path])[None]

@@ -114,7 +114,7 @@ class PrefixCache:
             cache: its committed slots belong to the first tokens of the text.
             token_ids: the text, as far as it may be taken.
             long_rope: its keys are rotated with the long frequencies.
-            grain: take a multiple of so many tokens in all.
+            grain: the number of tokens taken in all is a multiple of it.
 
         Returns:
             Number of slots that were filled.

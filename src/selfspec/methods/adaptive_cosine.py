@@ -141,6 +141,7 @@ class _AdaptiveCosineDrafter(Drafter):
         self._rounds = 0
 
     def plan(self) -> Draft:
+        """Chooses the kept set again every ``update_interval`` rounds, and drafts with the last one."""
         interval = self._method.settings.update_interval
         if interval and self._rounds == interval:
             self._draft = self._method.draft(self._recent)
@@ -156,6 +157,7 @@ class _AdaptiveCosineDrafter(Drafter):
         return self._method.states if settings.update_interval and left < settings.recent_rounds else ()
 
     def learn(self, feedback: Feedback) -> None:
+        """Adds the similarities of the committed rows to those that the next choice is made from."""
         if feedback.hidden_states:
             committed = len(feedback.acceptance.rows)  # drafts are chains: the accepted rows come first
             rows = {index: states[:committed] for index, states in feedback.hidden_states.items()}

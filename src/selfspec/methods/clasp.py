@@ -298,6 +298,7 @@ class _ClaspDrafter(Drafter):
         self._fused: FusedSelection[tuple[int, ...]] | None = None
 
     def plan(self) -> Draft:
+        """Chooses if there are states to choose from, then drafts with the last choice unless it is declined."""
         # The choice is made when it is needed, so the first token and the end of the output do not wait for it.
         if self._states is not None:
             with self._payoff.selection():
@@ -327,6 +328,7 @@ class _ClaspDrafter(Drafter):
         return self._method.boundaries if self._watches else ()
 
     def learn(self, feedback: Feedback) -> None:
+        """Counts the round, takes the outcome of a fused choice, and keeps the states of the last token."""
         self._payoff.note_round(self._payoff.clock() - self._started, len(feedback.acceptance.rows))
         if self._choice is not None and feedback.drafted:
             self._choice.record.note_round(feedback.drafted, feedback.accepted)

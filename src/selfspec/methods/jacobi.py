@@ -70,15 +70,17 @@ class _Jacobi(Drafter):
         self._guesses: list[int] = []
 
     def plan(self) -> Draft:
+        """Drafts the guesses that are left, filled up with new ones."""
         missing = self._block_size - len(self._guesses)
         self._guesses += [self._guess() for _ in range(missing)]
         return TokenDraft(tuple(self._guesses), TokenTree.chain(self._block_size))
 
     def learn(self, feedback: Feedback) -> None:
+        """Takes the target's choices after the accepted tokens as the next guesses."""
         # The last accepted row chose the pending token. The rows after it predict what follows their guesses.
         rejected = feedback.target_scores[feedback.accepted + 1 :]
         self._guesses = rejected.argmax(-1).tolist()
 
     def observe(self, feedback: Feedback) -> None:
-        # The pending token moves past the guesses of the positions that are committed now.
+        """Drops the guesses of the positions that are committed now."""
         self._guesses = self._guesses[len(feedback.acceptance.token_ids) :]

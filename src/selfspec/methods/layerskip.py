@@ -87,9 +87,11 @@ class _FiniteState(Drafter):
         self.draft_length = min(draft_length, max_draft_length)
 
     def plan(self) -> Draft:
+        """Drafts with the first layers, up to the present length."""
         return LayerDraft(self._kept, self.draft_length)
 
     def learn(self, feedback: Feedback) -> None:
+        """One token longer after a draft that was accepted whole, one shorter after any other."""
         if not feedback.drafted:
             return
         change = 1 if feedback.accepted == feedback.drafted else -1
@@ -132,8 +134,10 @@ class _DraftVerify(Drafter):
         self._threshold = threshold
 
     def plan(self) -> Draft:
+        """Drafts with the first layers, until a confidence is below the threshold."""
         return self._draft
 
     def learn(self, feedback: Feedback) -> None:
+        """Moves the threshold by the round's acceptance."""
         reached_limit = feedback.drafted == self._draft.limit
         self._threshold.update(feedback.drafted, feedback.accepted, reached_limit=reached_limit)

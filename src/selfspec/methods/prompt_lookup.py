@@ -103,11 +103,13 @@ class _PromptLookup(Drafter):
         self._settings = settings
 
     def plan(self) -> Draft:
+        """Drafts what followed the longest match, if that is long enough."""
         found = self.continue_after(())
         long_enough = found.match_length >= self._settings.min_matching_ngram_size
         return chain_draft(found.token_ids) if long_enough else NoDraft()
 
     def continue_after(self, drafted: Sequence[int]) -> Continuation:
+        """What followed the longest match of the last tokens; nothing without a match."""
         match = self._index.match_after(drafted)
         if not match.length:
             return Continuation()
@@ -115,6 +117,7 @@ class _PromptLookup(Drafter):
         return Continuation(tuple(copied), match.length)
 
     def learn(self, feedback: Feedback) -> None:
+        """Adds the new tokens to the index."""
         self._index.extend(feedback.acceptance.token_ids)
 
     observe = learn

@@ -146,9 +146,11 @@ class _SelfSpecDrafter(Drafter):
         self._threshold = threshold
 
     def plan(self) -> Draft:
+        """Drafts with the kept set of the request, until a confidence is below the threshold."""
         return self._draft
 
     def learn(self, feedback: Feedback) -> None:
+        """Moves the threshold by the round's acceptance, for later requests too."""
         reached_limit = feedback.drafted == self._draft.limit
         self._threshold.update(feedback.drafted, feedback.accepted, reached_limit=reached_limit)
         self._method.note_threshold(self._threshold.threshold)

@@ -54,10 +54,12 @@ class _Suffix(Drafter):
         self._settings = settings
 
     def plan(self) -> Draft:
+        """Drafts what followed the longest suffix that occurred before, if that is long enough."""
         found = self.continue_after(())
         return chain_draft(found.token_ids) if found.match_length >= self._settings.min_match_length else NoDraft()
 
     def continue_after(self, drafted: Sequence[int]) -> Continuation:
+        """What followed the longest suffix that occurred before, up to a length in proportion to the match."""
         match, settings = self._automaton.match_after(drafted), self._settings
         if not match.length:
             return Continuation()
@@ -66,6 +68,7 @@ class _Suffix(Drafter):
         return Continuation(tuple(copied), match.length)
 
     def learn(self, feedback: Feedback) -> None:
+        """Adds the new tokens to the automaton."""
         self._automaton.extend(feedback.acceptance.token_ids)
 
     observe = learn

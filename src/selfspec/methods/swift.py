@@ -301,6 +301,7 @@ class _SwiftDrafter(Drafter):
         return matchness_if_above(self._probe, kept, window, best, end, precision)
 
     def learn(self, feedback: Feedback) -> None:
+        """Counts the round's time and tokens, for the search and for whether drafting pays."""
         method = self._method
         method.payoff.note_round(method.payoff.clock() - self._started, len(feedback.acceptance.rows))
         if feedback.drafted:

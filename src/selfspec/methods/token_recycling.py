@@ -243,6 +243,7 @@ class _TokenRecycling(Drafter):
         self._pending = first_token
 
     def plan(self) -> Draft:
+        """Fills the tree with candidates of the pending token; nodes without a candidate are left out."""
         tree = self._method.template.tree
         tokens = self._method.candidates.fill(self._pending, self._method.levels)
         if _UNKNOWN not in tokens:
@@ -260,6 +261,7 @@ class _TokenRecycling(Drafter):
         return Continuation(tuple(tokens[:known]), match_length=1 if known else 0)
 
     def learn(self, feedback: Feedback) -> None:
+        """Notes each verified token's likeliest successors; those after accepted tokens take precedence."""
         drafted, scores = feedback.proposal.token_ids, feedback.target_scores
         token_ids = torch.cat([drafted.new_tensor([self._pending]), drafted])
         priority = torch.arange(len(token_ids), device=drafted.device)

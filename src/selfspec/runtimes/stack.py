@@ -76,6 +76,7 @@ def run_one_by_one(
     stream = hidden_states if graphs is None else graphs.load(hidden_states, forward)
 
     def keep(index: int) -> None:
+        """Keeps the residual stream before a sublayer, in the ways asked for."""
         if index in kept.capture:
             captured[index] = stream if graphs is None else stream.clone()
         if index in kept.copies:

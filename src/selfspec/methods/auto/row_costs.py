@@ -130,6 +130,7 @@ def _forwards(
     model = target.at(precision)
 
     def forward(rows: int) -> None:
+        """One forward, up to the choice of a token for each row."""
         tokens = torch.zeros(rows, dtype=torch.long, device=target.device)
         layout = target.lay_out(sequence, rows, start=context)
         output = model.run(target.embed(tokens), sublayers, layout, logits=True, confidence=model is not target)
