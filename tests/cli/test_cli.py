@@ -195,6 +195,9 @@ class Screen:
     def isatty(self) -> bool:
         return self.terminal
 
+    def fileno(self) -> int:
+        raise OSError("no file")
+
     def write(self, text: str) -> None:
         self.waiting += text
 
@@ -211,6 +214,31 @@ def test_every_piece_is_flushed_and_a_terminal_gets_a_last_newline(terminal: boo
         writer.write(TextPiece(text, 0, "draft"))
     writer.end()
     assert screen.flushed == ["one", " two", *last]
+
+
+@pytest.mark.parametrize(("text", "shown"), [("one", "one\nstats"), ("one\n", "one\nstats"), ("", "stats")])
+def test_stats_in_the_same_pipe_start_on_a_line_of_their_own(tmp_path: Path, text: str, shown: str) -> None:
+    def written(output: Path, errors: Path) -> tuple[str, str]:
+        with output.open("a") as stdout, errors.open("a") as stderr:
+            writer = TextWriter(stdout)
+            writer.write(TextPiece(text, 0, "draft"))
+            writer.end()
+            writer.end_line_on(stderr)
+            stderr.write("stats")
+        return output.read_text(), errors.read_text()
+
+    together = tmp_path / "together"
+    assert written(together, together)[0] == shown
+    assert written(tmp_path / "text", tmp_path / "stats") == (text, "stats")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_stats_on_a_terminal_start_on_a_line_of_their_own(terminal: bool) -> None:
+    screens: list[Any] = [Screen(terminal=False), Screen(terminal=terminal)]
+    writer = TextWriter(screens[0])
+    writer.write(TextPiece("one", 0, "draft"))
+    writer.end_line_on(screens[1])
+    assert screens[1].flushed == (["\n"] if terminal else [])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from selfspec.cli import options
+from selfspec.cli.engine import load_engine
 from selfspec.cli.generate import parse_assignments
 from selfspec.cli.prompt import decode
 from selfspec.cli.sampling import sampling_params
@@ -58,22 +59,11 @@ def chat(
 
     from selfspec.cli.chat_commands import ChatCommands
     from selfspec.cli.chat_session import ChatSession
-    from selfspec.engine import Engine
 
     silence_libraries()
     params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
     _check_template_early(model)
-    engine = Engine.from_pretrained(
-        model,
-        method,
-        settings=method_settings,
-        dtype=dtype,
-        device=device,
-        weights=weights,
-        runtime=runtime,
-        keep_copies=keep_copies,
-        prefix_cache=PREFIX_CACHE,
-    )
+    engine = load_engine(ctx.params, method_settings, prefix_cache=PREFIX_CACHE)
     _check_template(model, engine.tokenizer)
     prepare(engine)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()

@@ -3,11 +3,12 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from selfspec.cli import options
+from selfspec.cli.engine import load_engine
 from selfspec.cli.prompt import read_prompt
 from selfspec.cli.sampling import sampling_params
 from selfspec.cli.state import check_state, kept_state
@@ -27,15 +28,13 @@ def generate(
     method: options.Method = options.DEFAULT_METHOD,
     settings: options.Settings = None,
     state: options.State = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user message of a chat.")] = False,
+    chat: options.Chat = False,
     dtype: options.Dtype = "auto",
     weights: options.Weights = None,
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
     keep_copies: options.KeepCopies = False,
-    max_new_tokens: Annotated[
-        int, typer.Option(help="Longest output, in tokens.", rich_help_panel=options.CHOOSING)
-    ] = 128,
+    max_new_tokens: options.MaxNewTokens = 128,
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
     top_k: options.TopK = 0,
@@ -46,63 +45,41 @@ def generate(
     min_tokens: options.MinTokens = 0,
     json_schema: options.JsonSchema = None,
     seed: options.Seed = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="A string that ends the output; repeatable.", rich_help_panel=options.CHOOSING),
-    ] = None,
-    ignore_eos: Annotated[
-        bool,
-        typer.Option("--ignore-eos", help="Continue past end-of-sequence tokens.", rich_help_panel=options.CHOOSING),
-    ] = False,
-    stats: Annotated[
-        bool,
-        typer.Option(
-            "--stats",
-            help="Print speed and drafts to standard error.",
-            rich_help_panel=options.OUTPUT,
-        ),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help=options.JSON_HELP, rich_help_panel=options.OUTPUT)] = False,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
+    stats: options.Stats = False,
+    as_json: options.JsonOutput = False,
     logprobs: options.Logprobs = None,
     show_drafts: options.ShowDrafts = False,
 ) -> None:
     """Generates a continuation of a prompt and streams it to standard output."""
+    _check_output(as_json=as_json, show_drafts=show_drafts, logprobs=logprobs)
+    text, method_settings = read_prompt(prompt, prompt_file), parse_assignments(settings or ())
+    if state is not None:
+        check_state(method, state)
+    silence_libraries()
+    params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
+    engine = load_engine(ctx.params, method_settings)
+    prepare(engine)
+    stream = engine.stream([{"role": "user", "content": text}] if chat else text, params)
+    writer = TextWriter(sys.stdout, show_drafts=show_drafts)
+    with own_warnings(), kept_state(engine, state):
+        if as_json:
+            typer.echo(json.dumps(stream.result.to_dict(), allow_nan=False))
+        else:
+            _write(stream, writer)
+        if stats:
+            writer.end_line_on(sys.stderr)
+            _print_stats(stream.result)
+
+
+def _check_output(*, as_json: bool, show_drafts: bool, logprobs: int | None) -> None:
     if as_json and show_drafts:
         raise InvalidParameterError(
             "--show-drafts colours the streamed text, and --json streams none; give only one of them"
         )
     if logprobs is not None and not as_json:
         raise InvalidParameterError("--logprobs writes numbers into the JSON object; add --json")
-    text, method_settings = read_prompt(prompt, prompt_file), parse_assignments(settings or ())
-    if state is not None:
-        check_state(method, state)
-
-    from selfspec.engine import Engine
-
-    silence_libraries()
-    params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
-    engine = Engine.from_pretrained(
-        model,
-        method,
-        settings=method_settings,
-        dtype=dtype,
-        device=device,
-        weights=weights,
-        runtime=runtime,
-        keep_copies=keep_copies,
-    )
-    prepare(engine)
-    stream = engine.stream([{"role": "user", "content": text}] if chat else text, params)
-    with own_warnings(), kept_state(engine, state):
-        if not as_json:
-            _write(stream, show_drafts)
-        result = stream.result
-        if as_json:
-            typer.echo(json.dumps(result.to_dict(), allow_nan=False))
-        if stats:
-            from selfspec.cli.parts_text import parts_lines
-
-            typer.echo("\n".join((summary(result), *parts_lines(result.rounds))), err=True)
 
 
 def parse_assignments(assignments: Sequence[str], source: str = "--set") -> dict[str, str]:
@@ -129,13 +106,18 @@ def parse_assignments(assignments: Sequence[str], source: str = "--set") -> dict
     return settings
 
 
-def _write(stream: "Stream", show_drafts: bool) -> None:
-    writer = TextWriter(sys.stdout, show_drafts=show_drafts)
+def _write(stream: "Stream", writer: TextWriter) -> None:
     try:
         for piece in stream:
             writer.write(piece)
     finally:
         writer.end()
+
+
+def _print_stats(result: "Generation") -> None:
+    from selfspec.cli.parts_text import parts_lines
+
+    typer.echo("\n".join((summary(result), *parts_lines(result.rounds))), err=True)
 
 
 def summary(result: "Generation") -> str:

@@ -47,6 +47,7 @@ Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 CHOOSING, OUTPUT = "How tokens are chosen", "Output"
 """Headings in the help of the commands that generate text."""
 
+MaxNewTokens = Annotated[int, typer.Option(help="Longest output, in tokens.", rich_help_panel=CHOOSING)]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=CHOOSING)]
 TopP = Annotated[
     float, typer.Option(help="Sample from the likeliest tokens up to this probability.", rich_help_panel=CHOOSING)
@@ -73,6 +74,13 @@ Seed = Annotated[
     int | None,
     typer.Option(help="Makes a sampled text reproducible, with any method.", rich_help_panel=CHOOSING),
 ]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="A string that ends the output; repeatable.", rich_help_panel=CHOOSING),
+]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Continue past end-of-sequence tokens.", rich_help_panel=CHOOSING)
+]
 State = Annotated[
     Path | None,
     typer.Option(
@@ -80,6 +88,11 @@ State = Annotated[
         help="Load what the method has learned from this file if it exists, and save it there afterwards.",
     ),
 ]
+Chat = Annotated[bool, typer.Option("--chat", help="Send the prompt as a user message of a chat.")]
+Stats = Annotated[
+    bool, typer.Option("--stats", help="Print speed and drafts to standard error.", rich_help_panel=OUTPUT)
+]
+JsonOutput = Annotated[bool, typer.Option("--json", help=JSON_HELP, rich_help_panel=OUTPUT)]
 Logprobs = Annotated[
     int | None,
     typer.Option(

@@ -50,6 +50,24 @@ class TextWriter:
         if self._stream.isatty() and not self._at_line_start:
             self._stream.write("\n")
             self._stream.flush()
+            self._at_line_start = True
+
+    def end_line_on(self, other: TextIO) -> None:
+        """Starts a new line on another stream, if what it shows next would follow the text on the same line.
+
+        Args:
+            other: shows up together with the text if it is a terminal, or the same pipe or file.
+        """
+        if not self._at_line_start and (other.isatty() or _are_same(self._stream, other)):
+            other.write("\n")
+            other.flush()
+
+
+def _are_same(one: TextIO, other: TextIO) -> bool:
+    try:
+        return os.path.sameopenfile(one.fileno(), other.fileno())
+    except (OSError, ValueError):  # a stream without a file
+        return False
 
 
 def tolerate_encoding() -> None:
