@@ -22,9 +22,9 @@ def set_up() -> None:
 @pytest.fixture(autouse=True)
 def no_kept_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on the latency profiles that the user of this machine keeps."""
-    monkeypatch.setattr("selfspec.methods.knapspec.read_latencies", lambda _: None)
-    monkeypatch.setattr("selfspec.methods.knapspec.keep_latencies", lambda *_: None)
-    monkeypatch.setattr("selfspec.methods.knapspec.kept_latencies", measured_latencies)
+    monkeypatch.setattr("selfspec.methods.knapspec_latencies.read_latencies", lambda _: None)
+    monkeypatch.setattr("selfspec.methods.knapspec_latencies.keep_latencies", lambda *_: None)
+    monkeypatch.setattr("selfspec.methods.knapspec_latencies.kept_latencies", measured_latencies)
     monkeypatch.setattr("selfspec.methods.mixed.method.find_plan", given_plan)
 
 

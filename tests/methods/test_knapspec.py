@@ -25,7 +25,7 @@ from selfspec.decoding.probe import Branches, Probe
 from selfspec.decoding.reading import read_text
 from selfspec.engine import Engine
 from selfspec.errors import StateError
-from selfspec.methods import knapspec, make_method
+from selfspec.methods import knapspec_latencies, make_method
 from selfspec.methods.knapsack import Candidates, Table, backtrack, best_candidate, fill_table, integer_weights
 from selfspec.methods.knapspec import KnapSpec, KnapSpecDrafter, KnapSpecSettings
 from selfspec.methods.knapspec_calibration import Calibration
@@ -683,7 +683,7 @@ def test_a_profile_is_saved_and_taken_up(tmp_path: Any, monkeypatch: pytest.Monk
     engine.generate(prompt(17), max_new_tokens=4)
     engine.save_state(tmp_path / "state")
     measured = engine.method.profile
-    monkeypatch.setattr(knapspec, "measure_latencies", lambda _: pytest.fail("it was measured again"))
+    monkeypatch.setattr(knapspec_latencies, "measure_latencies", lambda _: pytest.fail("it was measured again"))
     other = Engine(build("llama"), method="knapspec")
     other.load_state(tmp_path / "before")
     other.load_state(tmp_path / "state")
@@ -692,8 +692,8 @@ def test_a_profile_is_saved_and_taken_up(tmp_path: Any, monkeypatch: pytest.Monk
 
 
 def test_a_kept_profile_is_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knapspec, "measure_latencies", lambda _: pytest.fail("it was measured"))
-    monkeypatch.setattr(knapspec, "read_latencies", lambda _: profile())
+    monkeypatch.setattr(knapspec_latencies, "measure_latencies", lambda _: pytest.fail("it was measured"))
+    monkeypatch.setattr(knapspec_latencies, "read_latencies", lambda _: profile())
     assert Engine(build("llama"), method="knapspec").method.profile == profile()
 
 
@@ -723,7 +723,7 @@ def test_threads_share_one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.05)
         return profile()
 
-    monkeypatch.setattr(knapspec, "measure_latencies", measure)
+    monkeypatch.setattr(knapspec_latencies, "measure_latencies", measure)
     engine = Engine(build("llama"), method="knapspec", settings={"schedule": "paper", "recent_rounds": 2})
     results: list[Any] = [None] * 3
 
@@ -770,8 +770,8 @@ def test_latencies_are_measured_again_where_rounds_are_clearly_faster(
     """A target step takes 12 units by the first profile; the second one agrees with the rounds."""
     first, second = profile(base=1.0, mlp=1.0), profile(base=1.0 / speed, mlp=1.0 / speed)
     found, kept = iter([first, second]), []
-    monkeypatch.setattr(knapspec, "measure_latencies", lambda _: next(found))
-    monkeypatch.setattr(knapspec, "keep_latencies", lambda _, latencies: kept.append(latencies))
+    monkeypatch.setattr(knapspec_latencies, "measure_latencies", lambda _: next(found))
+    monkeypatch.setattr(knapspec_latencies, "keep_latencies", lambda _, latencies: kept.append(latencies))
     method = Observed(Target(build("llama")), KnapSpecSettings(schedule="paper", recent_rounds=20, max_draft_length=1))
     method.payoff.clock = Clock(2 * first.target_step(20) / speed)  # a round is a draft step and a verification
     assert write(method, "llama", new_tokens=60).accepted > 0

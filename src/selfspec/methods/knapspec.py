@@ -1,34 +1,35 @@
 """KnapSpec: the draft is what an integer knapsack over attention and MLP latencies says is worth its time."""
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
-from selfspec.decoding.draft import Draft
-from selfspec.decoding.drafter import Drafter, Needs, Prefill
-from selfspec.decoding.probe import Probe
-from selfspec.errors import StateError
+import torch
+
+from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
+from selfspec.decoding.fused_selection import FusedSelection, run_selection
+from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.probe import Branches, Probe
+from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.methods.base import Method
 from selfspec.methods.budget import most_skipped
-from selfspec.methods.knapsack import Candidates, Selection, best_candidate
-from selfspec.methods.knapspec_candidates import PAPER_SKIP_RATIO, selection_rows
+from selfspec.methods.knapsack import Candidates, Selection, best_candidate, integer_weights
+from selfspec.methods.knapspec_calibration import Calibration
+from selfspec.methods.knapspec_candidates import PAPER_SKIP_RATIO, find_candidates, selection_rows
 from selfspec.methods.knapspec_choice import Choice, Ground, read_selection, selection_values
-from selfspec.methods.knapspec_drafter import KnapSpecDrafter
+from selfspec.methods.knapspec_latencies import Latencies, read_profile
 from selfspec.methods.knapspec_schedule import OurSchedule, PaperSchedule, Schedule
 from selfspec.methods.knapspec_settings import KnapSpecSettings
-from selfspec.methods.payoff import Payoff, Record
+from selfspec.methods.payoff import NEW, Payoff, Record
 from selfspec.methods.registry import register
 from selfspec.methods.sharing import share_kept_set
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency import LatencyProfile, device_name, measure_latencies
-from selfspec.runtimes.latency_check import LatencyCheck
-from selfspec.runtimes.latency_store import keep_latencies, kept_latencies, read_latencies
+from selfspec.runtimes.latency import LatencyProfile
 from selfspec.runtimes.target import Target
 
 __all__ = ["KnapSpec", "KnapSpecDrafter", "KnapSpecSettings"]
 
-_PROFILE = "latency_profile"
 _LARGE_MODEL = 10_000_000_000
 _TOKENS = 40
 """Output tokens before the first selection of our schedule."""
@@ -93,10 +94,8 @@ class KnapSpec(Method):
         self.skip_ratio = most_skipped(target) if ours else PAPER_SKIP_RATIO
         self.payoff = Payoff()
         self._choice: Choice | None = None
-        self._check = LatencyCheck()
+        self.latencies = Latencies(target, self.draft_precision)
         self._lock = threading.Lock()
-        self._profile: LatencyProfile | None = None
-        self._draft_profile: LatencyProfile | None = None
 
     @property
     def needs(self) -> Needs:
@@ -105,49 +104,13 @@ class KnapSpec(Method):
 
     @property
     def profile(self) -> LatencyProfile:
-        """The latencies of this model: kept ones, or else measured when first needed and kept.
-
-        They are measured again where live rounds contradict them.
-        """
-        with self._lock:
-            if self._profile is None:
-                self._profile = read_latencies(self.target) or self._measure()
-            elif self._check.fails:
-                self._profile = self._measure()
-            return self._profile
+        """The latencies of this model; see ``Latencies.of_target``."""
+        return self.latencies.of_target
 
     @property
     def draft_profile(self) -> LatencyProfile:
-        """The latencies of the weights that draft: kept ones, or else measured when first needed and kept."""
-        precision = self.draft_precision
-        if precision is None:
-            return self.profile
-        with self._lock:
-            if self._draft_profile is None:
-                self._draft_profile = kept_latencies(self.target, precision)
-            return self._draft_profile
-
-    def _measure(self) -> LatencyProfile:
-        latencies = measure_latencies(self.target)
-        self._check.reset()
-        keep_latencies(self.target, latencies)
-        return latencies
-
-    def note_round(self, kept: KeptSet | None, drafted: int, context: int, seconds: float) -> None:
-        """Compares the time of a round with the latencies.
-
-        Args:
-            kept: what drafted; ``None`` where nothing did.
-            drafted: its draft tokens.
-            context: tokens in the cache.
-            seconds: what the round took. In a batch this is the time of all requests' rounds.
-        """
-        with self._lock:
-            profile = self._profile
-            draft_profile = self._draft_profile or profile
-        if profile is not None and draft_profile is not None:
-            drafting = drafted * draft_profile.draft_step(kept, context) if kept is not None else 0.0
-            self._check.note(drafting + profile.target_step(context), seconds)
+        """The latencies of the weights that draft; see ``Latencies.of_drafts``."""
+        return self.latencies.of_drafts
 
     def schedule(self, probe: Probe) -> Schedule:
         """The schedule of a request."""
@@ -211,10 +174,9 @@ class KnapSpec(Method):
 
     def state(self) -> LearnedState:
         """The latency profile and the last selection, if there are any yet."""
-        with self._lock:
-            profile, choice = self._profile, self._choice
-        values = {_PROFILE: None if profile is None else profile.to_dict()}
-        return LearnedState({**values, **selection_values(None if choice is None else choice.selection)})
+        choice = self.last_choice
+        selection = selection_values(None if choice is None else choice.selection)
+        return LearnedState({**self.latencies.values(), **selection})
 
     def restore(self, state: LearnedState) -> None:
         """Loads a latency profile, so that none is measured, and a selection.
@@ -225,30 +187,155 @@ class KnapSpec(Method):
         Raises:
             StateError: it is damaged, or the latencies were measured on another device or in another dtype.
         """
-        profile = _read_profile(state, self.target)
+        profile = read_profile(state, self.target)
         selection = read_selection(state, self.target, self.settings.max_draft_length)
-        self._check.reset()
+        self.latencies.adopt(profile)
         with self._lock:
-            self._profile, self._choice = profile, None
+            self._choice = None
         if profile is not None and selection is not None:
             self.adopt(selection, context=0)
 
 
+class KnapSpecDrafter(Drafter):
+    """One request's selections.
+
+    Args:
+        method: its method.
+        prefill: of the request.
+
+    Attributes:
+        selection: the last one; ``None`` before the first, and if the model is too small to skip anything.
+        probe: of the request.
+    """
+
+    def __init__(self, method: KnapSpec, prefill: Prefill) -> None:
+        self.probe = prefill.probe
+        self._method = method
+        self._settings = method.settings
+        self._schedule = method.schedule(self.probe)
+        self._ours = self._settings.schedule == "ours"
+        self._choice: Choice | None = None
+        self._draft: Draft = NoDraft()
+        self._fused: FusedSelection[Candidates] | None = None
+        self._rows = 0
+        self._started = 0.0
+        if method.has_choice:
+            _ = method.profile, method.draft_profile  # measured before the first round, if at all
+            if not self._ours:
+                self._draft = self._draft_with(
+                    KeptSet.full(method.target.sublayer_count), self._settings.max_draft_length
+                )
+
+    @property
+    def selection(self) -> Selection | None:
+        """The last one; ``None`` before the first, and if the model is too small to skip anything."""
+        return None if self._choice is None else self._choice.selection
+
+    def plan(self) -> Draft:
+        """Selects again if it is time to, then drafts with the last selection."""
+        method = self._method
+        if self._ours and self._choice is None and (choice := method.last_choice) is not None:
+            self._use(choice)
+        if method.has_choice and self._schedule.is_due(self._ours and self._pays()):
+            with method.payoff.selection():
+                self.select(*self._schedule.take(method.selection_rows, method.draft_precision))
+        self._started = method.payoff.clock()
+        declined = self._ours and self._choice is not None and self._choice.record.declined
+        return NoDraft() if declined else self._draft
+
+    def _pays(self) -> bool:
+        record = Record(self._method.payoff) if self._choice is None else self._choice.record
+        return self._method.payoff.pays(self.probe.remaining_tokens, record.gain)
+
+    @property
+    def watched(self) -> Collection[int]:
+        """Every state after the first layer, in the rounds whose tokens a selection will use."""
+        return self._method.watched if self._schedule.watching else ()
+
+    @property
+    def fused_selection(self) -> FusedSelection[Candidates] | None:
+        """The selection, where it runs with the verification."""
+        return self._fused
+
+    def learn(self, feedback: Feedback) -> None:
+        """Counts the round, and keeps the states of its tokens."""
+        seconds, rows = self._method.payoff.clock() - self._started, len(feedback.acceptance.rows)
+        kept = feedback.draft.kept if isinstance(feedback.draft, LayerDraft) else None
+        if self._fused is not None:
+            self._choose(self._fused.outcome)
+            self._fused = None
+        else:
+            self._method.latencies.note_round(kept, feedback.drafted, self.probe.committed, seconds)
+            if kept is not None and self._choice is not None:
+                self._judge(self._choice, kept, feedback.drafted, feedback.accepted)
+        self._method.payoff.note_round(seconds, rows)
+        states = [feedback.hidden_states[index][:rows] for index in self._method.watched if feedback.hidden_states]
+        self._schedule.note_round(torch.stack(states) if states else None, rows)
+
+    def _judge(self, choice: Choice, kept: KeptSet, drafted: int, accepted: int) -> None:
+        """Counts a round of a choice, and takes another of its candidates if that promises more by now."""
+        before = choice.record.drafted // NEW
+        choice.record.note_round(drafted, accepted)
+        if choice.ground is None:
+            return
+        choice.ground.note_round(kept, drafted, accepted)
+        if choice.record.drafted // NEW > before:
+            selection = self._method.best_of(choice.ground.calibrated, self.probe.committed)
+            if selection.kept != choice.selection.kept:
+                self._use(self._method.adopt(selection, self.probe.committed, choice.ground))
+
+    def observe(self, feedback: Feedback) -> None:
+        """Drops the states kept so far: a selection is over those of successive rounds of its own."""
+        self._schedule.restart()
+
+    def select(self, references: torch.Tensor, branches: Branches | None = None) -> None:
+        """Selects again, at once or fused.
+
+        Args:
+            references: ``[2L - 1, rows, hidden]``, the target's states ``h[2] … h[2L]`` of committed tokens.
+            branches: of the same rows; those of the last committed tokens if not given.
+        """
+        method, settings = self._method, self._settings
+        self._rows = references.shape[1]
+        profile, context = method.draft_profile, self.probe.committed
+        if branches is None:
+            branches = self.probe.branches(references.shape[1], method.selection_rows, method.draft_precision)
+        steps = find_candidates(
+            method.target,
+            references,
+            weights=integer_weights(profile.attention(context), profile.mlp),
+            similarity_threshold=settings.similarity_threshold,
+            skip_ratio=method.skip_ratio,
+            precision=method.draft_precision,
+        )
+        if settings.fused_selection:
+            self._fused = FusedSelection(steps, branches)
+        else:
+            self._choose(run_selection(steps, branches.run))
+
+    def _choose(self, candidates: Candidates) -> None:
+        """Drafts with the best of the candidates from now on."""
+        ground = Ground(candidates, Calibration(candidates, self._rows)) if self._ours else None
+        selection = self._method.best_of(candidates, self.probe.committed)
+        self._use(self._method.adopt(selection, self.probe.committed, ground))
+
+    def _use(self, choice: Choice) -> None:
+        self._choice, self._draft = choice, self._as_draft(choice.selection)
+
+    def _as_draft(self, selection: Selection) -> Draft:
+        """What drafts by a selection. The whole model as its own draft gains nothing, so it becomes plain decoding."""
+        if not selection.kept.skipped and self._method.draft_precision is None:
+            return NoDraft()
+        return self._draft_with(selection.kept, selection.draft_length)
+
+    def _draft_with(self, kept: KeptSet, selected_length: int) -> LayerDraft:
+        settings = self._settings
+        if settings.confidence_threshold == 0:
+            return LayerDraft(kept, selected_length)
+        # Section 3.5, dynamic drafting exit: confidence decides instead of the selected length.
+        stop = ConfidenceThreshold(settings.confidence_threshold)
+        return LayerDraft(kept, settings.max_draft_length, stop)
+
+
 def _default_interval(target: Target) -> int:
     return 64 if target.parameter_count < _LARGE_MODEL else 128
-
-
-def _read_profile(state: LearnedState, target: Target) -> LatencyProfile | None:
-    values: Any = state.values.get(_PROFILE, {})
-    if values is None:  # it was saved before the method ran
-        return None
-    try:
-        profile = LatencyProfile.from_dict(values)
-    except ValueError as error:
-        raise StateError(f"the state holds no latency profile: {error}; learn it again") from error
-    if not profile.fits(target):
-        raise StateError(
-            f"the latencies were measured on {profile.device} with {profile.layers} layers in {profile.dtype}, not for "
-            f"this model on {device_name(target.device)}; learn them again"
-        )
-    return profile
