@@ -22,6 +22,9 @@ PATIENCE = 120.0
 """Seconds: a process imports torch, and the machine may be busy."""
 
 
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
+
+
 @pytest.fixture(scope="module")
 def chat_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_checkpoint(tmp_path_factory.mktemp("model") / "tiny-chat", chat_template=CHAT_TEMPLATE))
@@ -73,9 +76,12 @@ class Process:
         return self.process.returncode, out, err
 
     def workers(self) -> list[psutil.Process]:
-        """The processes below this one that have read the model; the others have nothing to compute."""
-        below = psutil.Process(self.process.pid).children(recursive=True)
-        return [each for each in below if each.parent() != psutil.Process(self.process.pid)]
+        """The processes that answer: those that the process with the model has forked (Linux)."""
+        return [each for template in self.templates() for each in template.children()]
+
+    def templates(self) -> list[psutil.Process]:
+        """The process with the model; children of the server's child, which only imports."""
+        return [each for importer in psutil.Process(self.process.pid).children() for each in importer.children()]
 
 
 def wait_for(condition: Any) -> None:
@@ -128,7 +134,7 @@ def test_the_second_signal_ends_it_at_once(chat_model: str) -> None:
         assert server.end()[0] == 128 + signal.SIGTERM
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are found as children of another process")
+@ON_LINUX
 def test_a_worker_that_is_killed_is_started_again(chat_model: str, tmp_path: Path) -> None:
     state = tmp_path / "state"
     arguments = ("--workers", "1", "--method", "token-recycling", "--state", str(state), "--state-seconds", "0.1")

@@ -49,8 +49,8 @@ def serve(
         typer.Option(
             min=0,
             max=64,
-            help="Run the model in this many processes of their own, which are started again if they end. 0 runs it "
-            "in the server's process.",
+            help="Run the model in this many processes, which are started again if they end. 0 runs it in the server's "
+            "process.",
         ),
     ] = 0,
     host: Annotated[str, typer.Option(help="Where to listen.", rich_help_panel=_NETWORK)] = "127.0.0.1",

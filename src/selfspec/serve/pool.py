@@ -4,13 +4,10 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import multiprocessing
 import os
 import threading
 from collections.abc import AsyncIterator, Sequence
 from functools import reduce
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, SpawnContext
 from operator import add
 
 from selfspec.errors import QueueFullError, SelfSpecError, WorkerDiedError
@@ -19,7 +16,7 @@ from selfspec.serve.backend import Ended, Load, ModelInfo, Token
 from selfspec.serve.engine_options import EngineOptions, StateFile
 from selfspec.serve.logs import log
 from selfspec.serve.messages import Accepted, Busy, Cancel, Close, End, FromWorker, Ready, Step, Submit, ToWorker
-from selfspec.serve.worker import run_worker
+from selfspec.serve.processes import Starter, WorkerProcess, make_starter
 from selfspec.types import SamplingParams
 
 _PATIENCE = 30.0
@@ -27,6 +24,9 @@ _PATIENCE = 30.0
 
 _CLOSING_SECONDS = 20.0
 """For a worker to save what it has learned."""
+
+_ENDING_SECONDS = 1.0
+"""For a process that has closed its pipe to end, so that its exit code can be told."""
 
 _PREFIX = 64
 """Prompts that begin with the same tokens go to the same worker while it is as free as others, for its prefix cache."""
@@ -45,7 +45,8 @@ class WorkerPool:
         self._most = workers * options.max_batch + options.waiting
         threads = max(1, _threads() // workers)
         states = [None if state is None else StateFile(state.path, state.seconds, index) for index in range(workers)]
-        self._workers = [_Worker(index, options.shared(workers), own, threads) for index, own in enumerate(states)]
+        self._starter = make_starter(options.shared(workers), threads)
+        self._workers = [_Worker(index, own, self._starter) for index, own in enumerate(states)]
 
     @property
     def model(self) -> ModelInfo:
@@ -102,10 +103,12 @@ class WorkerPool:
         """Ends the processes without waiting for anything."""
         for worker in self._workers:
             worker.kill()
+        self._starter.close()
 
     async def close(self) -> None:
         """Ends the workers; each saves what it has learned."""
         await asyncio.gather(*(worker.close() for worker in self._workers))
+        self._starter.close()
 
 
 class PoolAnswer:
@@ -159,18 +162,16 @@ class PoolAnswer:
 class _Worker:
     """A worker as the server's process sees it."""
 
-    def __init__(self, index: int, options: EngineOptions, state: StateFile | None, threads: int) -> None:
+    def __init__(self, index: int, state: StateFile | None, starter: Starter) -> None:
         self.index = index
         self.answers: dict[int, PoolAnswer] = {}
         self.model: ModelInfo | None = None
         self.load = Load()
         self.ready = False
-        self._arguments = options, state, threads
+        self._state, self._starter = state, starter
         self._costs: RowCosts | None = None  # measured by the first process, so that the next one is ready sooner
         self._numbers = itertools.count()
-        self._context = _context()
-        self._process: multiprocessing.process.BaseProcess | None = None
-        self._pipe: Connection | None = None
+        self._process: WorkerProcess | None = None
         self._started: asyncio.Future[None] | None = None
         self._closing = False
         self._failures = 0
@@ -178,25 +179,18 @@ class _Worker:
 
     @property
     def process_id(self) -> int:
-        process_id = None if self._process is None else self._process.pid
-        assert process_id is not None, "the worker is not started"
-        return process_id
+        assert self._process is not None, "the worker is not started"
+        return self._process.process_id
 
     async def start(self) -> None:
         """Starts the process and waits until it takes requests."""
         loop = asyncio.get_running_loop()
-        self._started = loop.create_future()
-        self._pipe, other = self._context.Pipe()
-        self._process = self._context.Process(
-            target=run_worker,
-            args=(other, *self._arguments, self._costs),
-            name=f"selfspec-worker-{self.index}",
-            daemon=True,
-        )
+        self._started, self._process = loop.create_future(), None
         # Starting waits for the process to be made; the event loop goes on meanwhile.
-        await asyncio.to_thread(self._process.start)
-        other.close()
-        threading.Thread(target=self._read, args=(self._pipe, loop), daemon=True).start()
+        process = self._process = await asyncio.to_thread(self._starter.start, self.index, self._state, self._costs)
+        if self._closing:
+            process.kill()
+        threading.Thread(target=self._read, args=(process, loop), daemon=True).start()
         await self._started
 
     async def submit(
@@ -218,7 +212,7 @@ class _Worker:
 
     def kill(self) -> None:
         self._closing = True
-        if self._process is not None and self._process.is_alive():
+        if self._process is not None:
             self._process.kill()
 
     async def close(self) -> None:
@@ -228,23 +222,23 @@ class _Worker:
         if self._process is None:
             return
         self._send(Close())
-        await asyncio.to_thread(self._process.join, _CLOSING_SECONDS)
-        self.kill()
+        if await asyncio.to_thread(self._process.wait, _CLOSING_SECONDS) is None:
+            self.kill()
 
     def _send(self, message: ToWorker) -> None:
-        assert self._pipe is not None, "the worker is not started"
+        assert self._process is not None, "the worker is not started"
         try:
-            self._pipe.send(message)
+            self._process.pipe.send(message)
         except OSError:  # it has ended, as the reading thread is about to find out
             log("a worker cannot be reached", logging.WARNING, fields={"worker": self.index})
 
-    def _read(self, pipe: Connection, loop: asyncio.AbstractEventLoop) -> None:
+    def _read(self, process: WorkerProcess, loop: asyncio.AbstractEventLoop) -> None:
         """Hands what the worker says over to the event loop, until its end."""
         with contextlib.suppress(RuntimeError):  # the event loop has ended before the worker
             with contextlib.suppress(EOFError, OSError):
                 while True:
-                    loop.call_soon_threadsafe(self._take, pipe.recv())
-            loop.call_soon_threadsafe(self._ended)
+                    loop.call_soon_threadsafe(self._take, process.pipe.recv())
+            loop.call_soon_threadsafe(self._ended, process.wait(_ENDING_SECONDS))
 
     def _take(self, message: FromWorker) -> None:
         match message:
@@ -268,13 +262,10 @@ class _Worker:
             case End(number=number, ended=ended, error=error) if (answer := self.answers.pop(number, None)) is not None:
                 answer.steps.put_nowait(ended or error or WorkerDiedError("the answer has no end"))
 
-    def _ended(self) -> None:
+    def _ended(self, code: int | None) -> None:
         """The process has ended: its answers fail, and it is started again."""
         self.ready, self.load = False, Load()
-        assert self._process is not None
-        self._process.join()
         answers, self.answers = self.answers, {}
-        code = self._process.exitcode
         for answer in answers.values():
             answer.fail(
                 WorkerDiedError(f"the process that was writing this answer ended (exit code {code}); send it again")
@@ -299,17 +290,10 @@ class _Worker:
             await self.start()
         except SelfSpecError as error:
             log(f"a worker cannot be started again: {error}", logging.ERROR, fields={"worker": self.index})
+            if self._process is None and not self._closing:  # otherwise its end is the reason to try again
+                self._restart = asyncio.ensure_future(self._start_again())
         else:
             log("a worker was started again", fields={"worker": self.index, "pid": self.process_id})
-
-
-def _context() -> SpawnContext | ForkServerContext:
-    """Where the system can: a process that has imported everything and is forked for each worker."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["selfspec.serve.worker"])
-    return context
 
 
 def _threads() -> int:

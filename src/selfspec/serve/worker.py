@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from selfspec.engine import Engine
 from selfspec.errors import RequestFailedError, SelfSpecError, first_line
 from selfspec.methods.auto.row_costs import RowCosts
 from selfspec.serve.backend import Answer, Load
@@ -23,7 +24,12 @@ LOAD_SECONDS = 0.25
 
 
 def run_worker(
-    pipe: Connection, options: EngineOptions, state: StateFile | None, threads: int, costs: RowCosts | None
+    pipe: Connection,
+    options: EngineOptions,
+    state: StateFile | None,
+    threads: int,
+    costs: RowCosts | None,
+    engine: Engine | None = None,
 ) -> None:
     """What a worker's process does, until it is told to close or the server's process has ended.
 
@@ -33,13 +39,15 @@ def run_worker(
         state: where what is learned is kept.
         threads: that compute.
         costs: what a forward takes, if a process before this one has measured it.
+        engine: for ``options``, if the process that was forked has made it.
     """
     for sig in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all processes; the server's decides
         signal.signal(sig, signal.SIG_IGN)
     set_up_logs()
     disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(threads)
-    asyncio.run(_WorkerProcess(pipe, LocalBackend(options, state=state, costs=costs)).run())
+    torch.seed()  # processes that sample without seeds must not draw the same numbers
+    asyncio.run(_WorkerProcess(pipe, LocalBackend(options, engine, state=state, costs=costs)).run())
 
 
 class _WorkerProcess:
@@ -123,5 +131,5 @@ def _read(pipe: Connection, loop: asyncio.AbstractEventLoop, commands: "asyncio.
         try:
             command = pipe.recv()
         except (EOFError, OSError):
-            os._exit(1)  # without waiting for a step: nobody is there to read it
+            os._exit(1)  # without waiting for a step, whose tokens could not be sent
         loop.call_soon_threadsafe(commands.put_nowait, command)

@@ -112,7 +112,7 @@ def prepare(
     if kept is None:
         kept = _find_out(target, terms, progress)
         write_kept(_path(target), target, {"format": _FORMAT, "terms": asdict(terms), **kept.to_dict()})
-    kept = _with_copies(target, kept, progress)
+    kept = with_copies(target, kept, progress)
     if kept.lacking_bytes and terms.most_bytes != 0:
         warnings.warn(_complaint(kept.lacking_bytes, terms.most_bytes), NoCopiesWarning, stacklevel=2)
     return kept
@@ -168,8 +168,19 @@ def _as_layer_trial(trial: Trial) -> LayerTrial:
     return LayerTrial(trial.assignment, trial.agreement, trial.costs, trial.confidences)
 
 
-def _with_copies(target: Target, preparation: Preparation, progress: Callable[[str], None]) -> Preparation:
-    """Makes the copies that draft; without the layer draft where there is no memory for them now."""
+def with_copies(
+    target: Target, preparation: Preparation, progress: Callable[[str], None] = lambda _: None
+) -> Preparation:
+    """Makes the copies that draft.
+
+    Args:
+        target: the model.
+        preparation: says which.
+        progress: is told before it begins.
+
+    Returns:
+        The preparation; without its layer draft where there is no memory for the copies now.
+    """
     precision = None if preparation.layers is None else preparation.layers.assignment.precision
     if precision is None:
         return preparation
