@@ -5,8 +5,14 @@
 bad ones, use a server for minutes, and ``faults`` kills a worker; both say at the end what was wrong.
 
 Needs a quiet machine for ``load``. Servers: ``selfspec:METHOD``; ``engine:METHOD``, which is ``selfspec generate``
-without a server; ``transformers`` and ``transformers-cb`` (continuous batching); ``llama.cpp``, with its program
-``llama-server`` on PATH and ``--gguf``; ``vllm``, on PATH too.
+without a server; ``transformers`` and ``transformers-cb`` (continuous batching); ``llama.cpp``; ``vllm`` and
+``vllm-eager``. Their programs are ``transformers``, ``llama-server`` and ``vllm`` on PATH, or what the environment
+variables TRANSFORMERS, LLAMA_SERVER and VLLM name; llama.cpp also needs ``--gguf``. All compute with OMP_NUM_THREADS
+threads. All of them, in turns, with processors of their own for clients and servers:
+
+    TRANSFORMERS=... LLAMA_SERVER=... VLLM=... python benchmarks/serve.py load --repeats 3 --gguf FILE --out FILE
+        --servers engine:auto,selfspec:auto,engine:autoregressive,selfspec:autoregressive,llama.cpp,vllm,transformers
+        --client-cpus 0,1 --server-cpus 2,3
 """
 
 from __future__ import annotations
@@ -14,10 +20,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,14 +35,17 @@ from selfspec.files import replace_file
 from selfspec_lab.bench.stamp import make_stamp
 from serving.alone import generate_alone
 from serving.faults import kill_worker, workers_of
-from serving.figures import figures_of, table
+from serving.figures import aims, table
 from serving.known import Chat, answer_alone, varied
-from serving.load import Level, levels_of, measure, warm_up
+from serving.load import levels_of
+from serving.processors import parse_processors
 from serving.prompts import read_prompts
-from serving.servers import Files, command_of, free_port, running, saved, served_name
+from serving.servers import Files, command_of, free_port, running, saved
 from serving.soak import soak
+from serving.turns import Terms, in_turns
 
 SERVERS = "engine:auto,selfspec:auto,engine:autoregressive,selfspec:autoregressive,llama.cpp,transformers"
+SLOW = "transformers,transformers-cb"
 CLIENTS = "1,2,4,8,16,32"
 PACKAGES = ("uvicorn", "fastapi", "pydantic", "llama-cpp-python")
 
@@ -44,30 +54,25 @@ def load(options: argparse.Namespace) -> None:
     """Measures servers in turns and writes the samples."""
     prompts = read_prompts(options.prompts)
     levels = levels_of([int(count) for count in options.clients.split(",")], prompts, rounds=options.rounds)
-    result = _begin(options, "serve-load", ("model", "clients", "rounds", "new_tokens"))
+    if options.server_cpus is not None:
+        os.environ.setdefault("OMP_NUM_THREADS", str(len(options.server_cpus)))
+    chosen = ("model", "clients", "rounds", "new_tokens", "slow", "slow_clients", "client_cpus", "server_cpus")
+    result = _begin(options, "serve-load", chosen)
     with saved(options.model, options.gguf) as files:
-        for repeat in range(options.repeats):
-            for kind in options.servers.split(","):
-                for sample in _measured(kind, files, levels, options.new_tokens):
-                    result["samples"].append({"server": kind, "repeat": repeat, **sample})
-                    print(json.dumps(result["samples"][-1]), flush=True)
-                _write(options.out, result)
-
-
-def _measured(kind: str, files: Files, levels: Sequence[Level], new_tokens: int) -> list[dict[str, Any]]:
-    if kind.startswith("engine:"):
-        first = next(level for level in levels if level.clients == 1)
-        chats = [Chat(prompt, new_tokens) for prompt in first.prompts]
-        answers = answer_alone(files.model, kind.partition(":")[2], chats)
-        return [{"clients": 1, **figures_of(answers)}]
-    port = free_port()
-    command = command_of(kind, files, port)
-    with tempfile.TemporaryDirectory() as folder, running(command, served_name(kind, files), port, Path(folder)) as up:
-        asyncio.run(warm_up(up.server, max(level.clients for level in levels)))
-        return [
-            {"clients": level.clients, **figures_of(asyncio.run(measure(up.server, level, new_tokens)))}
-            for level in levels
-        ]
+        terms = Terms(
+            files,
+            levels,
+            options.new_tokens,
+            frozenset(options.slow.split(",")),
+            frozenset(int(count) for count in options.slow_clients.split(",")),
+            options.client_cpus,
+            options.server_cpus,
+        )
+        for sample in in_turns(options.servers.split(","), options.repeats, terms):
+            result["failures" if "error" in sample else "samples"].append(sample)
+            print(json.dumps(sample), flush=True)
+            _write(options.out, result)
+    print_tables(result)
 
 
 def alone(options: argparse.Namespace) -> None:
@@ -99,7 +104,12 @@ def soak_server(options: argparse.Namespace) -> None:
 
 def show(options: argparse.Namespace) -> None:
     """Prints a file of ``load`` as tables."""
-    samples = json.loads(options.file.read_text(encoding="utf-8"))["samples"]
+    print_tables(json.loads(options.file.read_text(encoding="utf-8")))
+
+
+def print_tables(result: Mapping[str, Any]) -> None:
+    """Prints the medians of a result of ``load``, what was aimed at, and what failed."""
+    samples = result["samples"]
     for figure, title, scale, digits in (
         ("tokens_per_second", "tokens/s by number of clients", 1, 0),
         ("first_p50", "milliseconds to the first token, median", 1000, 0),
@@ -108,6 +118,9 @@ def show(options: argparse.Namespace) -> None:
         ("gap_p99", "milliseconds between pieces of text, 99th percentile", 1000, 0),
     ):
         print(f"{title}:\n\n{table(samples, figure, scale=scale, digits=digits)}\n")
+    print("\n".join(aims(samples)))
+    for failure in result.get("failures", ()):
+        print(f"{failure['server']} failed: {failure['error']}")
 
 
 def kill_workers(options: argparse.Namespace) -> None:
@@ -137,8 +150,9 @@ def _begin(options: argparse.Namespace, name: str, chosen: Sequence[str]) -> dic
         if result["options"] != given:
             raise SystemExit(f"{options.out} was measured with {result['options']}, not {given}; write to another file")
         result["stamps"].append(stamp)
+        result.setdefault("failures", [])
         return result
-    return {"benchmark": name, "stamps": [stamp], "options": given, "samples": []}
+    return {"benchmark": name, "stamps": [stamp], "options": given, "samples": [], "failures": []}
 
 
 def _write(path: Path, result: dict[str, Any]) -> None:
@@ -159,6 +173,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     loading.add_argument("--append", action="store_true", help="add repeats to --out")
     loading.add_argument("--out", type=Path, required=True)
     loading.add_argument("--new-tokens", type=int, default=64)
+    loading.add_argument("--client-cpus", type=parse_processors, help="processors of the clients, as in 0,1")
+    loading.add_argument("--server-cpus", type=parse_processors, help="processors of the servers, as in 2-3")
+    loading.add_argument("--slow", default=SLOW, help="servers to measure once only, at --slow-clients")
+    loading.add_argument("--slow-clients", default="1,4,16")
     soaking = commands.add_parser("soak", help="let many clients, good and bad ones, use a server for minutes")
     soaking.add_argument("--clients", type=int, default=200)
     soaking.add_argument("--seconds", type=float, default=600.0)

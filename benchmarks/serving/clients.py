@@ -16,7 +16,7 @@ from serving.known import Chat
 
 PATH = "/v1/chat/completions"
 PATIENCE = 300.0
-"""Seconds after which a request that nobody answers is lost."""
+"""Seconds after which a request without an answer counts as lost."""
 
 HUGE = 5 * 2**20
 """Bytes of a body that is larger than a server takes."""

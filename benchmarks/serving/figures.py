@@ -10,7 +10,7 @@ from serving.chat import Answer
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least so many percent of the values do not exceed.
+    """A percentile by nearest rank: the smallest value that ``percent`` of the values do not exceed.
 
     Args:
         values: at least one.
@@ -81,6 +81,33 @@ def table(samples: Sequence[dict[str, Any]], figure: str, *, scale: float = 1.0,
         cells = [_cell(medians.get((server, count)), scale, digits) for count in clients]
         lines.append(f"| `{server}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def aims(samples: Sequence[dict[str, Any]]) -> list[str]:
+    """How far the server is from what it should reach, as lines of text; what was not measured has none.
+
+    Args:
+        samples: with ``server``, ``clients`` and ``tokens_per_second``.
+    """
+    speed = {key: median for key, (median, _, _) in summarise(samples, "tokens_per_second").items()}
+    ours = dict.fromkeys(name for name, _ in speed if name.startswith("selfspec:"))
+    lines = []
+    for name in ours:
+        if (alone := speed.get((name.replace("selfspec:", "engine:"), 1))) and (name, 1) in speed:
+            lines.append(f"{name}: one client {speed[name, 1] / alone:.2f} of the engine alone (0.97)")
+        if (name, 1) in speed and (name, 16) in speed:
+            lines.append(f"{name}: 16 clients {speed[name, 16] / speed[name, 1]:.2f} times one (4)")
+        for clients in sorted({count for _, count in speed}):
+            others = {
+                other: speed[other, count]
+                for other, count in speed
+                if count == clients and not other.startswith(("selfspec:", "engine:"))
+            }
+            if others and (name, clients) in speed:
+                best = max(others, key=lambda other: others[other])
+                ratio = speed[name, clients] / others[best]
+                lines.append(f"{name}: {clients} clients {ratio:.2f} of {best}, the best other server (1.0)")
+    return lines
 
 
 def _cell(values: tuple[float, float, float] | None, scale: float, digits: int) -> str:

@@ -105,7 +105,7 @@ async def request(
 
 
 def head(server: Server, method: str, path: str, length: int, headers: Mapping[str, str]) -> bytes:
-    """The head of a request with a JSON body of so many bytes."""
+    """The head of a request with a JSON body of ``length`` bytes."""
     lines = [f"{method} {path} HTTP/1.1", f"Host: {server.host}:{server.port}", "Connection: close"]
     lines += [f"Content-Length: {length}", "Content-Type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers.items()]

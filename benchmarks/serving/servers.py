@@ -19,11 +19,15 @@ from pathlib import Path
 from selfspec.loading import load_model
 from serving.gguf_file import write_bfloat16
 from serving.http import Server, get_json
+from serving.processors import on_processors
 
 START_SECONDS = 180
 """Most time for a server to load its model."""
 
 HOST = "127.0.0.1"
+
+_SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""The environment of servers, where it says nothing else: vLLM takes OMP_NUM_THREADS threads, as all do, and 1 GiB."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ def command_of(kind: str, files: Files, port: int) -> list[str]:
 
     Args:
         kind: ``selfspec:METHOD``, ``transformers``, ``transformers-cb`` (with continuous batching), ``llama.cpp``,
-            or ``vllm``.
+            ``vllm``, or ``vllm-eager`` (without compiling).
         files: of the model.
         port: where to listen.
 
@@ -93,9 +97,10 @@ def command_of(kind: str, files: Files, port: int) -> list[str]:
         threads = os.environ.get("OMP_NUM_THREADS", "2")
         slots = ["--parallel", "16", "--ctx-size", str(16 * 2048), "--threads", threads, "--threads-batch", threads]
         return [_program("llama-server"), "--model", str(files.gguf), "--alias", model, *slots, *options]
-    if name == "vllm":
+    if name in ("vllm", "vllm-eager"):
         limits = ["--max-model-len", "2048", "--max-num-seqs", "16", "--served-model-name", model]
-        return [_program("vllm"), "serve", folder, "--dtype", "bfloat16", *limits, *options]
+        eager = ["--enforce-eager"] if name.endswith("-eager") else []
+        return [_program("vllm"), "serve", folder, "--dtype", "bfloat16", *limits, *eager, *options]
     raise ValueError(f"there is no server '{kind}'; choose selfspec:METHOD, transformers, llama.cpp or vllm")
 
 
@@ -105,7 +110,9 @@ def served_name(kind: str, files: Files) -> str:
 
 
 @contextmanager
-def running(command: list[str], model: str, port: int, folder: Path) -> Iterator[Started]:
+def running(
+    command: list[str], model: str, port: int, folder: Path, processors: tuple[int, ...] | None = None
+) -> Iterator[Started]:
     """Starts a server, waits until it takes requests, and ends it after the block.
 
     Args:
@@ -113,13 +120,16 @@ def running(command: list[str], model: str, port: int, folder: Path) -> Iterator
         model: name of the model in requests.
         port: where it will listen.
         folder: for its log.
+        processors: which it runs on; ``None`` for any.
 
     Raises:
         RuntimeError: it ended, or is not ready in time.
     """
     log = folder / f"server-{port}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    with log.open("wb") as output, on_processors(processors):
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env={**_SETTINGS, **os.environ}
+        )
     started = Started(Server(HOST, port, model), process, log)
     try:
         _wait_until_ready(started)

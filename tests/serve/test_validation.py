@@ -4,7 +4,7 @@ from selfspec.serve.validation import as_invalid
 
 
 def test_a_body_with_very_many_problems_is_answered_soon() -> None:
-    """Comparing all of them with each other would take hours, in which the server answers nobody."""
+    """Comparing all of them with each other would take hours, in which the server answers no request."""
     errors = [
         {"type": "model_type", "loc": ("body", "messages", index), "msg": "Input should be an object"}
         for index in range(100_000)

@@ -3,10 +3,11 @@
 import asyncio
 import importlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -183,3 +184,52 @@ def test_prompts_of_a_file(serving: Callable[[str], ModuleType], tmp_path: Path)
     file.write_text('{"text": "two"}\n')
     with pytest.raises(ValueError, match="line 1"):
         serving("prompts").read_prompts(file)
+
+
+def test_aims_compare_with_the_engine_and_with_the_best_other_server(serving: Callable[[str], ModuleType]) -> None:
+    speeds = {
+        ("engine:auto", 1): 100.0,
+        ("selfspec:auto", 1): 97.0,
+        ("selfspec:auto", 16): 400.0,
+        ("llama.cpp", 1): 50.0,
+        ("vllm", 1): 60.0,
+    }
+    samples = [
+        {"server": name, "clients": count, "tokens_per_second": speed} for (name, count), speed in speeds.items()
+    ]
+    assert serving("figures").aims(samples) == [
+        "selfspec:auto: one client 0.97 of the engine alone (0.97)",
+        "selfspec:auto: 16 clients 4.12 times one (4)",
+        "selfspec:auto: 1 clients 1.62 of vllm, the best other server (1.0)",
+    ]
+
+
+def test_a_server_that_fails_ends_no_run(serving: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = serving("turns")
+
+    def measured(kind: str, levels: list[Any], _: object) -> Iterator[dict[str, Any]]:
+        yield {"clients": levels[0].clients}
+        if kind == "bad":
+            raise RuntimeError("the server did not start")
+
+    monkeypatch.setattr(turns, "_measured", measured)
+    levels = [serving("load").Level(count, ("a",)) for count in (1, 2)]
+    terms = turns.Terms(serving("servers").Files("m", Path()), levels, 4, frozenset({"slow"}), frozenset({2}))
+    assert list(turns.in_turns(["bad", "slow"], 2, terms)) == [
+        {"server": "bad", "repeat": 0, "clients": 1},
+        {"server": "bad", "repeat": 0, "error": "RuntimeError: the server did not start"},
+        {"server": "slow", "repeat": 0, "clients": 2},
+        {"server": "bad", "repeat": 1, "clients": 1},
+        {"server": "bad", "repeat": 1, "error": "RuntimeError: the server did not start"},
+    ]
+
+
+def test_processors_are_numbers_and_ranges(
+    serving: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    parse = serving("processors").parse_processors
+    assert parse("0,2-3") == (0, 2, 3)
+    for wrong in ("4", "", "a", "3-1"):
+        with pytest.raises(ValueError, match=r".*"):
+            parse(wrong)

@@ -102,6 +102,7 @@ class Reply:
         """
 
         def event(body: Body) -> str:
+            """The event of a chunk, with the numbers of tokens where they are asked for."""
             if include_usage and "usage" not in body.model_fields_set:
                 body.usage = self._usage_so_far() if continuous_usage else None  # type: ignore[attr-defined]
             return _event(body)
@@ -181,6 +182,7 @@ async def side_by_side(answers: Sequence[Answer]) -> AsyncIterator[tuple[int, Se
     queue: asyncio.Queue[tuple[int, Sequence[Token] | Ended | BaseException]] = asyncio.Queue()
 
     async def read(index: int, answer: Answer) -> None:
+        """Hands the steps of an answer on, and its end or its error."""
         try:
             async for tokens in answer:
                 queue.put_nowait((index, tokens))
@@ -203,4 +205,5 @@ async def side_by_side(answers: Sequence[Answer]) -> AsyncIterator[tuple[int, Se
 
 
 def _event(body: BaseModel) -> str:
+    """A server-sent event."""
     return f"data: {body.model_dump_json(exclude_unset=True)}\n\n"

@@ -179,6 +179,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _page_file(name: str) -> Response:
+    """A file of the page; 404 if there is none of this name."""
     file = page_files().get(name)
     if file is None:
         raise HTTPException(404)
@@ -186,6 +187,8 @@ def _page_file(name: str) -> Response:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
+    """Answers every error in OpenAI's form."""
+
     @app.exception_handler(ApiError)
     async def refused(_: Request, error: ApiError) -> JSONResponse:
         return respond(error)
@@ -228,7 +231,7 @@ async def _answer(reply: Reply, body: Sampled, request: Request) -> Response:
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # the client is gone, and the status is for the log
         return _json(await work)
     finally:
         gone.cancel()
@@ -237,6 +240,7 @@ async def _answer(reply: Reply, body: Sampled, request: Request) -> Response:
 
 
 async def _logged(events: AsyncIterator[str], reply: Reply, request: Request) -> AsyncIterator[str]:
+    """The events of a stream; at its end, however it comes, the log learns how the reply ended."""
     try:
         async for event in events:
             yield event
@@ -246,6 +250,7 @@ async def _logged(events: AsyncIterator[str], reply: Reply, request: Request) ->
 
 
 def _log_usage(reply: Reply, request: Request) -> None:
+    """Puts how a reply ended, and its numbers of tokens, into the request's line in the log."""
     request.state.log["answer"] = reply.outcome
     if (usage := reply.usage) is not None:
         request.state.log.update(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
@@ -258,6 +263,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def _json(body: Body) -> Response:
+    """The response of a body."""
     return Response(body.to_json(), media_type="application/json")
 
 

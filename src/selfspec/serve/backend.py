@@ -14,7 +14,7 @@ class ModelInfo:
     """The model that a backend serves.
 
     Attributes:
-        tokenizer: for the requests' texts; a copy that nobody else uses.
+        tokenizer: for the requests' texts; a copy that the engine does not use.
         vocab_size: number of token ids.
         context: tokens of the context.
         method: name of the method where a request names none.

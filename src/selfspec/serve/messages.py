@@ -23,7 +23,7 @@ class Submit:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Tells a worker that nobody waits for an answer any more."""
+    """Tells a worker that an answer is no longer needed."""
 
     number: int
 

@@ -58,7 +58,12 @@ class Metrics:
         self._first.labels(self._model).observe(seconds)
 
     def between(self, seconds: float, tokens: int) -> None:
-        """Notes that tokens came together, so many seconds after those before; each counts its share."""
+        """Notes tokens that came together.
+
+        Args:
+            seconds: since the tokens before them; each counts an equal share.
+            tokens: how many came.
+        """
         for _ in range(tokens):
             self._between.labels(self._model).observe(seconds / tokens)
 

@@ -96,6 +96,7 @@ class ApiKey:
         await _respond(error)(scope, receive, send)
 
     def _allows(self, scope: Scope) -> bool:
+        """Whether a request has a valid key."""
         if scope["method"] == "OPTIONS":  # a browser asks what it may send, without a key
             return True
         scheme, _, given = _header(scope, b"authorization").partition(" ")
@@ -145,6 +146,11 @@ class BodyLimit:
         await self._app(scope, receive_body, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body; ``None`` if the client went away.
+
+        Raises:
+            ApiError: it is too large.
+        """
         declared = _header(scope, b"content-length")
         if declared.isdigit() and int(declared[:20]) > self._most_bytes:
             raise self._too_large()
@@ -169,6 +175,7 @@ def respond(error: ApiError) -> JSONResponse:
 
 
 def _respond(error: ApiError, *, close: bool = False) -> JSONResponse:
+    """The response of an error; with ``close``, the last on its connection."""
     response = respond(error)
     if close:  # what is left of the body would be read as the next request
         response.headers["Connection"] = "close"

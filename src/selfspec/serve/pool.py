@@ -160,7 +160,19 @@ class PoolAnswer:
 
 
 class _Worker:
-    """A worker as the server's process sees it."""
+    """A worker as the server's process sees it: its process, and the answers that it is writing.
+
+    Args:
+        index: among the workers.
+        state: where what it learns is kept.
+        starter: starts its process.
+
+    Attributes:
+        answers: that it is writing, by their numbers.
+        model: what it serves; ``None`` before it is ready for the first time.
+        load: what it was doing when it last said so.
+        ready: whether it takes requests.
+    """
 
     def __init__(self, index: int, state: StateFile | None, starter: Starter) -> None:
         self.index = index
@@ -179,6 +191,7 @@ class _Worker:
 
     @property
     def process_id(self) -> int:
+        """Of its process."""
         assert self._process is not None, "the worker is not started"
         return self._process.process_id
 
@@ -196,6 +209,12 @@ class _Worker:
     async def submit(
         self, token_ids: tuple[int, ...], params: SamplingParams, method: str | None, request_id: str
     ) -> PoolAnswer:
+        """Asks for an answer, and waits until the request is accepted.
+
+        Raises:
+            SelfSpecError: the request does not fit, or too many wait.
+            WorkerDiedError: the process ended.
+        """
         answer = PoolAnswer(self, number := next(self._numbers))
         self.answers[number] = answer
         self._send(Submit(number, token_ids, params, method, request_id))
@@ -207,15 +226,18 @@ class _Worker:
         return answer
 
     def cancel(self, number: int) -> None:
+        """Gives an answer up; nothing happens if it has ended."""
         if self.answers.pop(number, None) is not None:
             self._send(Cancel(number))
 
     def kill(self) -> None:
+        """Ends the process at once, for good."""
         self._closing = True
         if self._process is not None:
             self._process.kill()
 
     async def close(self) -> None:
+        """Ends the process for good, once it has saved what it has learned."""
         self._closing = True
         if self._restart is not None:
             self._restart.cancel()
@@ -241,6 +263,7 @@ class _Worker:
             loop.call_soon_threadsafe(self._ended, process.wait(_ENDING_SECONDS))
 
     def _take(self, message: FromWorker) -> None:
+        """Does what a message says, in the event loop."""
         match message:
             case Ready(model=None, error=error):
                 self._failed(error or WorkerDiedError("a worker could not start"))
@@ -278,6 +301,7 @@ class _Worker:
             self._restart = asyncio.ensure_future(self._start_again())
 
     def _failed(self, error: SelfSpecError) -> None:
+        """Tells whoever waits for the start that there is none."""
         if self._started is not None and not self._started.done():
             self._started.set_exception(error)
 

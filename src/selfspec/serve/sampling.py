@@ -93,7 +93,7 @@ def check_completion(request: CompletionRequest) -> None:
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise ApiError(
             400,
-            "best_of is not supported: it would write texts that nobody sees; ask for n choices and compare them",
+            "best_of is not supported: it would write texts only to drop them; ask for n choices and compare them",
             param="best_of",
             code="unsupported_parameter",
         )

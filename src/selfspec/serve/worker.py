@@ -51,6 +51,13 @@ def run_worker(
 
 
 class _WorkerProcess:
+    """Reads commands from the pipe and sends what the backend answers.
+
+    Args:
+        pipe: to the server's process.
+        backend: with the engine; not yet started.
+    """
+
     def __init__(self, pipe: Connection, backend: LocalBackend) -> None:
         self._pipe, self._backend = pipe, backend
         self._answers: dict[int, Answer] = {}
@@ -58,6 +65,7 @@ class _WorkerProcess:
         self._told = Load()
 
     async def run(self) -> None:
+        """Starts the backend and does what is asked, until ``Close``."""
         try:
             await self._backend.start()
         except SelfSpecError as error:

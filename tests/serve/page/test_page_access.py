@@ -1,4 +1,4 @@
-"""Whether everybody can use the page: contrast, names, keyboard, screen reader, a phone, light and dark."""
+"""Accessibility of the page: contrast, names, keyboard, screen reader, a phone, light and dark."""
 
 import re
 import threading
