@@ -8,9 +8,10 @@ from selfspec.decoding.proposal import Proposal
 from selfspec.model import transfer
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
+from selfspec.runtimes.chain import Drawing
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor
-from selfspec.sampling.rules import Rule
+from selfspec.sampling.rules import Coupled, Rule
 
 
 class Context:
@@ -74,6 +75,20 @@ class Context:
     def chooses_best(self) -> bool:
         """Whether the next token is the one of the largest logit: greedy, without logits processors."""
         return self.rule.chooses_best and self.processor.keeps_scores
+
+    @property
+    def follows_from_logits(self) -> bool:
+        """Whether a token follows from its row's logits: it is that of the largest one, or ``drawing`` draws it."""
+        return self.chooses_best or self.drawing is not None
+
+    @property
+    def drawing(self) -> Drawing | None:
+        """How tokens are drawn by noise from logits divided by a temperature, if that is all that chooses them."""
+        rule, temperature = self.rule, self.processor.temperature
+        if temperature is None or not isinstance(rule, Coupled):
+            return None
+        vocabulary, device = self.target.vocab_size, self.target.device
+        return Drawing(temperature, lambda position: rule.noise([position], vocabulary, device)[0])
 
     @property
     def token_ids(self) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Drafting with a part of the target's sublayers: a path extended token by token, candidates beside it."""
 
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -9,12 +9,13 @@ import torch
 from selfspec.decoding.context import Context
 from selfspec.decoding.draft import Draft, empty_proposal
 from selfspec.decoding.guess import Guess
-from selfspec.decoding.proposal import DraftForward, Drafting, DraftOutput, Proposal
+from selfspec.decoding.proposal import DraftChain, DraftForward, Drafting, DraftOutput, Proposal
 from selfspec.decoding.stopping import StoppingRule, TreeWidths
 from selfspec.model import transfer
 from selfspec.model.forward import Forward
 from selfspec.model.kept import KeptSet
 from selfspec.model.transfer import AsyncCopy
+from selfspec.runtimes.chain import ChainOutput, ChainRequest
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.sampling.rules import best, next_best, possible
@@ -73,6 +74,10 @@ class LayerDraft:
         limit = min(self.limit, context.draft_limit)
         if limit <= 0:
             return _nothing(self, context)
+        if self.widths is None and context.follows_from_logits:
+            layout = context.target.lay_out(context.state, limit)
+            if context.target.at(self.precision).takes_chains(self.kept.sublayers, layout):
+                return _ChainDrafting(self, context, watched, layout).run()
         return _LayerDrafting(self, context, watched, limit).run()
 
 
@@ -142,6 +147,60 @@ class _Position:
         return self._numbers
 
 
+class _ChainDrafting:
+    """A draft in progress whose tokens follow from the logits, so that its forwards run in a single call."""
+
+    def __init__(self, draft: LayerDraft, context: Context, watched: Collection[int], layout: Forward) -> None:
+        self.draft = draft
+        self.context = context
+        self.layout = layout
+        self.capture = _captured(draft, watched)
+        self.drafted: list[int] = []
+
+    def run(self) -> Drafting:
+        """Drafts at most as many tokens as there are rows, 1 or more."""
+        draft, context = self.draft, self.context
+        output: ChainOutput = yield DraftChain(
+            ChainRequest(
+                self.layout, int(context.pending), self._guesses(), self._follow, context.drawing, self.capture
+            ),
+            draft.kept.sublayers,
+            draft.precision,
+        )
+        return Proposal(
+            token_ids=output.token_ids,
+            tree=TokenTree(tuple(range(ROOT, len(output.token_ids) - 1))),
+            confidences=output.confidences if draft.stop is not None else (),
+            shared_prefix=draft.shared_prefix,
+            shared_states=output.captured,
+            kept=draft.kept,
+            precision=draft.precision,
+            threshold=draft.threshold,
+            guessed=output.guessed,
+        )
+
+    def _follow(self, token_id: int, confidence: float, asks: bool) -> Sequence[int] | None:
+        self.drafted.append(token_id)
+        if self.draft.stop is not None and self.draft.stop.stops(confidence):
+            return None
+        return self._guesses() if asks else ()
+
+    def _guesses(self) -> Sequence[int]:
+        return _guesses_after(self.draft, self.drafted, self.layout.rows)
+
+
+def _captured(draft: LayerDraft, watched: Collection[int]) -> set[int]:
+    """The sublayers whose states a verification, or a drafter that watches them, takes over from a draft."""
+    shared = draft.shared_prefix
+    return {shared} | {index for index in watched if index < shared} if shared else set()
+
+
+def _guesses_after(draft: LayerDraft, drafted: Sequence[int], limit: int) -> tuple[int, ...]:
+    """Guesses of the tokens after the one that the coming forward drafts, as many as may still be drafted."""
+    room = limit - len(drafted) - 1
+    return () if draft.guess is None or room <= 0 else tuple(draft.guess(drafted))[:room]
+
+
 class _LayerDrafting:
     """One draft in progress.
 
@@ -156,8 +215,7 @@ class _LayerDrafting:
         self.limit = limit
         self.target = context.target
         self.shared_prefix = draft.shared_prefix
-        below = {index for index in watched if index < self.shared_prefix}
-        self.capture = {self.shared_prefix} | below if self.shared_prefix else set()
+        self.capture = _captured(draft, watched)
         self.positions: list[_Position] = []
         self.scores: list[torch.Tensor] = []
         self.states: dict[int, list[torch.Tensor]] = {index: [] for index in self.capture}
@@ -189,12 +247,9 @@ class _LayerDrafting:
         return len(self.positions) < self.limit
 
     def _guesses(self) -> tuple[int, ...]:
-        """Guesses of the tokens after the one that the coming forward drafts, as many as may still be drafted."""
-        room = self.limit - len(self.positions) - 1
-        if self.draft.guess is None or room <= 0:
+        if self.draft.guess is None:
             return ()
-        drafted = [position.token_id for position in self.positions]
-        return tuple(self.draft.guess(drafted))[:room]
+        return _guesses_after(self.draft, [position.token_id for position in self.positions], self.limit)
 
     def _step(self, guesses: tuple[int, ...]) -> _DraftStep:
         """The forward of the last token and guesses, in the slots after the drafted tokens before it."""

@@ -2,12 +2,13 @@
 
 from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from selfspec.model.forward import Forward
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.chain import ChainRequest
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.sampling.tree import TokenTree
@@ -32,6 +33,21 @@ class DraftForward:
     sublayers: tuple[int, ...]
     capture: Collection[int] = ()
     logits: bool = True
+    precision: AnyPrecision | None = None
+
+
+@dataclass(frozen=True)
+class DraftChain:
+    """Forwards one after the other that a draft asks for, each over the tokens that the one before it chose.
+
+    Attributes:
+        request: the sequence, and how its draft goes on; ``takes_chains`` of the model has returned true.
+        sublayers: ascending indices of the sublayers to run.
+        precision: of the weights; see ``DraftForward``.
+    """
+
+    request: ChainRequest
+    sublayers: tuple[int, ...]
     precision: AnyPrecision | None = None
 
 
@@ -95,5 +111,8 @@ class Proposal:
         return max(self.tree.depths)
 
 
-Drafting: TypeAlias = Generator[DraftForward, DraftOutput, Proposal]
-"""A draft in progress: a coroutine that yields the forwards it needs, is sent their outputs, and returns a proposal."""
+Drafting: TypeAlias = Generator["DraftForward | DraftChain", Any, Proposal]
+"""A draft in progress: a coroutine that yields the forwards it needs, is sent their outputs, and returns a proposal.
+
+For a ``DraftForward`` it is sent a ``DraftOutput``, for a ``DraftChain`` a ``ChainOutput``.
+"""

@@ -1,12 +1,14 @@
 """Runs the drafts of several sequences side by side, so that their forwards read the weights together."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 
-from selfspec.decoding.proposal import DraftForward, Drafting, DraftOutput, Proposal
+from selfspec.decoding.proposal import DraftChain, DraftForward, Drafting, DraftOutput, Proposal
 from selfspec.model.forward import Forward
+from selfspec.runtimes.chain import ChainOutput
+from selfspec.runtimes.low_bit import LowBitModel
 from selfspec.runtimes.target import Target
 
 
@@ -23,13 +25,13 @@ def run_drafts(target: Target, drafts: Iterable[Drafting]) -> list[Proposal]:
     """
     running = list(drafts)
     proposals: dict[int, Proposal] = {}
-    outputs: dict[int, DraftOutput | None] = dict.fromkeys(range(len(running)))
+    outputs: dict[int, DraftOutput | ChainOutput | None] = dict.fromkeys(range(len(running)))
     while outputs:
-        asked: dict[Hashable, list[tuple[int, DraftForward]]] = defaultdict(list)
+        asked: dict[Hashable, list[tuple[int, DraftForward | DraftChain]]] = defaultdict(list)
         for index, output in outputs.items():
             try:
                 forward = next(running[index]) if output is None else running[index].send(output)
-                asked[forward.sublayers, forward.logits, forward.precision].append((index, forward))
+                asked[_key(forward)].append((index, forward))
             except StopIteration as finished:
                 proposals[index] = finished.value
         outputs = {}
@@ -39,10 +41,24 @@ def run_drafts(target: Target, drafts: Iterable[Drafting]) -> list[Proposal]:
     return [proposals[index] for index in range(len(running))]
 
 
-def _run_together(target: Target, asked: tuple[DraftForward, ...]) -> list[DraftOutput]:
-    """One forward for drafts that ask for the same sublayers."""
+def _key(asked: DraftForward | DraftChain) -> Hashable:
+    """What forwards have in common that run as one."""
+    scored = asked.logits if isinstance(asked, DraftForward) else None
+    return type(asked), asked.sublayers, scored, asked.precision
+
+
+def _run_together(
+    target: Target, asked: tuple[DraftForward | DraftChain, ...]
+) -> Sequence[DraftOutput] | Sequence[ChainOutput]:
+    """One forward, or one chain of them, for drafts that ask for the same sublayers."""
+    model = target.at(asked[0].precision)
+    if chains := [each for each in asked if isinstance(each, DraftChain)]:
+        return model.chain([each.request for each in chains], chains[0].sublayers)
+    return _run_forwards(model, [each for each in asked if isinstance(each, DraftForward)])
+
+
+def _run_forwards(model: Target | LowBitModel, asked: Sequence[DraftForward]) -> list[DraftOutput]:
     first, scored = asked[0], asked[0].logits
-    model = target.at(first.precision)
     if len(asked) == 1:
         ran = model.run(
             first.hidden_states, first.sublayers, first.forward, first.capture, logits=scored, confidence=scored

@@ -24,6 +24,8 @@ class Decoder:
         model: the model.
         config: its config.
         family: the row of its family.
+        embedding: the module that embeds tokens.
+        embedding_scale: what embeddings are multiplied by; ``None`` for nothing.
         final_norm: the norm before the head.
         head: the LM head.
 
@@ -39,9 +41,9 @@ class Decoder:
         self.head: nn.Module = _head(model)
         check_decoder(model, self.family)
         self._parts: Any = model.model
-        self._embedding: nn.Module = self._parts.embed_tokens
+        self.embedding: nn.Module = self._parts.embed_tokens
         self.final_norm: nn.Module = self._parts.norm
-        self._embedding_scale = self._find_embedding_scale()
+        self.embedding_scale = self._find_embedding_scale()
         self._logits_divisor = float(getattr(self.config, self.family.logits_divisor or "", 1.0))
         self._logits_softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
 
@@ -83,8 +85,8 @@ class Decoder:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The residual stream before sublayer 0: long ``[rows]`` to ``[rows, hidden]``."""
-        hidden_states: torch.Tensor = self._embedding(token_ids)
-        return hidden_states if self._embedding_scale is None else hidden_states * self._embedding_scale
+        hidden_states: torch.Tensor = self.embedding(token_ids)
+        return hidden_states if self.embedding_scale is None else hidden_states * self.embedding_scale
 
     @property
     def scales_logits(self) -> bool:
@@ -161,7 +163,7 @@ class Decoder:
     def _find_embedding_scale(self) -> torch.Tensor | float | None:
         if self.family.embedding_multiplier is not None:
             return float(getattr(self.config, self.family.embedding_multiplier))
-        if self.family.sqrt_embedding and not hasattr(self._embedding, "embed_scale"):
+        if self.family.sqrt_embedding and not hasattr(self.embedding, "embed_scale"):
             # Rounded to the model's dtype, as transformers does.
             return torch.tensor(self.hidden_size**0.5, dtype=self.like.dtype, device=self.like.device)
         return None

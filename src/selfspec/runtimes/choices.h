@@ -1,4 +1,5 @@
-// What is chosen from the logits of a row: the token of the largest, its probability, and whether all are numbers.
+// What is chosen from the logits of a row: the token of the largest or one drawn by noise, the probability of the largest,
+// and whether all are numbers.
 
 #pragma once
 
@@ -41,6 +42,24 @@ inline Choice join(const Choice& first, const Choice& second) {
     choice.sum = first.sum + second.sum;
     if (other.exponentials > 0) choice.exponentials += other.exponentials * exponential(other.largest - choice.largest);
     return choice;
+}
+
+// A draw from some logits of a row: the token of the largest sum of logit / temperature and noise.
+struct Draw {
+    long token;
+    float largest;
+};
+
+template <class T> Draw draw(const T* logits, const float* noise, float temperature, long from, long to) {
+    float largest = -std::numeric_limits<float>::infinity();
+#pragma omp simd reduction(max : largest)
+    for (long i = from; i < to; i++) {
+        const float value = up(logits[i]) / temperature + noise[i];
+        largest = value > largest ? value : largest;
+    }
+    Draw drawn{from, largest};
+    while (drawn.token < to - 1 && !(up(logits[drawn.token]) / temperature + noise[drawn.token] == largest)) drawn.token++;
+    return drawn;
 }
 
 }  // namespace

@@ -52,9 +52,11 @@ struct Head {
     Linear linear;  // without weights the norm alone runs
     long hidden, outputs;
     void* out;           // [rows, outputs], or [rows, hidden] of the norm alone
-    long* tokens;        // of the largest logit of each row, or null
+    long* tokens;        // of the largest logit of each row, or drawn; or null
     float* confidences;  // its probability, or null; not without tokens
     bool* finite;        // all logits of a row are numbers; not without tokens
+    const float* const* noise;   // by row [outputs] to draw its token by, or null; null where no token is drawn
+    const float* temperatures;  // by row, where noise is
 };
 
 struct Forward {
@@ -81,6 +83,7 @@ template <class T> class Team {
         joined.reset(new T[most_joined]);
         if (rows > FEW) laid.reset(new Line[lines_of<T>(std::min(ROWS, rows), widest)]);
         if (f.head && f.head->tokens) choices.resize(rows * spans_of(*f.head));
+        if (f.head && f.head->noise) draws.resize(choices.size());
         part_of.resize(rows);
         for (long part = 0; part < f.part_count; part++)
             std::fill_n(part_of.begin() + f.parts[part].first_row, f.parts[part].rows, part);
@@ -116,6 +119,7 @@ template <class T> class Team {
     std::unique_ptr<Line[]> laid;
     std::vector<long> part_of;  // by row
     std::vector<Choice> choices;  // of the spans of the logits of each row
+    std::vector<Draw> draws;      // likewise, where tokens are drawn
 
     // What a thread has to itself.
     struct Own {
@@ -260,6 +264,7 @@ template <class T> class Team {
     }
 
     static long spans_of(const Head& head) { return (head.outputs + SPAN - 1) / SPAN; }
+    static const float* noise_of(const Head& head, long row) { return head.noise ? head.noise[row] : nullptr; }
 
     void finish(const Head& head, Own& own) {
         T* out = static_cast<T*>(head.out);
@@ -278,7 +283,10 @@ template <class T> class Team {
 #pragma omp for
         for (long task = 0; task < rows * spans; task++) {
             const long from = task % spans * SPAN, to = std::min(head.outputs, from + SPAN);
-            choices[task] = choose(out + task / spans * head.outputs, from, to, head.confidences);
+            const long row = task / spans;
+            const T* logits = out + row * head.outputs;
+            choices[task] = choose(logits, from, to, head.confidences);
+            if (noise_of(head, row)) draws[task] = draw(logits, noise_of(head, row), head.temperatures[row], from, to);
         }
     }
     // The choice of a row.
@@ -288,6 +296,11 @@ template <class T> class Team {
         for (long span = 1; span < spans; span++) choice = join(choice, choices[row * spans + span]);
         head.tokens[row] = choice.token, head.finite[row] = std::isfinite(choice.sum);
         if (head.confidences) head.confidences[row] = 1.0f / choice.exponentials;
+        if (!noise_of(head, row)) return;
+        Draw drawn = draws[row * spans];
+        for (long span = 1; span < spans; span++)
+            if (draws[row * spans + span].largest > drawn.largest) drawn = draws[row * spans + span];
+        head.tokens[row] = drawn.token;
     }
 
     void transform(const Sublayer& s, const MlpWeights& mlp, Own& own) const {

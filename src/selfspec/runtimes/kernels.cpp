@@ -3,7 +3,7 @@
 //
 // A row gets the same bits whichever rows run with it. bfloat16 is rounded where transformers rounds it.
 
-#include "forward.h"
+#include "chain.h"
 
 namespace {
 
@@ -43,6 +43,7 @@ template <class T> constexpr long most_attending() { return std::min(VERIFIED, m
         unpack<T>(*linear, rows, out, count, k);                                                                       \
     }                                                                                                                  \
     extern "C" void forward_##SUFFIX(const Forward* f, T* stream, long rows) { Team<T>(*f, stream, rows).run(); }      \
+    extern "C" void chain_##SUFFIX(const Chain* chain) { Links<T>(*chain).run(); }                                     \
     extern "C" long most_rows_##SUFFIX() { return most_rows<T>(); }                                                    \
     extern "C" long most_attending_##SUFFIX() { return most_attending<T>(); }
 

@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from selfspec.runtimes.kernel_build import BUILT_FOLDER, KernelBuildError, build, build_key, library_name
 from selfspec.runtimes.levels import Level, choose_level
-from selfspec.runtimes.structures import Linear, NativeCall
+from selfspec.runtimes.structures import Linear, NativeCall, NativeChain
 from selfspec.user_cache import cache_folder
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -136,6 +136,7 @@ def _open(path: Path) -> ctypes.CDLL:
             "unpack": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 2],
             "pack": [c_void_p, POINTER(Linear), *[c_long] * 2, c_int],
             "forward": [POINTER(NativeCall), c_void_p, c_long],
+            "chain": [POINTER(NativeChain)],
         }
         for name, arguments in signatures.items():
             function = getattr(library, f"{name}_{suffix}")

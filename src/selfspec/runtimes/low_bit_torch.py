@@ -6,7 +6,7 @@ in torch's products the last bits of a row depend on the other rows, which does 
 have not been run or measured on a device; the tests run the CPU's forms of the same products.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch.nn import functional
@@ -14,6 +14,7 @@ from torch.nn import functional
 from selfspec.errors import UnsupportedModelError
 from selfspec.model.forward import Forward
 from selfspec.model.sublayers import Sublayer
+from selfspec.runtimes.chain import ChainOutput, ChainRequest
 from selfspec.runtimes.fused import Function, FusedAttention, FusedMLP
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.low_bit import HEAD, LowBitCopies, LowBitModel
@@ -156,6 +157,14 @@ class TorchLowBitModel(LowBitModel):
         if logits:
             output.logits = Logits(self.logits(output.hidden_states))
         return output
+
+    def takes_chains(self, sublayers: tuple[int, ...], forward: Forward) -> bool:
+        """Never: chains run in the kernels of the CPU."""
+        return False
+
+    def chain(self, requests: Sequence[ChainRequest], sublayers: tuple[int, ...]) -> list[ChainOutput]:
+        """Not to be called: ``takes_chains`` returns false."""
+        raise AssertionError("torch's products run no chains")
 
     def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """Final norm and LM head, ``[rows, vocab]``; see ``Target.logits``."""

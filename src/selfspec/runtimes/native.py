@@ -6,6 +6,7 @@ each row gets the same bits whichever rows run with it.
 
 import ctypes
 import sys
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from ctypes import c_int, c_long, c_void_p
 from dataclasses import dataclass, replace
@@ -15,14 +16,18 @@ import torch
 
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import CosSin
+from selfspec.runtimes.chain import Chained, ChainOutput, ChainRequest
 from selfspec.runtimes.kernels import DTYPES, load, most_attending, most_rows
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.norms import RmsNorm
 from selfspec.runtimes.structures import (
     AttentionWeights,
+    ChainSequence,
+    Follow,
     Linear,
     MlpWeights,
     NativeCall,
+    NativeChain,
     NativeCosSin,
     NativeHead,
     NativeSublayer,
@@ -139,6 +144,7 @@ class NativeForward:
         attention = [branch for branch in native if isinstance(branch.weights, AttentionWeights)]
         self._windows = list(dict.fromkeys(branch.window for branch in attention))
         self._kinds = list(dict.fromkeys(branch.rope for branch in attention if branch.turns))
+        self._window_sizes = (c_long * len(self._windows))(*(window or 0 for window in self._windows))
         structures = (
             NativeSublayer() if branch is None else branch.structure(self._windows, self._kinds) for branch in branches
         )
@@ -155,6 +161,7 @@ class NativeForward:
             any_rows = any_rows or any(branch.is_low_bit for branch in native)
             self.most_rows = sys.maxsize if any_rows else (most_attending if attention else most_rows)(self._dtype)
             self._call = getattr(load(), f"forward_{DTYPES[self._dtype]}")
+            self._chain = getattr(load(), f"chain_{DTYPES[self._dtype]}")
 
     def takes(self, hidden_states: torch.Tensor, sublayers: tuple[int, ...], forward: Forward) -> bool:
         """Whether a forward can run natively.
@@ -219,6 +226,63 @@ class NativeForward:
                 addresses[place], lengths[place] = tensor.data_ptr(), tensor.shape[0]
             call.kept, call.kept_rows = addresses, lengths
         return self._run(call, stream, logits=logits, confidence=confidence)
+
+    def takes_chains(self, sublayers: tuple[int, ...], embedding: torch.Tensor) -> bool:
+        """Whether drafts through these sublayers can run as chains, where rotations are those of a table.
+
+        Args:
+            sublayers: ascending indices.
+            embedding: ``[vocab, hidden]``.
+        """
+        return self.has_head and embedding.dtype == self._dtype and self._are_native(sublayers)
+
+    def chain(
+        self, requests: Sequence[ChainRequest], sublayers: tuple[int, ...], embedding: torch.Tensor
+    ) -> list[ChainOutput]:
+        """Drafts tokens of several sequences, one after the other, in forwards that they share.
+
+        Args:
+            requests: of the sequences.
+            sublayers: ascending indices; ``takes_chains`` has returned true for them.
+            embedding: ``[vocab, hidden]``, contiguous.
+
+        Returns:
+            What each of them drafted.
+
+        Raises:
+            BaseException: what ``follow`` of a request raised.
+        """
+        assert self._head is not None
+        chained = [
+            Chained(each, {index: bisect_left(sublayers, index) for index in each.capture}, len(sublayers), embedding)
+            for each in requests
+        ]
+        tables = [requests[0].forward.rope.table(kind) for kind in self._kinds]  # held until the call returns
+        head = NativeHead(self._head_norm, self._head.linear, embedding.shape[1], self._head.outputs)
+        call = NativeCall(
+            sublayers=self._sublayers,
+            which=self._indices(sublayers),
+            count=len(sublayers),
+            turns=(NativeCosSin * len(tables))(*(_rotation((table, 0)) for table in tables)),
+            threads=torch.get_num_threads(),
+            head=ctypes.pointer(head),
+        )
+        sequences = (ChainSequence * len(chained))(*(each.structure for each in chained))
+
+        def follow(index: int, token_id: int, confidence: float, asks: int) -> int:
+            return chained[index].follow(token_id, confidence, asks=bool(asks))
+
+        chain = NativeChain(
+            forward=ctypes.pointer(call),
+            embedding=embedding.data_ptr(),
+            windows=self._window_sizes,
+            window_count=len(self._windows),
+            sequences=sequences,
+            count=len(chained),
+            follow=Follow(follow),
+        )
+        self._chain(ctypes.byref(chain))
+        return [each.output(structure) for each, structure in zip(chained, sequences, strict=True)]
 
     def score(self, hidden_states: torch.Tensor, *, confidence: bool = False) -> Logits:
         """Final norm and LM head, which can take part.

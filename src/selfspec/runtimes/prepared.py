@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import torch
 from torch import nn
 
 from selfspec.model.decoder import Decoder
@@ -15,7 +16,7 @@ from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import WITHOUT_KERNELS
 from selfspec.runtimes.native import HeadWeights, NativeForward
 from selfspec.runtimes.norms import RmsNorm
-from selfspec.runtimes.products import signature
+from selfspec.runtimes.products import is_plain, signature
 
 RUNTIMES = {
     "auto": "the fastest that works for this model, sublayer by sublayer",
@@ -37,6 +38,7 @@ class Prepared:
         head: the LM head.
         modules: the final norm and the head as the model has them.
         native: runs several of the sublayers in one call, if there are kernels.
+        embedding: the weights of the embedding, ``[vocab, hidden]``, where it does nothing but take rows of them.
     """
 
     sublayers: list[Sublayer]
@@ -44,6 +46,7 @@ class Prepared:
     head: Function | CompiledProduct
     modules: list[nn.Module]
     native: NativeForward | None = None
+    embedding: torch.Tensor | None = None
     _signature: list[Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,7 +71,7 @@ def prepare(decoder: Decoder, runtime: str) -> Prepared:
     Raises:
         UnsupportedModelError: a layer lacks a module of its family.
     """
-    sublayers, modules = decoder.split(), [decoder.final_norm, decoder.head]
+    sublayers, modules = decoder.split(), [decoder.final_norm, decoder.head, decoder.embedding]
     if runtime == "eager":
         return Prepared(sublayers, decoder.final_norm, decoder.head, modules)
     sublayers = [fuse(sublayer, decoder.family, index // 2) for index, sublayer in enumerate(sublayers)]
@@ -85,7 +88,16 @@ def prepare(decoder: Decoder, runtime: str) -> Prepared:
             _warn_once(str(error))
         return fused
     native = NativeForward([getattr(sublayer, "native", None) for sublayer in compiled], head_weights(fused.norm, head))
-    return Prepared(compiled, fused.norm, head, modules, native)
+    return Prepared(compiled, fused.norm, head, modules, native, _rows_of(decoder))
+
+
+def _rows_of(decoder: Decoder) -> torch.Tensor | None:
+    """The weights of an embedding that takes rows of them and does nothing else."""
+    module = decoder.embedding
+    if type(module) is not nn.Embedding or not is_plain(module) or module.max_norm is not None:
+        return None
+    ordinary = type(module.weight) is nn.Parameter and module.weight.is_contiguous()
+    return module.weight.detach() if ordinary and decoder.embedding_scale is None else None
 
 
 @cache

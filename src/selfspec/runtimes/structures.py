@@ -1,6 +1,6 @@
 """What the C++ code is given, as ctypes structures: see the headers beside this file."""
 
-from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_float, c_int, c_long, c_void_p
 
 
 class Linear(Structure):
@@ -85,7 +85,7 @@ class NativeHead(Structure):
         ("norm", Norm),
         ("linear", Linear),
         *((name, c_long) for name in ("hidden", "outputs")),
-        *((name, c_void_p) for name in ("out", "tokens", "confidences", "finite")),
+        *((name, c_void_p) for name in ("out", "tokens", "confidences", "finite", "noise", "temperatures")),
     )
 
 
@@ -103,4 +103,39 @@ class NativeCall(Structure):
         ("turns", POINTER(NativeCosSin)),
         ("threads", c_int),
         ("head", POINTER(NativeHead)),
+    )
+
+
+class ChainSequence(Structure):
+    """A sequence whose tokens are drafted in a chain, and how many were."""
+
+    _fields_ = (
+        ("caches", POINTER(c_void_p)),
+        *((name, c_long) for name in ("capacity", "start", "limit")),
+        ("tokens", POINTER(c_long)),
+        ("confidences", POINTER(c_float)),
+        ("guesses", POINTER(c_long)),
+        ("guess_count", c_long),
+        ("noise", POINTER(c_void_p)),
+        ("temperature", c_float),
+        ("kept", POINTER(c_void_p)),
+        *((name, c_long) for name in ("drafted", "guessed")),
+    )
+
+
+Follow = CFUNCTYPE(c_long, c_long, c_long, c_float, c_int)
+"""Hears of a sequence, a drafted token, its confidence and whether guesses are asked for; gives their number, or -1."""
+
+
+class NativeChain(Structure):
+    """Forwards after each other, each over the tokens that the one before it chose."""
+
+    _fields_ = (
+        ("forward", POINTER(NativeCall)),
+        ("embedding", c_void_p),
+        ("windows", POINTER(c_long)),
+        ("window_count", c_long),
+        ("sequences", POINTER(ChainSequence)),
+        ("count", c_long),
+        ("follow", Follow),
     )

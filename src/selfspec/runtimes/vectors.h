@@ -178,7 +178,9 @@ constexpr long AHEAD = 6144;  // bytes that weight rows read in sequence are fet
 // Fetches what is multiplied soon after a block of C weight rows. A core waits for few lines of its first cache at a time,
 // too few for memory's speed, so most of the distance is covered in its second one.
 template <int C, class T> inline void prefetch(const T* from, long stride) {
-    if (C == 1) return __builtin_prefetch(reinterpret_cast<const char*>(from) + AHEAD, 0, 2);
+    // Weights that are read once go past the outer caches. The weights of a part of the model then stay there from one
+    // step to the next, where reading all of them in turn would replace each before it is read again.
+    if (C == 1) return __builtin_prefetch(reinterpret_cast<const char*>(from) + AHEAD, 0, 0);
 #pragma GCC unroll 8
     for (int c = 0; c < C; c++) {
         __builtin_prefetch(from + (c + C) * stride);  // of the next tile

@@ -63,6 +63,7 @@ class ScoreProcessor:
 
     Attributes:
         keeps_scores: there is no processor, so that scores are the logits in float32.
+        temperature: scores are the logits in float32 divided by it; ``None`` where processors do anything else.
 
     Raises:
         InvalidParameterError: one of them cannot be evaluated on drafted rows.
@@ -76,6 +77,7 @@ class ScoreProcessor:
         first = reads.index(True) if True in reads else len(reads)
         self._reads_context = first < len(processors)
         self.keeps_scores = not processors
+        self.temperature = _only_temperature(processors)
         self._on_all_rows: Callable[..., torch.Tensor] = LogitsProcessorList(processors[:first])
         self._row_by_row: Callable[..., torch.Tensor] = LogitsProcessorList(processors[first:])
 
@@ -140,6 +142,14 @@ def build_processors(
             processors.append(MinPLogitsWarper(float(params.min_p)))
     processors.extend(params.logits_processors)
     return processors
+
+
+def _only_temperature(processors: LogitsProcessorList) -> float | None:
+    """What processors divide scores by, if they do nothing else."""
+    if not processors:
+        return 1.0
+    first, *others = processors
+    return float(first.temperature) if type(first) is TemperatureLogitsWarper and not others else None
 
 
 def _classes(names: frozenset[str]) -> tuple[type, ...]:

@@ -108,7 +108,7 @@ class Coupled:
 
     def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
         """The perturbed scores; see ``Rule.preferences``."""
-        return scores + self._noise([position], scores)[0]
+        return scores + self._noise_like(scores, [position])[0]
 
     def accept(
         self,
@@ -120,20 +120,29 @@ class Coupled:
         positions: Sequence[int],
     ) -> Verdict:
         """Accepts the path of the target's own draws; see ``Rule.accept``."""
-        perturbed = target_scores + self._noise(positions, target_scores)
+        perturbed = target_scores + self._noise_like(target_scores, positions)
         self._kept = {position: noise for position, noise in self._kept.items() if position > positions[0]}
         return accept_choices(tree, draft_tokens, perturbed.argmax(-1))
 
-    def _noise(self, positions: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
-        """The noise of each position, float32 ``[n, vocab]``.
+    def noise(self, positions: Sequence[int], vocab_size: int, device: torch.device) -> list[torch.Tensor]:
+        """The noise of each position, float32 ``[vocab]``, contiguous.
 
         A position is drafted, verified, and where a token before it was rejected, drafted again: its noise is kept.
+
+        Args:
+            positions: absolute positions of the tokens to choose.
+            vocab_size: number of tokens.
+            device: of the scores.
         """
         kept = self._kept
         if missing := [position for position in dict.fromkeys(positions) if position not in kept]:
-            noise = gumbel_noise(self.seed, transfer.send(missing, scores.device), scores.shape[-1])
+            noise = gumbel_noise(self.seed, transfer.send(missing, device), vocab_size)
             kept.update(zip(missing, noise.unbind(), strict=True))
-        return torch.stack([kept[position] for position in positions])
+        return [kept[position] for position in positions]
+
+    def _noise_like(self, scores: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        """The noise of each position, float32 ``[n, vocab]``."""
+        return torch.stack(self.noise(positions, scores.shape[-1], scores.device))
 
 
 class Speculative:

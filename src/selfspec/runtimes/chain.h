@@ -1,0 +1,177 @@
+// Chains of drafted tokens: forward after forward in one call, each over the tokens that the one before it chose.
+
+#pragma once
+
+#include "forward.h"
+
+namespace {
+
+// A sequence whose tokens are drafted. The position of a row is its slot.
+struct ChainSequence {
+    void* const* caches;  // by layer [2, key_heads, capacity, head_dim]
+    long capacity, start;  // slot of the first row
+    long limit;            // most tokens to draft, 1 or more
+    long* tokens;          // [1 + limit], the last token of the text and then those that are drafted
+    float* confidences;    // [limit]
+    long* guesses;         // [limit], of the tokens after the last one, rows of the next forward
+    long guess_count;
+    const float** noise;    // [limit], by drafted token the noise [outputs] that draws it; null where none is drawn
+    float temperature;
+    void* const* kept;      // by place in ``which``, and after it, where h of the drafted tokens' rows [limit, hidden] is
+                            // copied to, or null; null where none is
+    long drafted, guessed;  // tokens, and how many of them were guessed: what comes out
+};
+
+struct Chain {
+    const Forward* forward;   // without parts; its turns are tables from position 0 on, its head has no outputs yet
+    const void* embedding;    // [tokens, hidden]
+    const long* windows;      // by view, 0 for none
+    long window_count;
+    ChainSequence* sequences;
+    long count;
+    // Hears of each drafted token, and says how many guesses the next forward gets, or -1 to end the draft there. It is
+    // asked for guesses where the last argument says so.
+    long (*follow)(long sequence, long token, float confidence, int asks);
+};
+
+// The forwards of chains.
+template <class T> class Links {
+  public:
+    explicit Links(const Chain& chain) : chain(chain), f(*chain.forward), running(chain.count, true) {
+        hidden = f.head->hidden;
+        views.resize(chain.count * chain.window_count);
+    }
+
+    void run() {
+        while (lay_out()) {
+            advance();
+            for (size_t part = 0; part < parts.size(); part++) take(part);
+        }
+    }
+
+  private:
+    const Chain& chain;
+    const Forward& f;
+    long hidden;
+    std::vector<bool> running;
+    // Of the coming forward, by part or by row.
+    std::vector<long> of_part;  // its sequence
+    std::vector<Part> parts;
+    std::vector<View> views;
+    std::vector<T> stream, logits;
+    std::vector<std::vector<char>> cosines, sines;  // by turn
+    std::vector<std::vector<T>> states;             // by place, of those that are kept
+    std::vector<long> tokens;
+    std::vector<float> confidences, temperatures;
+    std::vector<const float*> noise;
+    std::unique_ptr<bool[]> finite;
+
+    // The rows of all sequences that go on: the last token of each, and guesses of the next ones.
+    bool lay_out() {
+        parts.clear(), of_part.clear(), tokens.clear(), noise.clear(), temperatures.clear();
+        for (long index = 0; index < chain.count; index++) {
+            if (!running[index]) continue;
+            const ChainSequence& s = chain.sequences[index];
+            const long start = s.start + s.drafted, first = tokens.size();
+            View* own = views.data() + parts.size() * chain.window_count;
+            for (long view = 0; view < chain.window_count; view++) {
+                const long window = chain.windows[view];
+                own[view] = {nullptr, window ? std::max(0L, start - window + 1) : 0, window};
+            }
+            parts.push_back({s.caches, s.capacity, start, first, 1 + s.guess_count, own});
+            of_part.push_back(index);
+            tokens.push_back(s.tokens[s.drafted]);
+            tokens.insert(tokens.end(), s.guesses, s.guesses + s.guess_count);
+            for (long row = 0; row < 1 + s.guess_count; row++) {
+                noise.push_back(s.noise ? s.noise[s.drafted + row] : nullptr);
+                temperatures.push_back(s.temperature);
+            }
+        }
+        return !parts.empty();
+    }
+
+    void advance() {
+        const long rows = tokens.size();
+        embed(rows);
+        std::vector<CosSin> turns = turn();
+        std::vector<void*> kept = keep(rows);
+        std::vector<long> kept_rows(kept.size(), rows);
+        logits.resize(rows * f.head->outputs), confidences.resize(rows), finite.reset(new bool[rows]);
+        Head head = *f.head;
+        head.out = logits.data(), head.tokens = tokens.data(), head.confidences = confidences.data();
+        head.finite = finite.get(), head.noise = noise.data(), head.temperatures = temperatures.data();
+        Forward forward = f;
+        forward.kept = kept.data(), forward.kept_rows = kept_rows.data();
+        forward.parts = parts.data(), forward.part_count = parts.size();
+        forward.turns = turns.data(), forward.head = &head;
+        Team<T>(forward, stream.data(), rows).run();
+    }
+    void embed(long rows) {
+        const T* embedding = static_cast<const T*>(chain.embedding);
+        stream.resize(rows * hidden);
+        for (long row = 0; row < rows; row++)
+            std::copy_n(embedding + tokens[row] * hidden, hidden, stream.data() + row * hidden);
+    }
+    // The rotations of the rows, which are at the positions of their slots.
+    std::vector<CosSin> turn() {
+        long kinds = 0;
+        for (long i = 0; i < f.count; i++) kinds = std::max(kinds, 1L + f.sublayers[f.which[i]].turn);
+        cosines.resize(kinds), sines.resize(kinds);
+        std::vector<CosSin> turns;
+        for (long kind = 0; kind < kinds; kind++) {
+            const CosSin& table = f.turns[kind];
+            const long size = table.dim * (table.is_float ? sizeof(float) : sizeof(T));
+            gather(static_cast<const char*>(table.cosine), size, cosines[kind]);
+            gather(static_cast<const char*>(table.sine), size, sines[kind]);
+            turns.push_back({cosines[kind].data(), sines[kind].data(), table.dim, table.is_float});
+        }
+        return turns;
+    }
+    void gather(const char* table, long size, std::vector<char>& to) const {
+        to.clear();
+        for (const Part& part : parts)
+            to.insert(to.end(), table + part.start * size, table + (part.start + part.rows) * size);
+    }
+    // Where the forward keeps states that any sequence wants, by place.
+    std::vector<void*> keep(long rows) {
+        states.resize(f.count);
+        std::vector<void*> kept(f.count, nullptr);
+        for (const long index : of_part)
+            for (long place = 0; place < f.count; place++)
+                if (const ChainSequence& s = chain.sequences[index]; s.kept && s.kept[place]) {
+                    states[place].resize(rows * hidden);
+                    kept[place] = states[place].data();
+                }
+        return kept;
+    }
+
+    // Takes the tokens that the rows of a part chose, up to the first that was not guessed.
+    void take(long part) {
+        ChainSequence& s = chain.sequences[of_part[part]];
+        const long first = parts[part].first_row, guesses = s.guess_count;
+        s.guess_count = 0;
+        for (long row = 0; row <= guesses; row++) {
+            const long token = tokens[first + row];
+            take_states(s, first + row);
+            s.confidences[s.drafted++] = confidences[first + row];
+            s.tokens[s.drafted] = token;
+            s.guessed += row > 0;
+            const bool goes_on = s.drafted < s.limit, guessed = row < guesses && s.guesses[row] == token;
+            const long more = chain.follow(of_part[part], token, confidences[first + row], goes_on && !guessed);
+            running[of_part[part]] = goes_on && more >= 0;
+            if (!running[of_part[part]] || !guessed) {
+                s.guess_count = std::max(0L, more);
+                return;
+            }
+        }
+    }
+    void take_states(const ChainSequence& s, long row) const {
+        if (!s.kept) return;
+        for (long place = 0; place <= f.count; place++) {
+            const T* from = (place < f.count ? states[place] : stream).data() + row * hidden;
+            if (s.kept[place]) std::copy_n(from, hidden, static_cast<T*>(s.kept[place]) + s.drafted * hidden);
+        }
+    }
+};
+
+}  // namespace

@@ -1,0 +1,165 @@
+"""Chains of drafted tokens: what a sequence asks of one, and what comes out.
+
+The forwards of a chain follow each other in a single native call; each runs over the tokens that the one before it
+chose. Between them there is nothing but a call back, which says whether the draft goes on.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from ctypes import c_float, c_long, c_void_p
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from selfspec.model.forward import Forward
+from selfspec.runtimes.structures import ChainSequence
+
+Follow: TypeAlias = Callable[[int, float, bool], Sequence[int] | None]
+"""Hears of each drafted token: its id, its confidence, and whether guesses are wanted of the tokens after it.
+
+It returns guesses, at most as many as may still be drafted less one, or ``None`` to end the draft with this token.
+"""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How a token follows from the logits of its row where it is drawn: by noise that is known beforehand.
+
+    Attributes:
+        temperature: divides the logits.
+        noise: by position of the token float32 ``[vocab]``, contiguous, which is added to them.
+    """
+
+    temperature: float
+    noise: Callable[[int], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class ChainRequest:
+    """What a sequence asks of a chain.
+
+    Attributes:
+        forward: one row for each token that it may draft, in the slots after the committed ones.
+        token_id: the last token of the text.
+        guesses: of the first tokens, one less than it may draft at most; rows of the first forward.
+        follow: hears of the drafted tokens.
+        drawing: how tokens are drawn; ``None`` takes those of the largest logits.
+        capture: sublayers ``i`` (0 to ``2L``) whose ``h[i]`` to keep.
+    """
+
+    forward: Forward
+    token_id: int
+    guesses: Sequence[int]
+    follow: Follow
+    drawing: Drawing | None = None
+    capture: Collection[int] = ()
+
+    @property
+    def limit(self) -> int:
+        """Most tokens to draft, 1 or more."""
+        return self.forward.rows
+
+
+@dataclass(frozen=True)
+class ChainOutput:
+    """What a sequence drafted.
+
+    Attributes:
+        token_ids: long ``[n]``, 1 or more.
+        confidences: the draft's largest probability at each token.
+        captured: by sublayer ``i`` the state ``h[i]`` of the rows that chose the tokens, ``[n, hidden]``.
+        guessed: how many of the tokens were guessed before they were drafted.
+    """
+
+    token_ids: torch.Tensor
+    confidences: tuple[float, ...]
+    captured: Mapping[int, torch.Tensor]
+    guessed: int
+
+
+class Chained:
+    """The part of a sequence in a chain, in the form that the C++ code takes.
+
+    Args:
+        request: what it asks for.
+        places: by captured sublayer its place among the sublayers that run.
+        count: number of sublayers that run.
+        like: any tensor with the model's dtype and hidden size in its last dimension.
+
+    Attributes:
+        structure: for the C++ code; the memory it points to belongs to this object.
+    """
+
+    def __init__(self, request: ChainRequest, places: Mapping[int, int], count: int, like: torch.Tensor) -> None:
+        (rows,), limit = request.forward.parts, request.limit
+        cache = rows.sequence.cache
+        assert rows.end <= cache.capacity, f"slots up to {rows.end} do not fit a cache of {cache.capacity}"
+        self._request, self._places = request, places
+        self._tokens, self._guesses = (c_long * (1 + limit))(request.token_id), (c_long * limit)(*request.guesses)
+        self._confidences = (c_float * limit)()
+        self._states = {place: like.new_empty(limit, like.shape[-1]) for place in places.values()}
+        self.structure = ChainSequence(
+            caches=cache.addresses,
+            capacity=cache.capacity,
+            start=rows.start,
+            limit=limit,
+            tokens=self._tokens,
+            confidences=self._confidences,
+            guesses=self._guesses,
+            guess_count=len(request.guesses),
+        )
+        if self._states:
+            self.structure.kept = (c_void_p * (count + 1))()
+            for place, states in self._states.items():
+                self.structure.kept[place] = states.data_ptr()
+        self._drafted, self._noise = 0, (c_void_p * limit)()
+        self._held: list[torch.Tensor] = []  # the noise, until the chain has ended
+        self._failure: BaseException | None = None
+        if request.drawing is not None:
+            self.structure.noise, self.structure.temperature = self._noise, request.drawing.temperature
+            self._draw(len(request.guesses))
+
+    def follow(self, token_id: int, confidence: float, *, asks: bool) -> int:
+        """Hears of a drafted token; see ``Follow``. Returns the number of guesses that it wrote down, or -1."""
+        self._drafted += 1
+        try:
+            guesses = self._request.follow(token_id, confidence, asks)
+            if guesses is None:
+                return -1
+            if asks:
+                self._guesses[: len(guesses)] = list(guesses)
+                self._draw(len(guesses))
+            return len(guesses)
+        except BaseException as failure:  # it must not pass through the C++ code
+            self._failure = failure
+            return -1
+
+    def output(self, structure: ChainSequence) -> ChainOutput:
+        """What was drafted.
+
+        Args:
+            structure: a copy of this one's, as the chain has left it.
+
+        Raises:
+            BaseException: what ``follow`` raised.
+        """
+        if self._failure is not None:
+            raise self._failure
+        drafted = structure.drafted
+        return ChainOutput(
+            torch.tensor(self._tokens[1 : 1 + drafted]),
+            tuple(self._confidences[:drafted]),
+            {index: self._states[place][:drafted] for index, place in self._places.items()},
+            structure.guessed,
+        )
+
+    def _draw(self, guesses: int) -> None:
+        """Gets the noise of the tokens that the rows of the next forward choose."""
+        drawing, first = self._request.drawing, self._drafted
+        if drawing is None:
+            return
+        position = self._request.forward.parts[0].start + 1
+        for place in range(first, first + 1 + guesses):
+            noise = drawing.noise(position + place)
+            self._held.append(noise)
+            self._noise[place] = noise.data_ptr()

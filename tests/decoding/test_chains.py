@@ -1,0 +1,243 @@
+"""A draft in one call drafts bit for bit what it drafts forward by forward, alone and beside others."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config, SmolLM3Config
+
+from helpers.kernels import needs_kernels
+from helpers.low_bit_model import SIZES, SUBLAYERS
+from helpers.models import prompt
+from selfspec.decoding.context import Context
+from selfspec.decoding.drafter import Needs
+from selfspec.decoding.guess import Guess
+from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.proposal import DraftChain, Drafting, Proposal
+from selfspec.decoding.reading import read_text
+from selfspec.decoding.run_drafts import run_drafts
+from selfspec.decoding.stopping import ConfidenceThreshold
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.low_bit import LowBitModel
+from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.target import Target
+from selfspec.sampling.processors import ScoreProcessor, build_processors
+from selfspec.sampling.rules import Coupled, Greedy, Rule, Speculative, seeded_generator
+from selfspec.types import SamplingParams
+
+pytestmark = needs_kernels
+
+LENGTH = 8
+TEXT = 24
+FULL = KeptSet.full(SUBLAYERS)
+DRAFTS = {
+    "low-bit": LayerDraft(FULL, LENGTH, precision=Precision.of(4)),
+    "low-bit, stopping": LayerDraft(FULL, LENGTH, ConfidenceThreshold(0.1), precision=Precision.of(8)),
+    "whole": LayerDraft(FULL, LENGTH),
+    "early exit": LayerDraft(KeptSet.early_exit(2, SUBLAYERS), LENGTH),
+    "shared prefix": LayerDraft(KeptSet((0, 1, 2, 5, 7), SUBLAYERS), LENGTH, ConfidenceThreshold(0.05)),
+    "skipped start": LayerDraft(KeptSet((1, 4, 6), SUBLAYERS), LENGTH),
+}
+RULES: dict[str, Callable[[], Rule]] = {"greedy": Greedy, "seed": lambda: Coupled(3)}
+SAMPLING = {"greedy": SamplingParams(), "seed": SamplingParams(temperature=0.7)}
+FAMILIES: dict[str, Callable[..., Any]] = {
+    "llama": LlamaConfig,
+    "window": lambda **sizes: MistralConfig(**sizes, sliding_window=12),
+    "two windows": lambda **sizes: Qwen2Config(
+        **sizes,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        use_sliding_window=True,
+        sliding_window=12,
+    ),
+    "some without rope": lambda **sizes: SmolLM3Config(**sizes, no_rope_layer_interval=2, pad_token_id=None),
+}
+WATCHED = (0, 1, 2, SUBLAYERS)
+
+
+@cache
+def target(family: str = "llama", dtype: torch.dtype = torch.float32) -> Target:
+    torch.manual_seed(0)
+    return Target(AutoModelForCausalLM.from_config(FAMILIES[family](**SIZES)).eval().to(dtype))
+
+
+@contextmanager
+def forward_by_forward() -> Iterator[None]:
+    """No draft runs as a chain: the oracle."""
+    with pytest.MonkeyPatch.context() as patch:
+        for model in (Target, LowBitModel):
+            patch.setattr(model, "takes_chains", lambda *_: False)
+        yield
+
+
+def context_for(on: Target, rule: str, room: int = 20, seed: int = 0) -> Context:
+    """A text of 24 tokens."""
+    context, _ = read_text(on, prompt(TEXT, seed), Needs(sibling_rows=12), max_new_tokens=room)
+    context.rule, context.processor = RULES[rule](), ScoreProcessor(build_processors(SAMPLING[rule]))
+    return context
+
+
+def noted(drafting: Drafting, asked: list[Any]) -> Drafting:
+    """A draft, of which what it asks for is noted."""
+    output = None
+    while True:
+        try:
+            request = next(drafting) if output is None else drafting.send(output)
+        except StopIteration as ended:
+            proposal: Proposal = ended.value
+            return proposal
+        asked.append(request)
+        output = yield request
+
+
+def propose(on: Target, draft: LayerDraft, context: Context) -> tuple[Proposal, list[Any]]:
+    asked: list[Any] = []
+    with torch.inference_mode():
+        (proposal,) = run_drafts(on, [noted(draft.propose(context, WATCHED), asked)])
+    return proposal, asked
+
+
+def in_a_chain(on: Target, draft: LayerDraft, context: Context) -> Proposal:
+    proposal, asked = propose(on, draft, context)
+    assert [type(each) for each in asked] == [DraftChain]
+    return proposal
+
+
+def one_by_one(on: Target, draft: LayerDraft, context: Context) -> Proposal:
+    with forward_by_forward():
+        proposal, asked = propose(on, draft, context)
+    assert len(asked) == proposal.drafted - proposal.guessed
+    return proposal
+
+
+def assert_same(proposal: Proposal, expected: Proposal) -> None:
+    assert expected.drafted > 0
+    assert torch.equal(proposal.token_ids, expected.token_ids)
+    assert proposal.token_ids.dtype == torch.long
+    assert proposal.tree == expected.tree
+    assert proposal.confidences == expected.confidences
+    assert proposal.guessed == expected.guessed
+    assert (proposal.shared_prefix, proposal.threshold) == (expected.shared_prefix, expected.threshold)
+    assert (proposal.kept, proposal.precision) == (expected.kept, expected.precision)
+    assert proposal.shared_states.keys() == expected.shared_states.keys()
+    for index, states in expected.shared_states.items():
+        assert torch.equal(proposal.shared_states[index], states)
+    assert proposal.scores is expected.scores is None
+
+
+def guess_from(tokens: Sequence[int], most: int = LENGTH) -> Guess:
+    """Guesses that the draft is these tokens."""
+    return lambda drafted: tokens[len(drafted) : len(drafted) + most]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_chain_is_its_forwards_one_by_one(name: str, rule: str, dtype: torch.dtype) -> None:
+    on, draft = target(dtype=dtype), DRAFTS[name]
+    chained, single = context_for(on, rule), context_for(on, rule)
+    assert_same(in_a_chain(on, draft, chained), one_by_one(on, draft, single))
+    of_chain, of_single = ([*each.cache.keys, *each.cache.values] for each in (chained, single))
+    assert all(torch.equal(one, other) for one, other in zip(of_chain, of_single, strict=True))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_of_every_family(family: str, rule: str) -> None:
+    """The text is longer than the windows."""
+    on = target(family)
+    for draft in (DRAFTS["low-bit"], DRAFTS["shared prefix"]):
+        assert_same(in_a_chain(on, draft, context_for(on, rule)), one_by_one(on, draft, context_for(on, rule)))
+
+
+def test_seeds_draw_different_tokens() -> None:
+    greedy, drawn = (in_a_chain(target(), DRAFTS["low-bit"], context_for(target(), rule)) for rule in RULES)
+    assert not torch.equal(greedy.token_ids, drawn.token_ids)
+
+
+@given(data=st.data())
+def test_any_guesses_change_nothing(data: st.DataObject) -> None:
+    """Right up to somewhere, then wrong, for a while; also near the end of the output, and after it."""
+    on, draft = target(), DRAFTS[data.draw(st.sampled_from(sorted(DRAFTS)), label="draft")]
+    rule = data.draw(st.sampled_from(sorted(RULES)), label="rule")
+    room = data.draw(st.integers(3, 12), label="room")
+    expected = one_by_one(on, draft, context_for(on, rule, room))
+    truth = [*expected.token_ids.tolist(), 1, 2, 3]
+    right = data.draw(st.lists(st.booleans(), min_size=len(truth), max_size=len(truth)), label="right")
+    mixed = [token if is_right else (token + 7) % 128 for token, is_right in zip(truth, right, strict=True)]
+    guessing = replace(draft, guess=guess_from(mixed, data.draw(st.integers(0, LENGTH), label="most")))
+    proposal = in_a_chain(on, guessing, context_for(on, rule, room))
+    assert_same(proposal, one_by_one(on, guessing, context_for(on, rule, room)))
+    assert torch.equal(proposal.token_ids, expected.token_ids)
+
+
+@given(data=st.data())
+def test_chains_beside_each_other(data: st.DataObject) -> None:
+    """Sequences of different texts, rules, rooms and guesses share the forwards of one chain."""
+    on, draft = target("two windows"), DRAFTS[data.draw(st.sampled_from(["low-bit, stopping", "shared prefix"]))]
+    sequence = st.tuples(st.sampled_from(sorted(RULES)), st.integers(3, 12), st.integers(0, 4))
+    sequences = data.draw(st.lists(sequence, min_size=2, max_size=5))
+    drafts, alone = [], []
+    for seed, (rule, room, most) in enumerate(sequences):
+        truth = one_by_one(on, draft, context_for(on, rule, room, seed)).token_ids.tolist()
+        drafts.append(replace(draft, guess=guess_from([*truth[:3], 5, 6, 7, 8, 9], most)))
+        alone.append(in_a_chain(on, drafts[-1], context_for(on, rule, room, seed)))
+    contexts = [context_for(on, rule, room, seed) for seed, (rule, room, _) in enumerate(sequences)]
+    with torch.inference_mode():
+        together = run_drafts(
+            on, [each.propose(context, WATCHED) for each, context in zip(drafts, contexts, strict=True)]
+        )
+    for proposal, expected in zip(together, alone, strict=True):
+        assert_same(proposal, expected)
+
+
+def test_what_a_stopping_rule_raises_arrives() -> None:
+    class Broken(ConfidenceThreshold):
+        def stops(self, confidence: float) -> bool:
+            raise ValueError("broken rule")
+
+    with pytest.raises(ValueError, match="broken rule"):
+        propose(target(), replace(DRAFTS["low-bit"], stop=Broken(0.1)), context_for(target(), "greedy"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "params"),
+    [
+        (Greedy(), SamplingParams(repetition_penalty=1.3)),
+        (Coupled(3), SamplingParams(temperature=0.7, top_k=5)),
+        (Speculative(seeded_generator(3, "cpu")), SamplingParams(temperature=0.7)),
+    ],
+    ids=["penalty", "top-k", "rejection"],
+)
+def test_what_a_chain_cannot_choose_goes_forward_by_forward(rule: Rule, params: SamplingParams) -> None:
+    context = context_for(target(), "greedy")
+    context.rule, context.processor = rule, ScoreProcessor(build_processors(params))
+    proposal, asked = propose(target(), DRAFTS["low-bit"], context)
+    assert len(asked) == proposal.drafted == LENGTH
+
+
+def test_trees_scaled_embeddings_and_changing_ropes_go_forward_by_forward() -> None:
+    dynamic = LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0})
+    gemma = Gemma3TextConfig(**SIZES, head_dim=32)
+    torch.manual_seed(0)
+    cases = [(target(), replace(DRAFTS["shared prefix"], widths=lambda _: 2))]
+    cases += [(Target(AutoModelForCausalLM.from_config(each).eval()), DRAFTS["low-bit"]) for each in (dynamic, gemma)]
+    for on, draft in cases:
+        proposal, asked = propose(on, draft, context_for(on, "greedy"))
+        assert len(asked) == proposal.drafted > 0
+        assert not any(isinstance(each, DraftChain) for each in asked)
+
+
+def test_a_hook_on_the_embedding_is_noticed() -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES)).eval()
+    on = Target(model)
+    in_a_chain(on, DRAFTS["whole"], context_for(on, "greedy"))
+    model.model.embed_tokens.register_forward_hook(lambda *_: None)
+    _, asked = propose(on, DRAFTS["whole"], context_for(on, "greedy"))
+    assert not any(isinstance(each, DraftChain) for each in asked)
