@@ -1,13 +1,11 @@
 """Fixtures and settings of the library's tests. Helpers that a test imports by name are in ``helpers``."""
 
-import gc
-
 import pytest
 
 from helpers.checkpoints import save_checkpoint
-from helpers.suite import auto_that_drafts, no_kept_profiles, set_up
+from helpers.suite import auto_that_drafts, cheap_collections, no_kept_profiles, set_up
 
-__all__ = ["auto_that_drafts", "no_kept_profiles"]
+__all__ = ["auto_that_drafts", "cheap_collections", "no_kept_profiles"]
 
 set_up()
 
@@ -16,9 +14,3 @@ set_up()
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a tiny Llama model and its tokenizer, without a chat template. No test changes it."""
     return str(save_checkpoint(tmp_path_factory.mktemp("checkpoint")))
-
-
-def pytest_collection_finish() -> None:
-    """What is imported by now stays, and no garbage collection looks through a million objects for it again."""
-    gc.collect()
-    gc.freeze()

@@ -1,23 +1,16 @@
 """The laboratory's tests run under the settings of the library's, and measure nothing of the machine."""
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from helpers.suite import auto_that_drafts, no_kept_profiles, set_up
+from helpers.suite import auto_that_drafts, cheap_collections, no_kept_profiles, set_up
 from measured_runs import LATENCIES, measure
 
-__all__ = ["auto_that_drafts", "no_kept_profiles"]
+__all__ = ["auto_that_drafts", "cheap_collections", "no_kept_profiles"]
 
 set_up()
-
-
-def pytest_collection_finish() -> None:
-    """Excludes imported objects from the garbage collection that precedes every measurement of memory."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

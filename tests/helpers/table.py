@@ -29,7 +29,7 @@ from selfspec.sampling.rules import Rule, Speculative, seeded_generator
 
 VOCAB = 5
 SUBLAYERS = 4
-DRAWS = 50_000
+DRAWS = 20_000
 """Transitions that a test of trees draws."""
 KEPT = KeptSet((1, 2), SUBLAYERS)
 

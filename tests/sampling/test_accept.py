@@ -25,8 +25,8 @@ from selfspec.sampling.tree import ROOT, TokenTree
 
 VOCAB = 4
 LENGTH = 3
-DRAWS = 50_000
-FEWER_DRAWS = 25_000
+DRAWS = 20_000
+FEWER_DRAWS = 10_000
 """Enough to see a wrong rule."""
 NOTHING = torch.empty(0, dtype=torch.long)
 CHAIN = TokenTree.chain(2)

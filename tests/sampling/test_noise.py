@@ -109,7 +109,7 @@ def test_neighbours_are_independent(axis: str) -> None:
 
 def test_argmax_of_perturbed_scores_follows_the_distribution() -> None:
     probs = torch.tensor([0.45, 0.25, 0.0, 0.15, 0.1, 0.04, 0.01])
-    draws = (probs.log() + gumbel_noise(-5, torch.arange(200_000), len(probs))).argmax(-1)
+    draws = (probs.log() + gumbel_noise(-5, torch.arange(40_000), len(probs))).argmax(-1)
     counts = torch.bincount(draws, minlength=len(probs)).double().numpy()
     support = probs.numpy() > 0
     assert counts[~support].sum() == 0
@@ -119,4 +119,4 @@ def test_argmax_of_perturbed_scores_follows_the_distribution() -> None:
         return float(stats.chisquare(counts[support], expected / expected.sum() * counts.sum()).pvalue)
 
     assert pvalue(probs) > 0.01
-    assert pvalue(probs + torch.tensor([0.01, -0.01, 0, 0, 0, 0, 0])) < 1e-6, "the test would not see a 1 % error"
+    assert pvalue(probs + torch.tensor([0.02, -0.02, 0, 0, 0, 0, 0])) < 1e-6, "the test would not see a 2 % error"

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from helpers.checkpoints import CHAT_TEMPLATE, save_checkpoint
+from helpers.commands import run
 
 PATIENCE = 120.0
 """Seconds: a process imports torch, and the machine may be busy."""
@@ -161,7 +162,6 @@ def test_a_worker_that_is_killed_is_started_again(chat_model: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "/no/such/folder"], "/no/such/folder"),
         (["--ssl-certfile", "/no/such/file"], "there is no file '/no/such/file'"),
         (["--method", "no-such-method", "--state", "x"], "no-such-method"),
         (["--method", "suffix", "--set", "nothing"], "KEY=VALUE"),
@@ -170,10 +170,20 @@ def test_a_worker_that_is_killed_is_started_again(chat_model: str, tmp_path: Pat
     ],
 )
 def test_what_cannot_be_served_is_said_in_a_line(arguments: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "selfspec", "serve", "--port", "0", *arguments]
+    ended = run("serve", "--port", "0", *arguments)
+    assert_refused(ended.exit_code, ended.stderr, message)
+
+
+def test_a_model_that_is_not_there_is_said_in_a_line() -> None:
+    """After the port was opened and the log set up, in a process of its own."""
+    command = [sys.executable, "-m", "selfspec", "serve", "--port", "0", "--model", "/no/such/folder"]
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    assert ended.returncode == 2
-    last = ended.stderr.strip().splitlines()[-1]
+    assert_refused(ended.returncode, ended.stderr, "/no/such/folder")
+
+
+def assert_refused(exit_code: int, errors: str, message: str) -> None:
+    assert exit_code == 2
+    last = errors.strip().splitlines()[-1]
     assert last.startswith("error: ")
     assert message in last
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in errors
