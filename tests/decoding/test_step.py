@@ -151,14 +151,14 @@ def test_a_long_prompt_is_read_beside_sequences_that_are_written() -> None:
     assert tuple(long.output.token_ids) == plain_text("llama", prompt(60), 2)
 
 
-@pytest.mark.parametrize(("grain", "expected"), [(1, [1, 2, 0]), (10, [2, 1, 0])])
+@pytest.mark.parametrize(("grain", "expected"), [(1, [1, 2, 0]), (40, [2, 1, 0])])
 def test_prompts_share_the_tokens_of_a_step(grain: int, expected: list[int]) -> None:
-    """Of three prompts of six tokens, a step reads ten tokens; or two whole prompts, where none may be cut at four."""
+    """Of three prompts of 24 tokens, a step reads 40 tokens; or two whole prompts, where none may be cut at 16."""
     target = Target(build("llama"))
     method = make_method("autoregressive", target)
-    scheduler = Scheduler(target, chunks=Chunks(10, grain), max_batch=4)
+    scheduler = Scheduler(target, chunks=Chunks(40, grain), max_batch=4)
     for _ in range(3):
-        scheduler.add(request(method, prompt(6), 4))
+        scheduler.add(request(method, prompt(24), 4))
     read = [sum(isinstance(event, Prefilled) for event in step) for step in play(scheduler)]
     assert read[:3] == expected
 

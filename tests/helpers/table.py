@@ -44,7 +44,7 @@ class TableTarget:
     """Stands in for ``Target``: a full run looks up the target's table, a partial one the draft's."""
 
     device, dtype, hidden_size = torch.device("cpu"), torch.float32, VOCAB
-    sublayer_count = SUBLAYERS
+    sublayer_count, independent_rows = SUBLAYERS, 0
     version, slot_bytes, keys_depend_on_position_alone = 1, 8, True
 
     def new_sequence(self, prompt_length: int, capacity: int, last_length: int) -> SequenceState:

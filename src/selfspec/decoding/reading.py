@@ -10,7 +10,7 @@ from selfspec.decoding.draft import Draft, NoDraft
 from selfspec.decoding.drafter import Drafter, FixedDrafter, Needs, Prefill
 from selfspec.decoding.events import Failed
 from selfspec.decoding.output import Output
-from selfspec.decoding.prompt import read_chunk
+from selfspec.decoding.prompt import Chunk, read_chunks
 from selfspec.decoding.request import Request
 from selfspec.decoding.sequence import Sequence
 from selfspec.runtimes.target import Target
@@ -57,8 +57,8 @@ def read_text(
         ),
     )
     while sequence.unread:
-        end = min(len(token_ids), sequence.context.cache.length + chunk)
-        for event in read_chunk(target, sequence, end):
+        start = sequence.context.cache.length
+        for event in read_chunks(target, [Chunk(sequence, start, min(len(token_ids), start + chunk))]):
             if isinstance(event, Failed):
                 raise event.error
     return sequence.context, sequence.prefill

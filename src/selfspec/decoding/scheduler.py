@@ -1,6 +1,5 @@
 """Admits requests, plays steps for those that run, and lets finished ones go."""
 
-import math
 import time
 from collections import deque
 
@@ -8,11 +7,11 @@ from selfspec.decoding.cache_memory import CacheMemory
 from selfspec.decoding.chunks import Chunks
 from selfspec.decoding.events import Event, Failed, Finished, Prefilled, Started
 from selfspec.decoding.pace import Pace
+from selfspec.decoding.prompt_reader import PromptReader
 from selfspec.decoding.request import Request
 from selfspec.decoding.sequence import Sequence
-from selfspec.decoding.step import play, read
+from selfspec.decoding.step import play
 from selfspec.runtimes.target import Target
-from selfspec.timing import wait_for
 
 
 class Scheduler:
@@ -39,10 +38,9 @@ class Scheduler:
         pace: Pace | None = None,
     ) -> None:
         self._target = target
-        self._chunks = chunks
         self._max_batch = max_batch
         self._memory = memory or CacheMemory(target, chunks)
-        self._pace = pace or Pace(None)
+        self._prompts = PromptReader(target, chunks, self._memory, pace or Pace(None))
         self._waiting: deque[Request] = deque()
         self._running: list[Sequence] = []
         self._steps = 0
@@ -87,7 +85,8 @@ class Scheduler:
         """
         events = self._admit()
         writing = [sequence for sequence in self._running if not sequence.unread]
-        events += self._read(bool(writing))
+        unread = [sequence for sequence in self._running if sequence.unread]
+        events += self._prompts.read(unread, step=self._steps, writing=bool(writing), held=self.held)
         events += play(self._target, writing) if writing else []
         self._steps += 1
         self._let_go(events)
@@ -109,29 +108,6 @@ class Scheduler:
             sequence.last_read = self._steps
             self._running.append(sequence)
             events.append(Started(sequence, admitted))
-        return events
-
-    def _read(self, writing: bool) -> list[Event]:
-        """Reads parts of the prompts that were not read for longest; each knows what those before it have read."""
-        most = self._pace.tokens(writing)
-        left = self._chunks.longest if math.isinf(most) else int(most)
-        events: list[Event] = []
-        began, tokens = time.perf_counter(), 0
-        for sequence in sorted((each for each in self._running if each.unread), key=lambda each: each.last_read):
-            if tokens >= left:
-                break
-            self._memory.fill(sequence)
-            start, length = sequence.context.cache.length, sequence.context.prompt_length
-            end = self._chunks.end(start, length, left - tokens)
-            tokens += end - start
-            sequence.last_read = self._steps
-            happened = read(self._target, sequence, end)
-            if not any(isinstance(event, Failed) for event in happened):
-                self._memory.keep(sequence, self.held)
-            events += happened
-        if self._pace.is_bounded:
-            wait_for(self._target.device)
-        self._pace.note(tokens, time.perf_counter() - began)
         return events
 
     def _let_go(self, events: list[Event]) -> None:

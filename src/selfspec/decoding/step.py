@@ -12,7 +12,7 @@ from selfspec.decoding.events import Advanced, Event, Failed, Finished
 from selfspec.decoding.judging import not_finite
 from selfspec.decoding.outcome import Outcome, verify_drafts
 from selfspec.decoding.phases import clocked, phase
-from selfspec.decoding.prompt import read_chunk
+from selfspec.decoding.prompt import Chunk, read_chunks
 from selfspec.decoding.proposal import Proposal
 from selfspec.decoding.run_drafts import run_drafts
 from selfspec.decoding.sequence import Sequence
@@ -21,21 +21,22 @@ from selfspec.types import PhaseSeconds, Round
 
 
 @torch.inference_mode()
-def read(target: Target, sequence: Sequence, end: int) -> list[Event]:
-    """Reads a part of a prompt. A sequence that fails ends alone.
+def read(target: Target, chunks: Many[Chunk]) -> list[Event]:
+    """Reads parts of prompts in one forward. A sequence that fails ends alone.
 
     Args:
         target: the model.
-        sequence: whose prompt is not read to its end.
-        end: the end of the chunk to read, in tokens of the prompt.
+        chunks: as ``read_chunks`` takes them.
 
     Returns:
         What happened.
     """
     try:
-        return read_chunk(target, sequence, end)
-    except Exception as error:
-        return [Failed.by(sequence.request, error)]
+        return read_chunks(target, chunks)
+    except Exception as error:  # raised before anything was committed
+        if len(chunks) == 1:
+            return [Failed.by(chunks[0].sequence.request, error)]
+    return [event for chunk in chunks for event in read(target, [chunk])]
 
 
 def play(target: Target, sequences: Many[Sequence]) -> list[Event]:
