@@ -6,7 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.smollm2
-PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal --durations=10
+# A worker for each processor, so one thread for each worker; threads that wait would spin on the others' processors.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal --durations=10
 
 .PHONY: help install demo serve test test-lab lint format clean
 .DEFAULT_GOAL := help

@@ -110,16 +110,21 @@ def wide_model() -> PreTrainedModel:
     return model
 
 
+LATE = ("clasp", "knapspec", "swift")
+"""Methods whose first or second selection comes after some 32 output tokens."""
+
+
 @functools.cache
-def peak_of_wide_model(method: str) -> int:
+def peak_of_wide_model(method: str, new_tokens: int) -> int:
     """Weights and all that a request has alive at once, in bytes; the prefill's rows are as many as a selection's."""
     weights = sum(parameter.nbytes for parameter in wide_model().parameters())
-    return weights + count_engine(Engine(wide_model(), method=method), 256, new_tokens=48)[0]
+    return weights + count_engine(Engine(wide_model(), method=method), 256, new_tokens)[0]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_takes_two_percent_more_than_plain_decoding_at_most(method: str) -> None:
-    peak, plain = peak_of_wide_model(method), peak_of_wide_model("autoregressive")
+    new_tokens = 48 if method in LATE else 16
+    peak, plain = peak_of_wide_model(method, new_tokens), peak_of_wide_model("autoregressive", new_tokens)
     assert peak <= 1.02 * plain, f"{method}: {peak:,} against {plain:,} bytes, {peak / plain - 1:.1%} more"
 
 

@@ -1,5 +1,6 @@
 """Steps over several sequences: each writes what it writes alone, whoever comes and goes beside it."""
 
+import functools
 import random
 from typing import Any
 
@@ -59,17 +60,23 @@ def test_a_batch_writes_what_each_prompt_gives_alone(name: str, runtime: str) ->
     assert any(record.candidates > record.drafted for result in results for record in result.rounds)
 
 
+GREEDY, SEEDED = SamplingParams(max_new_tokens=30), SamplingParams(max_new_tokens=30, temperature=0.9, seed=3)
+
+
+@functools.cache
+def alone(params: SamplingParams, length: int) -> tuple[int, ...]:
+    """What plain decoding writes after a prompt of the batch."""
+    plain = Engine(build("llama"), method="autoregressive")
+    return plain.generate(prompt(length, length), params, ignore_eos=True).token_ids
+
+
 @pytest.mark.parametrize("method", sorted(RUNS))
 def test_every_method_in_a_batch(method: str) -> None:
-    """Greedy and with a seed."""
     settings = RUNS[method][-1].settings
     engine = Engine(build("llama"), method=method, settings=settings, max_batch=4)
-    plain = Engine(build("llama"), method="autoregressive")
-    prompts = [prompt(length, length) for length in LENGTHS]
-    for params in (SamplingParams(max_new_tokens=30), SamplingParams(max_new_tokens=30, temperature=0.9, seed=3)):
-        results = engine.generate(prompts, params, ignore_eos=True)
-        alone = [plain.generate(each, params, ignore_eos=True) for each in prompts]
-        assert [result.token_ids for result in results] == [result.token_ids for result in alone]
+    for params in (GREEDY, SEEDED):
+        results = engine.generate([prompt(length, length) for length in LENGTHS], params, ignore_eos=True)
+        assert [result.token_ids for result in results] == [alone(params, length) for length in LENGTHS]
         if not params.samples and method != "autoregressive":
             assert sum(result.drafted for result in results) > 0
 

@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import itertools
 import random
 import warnings
 import weakref
@@ -192,9 +193,12 @@ def assert_drafts_stand(result: Generation) -> None:
     assert result.accepted > 0
 
 
+CHAINS_AND_TREES = [*zip(FAMILY_NAMES, itertools.cycle(["layerskip", "swift"]), strict=False), ("llama", "swift")]
+"""Each family with one of the two."""
+
+
 @recording
-@pytest.mark.parametrize("method", ["layerskip", "swift"])
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize(("name", "method"), CHAINS_AND_TREES)
 def test_text_is_the_models_own(name: str, method: str) -> None:
     """Behind a prompt that the fused blocks prefill and one that replays do, on the same arena."""
     engine = Engine(own(name), method=method, settings=METHODS[method], runtime="graphs")

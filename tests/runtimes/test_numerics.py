@@ -21,11 +21,15 @@ from selfspec_lab.prompts import PROMPTS as PROMPTS_BY_DOMAIN
 MOST_VERIFIED = 100
 """No method verifies more rows at its defaults."""
 NEW_TOKENS = 32
-PROMPTS = ((5, 1), (30, 2), (80, 3))
+PROMPTS = ((5, 1), (80, 3))
 METHODS = {
     "uniform": {"skip_ratio": 0.5, "draft_length": 5, "confidence_threshold": 0.0},
     "layerskip": {"exit_layer": 3, "draft_length": 7},
 }
+
+
+EARLY_EXITS = ("autoregressive", "layerskip", "layerskip-fs", "layerskip-dv", "del")
+"""What is tried on the checkpoint that is trained for it."""
 
 
 @functools.cache
@@ -91,7 +95,7 @@ def test_bfloat16_text_is_exactly_plain_where_kernels_verify(checkpoint: str) ->
     assert len(tokenizer(prompts[1])["input_ids"]) > most_attending(torch.bfloat16)
     plain = Engine(model, tokenizer, make_method("autoregressive", target))
     wanted = [plain.generate(text, max_new_tokens=NEW_TOKENS).token_ids for text in prompts]
-    for name in METHODS_BY_NAME:
+    for name in METHODS_BY_NAME if checkpoint == "tiny" else EARLY_EXITS:
         settings = {"exit_layer": 6} if name.startswith("layerskip") else {}
         settings |= {"recent_tokens": 4} if name == "knapspec" else {}  # so that short outputs have a draft
         engine = Engine(model, tokenizer, make_method(name, target, settings))
