@@ -198,6 +198,11 @@ class AsyncEngine:
             stream.cancel()  # changes nothing if it has ended
         return stream.result
 
+    @property
+    def running(self) -> int:
+        """Requests that hold a place; as in ``stats``, at no cost."""
+        return self._scheduler.running
+
     def stats(self) -> EngineStats:
         """What it did so far, and what it holds now."""
         running, prefixes = self._scheduler.running, self._memory.prefixes

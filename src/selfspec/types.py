@@ -29,6 +29,11 @@ class PhaseSeconds:
     verify: float = 0.0
     other: float = 0.0
 
+    @property
+    def total(self) -> float:
+        """Of the whole round."""
+        return self.select + self.draft + self.verify + self.other
+
 
 @dataclass(frozen=True)
 class Forecast:

@@ -4,7 +4,6 @@ import asyncio
 import copy
 import logging
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 
 from selfspec.async_engine import AsyncEngine, RequestStream
 from selfspec.engine import Engine
@@ -89,6 +88,11 @@ class LocalBackend:
         stream = self._async.submit(token_ids, params, method=method, request_id=request_id)
         return LocalAnswer(self, stream, self._plain)
 
+    @property
+    def running(self) -> int:
+        """Requests that hold a place."""
+        return 0 if self._async is None else self._async.running
+
     def load(self) -> Load:
         """What the engine is doing."""
         if self._async is None:
@@ -168,10 +172,8 @@ class LocalAnswer:
             self._backend.note_end()
             raise
         self._note_rounds()
-        tokens = [self._drafters.token(piece) for piece in pieces]
-        if tokens:
-            tokens[-1] = replace(tokens[-1], progress=self._progress())
-        return tokens
+        *before, last = pieces  # a step has at least one
+        return [*map(self._drafters.token, before), self._drafters.token(last, self._progress())]
 
     @property
     def ended(self) -> Ended:
@@ -183,7 +185,7 @@ class LocalAnswer:
         self._stream.cancel()
 
     def _note_rounds(self) -> None:
-        rounds, running = self._stream.job.rounds, self._backend.load().running
+        rounds, running = self._stream.job.rounds, self._backend.running
         for record in rounds[self._rounds :]:
             self._savings.note(record, running)
             self._drafted += record.drafted
@@ -211,8 +213,13 @@ class Drafters:
         self._rounds, self._method = rounds, method
         self._round, self._left = -1, 1  # the first token is the prompt's: no round committed it
 
-    def token(self, piece: TextPiece) -> Token:
-        """The next token."""
+    def token(self, piece: TextPiece, progress: Progress | None = None) -> Token:
+        """The next token.
+
+        Args:
+            piece: the token.
+            progress: of the answer, if it is the last one of a step.
+        """
         while self._left == 0:
             self._round += 1
             self._left = len(self._rounds[self._round].token_ids)
@@ -220,7 +227,7 @@ class Drafters:
         drafted_by = None
         if piece.origin == "draft":
             drafted_by = self._rounds[self._round].drafted_by or self._method
-        return Token(piece.text, piece.token_id, piece.origin, drafted_by, piece.logprobs)
+        return Token(piece.text, piece.token_id, piece.origin, drafted_by, piece.logprobs, progress)
 
 
 def as_ended(result: Generation, savings: Savings) -> Ended:

@@ -55,7 +55,7 @@ class Metrics:
 
     def first_token(self, seconds: float) -> None:
         """Notes the time from a request to its first token."""
-        self._first.labels(self._model).observe(seconds)
+        self._first.observe(seconds)
 
     def between(self, seconds: float, tokens: int) -> None:
         """Notes tokens that came together.
@@ -65,7 +65,7 @@ class Metrics:
             tokens: how many came.
         """
         for _ in range(tokens):
-            self._between.labels(self._model).observe(seconds / tokens)
+            self._between.observe(seconds / tokens)
 
     def ended(self, ended: Ended, seconds: float) -> None:
         """Notes an answer that was written to its end."""
@@ -79,9 +79,9 @@ class Metrics:
         self._accepted.labels(model).inc(ended.accepted)
         for position, count in enumerate(ended.accepted_at):
             self._accepted_at.labels(model, str(position)).inc(count)
-        self._whole.labels(model).observe(seconds)
-        self._prompts.labels(model).observe(ended.prompt_tokens)
-        self._answers.labels(model).observe(ended.new_tokens)
+        self._whole.observe(seconds)
+        self._prompts.observe(ended.prompt_tokens)
+        self._answers.observe(ended.new_tokens)
         self._plain = _FADE * self._plain + ended.plain_seconds
         self._spent = _FADE * self._spent + ended.round_seconds
         if self._spent:
@@ -111,8 +111,7 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry)
-        histogram.labels(self._model)
-        return histogram
+        return histogram.labels(self._model)
 
 
 class _LoadCollector(Collector):

@@ -1,7 +1,6 @@
 """What drafts are worth while a server runs: the time that plain decoding would have taken for the same tokens."""
 
 import threading
-from dataclasses import astuple
 
 from selfspec.methods.auto.row_costs import RowCosts, measure_row_costs
 from selfspec.runtimes.target import Target
@@ -80,7 +79,7 @@ class Savings:
         self._plain.learn(record, sequences)
         step = self._plain.share(sequences) + record.seconds.other
         self.plain_seconds += len(record.token_ids) * step
-        self.round_seconds += sum(astuple(record.seconds))
+        self.round_seconds += record.seconds.total
 
 
 def measure_forwards(target: Target, most_sequences: int) -> RowCosts:
