@@ -7,8 +7,7 @@ import torch
 from selfspec.decoding.proposal import Proposal
 from selfspec.model import transfer
 from selfspec.model.cache import KeyValueCache
-from selfspec.model.forward import SequenceState
-from selfspec.runtimes.chain import Drawing
+from selfspec.model.forward import Drawing, SequenceState
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Coupled, Rule
@@ -85,10 +84,7 @@ class Context:
     def drawing(self) -> Drawing | None:
         """How tokens are drawn by noise from logits divided by a temperature, if that is all that chooses them."""
         rule, temperature = self.rule, self.processor.temperature
-        if temperature is None or not isinstance(rule, Coupled):
-            return None
-        vocabulary, device = self.target.vocab_size, self.target.device
-        return Drawing(temperature, lambda position: rule.noise([position], vocabulary, device)[0])
+        return Drawing(rule.key, temperature) if temperature and isinstance(rule, Coupled) else None
 
     @property
     def token_ids(self) -> torch.Tensor:

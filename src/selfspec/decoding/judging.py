@@ -78,7 +78,7 @@ class _Scores:
 
 def _verdict(context: Context, proposal: Proposal, logits: Logits, scores: Callable[[], torch.Tensor]) -> Verdict:
     tree = proposal.tree
-    if context.chooses_best:
+    if context.chooses_best or (logits.drawn and context.drawing is not None):
         return accept_choices(tree, proposal.token_ids, logits.best)
     positions = [context.length + depth for depth in tree.depths]
     parent_rows = [parent + 1 for parent in tree.parents]

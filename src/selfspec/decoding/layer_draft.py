@@ -75,7 +75,7 @@ class LayerDraft:
         if limit <= 0:
             return _nothing(self, context)
         if self.widths is None and context.follows_from_logits:
-            layout = context.target.lay_out(context.state, limit)
+            layout = context.target.lay_out(context.state, limit, drawing=context.drawing)
             if context.target.at(self.precision).takes_chains(self.kept.sublayers, layout):
                 return _ChainDrafting(self, context, watched, layout).run()
         return _LayerDrafting(self, context, watched, limit).run()
@@ -161,9 +161,7 @@ class _ChainDrafting:
         """Drafts at most as many tokens as there are rows, 1 or more."""
         draft, context = self.draft, self.context
         output: ChainOutput = yield DraftChain(
-            ChainRequest(
-                self.layout, int(context.pending), self._guesses(), self._follow, context.drawing, self.capture
-            ),
+            ChainRequest(self.layout, int(context.pending), self._guesses(), self._follow, self.capture),
             draft.kept.sublayers,
             draft.precision,
         )

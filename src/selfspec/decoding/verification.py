@@ -74,7 +74,9 @@ class _Part:
         token_ids = torch.cat([context.pending, proposal.token_ids]) if len(tree) else context.pending
         visible = None if tree.is_chain else tree.visibility(target.device)
         depths = None if tree.is_chain else tree.depths
-        self._whole = target.lay_out(context.state, len(token_ids), depths=depths, visible=visible)
+        self._whole = target.lay_out(
+            context.state, len(token_ids), depths=depths, visible=visible, drawing=context.drawing
+        )
         self._shared = proposal.shared_states
         self._watched = frozenset(watched)
         self.shared_prefix = proposal.shared_prefix if self._shared else 0

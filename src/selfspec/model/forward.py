@@ -3,7 +3,7 @@
 Everything but attention runs over the rows of all sequences at once. Attention runs for the rows of each sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -29,6 +29,19 @@ class SequenceState:
     long_rope: bool = False
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """How tokens are drawn from logits, by noise that depends on seed, position and token (``sampling.noise``).
+
+    Attributes:
+        key: of the seed, an unsigned integer of 64 bits.
+        temperature: divides the logits; above 0.
+    """
+
+    key: int
+    temperature: float
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """The rows of one sequence in a forward: their cache slots, their positions and what they see.
@@ -43,6 +56,8 @@ class Rows:
         prefix: number of leading slots that every row sees, at most ``start``.
         depths: position of each row, counted from ``prefix``; ``None`` for ``0, 1, 2 …``.
         visible: bool ``[count, end - prefix]`` (query, slot from ``prefix`` on), or ``None`` for causal rows.
+        drawing: how the token that a row chooses is drawn, where the forward can do that; it is at the position after
+            the row's.
     """
 
     sequence: SequenceState
@@ -51,6 +66,7 @@ class Rows:
     prefix: int
     depths: tuple[int, ...] | None = None
     visible: torch.Tensor | None = None
+    drawing: Drawing | None = None
     _masks: dict[tuple[int | None, torch.dtype | None, bool, int], torch.Tensor | None] = field(default_factory=dict)
 
     @property
@@ -65,6 +81,12 @@ class Rows:
         if self.depths is None:
             return torch.arange(self.prefix, self.prefix + self.count, device=device)
         return transfer.send([self.prefix + depth for depth in self.depths], device)
+
+    @property
+    def drawings(self) -> Iterator[tuple[Drawing | None, int]]:
+        """For each row how its token is drawn, and the position of that."""
+        depths = range(self.count) if self.depths is None else self.depths
+        return ((self.drawing, self.prefix + depth + 1) for depth in depths)
 
     @property
     def lowest_position(self) -> int:

@@ -15,8 +15,7 @@ struct ChainSequence {
     float* confidences;    // [limit]
     long* guesses;         // [limit], of the tokens after the last one, rows of the next forward
     long guess_count;
-    const float** noise;    // [limit], by drafted token the noise [outputs] that draws it; null where none is drawn
-    float temperature;
+    Drawing drawing;        // of the first token
     void* const* kept;      // by place in ``which``, and after it, where h of the drafted tokens' rows [limit, hidden] is
                             // copied to, or null; null where none is
     long drafted, guessed;  // tokens, and how many of them were guessed: what comes out
@@ -62,13 +61,13 @@ template <class T> class Links {
     std::vector<std::vector<char>> cosines, sines;  // by turn
     std::vector<std::vector<T>> states;             // by place, of those that are kept
     std::vector<long> tokens;
-    std::vector<float> confidences, temperatures;
-    std::vector<const float*> noise;
+    std::vector<float> confidences;
+    std::vector<Drawing> drawings;
     std::unique_ptr<bool[]> finite;
 
     // The rows of all sequences that go on: the last token of each, and guesses of the next ones.
     bool lay_out() {
-        parts.clear(), of_part.clear(), tokens.clear(), noise.clear(), temperatures.clear();
+        parts.clear(), of_part.clear(), tokens.clear(), drawings.clear();
         for (long index = 0; index < chain.count; index++) {
             if (!running[index]) continue;
             const ChainSequence& s = chain.sequences[index];
@@ -83,8 +82,8 @@ template <class T> class Links {
             tokens.push_back(s.tokens[s.drafted]);
             tokens.insert(tokens.end(), s.guesses, s.guesses + s.guess_count);
             for (long row = 0; row < 1 + s.guess_count; row++) {
-                noise.push_back(s.noise ? s.noise[s.drafted + row] : nullptr);
-                temperatures.push_back(s.temperature);
+                drawings.push_back(s.drawing);
+                drawings.back().position += s.drafted + row;
             }
         }
         return !parts.empty();
@@ -99,7 +98,7 @@ template <class T> class Links {
         logits.resize(rows * f.head->outputs), confidences.resize(rows), finite.reset(new bool[rows]);
         Head head = *f.head;
         head.out = logits.data(), head.tokens = tokens.data(), head.confidences = confidences.data();
-        head.finite = finite.get(), head.noise = noise.data(), head.temperatures = temperatures.data();
+        head.finite = finite.get(), head.drawings = drawings.data();
         Forward forward = f;
         forward.kept = kept.data(), forward.kept_rows = kept_rows.data();
         forward.parts = parts.data(), forward.part_count = parts.size();

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import torch
 
-from selfspec.model.forward import Forward
-from selfspec.runtimes.structures import ChainSequence
+from selfspec.model.forward import Drawing, Forward
+from selfspec.runtimes.structures import ChainSequence, NativeDrawing
 
 Follow: TypeAlias = Callable[[int, float, bool], Sequence[int] | None]
 """Hears of each drafted token: its id, its confidence, and whether guesses are wanted of the tokens after it.
@@ -22,28 +22,14 @@ It returns guesses, at most as many as may still be drafted less one, or ``None`
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """How a token follows from the logits of its row where it is drawn: by noise that is known beforehand.
-
-    Attributes:
-        temperature: divides the logits.
-        noise: by position of the token float32 ``[vocab]``, contiguous, which is added to them.
-    """
-
-    temperature: float
-    noise: Callable[[int], torch.Tensor]
-
-
-@dataclass(frozen=True)
 class ChainRequest:
     """What a sequence asks of a chain.
 
     Attributes:
-        forward: one row for each token that it may draft, in the slots after the committed ones.
+        forward: one row for each token that it may draft, in the slots after the committed ones, with how it is drawn.
         token_id: the last token of the text.
         guesses: of the first tokens, one less than it may draft at most; rows of the first forward.
         follow: hears of the drafted tokens.
-        drawing: how tokens are drawn; ``None`` takes those of the largest logits.
         capture: sublayers ``i`` (0 to ``2L``) whose ``h[i]`` to keep.
     """
 
@@ -51,7 +37,6 @@ class ChainRequest:
     token_id: int
     guesses: Sequence[int]
     follow: Follow
-    drawing: Drawing | None = None
     capture: Collection[int] = ()
 
     @property
@@ -112,23 +97,18 @@ class Chained:
             self.structure.kept = (c_void_p * (count + 1))()
             for place, states in self._states.items():
                 self.structure.kept[place] = states.data_ptr()
-        self._drafted, self._noise = 0, (c_void_p * limit)()
-        self._held: list[torch.Tensor] = []  # the noise, until the chain has ended
+        if rows.drawing is not None:
+            self.structure.drawing = describe_drawing(rows.drawing, rows.start + 1)
         self._failure: BaseException | None = None
-        if request.drawing is not None:
-            self.structure.noise, self.structure.temperature = self._noise, request.drawing.temperature
-            self._draw(len(request.guesses))
 
     def follow(self, token_id: int, confidence: float, *, asks: bool) -> int:
         """Hears of a drafted token; see ``Follow``. Returns the number of guesses that it wrote down, or -1."""
-        self._drafted += 1
         try:
             guesses = self._request.follow(token_id, confidence, asks)
             if guesses is None:
                 return -1
             if asks:
                 self._guesses[: len(guesses)] = list(guesses)
-                self._draw(len(guesses))
             return len(guesses)
         except BaseException as failure:  # it must not pass through the C++ code
             self._failure = failure
@@ -153,13 +133,12 @@ class Chained:
             structure.guessed,
         )
 
-    def _draw(self, guesses: int) -> None:
-        """Gets the noise of the tokens that the rows of the next forward choose."""
-        drawing, first = self._request.drawing, self._drafted
-        if drawing is None:
-            return
-        position = self._request.forward.parts[0].start + 1
-        for place in range(first, first + 1 + guesses):
-            noise = drawing.noise(position + place)
-            self._held.append(noise)
-            self._noise[place] = noise.data_ptr()
+
+def describe_drawing(drawing: Drawing | None, position: int) -> NativeDrawing:
+    """How a token is drawn, for the C++ code.
+
+    Args:
+        drawing: ``None`` for the token of the largest logit.
+        position: of the token.
+    """
+    return NativeDrawing() if drawing is None else NativeDrawing(drawing.key, position, drawing.temperature)

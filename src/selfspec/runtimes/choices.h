@@ -44,21 +44,57 @@ inline Choice join(const Choice& first, const Choice& second) {
     return choice;
 }
 
-// A draw from some logits of a row: the token of the largest sum of logit / temperature and noise.
+// How the token of a row is drawn: that of the largest sum of logit / temperature and Gumbel noise, which depends on key,
+// position and token alone; sampling/noise.py says how. Nothing is drawn where the temperature is 0.
+struct Drawing {
+    uint64_t key;   // of the seed
+    long position;  // of the token
+    float temperature;
+};
+
+constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
+
+inline uint64_t mix(uint64_t value) {
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9;
+    value = (value ^ value >> 27) * 0x94D049BB133111EB;
+    return value ^ value >> 31;
+}
+// The bits of a token's uniform number, (bits + 0.5) / 2^52.
+inline uint64_t uniform_bits(uint64_t stream, long token) { return mix(stream + uint64_t(token + 1) * GAMMA) >> 12; }
+inline float gumbel(uint64_t bits) { return float(-std::log(-std::log((double(bits) + 0.5) * 0x1p-52))); }
+
+// A token of a row, with its sum of logit and noise.
 struct Draw {
     long token;
     float largest;
 };
 
-template <class T> Draw draw(const T* logits, const float* noise, float temperature, long from, long to) {
-    float largest = -std::numeric_limits<float>::infinity();
-#pragma omp simd reduction(max : largest)
-    for (long i = from; i < to; i++) {
-        const float value = up(logits[i]) / temperature + noise[i];
-        largest = value > largest ? value : largest;
+// A draw from some logits of a row, of which ``likely`` is the largest. Noise is computed for few of them: a number u
+// gives noise above x only if 1 - u < exp(-x).
+template <class T> Draw draw(const T* logits, const Drawing& drawing, long likely, long from, long to) {
+    constexpr long SOME = 256;
+    const uint64_t stream = mix(uint64_t(drawing.position + 1) * GAMMA + drawing.key);
+    const auto sum = [&](long token) {
+        return up(logits[token]) / drawing.temperature + gumbel(uniform_bits(stream, token));
+    };
+    Draw drawn{likely, sum(likely)};
+    for (long start = from; start < to; start += SOME) {
+        const long count = std::min(SOME, to - start);
+        bool may[SOME];
+        int any = 0;
+#pragma omp simd reduction(| : any)
+        for (long i = 0; i < count; i++) {
+            const uint32_t below = ~uint32_t(uniform_bits(stream, start + i) >> 20);  // of 1 - u, times 2^32
+            const float largest = exponential(up(logits[start + i]) / drawing.temperature - drawn.largest);
+            may[i] = float(below) * 0x1p-32f <= largest * 1.001f;
+            any |= may[i];
+        }
+        for (long i = 0; any && i < count; i++) {
+            if (!may[i]) continue;
+            const float value = sum(start + i);
+            if (value > drawn.largest || (value == drawn.largest && start + i < drawn.token)) drawn = {start + i, value};
+        }
     }
-    Draw drawn{from, largest};
-    while (drawn.token < to - 1 && !(up(logits[drawn.token]) / temperature + noise[drawn.token] == largest)) drawn.token++;
     return drawn;
 }
 

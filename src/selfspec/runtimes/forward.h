@@ -55,8 +55,7 @@ struct Head {
     long* tokens;        // of the largest logit of each row, or drawn; or null
     float* confidences;  // its probability, or null; not without tokens
     bool* finite;        // all logits of a row are numbers; not without tokens
-    const float* const* noise;   // by row [outputs] to draw its token by, or null; null where no token is drawn
-    const float* temperatures;  // by row, where noise is
+    const Drawing* drawings;  // by row, or null
 };
 
 struct Forward {
@@ -83,7 +82,7 @@ template <class T> class Team {
         joined.reset(new T[most_joined]);
         if (rows > FEW) laid.reset(new Line[lines_of<T>(std::min(ROWS, rows), widest)]);
         if (f.head && f.head->tokens) choices.resize(rows * spans_of(*f.head));
-        if (f.head && f.head->noise) draws.resize(choices.size());
+        if (f.head && f.head->drawings) draws.resize(choices.size());
         part_of.resize(rows);
         for (long part = 0; part < f.part_count; part++)
             std::fill_n(part_of.begin() + f.parts[part].first_row, f.parts[part].rows, part);
@@ -264,7 +263,7 @@ template <class T> class Team {
     }
 
     static long spans_of(const Head& head) { return (head.outputs + SPAN - 1) / SPAN; }
-    static const float* noise_of(const Head& head, long row) { return head.noise ? head.noise[row] : nullptr; }
+    static bool draws_row(const Head& head, long row) { return head.drawings && head.drawings[row].temperature > 0; }
 
     void finish(const Head& head, Own& own) {
         T* out = static_cast<T*>(head.out);
@@ -286,7 +285,7 @@ template <class T> class Team {
             const long row = task / spans;
             const T* logits = out + row * head.outputs;
             choices[task] = choose(logits, from, to, head.confidences);
-            if (noise_of(head, row)) draws[task] = draw(logits, noise_of(head, row), head.temperatures[row], from, to);
+            if (draws_row(head, row)) draws[task] = draw(logits, head.drawings[row], choices[task].token, from, to);
         }
     }
     // The choice of a row.
@@ -296,7 +295,7 @@ template <class T> class Team {
         for (long span = 1; span < spans; span++) choice = join(choice, choices[row * spans + span]);
         head.tokens[row] = choice.token, head.finite[row] = std::isfinite(choice.sum);
         if (head.confidences) head.confidences[row] = 1.0f / choice.exponentials;
-        if (!noise_of(head, row)) return;
+        if (!draws_row(head, row)) return;
         Draw drawn = draws[row * spans];
         for (long span = 1; span < spans; span++)
             if (draws[row * spans + span].largest > drawn.largest) drawn = draws[row * spans + span];

@@ -13,9 +13,11 @@ class Logits:
         best: long ``[rows]``.
         confidence: float32 ``[rows]``.
         finite: bool ``[rows]``.
+        drawn: ``best`` are the tokens that were drawn, in those parts of the forward that have a drawing.
 
     Attributes:
         values: see above.
+        drawn: see above.
     """
 
     def __init__(
@@ -24,13 +26,15 @@ class Logits:
         best: torch.Tensor | None = None,
         confidence: torch.Tensor | None = None,
         finite: torch.Tensor | None = None,
+        *,
+        drawn: bool = False,
     ) -> None:
-        self.values = values
+        self.values, self.drawn = values, drawn
         self._best, self._confidence, self._finite = best, confidence, finite
 
     @property
     def best(self) -> torch.Tensor:
-        """The token of the largest logit of each row, the first of equal ones: long ``[rows]``."""
+        """The token of the largest logit of each row, the first of equal ones, or the drawn one: long ``[rows]``."""
         if self._best is None:
             self._best = self.values.argmax(-1)
         return self._best
@@ -52,7 +56,8 @@ class Logits:
     def row(self, row: int) -> "Logits":
         """The logits of one row."""
         kept = (self._best, self._confidence, self._finite)
-        return Logits(self.values[row : row + 1], *(None if each is None else each[row : row + 1] for each in kept))
+        own = (None if each is None else each[row : row + 1] for each in kept)
+        return Logits(self.values[row : row + 1], *own, drawn=self.drawn)
 
     def split(self, counts: list[int]) -> list["Logits"]:
         """The logits of consecutive rows.
@@ -65,4 +70,4 @@ class Logits:
         kept = (self._best, self._confidence, self._finite)
         parts = [[None] * len(counts) if each is None else torch.split(each, counts) for each in kept]
         values = torch.split(self.values, counts)
-        return [Logits(*each) for each in zip(values, *parts, strict=True)]
+        return [Logits(*each, drawn=self.drawn) for each in zip(values, *parts, strict=True)]

@@ -8,7 +8,7 @@ import ctypes
 import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from ctypes import c_int, c_long, c_void_p
+from ctypes import Array, c_int, c_long, c_void_p
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -16,7 +16,7 @@ import torch
 
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import CosSin
-from selfspec.runtimes.chain import Chained, ChainOutput, ChainRequest
+from selfspec.runtimes.chain import Chained, ChainOutput, ChainRequest, describe_drawing
 from selfspec.runtimes.kernels import DTYPES, load, most_attending, most_rows
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.norms import RmsNorm
@@ -29,6 +29,7 @@ from selfspec.runtimes.structures import (
     NativeCall,
     NativeChain,
     NativeCosSin,
+    NativeDrawing,
     NativeHead,
     NativeSublayer,
     Norm,
@@ -196,7 +197,7 @@ class NativeForward:
             forward: the rows; ``takes`` has returned true for it.
             kept: by place in ``sublayers`` a contiguous tensor ``[k, hidden]`` that gets the last ``k`` rows of the
                 stream before that sublayer.
-            logits: run final norm and LM head too, which can take part.
+            logits: run final norm and LM head too, which can take part. Tokens of parts with a drawing are drawn.
             confidence: compute the rows' confidences with the logits.
 
         Returns:
@@ -225,7 +226,11 @@ class NativeForward:
             for place, tensor in kept.items():
                 addresses[place], lengths[place] = tensor.data_ptr(), tensor.shape[0]
             call.kept, call.kept_rows = addresses, lengths
-        return self._run(call, stream, logits=logits, confidence=confidence)
+        drawings = None
+        if logits and any(part.drawing is not None for part in forward.parts):
+            each = (describe_drawing(*row) for part in forward.parts for row in part.drawings)
+            drawings = (NativeDrawing * forward.rows)(*each)
+        return self._run(call, stream, logits=logits, confidence=confidence, drawings=drawings)
 
     def takes_chains(self, sublayers: tuple[int, ...], embedding: torch.Tensor) -> bool:
         """Whether drafts through these sublayers can run as chains, where rotations are those of a table.
@@ -304,7 +309,15 @@ class NativeForward:
         self._call(ctypes.byref(call), hidden_states.contiguous().data_ptr(), len(hidden_states))
         return normed
 
-    def _run(self, call: NativeCall, stream: torch.Tensor, *, logits: bool, confidence: bool) -> Logits | None:
+    def _run(
+        self,
+        call: NativeCall,
+        stream: torch.Tensor,
+        *,
+        logits: bool,
+        confidence: bool,
+        drawings: "Array[NativeDrawing] | None" = None,
+    ) -> Logits | None:
         found = None
         if logits:
             assert self._head is not None
@@ -315,8 +328,10 @@ class NativeForward:
             head = self._describe_head(stream, self._head.linear, values)
             head.tokens, head.finite = tokens.data_ptr(), finite.data_ptr()
             head.confidences = None if confidences is None else confidences.data_ptr()
+            if drawings is not None:
+                head.drawings = drawings
             call.head = ctypes.pointer(head)
-            found = Logits(values, tokens, confidences, finite)
+            found = Logits(values, tokens, confidences, finite, drawn=drawings is not None)
         self._call(ctypes.byref(call), stream.data_ptr(), stream.shape[0])
         return found
 

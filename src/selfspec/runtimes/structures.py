@@ -1,6 +1,6 @@
 """What the C++ code is given, as ctypes structures: see the headers beside this file."""
 
-from ctypes import CFUNCTYPE, POINTER, Structure, c_float, c_int, c_long, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_float, c_int, c_long, c_uint64, c_void_p
 
 
 class Linear(Structure):
@@ -78,6 +78,12 @@ class Part(Structure):
     )
 
 
+class NativeDrawing(Structure):
+    """How the token of a row is drawn; not at all where the temperature is 0."""
+
+    _fields_ = (("key", c_uint64), ("position", c_long), ("temperature", c_float))
+
+
 class NativeHead(Structure):
     """Final norm and LM head, and where their results go; the norm alone where ``linear`` has no weights."""
 
@@ -85,7 +91,8 @@ class NativeHead(Structure):
         ("norm", Norm),
         ("linear", Linear),
         *((name, c_long) for name in ("hidden", "outputs")),
-        *((name, c_void_p) for name in ("out", "tokens", "confidences", "finite", "noise", "temperatures")),
+        *((name, c_void_p) for name in ("out", "tokens", "confidences", "finite")),
+        ("drawings", POINTER(NativeDrawing)),
     )
 
 
@@ -116,8 +123,7 @@ class ChainSequence(Structure):
         ("confidences", POINTER(c_float)),
         ("guesses", POINTER(c_long)),
         ("guess_count", c_long),
-        ("noise", POINTER(c_void_p)),
-        ("temperature", c_float),
+        ("drawing", NativeDrawing),
         ("kept", POINTER(c_void_p)),
         *((name, c_long) for name in ("drafted", "guessed")),
     )

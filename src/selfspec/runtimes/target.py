@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
 from selfspec.model.decoder import Decoder
-from selfspec.model.forward import Forward, Rows, SequenceState
+from selfspec.model.forward import Drawing, Forward, Rows, SequenceState
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.arena import FEWEST_SLOTS
 from selfspec.runtimes.chain import ChainOutput, ChainRequest
@@ -183,6 +183,7 @@ class Target:
         prefix: int | None = None,
         depths: Iterable[int] | None = None,
         visible: torch.Tensor | None = None,
+        drawing: Drawing | None = None,
     ) -> Forward:
         """Lays out the rows of one sequence in a forward.
 
@@ -194,6 +195,8 @@ class Target:
             depths: position of each row, counted from ``prefix``; ``0, 1, 2 …`` if not given.
             visible: bool ``[rows, start + rows - prefix]``, which slots from ``prefix`` on each row sees; if not given,
                 the rows of this forward up to itself.
+            drawing: how the tokens that the rows choose are drawn, where a native forward computes their logits
+                (``Logits.drawn``).
 
         Returns:
             A forward of one part. ``Forward.join`` puts those of several sequences together.
@@ -201,7 +204,7 @@ class Target:
         like = self.decoder.like
         start = sequence.cache.length if start is None else start
         prefix = start if prefix is None else prefix
-        part = Rows(sequence, start, rows, prefix, None if depths is None else tuple(depths), visible)
+        part = Rows(sequence, start, rows, prefix, None if depths is None else tuple(depths), visible, drawing)
         self._rope.reserve(like, part.end)
         return Forward((part,), self._rope, like)
 

@@ -97,18 +97,22 @@ class Coupled:
 
     Args:
         seed: any integer.
+
+    Attributes:
+        seed: see above.
+        key: its hash, an unsigned integer of 64 bits.
     """
 
     needs_draft_probs = False
     chooses_best = False
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
+        self.seed, self.key = seed, seed_key(seed)
         self._kept: dict[int, torch.Tensor] = {}
 
     def preferences(self, scores: torch.Tensor, position: int) -> torch.Tensor:
         """The perturbed scores; see ``Rule.preferences``."""
-        return scores + self._noise_like(scores, [position])[0]
+        return scores + self._noise([position], scores)[0]
 
     def accept(
         self,
@@ -120,29 +124,20 @@ class Coupled:
         positions: Sequence[int],
     ) -> Verdict:
         """Accepts the path of the target's own draws; see ``Rule.accept``."""
-        perturbed = target_scores + self._noise_like(target_scores, positions)
+        perturbed = target_scores + self._noise(positions, target_scores)
         self._kept = {position: noise for position, noise in self._kept.items() if position > positions[0]}
         return accept_choices(tree, draft_tokens, perturbed.argmax(-1))
 
-    def noise(self, positions: Sequence[int], vocab_size: int, device: torch.device) -> list[torch.Tensor]:
-        """The noise of each position, float32 ``[vocab]``, contiguous.
+    def _noise(self, positions: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
+        """The noise of each position, float32 ``[n, vocab]``.
 
         A position is drafted, verified, and where a token before it was rejected, drafted again: its noise is kept.
-
-        Args:
-            positions: absolute positions of the tokens to choose.
-            vocab_size: number of tokens.
-            device: of the scores.
         """
         kept = self._kept
         if missing := [position for position in dict.fromkeys(positions) if position not in kept]:
-            noise = gumbel_noise(self.seed, transfer.send(missing, device), vocab_size)
+            noise = gumbel_noise(self.seed, transfer.send(missing, scores.device), scores.shape[-1])
             kept.update(zip(missing, noise.unbind(), strict=True))
-        return [kept[position] for position in positions]
-
-    def _noise_like(self, scores: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
-        """The noise of each position, float32 ``[n, vocab]``."""
-        return torch.stack(self.noise(positions, scores.shape[-1], scores.device))
+        return torch.stack([kept[position] for position in positions])
 
 
 class Speculative:

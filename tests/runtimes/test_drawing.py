@@ -1,0 +1,111 @@
+"""Tokens drawn in a native forward are those of the noise: the argmax of logits ÷ temperature plus Gumbel noise."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from helpers.kernels import needs_kernels
+from helpers.low_bit_model import SIZES
+from helpers.models import prompt
+from selfspec import Engine
+from selfspec.decoding.context import Context
+from selfspec.model.forward import Drawing, Forward
+from selfspec.runtimes.target import Target
+from selfspec.sampling.noise import gumbel_noise, seed_key
+
+pytestmark = needs_kernels
+
+VOCABULARY = 20_000  # more than one task, the last of them not whole
+
+
+def model(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**{**SIZES, "vocab_size": VOCABULARY})).eval().to(dtype)
+
+
+TARGETS = {dtype: Target(model(dtype)) for dtype in (torch.float32, torch.bfloat16)}
+
+
+def drawn(target: Target, forward: Forward) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.inference_mode():
+        tokens = torch.arange(forward.rows) * 7 % VOCABULARY
+        logits = target.run(target.embed(tokens), range(target.sublayer_count), forward, logits=True).logits
+    assert logits is not None
+    assert logits.drawn
+    return logits.best, logits.values
+
+
+def expected(values: torch.Tensor, seed: int, positions: list[int], temperature: float) -> torch.Tensor:
+    noise = gumbel_noise(seed, torch.tensor(positions), values.shape[-1])
+    return (values.float() / temperature + noise).argmax(-1)
+
+
+@given(
+    dtype=st.sampled_from(sorted(TARGETS, key=str)),
+    seed=st.integers(-(2**70), 2**70),
+    start=st.integers(0, 100),
+    rows=st.integers(1, 9),
+    temperature=st.floats(0.01, 50),
+)
+def test_a_row_draws_what_the_noise_says(
+    dtype: torch.dtype, seed: int, start: int, rows: int, temperature: float
+) -> None:
+    """From the sharpest distribution to one that is nearly uniform."""
+    target = TARGETS[dtype]
+    sequence = target.new_sequence(start + rows, start + rows, start + rows)
+    forward = target.lay_out(sequence, rows, start=start, drawing=Drawing(seed_key(seed), temperature))
+    tokens, values = drawn(target, forward)
+    assert torch.equal(tokens, expected(values, seed, list(range(start + 1, start + rows + 1)), temperature))
+
+
+def test_rows_of_a_tree_draw_by_their_depth() -> None:
+    target = TARGETS[torch.float32]
+    visible = torch.ones(4, 4, dtype=torch.bool).tril()
+    sequence = target.new_sequence(30, 40, 40)
+    forward = target.lay_out(
+        sequence, 4, start=20, depths=(0, 1, 1, 2), visible=visible, drawing=Drawing(seed_key(5), 0.9)
+    )
+    tokens, values = drawn(target, forward)
+    assert torch.equal(tokens, expected(values, 5, [21, 22, 22, 23], 0.9))
+
+
+def test_sequences_draw_by_their_own_seeds_and_one_not_at_all() -> None:
+    target = TARGETS[torch.bfloat16]
+    drawings = [Drawing(seed_key(1), 0.7), None, Drawing(seed_key(2), 1.5)]
+    forward = Forward.join(
+        [target.lay_out(target.new_sequence(30, 40, 40), 3, start=10, drawing=each) for each in drawings]
+    )
+    tokens, values = drawn(target, forward)
+    positions = [11, 12, 13]
+    assert torch.equal(tokens[:3], expected(values[:3], 1, positions, 0.7))
+    assert torch.equal(tokens[3:6], values[3:6].argmax(-1))
+    assert torch.equal(tokens[6:], expected(values[6:], 2, positions, 1.5))
+
+
+@pytest.mark.parametrize("dtype", TARGETS, ids=str)
+@pytest.mark.parametrize("method", ["autoregressive", "low-bit", "uniform"])
+def test_outputs_are_those_of_noise_in_python(method: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(model(dtype), method=method)
+    options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "temperature": 0.8}
+    texts = [prompt(12, seed) for seed in range(4)]
+    native = [engine.generate(text, seed=seed, **options) for seed, text in enumerate(texts)]
+    monkeypatch.setattr(Context, "drawing", None)
+    for seed, (text, generation) in enumerate(zip(texts, native, strict=True)):
+        assert engine.generate(text, seed=seed, **options).token_ids == generation.token_ids
+    assert len({generation.token_ids for generation in native}) == len(texts)
+    assert method == "autoregressive" or sum(generation.drafted for generation in native) > 0
+
+
+def test_logits_that_are_not_numbers_draw_a_token_all_the_same() -> None:
+    """Their row is refused later; until then the token has to be one of the vocabulary."""
+    broken = model()
+    broken.model.norm.weight.data.fill_(float("nan"))
+    target = Target(broken)
+    forward = target.lay_out(target.new_sequence(9, 9, 9), 2, start=3, drawing=Drawing(seed_key(1), 0.7))
+    tokens, values = drawn(target, forward)
+    assert values.isnan().all()
+    assert ((tokens >= 0) & (tokens < VOCABULARY)).all()
