@@ -48,3 +48,15 @@ def test_the_tests_that_the_page_of_changes_names_exist() -> None:
     assert files <= set(sources)
     assert functions
     assert all(any(f"def {name}(" in source for source in sources.values()) for name in functions)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_verdicts_on_the_page_of_changes_are_those_of_the_quick_results(name: str) -> None:
+    page = (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
+    cells = []
+    for folder in ("experiments-quick", "experiments-quick-smollm2"):
+        result = json.loads((RESULTS / folder / f"{name}.json").read_text(encoding="utf-8"))
+        assert result["quick"]
+        counted = [check["holds"] for check in result["checks"] if check["counts"]]
+        cells.append(f"{result['verdict']}, {sum(counted)} of {len(counted)}")
+    assert f"`{name}` | {' | '.join(cells)} |" in page
