@@ -1,5 +1,6 @@
 """A selection that rides on a verification changes nothing of it, and comes to what it would have come to alone."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -58,9 +59,13 @@ def drafted(name: str, kept: KeptSet, shape: str) -> tuple[Target, Context, Any]
         return target, context, run_drafts(target, [draft.propose(context)])[0]
 
 
-@pytest.mark.parametrize("kept", [(1, 2, 5, 8, 11), (0, 1, 2, 5, 7, 10), (0, 1, 2, 3, 4, 5)], ids=str)
-@pytest.mark.parametrize("shape", WIDTHS)
-@pytest.mark.parametrize("name", VARIANTS)
+KEPT = ((1, 2, 5, 8, 11), (0, 1, 2, 5, 7, 10), (0, 1, 2, 3, 4, 5))
+SHAPES = itertools.cycle(WIDTHS)
+CASES = [(name, next(SHAPES), kept) for name in VARIANTS for kept in KEPT]
+"""Each variant with all kept sets, as chains and as trees in turns."""
+
+
+@pytest.mark.parametrize(("name", "shape", "kept"), CASES, ids=str)
 @torch.inference_mode()
 def test_a_selection_and_a_verification_do_not_notice_each_other(name: str, shape: str, kept: tuple[int, ...]) -> None:
     target, context, proposal = drafted(name, KeptSet(kept, SUBLAYERS), shape)
