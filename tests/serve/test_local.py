@@ -14,6 +14,7 @@ from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from helpers.models import build
 from helpers.serving import contents, events, make_client
 from selfspec.engine import Engine
+from selfspec.errors import StateError
 from selfspec.serve.engine_options import EngineOptions, StateFile
 from selfspec.serve.local import Drafters, LocalBackend
 from selfspec.types import SamplingParams
@@ -216,6 +217,35 @@ def test_workers_have_state_files_of_their_own(tmp_path: Path) -> None:
     assert [name for name, each in learner.method.state().tensors.items() if not each.any()] == [
         name for name, each in taught.method.state().tensors.items() if not each.any()
     ]
+
+
+def test_a_method_that_learns_nothing_needs_no_state_unless_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    with make_client(make_backend(make_engine("uniform"), state=StateFile(path, 0.01, asked_for=False))) as client:
+        complete(client)
+    assert not path.exists()
+    with pytest.raises(StateError):
+        StateFile(path).load(make_engine("uniform"))
+
+
+def test_without_memory_for_one_more_a_request_waits() -> None:
+    engine = make_engine("autoregressive")
+    prompt, params = engine.encode(PROMPT), SamplingParams(max_new_tokens=100)
+    expected = engine.generate(PROMPT, params).token_ids
+    enough_for_one = engine.target.slot_bytes * 3 * (len(prompt) + 100) // 2
+    options = EngineOptions("tiny", engine.method.name, memory_limit=enough_for_one, prefix_cache=0)
+
+    async def run() -> None:
+        backend = LocalBackend(options, engine)
+        await backend.start()
+        first, second = [await backend.submit(prompt, params, method=None, request_id=name) for name in "ab"]
+        begun = [token.token_id for token in await first.__anext__()]
+        assert (backend.load().running, backend.load().waiting) == (1, 1)
+        for answer, tokens in ((first, begun), (second, [])):
+            assert tokens + [token.token_id async for step in answer for token in step] == list(expected)
+        await backend.close()
+
+    asyncio.run(run())
 
 
 def test_each_token_is_of_its_round(engine: Engine) -> None:

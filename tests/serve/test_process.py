@@ -159,6 +159,24 @@ def test_a_worker_that_is_killed_is_started_again(chat_model: str, tmp_path: Pat
     assert any(line["message"] == "a worker was started again" for line in lines_of_log)
 
 
+@ON_LINUX
+def test_without_a_state_file_a_new_worker_knows_what_the_last_one_learned(
+    chat_model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with serving(chat_model, "--workers", "1", "--method", "token-recycling") as server:
+        server.complete()
+        wait_for(lambda: list(tmp_path.glob("selfspec-serve-*/state")))
+        (worker,) = server.workers()
+        worker.kill()
+        wait_for(lambda: server.workers() not in ([], [worker]))
+        wait_for(server.is_ready)
+        code, _, err = server.end()
+    assert code == 0
+    assert "loaded what token-recycling has learned" in err
+    assert not list(tmp_path.glob("selfspec-serve-*"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 
 from selfspec.async_engine import AsyncEngine
 from selfspec.engine import Engine
+from selfspec.errors import StateError
 from selfspec.memory import available_bytes
 from selfspec.methods import METHODS
 
@@ -101,30 +102,41 @@ class StateFile:
         path: the file.
         seconds: between two savings while requests come.
         index: of the worker; those after the first have files of their own beside it.
+        asked_for: whether the server's user named the file; otherwise a method without a state keeps none.
     """
 
     path: Path
     seconds: float = 60.0
     index: int = 0
+    asked_for: bool = True
 
     @property
     def own(self) -> Path:
         """The file of this worker."""
         return self.path if self.index == 0 else self.path.with_name(f"{self.path.name}.{self.index}")
 
-    def load(self, engine: Engine, log: Callable[[str], None] = lambda _: None) -> None:
+    def load(self, engine: Engine, log: Callable[[str], None] = lambda _: None) -> bool:
         """Loads what was learned, if there is a file: the worker's own, or else the first one's.
 
         Args:
             engine: whose method learns.
             log: is told what was loaded.
 
+        Returns:
+            Whether there will be anything to save.
+
         Raises:
-            StateError: the file does not fit, or the method learns nothing.
+            StateError: the file does not fit; or it was asked for, and the method learns nothing.
         """
-        engine.method.state()  # raises if the method's settings leave nothing to save
+        try:
+            engine.method.state()  # raises if the method's settings leave nothing to save
+        except StateError:
+            if self.asked_for:
+                raise
+            return False
         for path in (self.own, self.path):
             if path.exists():
                 engine.load_state(path)
                 log(f"loaded what {engine.method.name} has learned from '{path}'")
-                return
+                break
+        return True

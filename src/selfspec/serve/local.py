@@ -122,8 +122,8 @@ class LocalBackend:
     def _prepare(self) -> Engine:
         engine = self._engine or self._options.load()
         engine.method.prepare(lambda text: log(f"preparing {engine.method.name}: {text}"))
-        if self._state is not None:
-            self._state.load(engine, log)
+        if self._state is not None and not self._state.load(engine, log):
+            self._state = None
         if self.costs is None:
             self.costs = measure_forwards(engine.target, self._options.max_batch)
         self._plain = PlainSteps(self.costs)

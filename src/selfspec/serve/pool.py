@@ -5,10 +5,13 @@ import contextlib
 import itertools
 import logging
 import os
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
+from pathlib import Path
 
 from selfspec.errors import QueueFullError, SelfSpecError, WorkerDiedError
 from selfspec.methods.auto.row_costs import RowCosts
@@ -28,6 +31,9 @@ _CLOSING_SECONDS = 20.0
 _ENDING_SECONDS = 1.0
 """For a process that has closed its pipe to end, so that its exit code can be told."""
 
+_STATE_SECONDS = 5.0
+"""How often what was learned is saved for workers that are started again."""
+
 _PREFIX = 64
 """Prompts that begin with the same tokens go to the same worker while it is as free as others, for its prefix cache."""
 
@@ -38,13 +44,17 @@ class WorkerPool:
     Args:
         options: what makes each engine.
         workers: how many.
-        state: where what is learned is kept.
+        state: where what is learned is kept; ``None`` keeps it for workers that are started again, until ``close``.
     """
 
     def __init__(self, options: EngineOptions, workers: int, *, state: StateFile | None = None) -> None:
         self._most = workers * options.max_batch + options.waiting
         threads = max(1, _threads() // workers)
-        states = [None if state is None else StateFile(state.path, state.seconds, index) for index in range(workers)]
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if state is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="selfspec-serve-")
+            state = StateFile(Path(self._folder.name) / "state", _STATE_SECONDS, asked_for=False)
+        states = [replace(state, index=index) for index in range(workers)]
         self._starter = make_starter(options.shared(workers), threads)
         self._workers = [_Worker(index, own, self._starter) for index, own in enumerate(states)]
 
@@ -104,11 +114,17 @@ class WorkerPool:
         for worker in self._workers:
             worker.kill()
         self._starter.close()
+        self._clean_up()
 
     async def close(self) -> None:
         """Ends the workers; each saves what it has learned."""
         await asyncio.gather(*(worker.close() for worker in self._workers))
         self._starter.close()
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 class PoolAnswer:
