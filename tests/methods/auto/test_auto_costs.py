@@ -51,6 +51,37 @@ def test_live_rounds_move_the_costs_and_one_outlier_hardly_does() -> None:
     assert live.now(4)[1] == pytest.approx(3.0 / 4, rel=1e-3)
 
 
+def test_rounds_of_several_requests_move_the_cost_of_their_own_rows() -> None:
+    live, true = LiveCosts(COSTS), {4: 3.0, 8: 3.2, 16: 6.4}  # measured: 1.5, 2.5 and in proportion
+    for _ in range(200):
+        for rows, seconds in true.items():
+            live.note_rows([rows], seconds)
+    assert live.now(4)[1] == pytest.approx(3.0 / 4, rel=0.03)
+    assert live.now(4)[2] == pytest.approx(3.2 / 4, rel=0.03)
+    assert live.now(8)[2] == pytest.approx(6.4 / 8, rel=0.03)
+    assert list(live.now()) == sorted(live.now()), "costs never fall with more rows"
+
+
+def test_forwards_that_were_timed_together_count_together() -> None:
+    live = LiveCosts(COSTS)
+    live.note_rows([4, 2, 1], 1.5 + 1.2 + 1.0)
+    assert live.now() == pytest.approx(COSTS.table())
+    live.note_rows([4, 2, 1], 1000.0)
+    assert live.now()[4] < 1.2 * 1.5
+
+
+def test_costs_follow_others_of_the_same_machine() -> None:
+    verify = LiveCosts(COSTS)
+    draft = LiveCosts(RowCosts((1, 8), (0.5, 1.0)), verify)
+    for _ in range(100):
+        verify.note(verify.now()[4], 3.0)
+    assert draft.now()[1] == pytest.approx(1.0, rel=1e-3)
+    for _ in range(100):
+        draft.note(draft.now()[1], 0.6)
+    assert draft.now()[1] == pytest.approx(0.6, rel=1e-3)
+    assert verify.now()[4] == pytest.approx(3.0, rel=1e-3)
+
+
 def test_overhead_is_a_mean_that_one_outlier_hardly_moves() -> None:
     overhead = Overhead()
     assert overhead.note(2.0) == 2.0

@@ -30,6 +30,11 @@ class Copies:
         """Tokens of the match; 0 without one."""
         return self._automaton.match_length
 
+    @property
+    def likelihood(self) -> float:
+        """The probability that the next token is a copy's; 0 without a match."""
+        return self._acceptance.rate(self.match_length) if self.match_length else 0.0
+
     def match_after(self, drafted: Sequence[int] = ()) -> Match:
         """The match at the end of the text and of tokens drafted after it."""
         return self._automaton.match_after(drafted)

@@ -1,5 +1,6 @@
 """``auto`` at work on one request: plans the round that promises most, and learns from what came of it."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from selfspec.methods.auto.plans import (
     plain,
 )
 from selfspec.methods.auto.row_costs import CostTable
+from selfspec.methods.auto.shared_round import MOST_GUESSES, SharedRound, least_acceptance, least_acceptance_of_layers
 from selfspec.methods.copying import chain_draft
 from selfspec.types import Forecast
 
@@ -33,8 +35,8 @@ One forward of the slowest draft that can pay takes most of a step. With a small
 would wait for it: at 0.6 steps a sampled text of 128 tokens was decoded plainly for its first 44.
 """
 
-_MOST_GUESSES = 7
-"""Most guesses in a forward of a layer draft: with the pending token the 8 rows up to which its cost is measured."""
+_LIKELIEST = 0.95
+"""Acceptance of a draft token that is not hoped for: where less cannot pay, several requests look for no copies."""
 
 _FADE = 0.02
 """Share of a layer draft's own record that is forgotten in each round without one."""
@@ -50,6 +52,7 @@ class CopiesToConfirm:
 
     Attributes:
         seconds: what they cost so far.
+        forwards: the rows of each forward that guesses were asked for, the drafted token's included.
     """
 
     def __init__(self, copies: Copies, costs: CostTable, most_seconds: float) -> None:
@@ -57,15 +60,18 @@ class CopiesToConfirm:
         self._costs = costs
         self._most_seconds = most_seconds
         self.seconds = 0.0
+        self.forwards: list[int] = []
 
     def __call__(self, drafted: Sequence[int]) -> Sequence[int]:
         """The guesses after the text and the tokens drafted so far."""
         match = self._copies.match_after(drafted)
-        count, _ = best_guesses(self._costs, self._copies.survival(match, _MOST_GUESSES))
+        count, _ = best_guesses(self._costs, self._copies.survival(match, MOST_GUESSES))
         seconds = self.seconds + self._costs[1 + count] - self._costs[1]
         if not count or seconds > self._most_seconds:
+            self.forwards.append(1)
             return ()
         self.seconds = seconds
+        self.forwards.append(1 + count)
         return self._copies.tokens(match, count, drafted)
 
 
@@ -133,26 +139,63 @@ class AutoDrafter(Drafter):
         self._clock = clock
         self._planned = 0.0
         self._round: _Round | None = None
+        self._unread: list[int] = []  # tokens of plain rounds that copies have not been looked for in
 
     def plan(self) -> Draft:
         """What drafts the next round of this request alone."""
         return self.plan_among(1)
 
-    def plan_among(self, sequences: int, drafting: int | None = None) -> Draft:
+    def plan_among(self, sequences: int, drafting: int | None = None, shared: SharedRound | None = None) -> Draft:
         """What drafts the next round.
 
         Args:
             sequences: requests that play their rounds together, this one included. Each is taken to need as many rows.
             drafting: how many of them share the forwards of a layer draft; all, unless that is known.
+            shared: is told what the round cost; ``None`` where it is this request's alone.
         """
         began = self._clock()
+        self._read()
         forwards = self._verify.now(sequences)
         verify = self._judging.added_to(forwards)
-        self._round = planned = _Round(sequences, drafting or sequences, forwards, verify)
+        self._round = planned = _Round(sequences, drafting or sequences, forwards, verify, shared=shared)
         longest = self._allowance.longest(verify[1]) - (self._overhead.mean or 0.0)
         draft = self._best(planned, longest) if longest > verify[2] else _plain_draft(verify, held_back=True)
         self._planned += self._clock() - began
         return draft
+
+    def plan_nothing(self, plain: Draft, shared: SharedRound) -> Draft:
+        """A round of plain decoding among several requests, of one for which no draft could pay.
+
+        Args:
+            plain: that round.
+            shared: is told what it cost.
+        """
+        self._round = _Round(2, 1, (), (), shared=shared, drafts=False)
+        return plain
+
+    def may_gain(self, least: float, least_of_layers: float) -> bool:
+        """Whether a draft promises enough to look for the best one.
+
+        Args:
+            least: acceptance below which no draft can pay.
+            least_of_layers: the same of a layer draft.
+        """
+        if least > _LIKELIEST:
+            return False
+        self._read()
+        return self._copies.likelihood >= least or (
+            self._layers is not None and self._expected.rate() >= least_of_layers
+        )
+
+    @property
+    def verify_costs(self) -> LiveCosts:
+        """Costs of the target's forward."""
+        return self._verify
+
+    @property
+    def layer_costs(self) -> LiveCosts | None:
+        """Costs of the forward of the layer draft; ``None`` without one."""
+        return None if self._layers is None else self._layers.costs
 
     @property
     def drafts_layers(self) -> bool:
@@ -169,7 +212,7 @@ class AutoDrafter(Drafter):
             best = copied
         if self._layers is not None:
             costs = self._layers.costs.now(planned.drafting)
-            drafted = best_layers(self._expected.rate(), costs, verify, longest, survival[:_MOST_GUESSES])
+            drafted = best_layers(self._expected.rate(), costs, verify, longest, survival[:MOST_GUESSES])
             if drafted is not None and drafted.tokens_per_second > best.tokens_per_second:
                 return self._layer_draft(planned, drafted, self._layers, costs, longest)
         if not best.length:
@@ -192,6 +235,11 @@ class AutoDrafter(Drafter):
         """Scores what was drafted and what could have been copied, and counts the time."""
         began, planned, committed = self._clock(), self._round, feedback.acceptance.token_ids
         assert planned is not None
+        if not planned.drafts and planned.shared is not None:
+            self._unread += committed
+            self._expected.fade(_FADE)
+            planned.shared.hear(1, feedback.seconds.verify)
+            return
         self._copies.extend(committed)
         if planned.guess is not None:
             self._score_layers(feedback)
@@ -205,12 +253,22 @@ class AutoDrafter(Drafter):
             self._verify.note(planned.forwards[rows], feedback.seconds.verify)
             if drafting and self._layers is not None:
                 self._layers.costs.note(drafting, feedback.seconds.draft)
+        elif planned.shared is not None:
+            made = () if planned.guess is None else planned.guess.forwards
+            planned.shared.hear(rows, feedback.seconds.verify, feedback.seconds.draft, made, self.layer_costs)
         drafting = planned.share_of_drafting(feedback, drafting)
         overhead, self._planned = self._overhead.note(self._planned + self._clock() - began), 0.0
         self._allowance.note(len(committed), verifying + drafting + overhead, planned.verify[1])
 
+    def _read(self) -> None:
+        """Catches up with plain rounds in which nothing was looked for."""
+        if self._unread:
+            self._copies.extend(self._unread)
+            self._unread = []
+
     def observe(self, feedback: Feedback) -> None:
         """Scores what could have been copied in a round that another part of the method planned."""
+        self._read()
         self._copies.extend(feedback.acceptance.token_ids)
 
     def _score_layers(self, feedback: Feedback) -> None:
@@ -235,11 +293,25 @@ def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:
         drafters: of the requests.
     """
     count = sharing = len(drafters)
-    drafts = {drafter: drafter.plan_among(count) for drafter in drafters}
+    if count == 1:
+        return [drafters[0].plan()]
+    costs = drafters[0].verify_costs
+    shared, verify = SharedRound(count, costs), costs.now(count)
+    least, plain_draft = least_acceptance(verify), _plain_draft(verify)
+    of_layers = {
+        layers: math.inf if layers is None else least_acceptance_of_layers(verify, layers.now(count))
+        for layers in {drafter.layer_costs for drafter in drafters}
+    }
+    drafts = {
+        drafter: drafter.plan_among(count, shared=shared)
+        if drafter.may_gain(least, of_layers[drafter.layer_costs])
+        else drafter.plan_nothing(plain_draft, shared)
+        for drafter in drafters
+    }
     while (drafting := [drafter for drafter in drafters if drafter.drafts_layers]) and len(drafting) < sharing:
         # Fewer pay for the draft's forwards than was thought: some may choose differently.
         sharing = len(drafting)
-        drafts |= {drafter: drafter.plan_among(count, sharing) for drafter in drafting}
+        drafts |= {drafter: drafter.plan_among(count, sharing, shared) for drafter in drafting}
     return list(drafts.values())
 
 
@@ -254,6 +326,8 @@ class _Round:
         verify: the same with what a round takes beside forwards.
         costs: of the forward of a layer draft; empty without one.
         guess: of a layer draft.
+        shared: is told what the round cost, where several requests play it.
+        drafts: a draft could pay, so that the best one was looked for.
     """
 
     sequences: int
@@ -262,6 +336,8 @@ class _Round:
     verify: CostTable
     costs: CostTable = ()
     guess: CopiesToConfirm | None = None
+    shared: SharedRound | None = None
+    drafts: bool = True
 
     def expected_drafting(self, feedback: Feedback) -> float:
         """Seconds that the forwards of the draft take if all that share them make as many; 0 if no layers drafted."""

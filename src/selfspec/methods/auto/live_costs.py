@@ -1,12 +1,16 @@
 """Costs as they are now: those that were measured, times what live rounds say."""
 
 import threading
+from bisect import bisect_left
 from collections.abc import Sequence
 
-from selfspec.methods.auto.row_costs import CostTable, RowCosts
+from selfspec.methods.auto.row_costs import CostTable, RowCosts, monotone
 
 _WEIGHT = 0.1
 _FARTHEST = 1.5
+_OWN_WEIGHT = 0.05
+_FARTHEST_OWN = 4.0
+_SHOWN = 0.01
 _FADING = 0.95
 _LEAST_SPREAD = 1e-6
 
@@ -15,17 +19,27 @@ class LiveCosts:
     """Follows the machine: its load, its temperature, and the context, which grows.
 
     Each round's time ÷ its predicted time moves a factor by a tenth of the way. One round moves it little, whatever
-    disturbed it: ratios beyond 1.5 count as 1.5.
+    disturbed it: ratios beyond 1.5 count as 1.5. Rounds of several requests also move the cost of their own numbers of
+    rows, which may have been measured while the machine did something else.
 
     Args:
         measured: of a forward.
+        like: costs whose factor these have too, beside their own; ``None`` for none.
     """
 
-    def __init__(self, measured: RowCosts) -> None:
-        self._measured = measured
+    def __init__(self, measured: RowCosts, like: "LiveCosts | None" = None) -> None:
+        self._like = like
+        self._measured = self._shown = measured
+        self._own = [1.0] * len(measured.rows)
+        self._shown_own = [*self._own]
         self._tables: dict[int, CostTable] = {}
         self._lock = threading.Lock()
         self._factor = 1.0
+
+    @property
+    def factor(self) -> float:
+        """What live rounds have taken ÷ what was measured."""
+        return self._factor if self._like is None else self._factor * self._like.factor
 
     def now(self, sequences: int = 1) -> list[float]:
         """The costs, a ``CostTable``.
@@ -33,9 +47,10 @@ class LiveCosts:
         Args:
             sequences: that share a forward, each with as many rows.
         """
-        factor, table = self._factor, self._tables.get(sequences)
+        factor, tables = self.factor, self._tables
+        table = tables.get(sequences)
         if table is None:
-            table = self._tables[sequences] = self._measured.table(sequences)
+            table = tables[sequences] = self._shown.table(sequences)
         return [factor * seconds for seconds in table]
 
     def note(self, predicted: float, seconds: float) -> None:
@@ -45,9 +60,38 @@ class LiveCosts:
             predicted: seconds by ``now``, above 0.
             seconds: what they took.
         """
-        ratio = min(_FARTHEST, max(1 / _FARTHEST, seconds / predicted))
         with self._lock:
-            self._factor *= 1 + _WEIGHT * (ratio - 1)
+            self._move(predicted, seconds)
+
+    def note_rows(self, forwards: Sequence[int], seconds: float) -> None:
+        """Counts forwards whose numbers of rows are known.
+
+        Args:
+            forwards: the rows of each, at least one.
+            seconds: what they took together.
+        """
+        with self._lock:
+            ratio = self._move(self.factor * sum(map(self._shown, forwards)), seconds)
+            moved = [self._move_own(rows, ratio) for rows in set(forwards)]
+            if any(moved):
+                each = zip(self._measured.rows, self._measured.seconds, self._own, strict=True)
+                self._shown, self._shown_own = (
+                    monotone({rows: seconds * own for rows, seconds, own in each}),
+                    [*self._own],
+                )
+                self._tables = {}
+
+    def _move_own(self, rows: int, ratio: float) -> bool:
+        """Moves the cost of a number of rows; whether it is by now another one than the tables have."""
+        place = min(bisect_left(self._measured.rows, rows), len(self._own) - 1)
+        own = self._own[place] * (1 + _OWN_WEIGHT * (ratio - 1))
+        self._own[place] = own = min(_FARTHEST_OWN, max(1 / _FARTHEST_OWN, own))
+        return abs(own - self._shown_own[place]) > _SHOWN * own
+
+    def _move(self, predicted: float, seconds: float) -> float:
+        ratio = min(_FARTHEST, max(1 / _FARTHEST, seconds / predicted))
+        self._factor *= 1 + _WEIGHT * (ratio - 1)
+        return ratio
 
 
 class Judging:

@@ -143,15 +143,18 @@ class _Ready:
         self.trial = trial = preparation.layers
         self.verify = LiveCosts(preparation.verify)
         # A draft that samples takes longer: its scores are processed, and noise is drawn.
-        self.layers = {
-            kind: None if trial is None else LayerChoice(trial.assignment, LiveCosts(trial.costs)) for kind in _KINDS
-        }
+        self.layers = {kind: None if trial is None else _layer_choice(trial, self.verify) for kind in _KINDS}
         self.experience = {kind: _fresh(trial) for kind in _KINDS}
 
     @property
     def layer_draft(self) -> str | None:
         """Identifies the layer draft in a state file; ``None`` without one."""
         return None if self.trial is None else repr(self.trial.assignment)
+
+
+def _layer_choice(trial: LayerTrial, verify: LiveCosts) -> LayerChoice:
+    """A layer draft, which load on the machine slows down as it slows verifications down."""
+    return LayerChoice(trial.assignment, LiveCosts(trial.costs, verify))
 
 
 def _fresh(trial: LayerTrial | None) -> Experience:

@@ -1,0 +1,97 @@
+"""Rounds of several requests: when nothing is looked for, and what they say about costs."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfspec.decoding.draft import NoDraft, PartDraft
+from selfspec.decoding.drafter import Feedback, Prefill
+from selfspec.decoding.proposal import Proposal
+from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, SharedAcceptance
+from selfspec.methods.auto.assignments import Assignment
+from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
+from selfspec.methods.auto.live_costs import LiveCosts
+from selfspec.methods.auto.plans import best_copy, best_layers, plain
+from selfspec.methods.auto.row_costs import RowCosts, monotone
+from selfspec.methods.auto.shared_round import SharedRound, least_acceptance, least_acceptance_of_layers
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.precision import Precision
+from selfspec.sampling.acceptance import Acceptance
+from selfspec.sampling.tree import EMPTY_TREE
+from selfspec.types import PhaseSeconds
+
+LINEAR = RowCosts((1, 32), (1.0, 32.0))
+CHEAP = RowCosts((1, 16, 32), (1.0, 1.1, 2.2))
+MEASURED = st.dictionaries(st.sampled_from([1, 2, 4, 8, 16, 32]), st.floats(0.1, 1.0), min_size=6, max_size=6)
+
+
+@given(MEASURED, MEASURED, st.integers(1, 16), st.floats(0.0, 0.999), st.integers(1, 32))
+def test_what_is_not_looked_for_could_not_have_paid(
+    verifying: dict[int, float], drafting: dict[int, float], count: int, share: float, copied: int
+) -> None:
+    verify, draft = monotone(verifying).table(count), monotone(drafting).table(count)
+    best = plain(verify).tokens_per_second
+    rate = share * min(1.0, least_acceptance(verify))
+    copy = best_copy([rate ** (index + 1) for index in range(copied)], verify, float("inf"))
+    assert copy is None or copy.tokens_per_second <= best * (1 + 1e-9)
+    rate = share * min(1.0, least_acceptance_of_layers(verify, draft))
+    layers = best_layers(rate, draft, verify, float("inf"), [1.0] * min(copied, 7))
+    assert layers is None or layers.tokens_per_second <= best * (1 + 1e-9)
+
+
+def test_the_last_request_to_report_moves_the_costs() -> None:
+    verify, draft = LiveCosts(LINEAR), LiveCosts(RowCosts((1, 8), (0.5, 4.0)))
+    shared = SharedRound(3, verify)
+    shared.hear(1, 2 * 6.0 / 3)
+    shared.hear(3, 2 * 6.0 / 3, 4.0 / 3, (1, 2), draft)
+    assert (verify.factor, draft.factor) == (1.0, 1.0)
+    shared.hear(2, 2 * 6.0 / 3, 4.0 / 3, (1, 3, 1), draft)
+    assert verify.factor > 1.0, "six rows took twice as long"
+    assert draft.factor == pytest.approx(1.0), "forwards of 2, 5 and 1 rows took what eight rows take"
+
+
+def feedback_of(tokens: tuple[int, ...], seconds: float) -> Feedback:
+    accepted = Acceptance(tuple(range(len(tokens))), tokens)
+    shares = PhaseSeconds(verify=seconds)
+    nothing: Any = None
+    return Feedback(PartDraft(NoDraft(), "plain"), Proposal(nothing, EMPTY_TREE), accepted, nothing, {}, shares)
+
+
+def drafters_of(costs: RowCosts, count: int, *, layers: bool = False) -> list[AutoDrafter]:
+    experience = Experience(*(SharedAcceptance(feature) for feature in (MATCH_LENGTH, CONFIDENCE, ANY)))
+    verify = LiveCosts(costs)
+    choice = LayerChoice(Assignment(KeptSet.full(8), Precision.of(4)), LiveCosts(LINEAR, verify)) if layers else None
+    prefill: Any = Prefill((1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3), 4, probe=None)  # type: ignore[arg-type]
+    return [AutoDrafter(prefill, experience, verify, choice, 0.02) for _ in range(count)]
+
+
+def parts_of(drafters: list[AutoDrafter]) -> list[str]:
+    return [draft.part for draft in plan_together(drafters) if isinstance(draft, PartDraft)]
+
+
+def test_a_full_batch_is_decoded_plainly_and_a_smaller_one_copies_again() -> None:
+    """Where each row costs what a token costs; tokens not looked at meanwhile are read before the next plan."""
+    for costs, expected in ((LINEAR, "plain"), (CHEAP, "copies")):
+        assert parts_of(drafters_of(costs, 4)) == 4 * [expected]
+    steps = RowCosts((1, 4, 32), (1.0, 1.1, 31.0))
+    drafters = drafters_of(steps, 16)
+    for token in (1, 2, 3, 4, 1):
+        assert parts_of(drafters) == 16 * ["plain"]
+        for drafter in drafters:
+            drafter.learn(feedback_of((token,), steps(16) / 16))
+    assert all(drafter._unread for drafter in drafters)
+    assert parts_of(drafters[:1]) == ["copies"]
+    assert drafters[0]._copies.match_length == 13
+    assert drafters[0]._copies._automaton.tokens[-5:] == [1, 2, 3, 4, 1]
+
+
+def test_layer_drafts_are_looked_for_where_their_forwards_can_pay() -> None:
+    drafters = drafters_of(RowCosts((1, 32), (1.0, 1.3)), 2, layers=True)
+    costs = drafters[0].layer_costs
+    assert costs is not None
+    verify = drafters[0].verify_costs.now(2)
+    assert drafters[0].may_gain(1.0, 0.6) is False, "only likelier copies than there are could pay"
+    assert drafters[0].may_gain(0.94, 0.6)
+    assert not drafters[0].may_gain(0.94, least_acceptance_of_layers(verify, costs.now(2)))
