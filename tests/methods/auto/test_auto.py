@@ -15,8 +15,8 @@ from selfspec.cli import terminal
 from selfspec.decoding.draft import NoDraft, TokenDraft
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.errors import InvalidSettingError, NoCopiesWarning, StateError
-from selfspec.methods.auto import preparation
-from selfspec.methods.auto.assignments import Assignment, candidates, try_assignments
+from selfspec.methods.auto import assignments, preparation
+from selfspec.methods.auto.assignments import Assignment, Trial, candidates, choose, try_assignments
 from selfspec.methods.auto.copies import Copies
 from selfspec.methods.auto.drafter import AutoDrafter
 from selfspec.methods.auto.own_text import write_text
@@ -145,6 +145,33 @@ def test_trials_prefer_what_promises_most() -> None:
     assert agreement[8] >= agreement[4]
     for trial in trials:
         assert trial.agreement == pytest.approx(sum(agrees for _, agrees in trial.confidences) / len(trial.confidences))
+
+
+def test_of_equal_promises_the_draft_that_agrees_more_is_taken() -> None:
+    def trial(promise: float, agreement: float) -> Trial:
+        return Trial(Assignment(FULL, Precision.of(4)), agreement, CHEAP, promise)
+
+    faster, surer, slower = trial(100.0, 0.7), trial(98.0, 0.9), trial(90.0, 1.0)
+    assert choose([faster, surer, slower]) is surer
+    assert choose([faster, slower]) is faster
+    assert choose([]) is None
+
+
+def test_close_trials_are_timed_again_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, measured = Target(MODEL), []
+
+    def together(_: Target, which: list[Any], **options: Any) -> list[RowCosts]:
+        measured.append([precision.attention for _, precision in which])
+        return [RowCosts((1,), (0.25 + 0.05 * place,)) for place in range(len(which))]
+
+    monkeypatch.setattr(assignments, "measure_together", together)
+    monkeypatch.setattr(assignments, "measure_row_costs", lambda *_, **__: CHEAP)
+    tried, text = [Assignment(FULL, Precision.of(bits)) for bits in (8, 6)], write_text(target, 64)
+    monkeypatch.setattr(assignments, "_agreement", lambda *_: ((0.9, True),) * 9 + ((0.9, False),))
+    first, second = try_assignments(target, tried, text, FREE_ROWS, most_seconds=60.0)
+    assert measured == [[8, 6]]
+    assert (first.costs.seconds, second.costs.seconds) == ((0.25,), (0.3,))
+    assert first.tokens_per_second > second.tokens_per_second
 
 
 def test_no_trial_begins_after_its_time() -> None:

@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from selfspec.errors import OutOfMemoryError, UnsupportedModelError
 from selfspec.methods.auto.own_text import OwnText
 from selfspec.methods.auto.plans import best_layers
-from selfspec.methods.auto.row_costs import RowCosts, measure_row_costs
+from selfspec.methods.auto.row_costs import RowCosts, measure_row_costs, measure_together
 from selfspec.methods.budget import default_skip_ratio
 from selfspec.methods.uniform import evenly_skipped
 from selfspec.model.kept import KeptSet
@@ -18,6 +18,12 @@ from selfspec.runtimes.target import Target
 
 DRAFT_ROWS = (1, 2, 4, 8)
 """Rows of a draft's forward that are measured."""
+
+_CLOSE = 0.85
+"""Share of the best promise from which on a trial's forwards are timed again, in turns with those of the best."""
+
+_EQUAL = 0.97
+"""Share of the best promise that counts as equal to it; of equal ones the draft that agrees more often is taken."""
 
 _SKIPPED_ROWS = 8
 """First rows of the own text, which hardly have a context."""
@@ -83,7 +89,8 @@ def candidates(target: Target, *, group: int, offset: int) -> Iterator[Assignmen
     exits = sorted({max(1, target.layer_count // part) for part in (4, 3, 2)} - {target.layer_count})
     parts = [KeptSet.early_exit(layers, total) for layers in exits]
     parts += [KeptSet.skipping(skipped, total)] if skipped else []
-    bits = [Precision(4, 4, 4, group, offset), Precision(6, 6, 8, group, offset), Precision(4, 4, 8, group, offset)]
+    mixes = [(4, 4), (6, 8), (4, 8)]  # of the sublayers, of the head
+    bits = [Precision(body, body, head, group, offset) for body, head in mixes]
     yield from (Assignment(full, precision) for precision in bits)
     yield from (Assignment(kept, bits[0]) for kept in parts)
     yield from (Assignment(kept) for kept in parts)
@@ -111,7 +118,7 @@ def try_assignments(
         clock: seconds.
 
     Returns:
-        Those that could be tried, the fastest first.
+        Those that could be tried, the fastest first. Costs of those that are close were measured in turns.
     """
     began = clock()
     trials: list[Trial] = []
@@ -123,7 +130,39 @@ def try_assignments(
                 trials.append(trial)
         except (OutOfMemoryError, UnsupportedModelError):
             continue  # the model has no such copies
-    return sorted(trials, key=lambda trial: -trial.tokens_per_second)
+    close = [trial for trial in trials if trial.tokens_per_second >= _CLOSE * _fastest(trials)]
+    others = [trial for trial in trials if trial not in close]
+    return sorted([*_timed_again(target, close, verify), *others], key=lambda trial: -trial.tokens_per_second)
+
+
+def choose(trials: Sequence[Trial]) -> Trial | None:
+    """The trial to draft with: of those that promise most, to within what timing can tell, the one that agrees most.
+
+    Args:
+        trials: all of them.
+    """
+    equal = [trial for trial in trials if trial.tokens_per_second >= _EQUAL * _fastest(trials)]
+    return max(equal, key=lambda trial: trial.agreement, default=None)
+
+
+def _timed_again(target: Target, trials: Sequence[Trial], verify: RowCosts) -> list[Trial]:
+    """Trials with costs that were measured in turns, which a single trial's are not."""
+    if len(trials) < 2:
+        return list(trials)
+    which = [(trial.assignment.kept.sublayers, trial.assignment.precision) for trial in trials]
+    costs = measure_together(target, which, row_counts=DRAFT_ROWS, most_seconds=0.2 * len(trials))
+    again = []
+    for trial, measured in zip(trials, costs, strict=True):
+        promised = _promise(trial.agreement, measured, verify)
+        again.append(replace(trial, costs=measured, tokens_per_second=promised))
+    return again
+
+
+def _promise(agreement: float, costs: RowCosts, verify: RowCosts) -> float:
+    """Tokens a second of rounds with a draft that agrees as often and costs as much."""
+    plan = best_layers(agreement, costs.table(), verify.table(), float("inf"))
+    assert plan is not None
+    return plan.tokens_per_second
 
 
 def _fastest(trials: Sequence[Trial]) -> float:
@@ -139,9 +178,7 @@ def _try(target: Target, assignment: Assignment, text: OwnText, verify: RowCosts
     costs = measure_row_costs(
         target, assignment.kept.sublayers, assignment.precision, row_counts=DRAFT_ROWS, most_seconds=0.2
     )
-    plan = best_layers(agreement, costs.table(), verify.table(), float("inf"))
-    assert plan is not None
-    return Trial(assignment, agreement, costs, plan.tokens_per_second, outcomes)
+    return Trial(assignment, agreement, costs, _promise(agreement, costs, verify), outcomes)
 
 
 @torch.inference_mode()

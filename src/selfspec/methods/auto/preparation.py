@@ -11,7 +11,7 @@ import torch
 
 from selfspec.errors import NoCopiesWarning, OutOfMemoryError, UnsupportedModelError
 from selfspec.memory import available_bytes
-from selfspec.methods.auto.assignments import Assignment, Trial, candidates, try_assignments
+from selfspec.methods.auto.assignments import Assignment, Trial, candidates, choose, try_assignments
 from selfspec.methods.auto.own_text import write_text
 from selfspec.methods.auto.row_costs import RowCosts, measure_row_costs
 from selfspec.model.kept import KeptSet
@@ -19,10 +19,10 @@ from selfspec.runtimes.latency_store import profile_path, read_kept, write_kept
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
-_FORMAT = 2
+_FORMAT = 3
 """Of what is kept; raised where trials or their meaning change, so that all machines find out again."""
 
-_TEXT = 96
+_TEXT = 192
 _SHARE_FOR_TEXT = 0.25
 _FREE_SHARE = 0.5
 
@@ -140,7 +140,7 @@ def _find_out(target: Target, terms: Terms, progress: Callable[[str], None]) -> 
         most_seconds=terms.most_seconds,
         fits=lambda assignment: target.low_bit_bytes(assignment.precision) <= limit,
     )
-    best = trials[0] if trials else None
+    best = choose(trials)
     chosen = best if best is not None and best.tokens_per_second > 1 / verify(1) else None
     target.release_copies(None if chosen is None else chosen.assignment.precision)
     return Preparation(verify, None if chosen is None else _as_layer_trial(chosen), _lacking(target, terms, limit))

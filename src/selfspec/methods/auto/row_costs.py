@@ -9,7 +9,7 @@ import torch
 
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
-from selfspec.timing import timed
+from selfspec.timing import in_turn, timed
 
 ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Rows of the forwards that are measured."""
@@ -74,7 +74,6 @@ class RowCosts:
         return (0.0, *(self(rows * sequences) / sequences for rows in range(1, MOST_ROWS + 1)))
 
 
-@torch.inference_mode()
 def measure_row_costs(
     target: Target,
     sublayers: Sequence[int],
@@ -95,20 +94,44 @@ def measure_row_costs(
         row_counts: numbers of rows.
         most_seconds: begin no further pass after this time, and measure no more than 1 and 4 rows if those take it.
     """
+    which = [(tuple(sublayers), precision)]
+    return measure_together(target, which, row_counts=row_counts, most_seconds=most_seconds)[0]
+
+
+@torch.inference_mode()
+def measure_together(
+    target: Target,
+    assignments: Sequence[tuple[tuple[int, ...], AnyPrecision | None]],
+    *,
+    row_counts: Sequence[int],
+    most_seconds: float,
+) -> list[RowCosts]:
+    """Measures forwards of several assignments in turns, so that a drift of the machine's speed favours none of them.
+
+    Args:
+        target: the model.
+        assignments: of each the sublayers that run, and the precision of their weights.
+        row_counts: numbers of rows.
+        most_seconds: see ``measure_row_costs``.
+
+    Returns:
+        The costs of each.
+    """
     context = min(_CONTEXT, max(0, target.context_limit - row_counts[-1]))
     counts = [rows for rows in row_counts if rows + context <= target.context_limit] or [1]
-    forward = _forwards(target, tuple(sublayers), precision, context, counts)
-    forward[1]()  # makes copies, builds kernels, touches the weights
-    samples: dict[int, list[float]] = {rows: [] for rows in counts}
+    forwards = [_forwards(target, *each, context, counts) for each in assignments]
+    for forward in forwards:
+        forward[1]()  # makes copies, builds kernels, touches the weights
+    samples: list[dict[int, list[float]]] = [{rows: [] for rows in counts} for _ in forwards]
     began = time.perf_counter()
-    for _ in range(_PASSES):
+    for turn in range(_PASSES):
         for rows in counts:
-            if rows <= 4 or time.perf_counter() - began < most_seconds or samples[rows]:
-                samples[rows].append(timed(forward[rows], target.device))
+            if rows <= 4 or time.perf_counter() - began < most_seconds or samples[0][rows]:
+                for index in in_turn(range(len(forwards)), turn):
+                    samples[index][rows].append(timed(forwards[index][rows], target.device))
         if time.perf_counter() - began > most_seconds:
             break
-    fastest = {rows: min(taken) for rows, taken in samples.items() if taken}
-    return monotone(fastest)
+    return [monotone({rows: min(taken) for rows, taken in each.items() if taken}) for each in samples]
 
 
 def monotone(seconds: Mapping[int, float]) -> RowCosts:
