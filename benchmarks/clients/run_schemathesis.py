@@ -10,7 +10,7 @@ from typing import Any
 from client import HERE, Client, Setting
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-EXAMPLES, QUICK_EXAMPLES = 2200, 20
+EXAMPLES, QUICK_EXAMPLES = 2400, 20
 """Requests to draw at most for each operation in a phase."""
 
 LEAST = 10_000
