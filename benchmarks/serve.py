@@ -1,7 +1,8 @@
 """Measures ``selfspec serve`` beside other servers, under load, for long, and with faults.
 
 ``python benchmarks/serve.py load --out FILE`` starts servers in turns and measures each with 1, 2, 4 … clients;
-``--append`` adds repeats to a file. ``table FILE`` prints its medians in Markdown. ``soak`` lets many clients, good and
+``--append`` adds repeats to a file. ``table FILE`` prints its medians in Markdown, ``page FILE`` writes them into
+``docs/serving.md``. ``soak`` lets many clients, good and
 bad ones, use a server for minutes, and ``faults`` kills a worker; both say at the end what was wrong.
 
 Needs a quiet machine for ``load``. Servers: ``selfspec:METHOD``; ``engine:METHOD``, which is ``selfspec generate``
@@ -10,9 +11,10 @@ without a server; ``transformers`` and ``transformers-cb`` (continuous batching)
 variables TRANSFORMERS, LLAMA_SERVER and VLLM name; llama.cpp also needs ``--gguf``. All compute with OMP_NUM_THREADS
 threads. All of them, in turns, with processors of their own for clients and servers:
 
-    TRANSFORMERS=... LLAMA_SERVER=... VLLM=... python benchmarks/serve.py load --repeats 3 --gguf FILE --out FILE
-        --servers engine:auto,selfspec:auto,engine:autoregressive,selfspec:autoregressive,llama.cpp,vllm,transformers
-        --client-cpus 0,1 --server-cpus 2,3
+    TRANSFORMERS=... LLAMA_SERVER=... VLLM=... python benchmarks/serve.py load --servers all --repeats 3
+        --gguf FILE --client-cpus 0,1 --server-cpus 2,3 --out FILE
+
+Servers that take long to start or to answer (``--slow``) are measured once, at fewer numbers of clients.
 """
 
 from __future__ import annotations
@@ -38,14 +40,17 @@ from serving.faults import kill_worker, workers_of
 from serving.figures import aims, table
 from serving.known import Chat, answer_alone, varied
 from serving.load import levels_of
+from serving.page import load_section, write_section
 from serving.processors import parse_processors
 from serving.prompts import read_prompts
 from serving.servers import Files, command_of, free_port, running, saved
 from serving.soak import soak
 from serving.turns import Terms, in_turns
 
-SERVERS = "engine:auto,selfspec:auto,engine:autoregressive,selfspec:autoregressive,llama.cpp,transformers"
-SLOW = "transformers,transformers-cb"
+OURS = "engine:auto,selfspec:auto,engine:autoregressive,selfspec:autoregressive"
+ALL = f"{OURS},llama.cpp,vllm-eager,vllm,transformers,transformers-cb"
+SLOW = "transformers,transformers-cb,vllm"
+PAGE = Path(__file__).parents[1] / "docs" / "serving.md"
 CLIENTS = "1,2,4,8,16,32"
 PACKAGES = ("uvicorn", "fastapi", "pydantic", "llama-cpp-python")
 
@@ -68,7 +73,9 @@ def load(options: argparse.Namespace) -> None:
             options.client_cpus,
             options.server_cpus,
         )
-        for sample in in_turns(options.servers.split(","), options.repeats, terms):
+        for sample in in_turns(
+            (ALL if options.servers == "all" else options.servers).split(","), options.repeats, terms
+        ):
             result["failures" if "error" in sample else "samples"].append(sample)
             print(json.dumps(sample), flush=True)
             _write(options.out, result)
@@ -105,6 +112,11 @@ def soak_server(options: argparse.Namespace) -> None:
 def show(options: argparse.Namespace) -> None:
     """Prints a file of ``load`` as tables."""
     print_tables(json.loads(options.file.read_text(encoding="utf-8")))
+
+
+def write_page(options: argparse.Namespace) -> None:
+    """Writes the tables of a file of ``load`` into the page about serving."""
+    write_section(PAGE, load_section(json.loads(options.file.read_text(encoding="utf-8"))))
 
 
 def print_tables(result: Mapping[str, Any]) -> None:
@@ -164,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     loading = commands.add_parser("load", help="measure servers under load")
-    loading.add_argument("--servers", default=SERVERS)
+    loading.add_argument("--servers", default=OURS, help="with commas between them, or all")
     loading.add_argument("--clients", default=CLIENTS)
     loading.add_argument("--rounds", type=int, default=2, help="chats of each client")
     loading.add_argument("--repeats", type=int, default=1)
@@ -196,10 +208,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for each in (loading, soaking, killing, single):
         each.add_argument("--model", default="smollm2")
     showing = commands.add_parser("table", help="print a file of load as tables")
-    showing.add_argument("file", type=Path)
+    writing = commands.add_parser("page", help="write a file of load into docs/serving.md")
+    for each in (showing, writing):
+        each.add_argument("file", type=Path)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that servers are ended
-    {"load": load, "alone": alone, "soak": soak_server, "faults": kill_workers, "table": show}[options.command](options)
+    {"load": load, "alone": alone, "soak": soak_server, "faults": kill_workers, "table": show, "page": write_page}[
+        options.command
+    ](options)
 
 
 if __name__ == "__main__":

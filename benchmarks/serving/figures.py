@@ -84,30 +84,37 @@ def table(samples: Sequence[dict[str, Any]], figure: str, *, scale: float = 1.0,
 
 
 def aims(samples: Sequence[dict[str, Any]]) -> list[str]:
-    """How far the server is from what it should reach, as lines of text; what was not measured has none.
+    """How near our server is to what it should reach (in brackets), as lines of text.
 
     Args:
-        samples: with ``server``, ``clients`` and ``tokens_per_second``.
+        samples: with ``server``, ``clients`` and ``tokens_per_second``; what was not measured has no line.
     """
     speed = {key: median for key, (median, _, _) in summarise(samples, "tokens_per_second").items()}
-    ours = dict.fromkeys(name for name, _ in speed if name.startswith("selfspec:"))
     lines = []
-    for name in ours:
-        if (alone := speed.get((name.replace("selfspec:", "engine:"), 1))) and (name, 1) in speed:
-            lines.append(f"{name}: one client {speed[name, 1] / alone:.2f} of the engine alone (0.97)")
-        if (name, 1) in speed and (name, 16) in speed:
-            lines.append(f"{name}: 16 clients {speed[name, 16] / speed[name, 1]:.2f} times one (4)")
-        for clients in sorted({count for _, count in speed}):
-            others = {
-                other: speed[other, count]
-                for other, count in speed
-                if count == clients and not other.startswith(("selfspec:", "engine:"))
-            }
-            if others and (name, clients) in speed:
-                best = max(others, key=lambda other: others[other])
-                ratio = speed[name, clients] / others[best]
-                lines.append(f"{name}: {clients} clients {ratio:.2f} of {best}, the best other server (1.0)")
+    for name in dict.fromkeys(name for name, _ in speed if name.startswith("selfspec:")):
+        engine = speed.get((name.replace("selfspec:", "engine:"), 1))
+        if engine and (name, 1) in speed:
+            lines.append(f"`{name}`, one client ÷ the engine without a server: {speed[name, 1] / engine:.2f} (0.97)")
+        if {(name, 1), (name, 16)} <= speed.keys():
+            lines.append(f"`{name}`, 16 clients ÷ one: {speed[name, 16] / speed[name, 1]:.2f} (4)")
+        ratios = [
+            f"{speed[name, clients] / other:.2f} at {clients} (`{best}`)"
+            for clients in sorted({count for _, count in speed})
+            for other, best in [max(_others(speed, clients), default=(0.0, ""))]
+            if other and (name, clients) in speed
+        ]
+        if ratios:
+            lines.append(f"`{name}` ÷ the best other server, by number of clients: {', '.join(ratios)} (1.0)")
     return lines
+
+
+def _others(speed: dict[tuple[str, int], float], clients: int) -> list[tuple[float, str]]:
+    """The speeds of other servers at a number of clients, with their names."""
+    return [
+        (value, name)
+        for (name, count), value in speed.items()
+        if count == clients and not name.startswith(("selfspec:", "engine:"))
+    ]
 
 
 def _cell(values: tuple[float, float, float] | None, scale: float, digits: int) -> str:

@@ -198,9 +198,9 @@ def test_aims_compare_with_the_engine_and_with_the_best_other_server(serving: Ca
         {"server": name, "clients": count, "tokens_per_second": speed} for (name, count), speed in speeds.items()
     ]
     assert serving("figures").aims(samples) == [
-        "selfspec:auto: one client 0.97 of the engine alone (0.97)",
-        "selfspec:auto: 16 clients 4.12 times one (4)",
-        "selfspec:auto: 1 clients 1.62 of vllm, the best other server (1.0)",
+        "`selfspec:auto`, one client ÷ the engine without a server: 0.97 (0.97)",
+        "`selfspec:auto`, 16 clients ÷ one: 4.12 (4)",
+        "`selfspec:auto` ÷ the best other server, by number of clients: 1.62 at 1 (`vllm`) (1.0)",
     ]
 
 
@@ -233,3 +233,17 @@ def test_processors_are_numbers_and_ranges(
     for wrong in ("4", "", "a", "3-1"):
         with pytest.raises(ValueError, match=r".*"):
             parse(wrong)
+
+
+def test_the_page_has_the_figures_of_the_kept_result(serving: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    root = BENCHMARKS.parent
+    page, kept = root / "docs" / "serving.md", BENCHMARKS / "results" / "serve-load-smollm2-bf16-cpu.json"
+    section = serving("page").load_section(json.loads(kept.read_text(encoding="utf-8")))
+    assert section in page.read_text(encoding="utf-8")
+    other = tmp_path / "page.md"
+    other.write_text(page.read_text(encoding="utf-8").replace(section, "old"), encoding="utf-8")
+    serving("page").write_section(other, section)
+    assert other.read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
+    other.write_text("no marks", encoding="utf-8")
+    with pytest.raises(ValueError, match="marks"):
+        serving("page").write_section(other, section)
