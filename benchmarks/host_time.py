@@ -3,8 +3,10 @@
 ``python benchmarks/host_time.py --model smollm2``
 
 Each gap runs from the end of a native call to the start of the next one. Medians are over the gaps of one kind: a plain
-round is what follows a step of plain decoding; with drafts, a gap follows a draft step (``draft-draft``,
-``draft-verify``) or a verification (``verify-draft``). Writes ``benchmarks/results/host-time-NAME.json``.
+round is what follows a step of plain decoding (``verify-verify``); with drafts, a gap follows a draft
+(``draft-verify``) or a verification (``verify-draft``). The forwards of a draft are one call: between them (``in-draft``) is what decides
+whether it goes on. Drafts that are not chains have gaps ``draft-draft``. Writes
+``benchmarks/results/host-time-NAME.json``.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import torch
 from selfspec import Engine
 from selfspec.files import replace_file
 from selfspec.runtimes import native
+from selfspec.runtimes.chain import Chained
 from selfspec.runtimes.structures import NativeCall
 from selfspec_lab.bench.stamp import make_stamp
 from selfspec_lab.widening import load_model
@@ -43,14 +46,15 @@ class TimedLibrary:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self._library, name)
-        if not name.startswith("forward_"):
+        if not name.startswith(("forward_", "chain_")):
             return function
 
         def timed(call: Any, *arguments: Any) -> None:
             start = time.perf_counter()
             function(call, *arguments)
             end = time.perf_counter()
-            self._calls.append(("draft" if self._drafts(call._obj) else "verify", start, end))
+            drafts = name.startswith("chain_") or self._drafts(call._obj)
+            self._calls.append(("draft" if drafts else "verify", start, end))
 
         return timed
 
@@ -67,15 +71,25 @@ class TimedLibrary:
 
 
 @contextmanager
-def noting(calls: list[Call]) -> Iterator[None]:
-    """Notes the native calls of models that are made inside."""
-    load = native.load
+def noting(calls: list[Call], between: list[float]) -> Iterator[None]:
+    """Notes the native calls of models that are made inside, and the seconds between the forwards of a chain."""
+    load, follow = native.load, Chained.follow
+
+    def timed(self: Chained, *arguments: Any, **options: Any) -> int:
+        start = time.perf_counter()
+        try:
+            return follow(self, *arguments, **options)
+        finally:
+            between.append(time.perf_counter() - start)
+
+    Chained.follow = timed  # type: ignore[method-assign]
     library = TimedLibrary(load(), calls)
     native.load = lambda: library  # type: ignore[assignment]
     try:
         yield
     finally:
         native.load = load
+        Chained.follow = follow  # type: ignore[method-assign]
 
 
 def gaps(calls: Sequence[Call]) -> dict[str, list[float]]:
@@ -89,16 +103,19 @@ def gaps(calls: Sequence[Call]) -> dict[str, list[float]]:
 def measure(model: str, method: str, settings: dict[str, Any], new_tokens: int) -> dict[str, Any]:
     """The gaps of one method, in milliseconds: median, first and third quartile, number."""
     calls: list[Call] = []
-    with noting(calls):
+    between: list[float] = []
+    with noting(calls, between):
         engine = Engine(*load_model(model, dtype="bfloat16", device="cpu"), method, settings=settings)
         engine.warmup()
         ids = engine.encode("Once upon a time there was a little girl")
         found: dict[str, list[float]] = defaultdict(list)
         for _ in range(4):
             calls.clear()
+            between.clear()
             engine.generate(ids, max_new_tokens=new_tokens, ignore_eos=True)
             for kind, seconds in gaps(calls[1:]).items():
                 found[kind] += seconds
+            found["in-draft"] += between
     return {kind: _quartiles(seconds) for kind, seconds in found.items() if len(seconds) > 10}
 
 

@@ -210,7 +210,8 @@ class Target:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The residual stream before sublayer 0, ``h[0]``: long ``[rows]`` to ``[rows, hidden]``."""
-        return self.decoder.embed(token_ids)
+        rows = self._prepared.embedding
+        return self.decoder.embed(token_ids) if rows is None else rows.index_select(0, token_ids)
 
     def run(
         self,
