@@ -10,8 +10,10 @@ import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
+from helpers.low_bit_model import random_model
 from helpers.models import VOCABULARY, build, plain_text, prompt
 from selfspec import AsyncEngine, Engine, Generation, RequestStream
+from selfspec.decoding.scheduler import Scheduler
 from selfspec.errors import (
     ContextLengthError,
     EngineClosedError,
@@ -25,6 +27,7 @@ from selfspec.errors import (
     RequestFailedError,
     UnknownMethodError,
 )
+from selfspec.worker import Worker
 
 DRAFTING: dict[str, dict[str, Any]] = {
     "uniform": {"skip_ratio": 0.5, "draft_length": 4, "confidence_threshold": 0.0},
@@ -348,6 +351,42 @@ def test_an_error_of_the_model_is_that_requests_alone(chunk: int | None) -> None
         assert again.token_ids == good.result().token_ids
 
     run(scenario, Engine(broken, method="suffix", prefill_chunk=chunk))
+
+
+@pytest.mark.parametrize("runtime", ["auto", "eager"])
+def test_pieces_are_handed_over_as_the_next_step_computes_where_it_is_native(
+    runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere at the end of their own step, as those of the last step are."""
+    within: list[bool] = []
+    stepping = [False]
+    step, hand_over = Scheduler.step, Worker._hand_over
+
+    def noted_step(scheduler: Scheduler) -> Any:
+        stepping[0] = True
+        try:
+            return step(scheduler)
+        finally:
+            stepping[0] = False
+
+    def noted_hand_over(worker: Worker) -> None:
+        within.extend([stepping[0]] if worker._ready else [])
+        hand_over(worker)
+
+    monkeypatch.setattr(Scheduler, "step", noted_step)
+    monkeypatch.setattr(Worker, "_hand_over", noted_hand_over)
+    engine = Engine(random_model(torch.bfloat16), method="suffix", runtime=runtime)
+
+    async def scenario(served: AsyncEngine) -> list[Generation]:
+        return await asyncio.gather(*(served.generate([1, 2, 3, length], max_new_tokens=length) for length in (3, 9)))
+
+    results = run(scenario, engine)
+    assert within[-1] is False, "there is no next step"
+    overlaps = engine.target.independent_rows >= engine.setup.chunks.longest
+    assert any(within) == overlaps
+    assert not overlaps or within.count(False) <= 2, "once at the end, or when the first request ended early"
+    for length, result in zip((3, 9), results, strict=True):
+        assert result.token_ids == engine.generate([1, 2, 3, length], max_new_tokens=length).token_ids
 
 
 def test_an_engine_that_fails_goes_on_with_the_next_requests(monkeypatch: pytest.MonkeyPatch) -> None:

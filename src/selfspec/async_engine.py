@@ -88,7 +88,12 @@ class AsyncEngine:
         self._scheduler = Scheduler(
             setup.target, chunks=setup.chunks, max_batch=max_batch, memory=self._memory, pace=Pace(max_read_seconds)
         )
-        self._worker = Worker(self._scheduler, PeakMemory(setup.target.device), self._tally)
+        self._worker = Worker(
+            self._scheduler,
+            PeakMemory(setup.target.device),
+            self._tally,
+            overlaps=setup.target.independent_rows >= setup.chunks.longest,  # then all forwards are native
+        )
         self._lock = threading.Lock()
         self._started = self._closed = False
 

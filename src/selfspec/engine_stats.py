@@ -1,9 +1,9 @@
 """What an ``AsyncEngine`` did so far, and does now."""
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from selfspec.decoding.events import Advanced, Event, Prefilled
@@ -66,12 +66,16 @@ class EngineStats:
 
 
 class Tally:
-    """Counts what a worker's thread does, for other threads to read."""
+    """Counts what a worker's thread does, for other threads to read.
+
+    Counting is part of every step, so that it adds to plain numbers; ``stats`` makes them what is read.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._now = EngineStats()
-        self._methods: dict[str, Counter[str]] = {}
+        self._counts: Counter[str] = Counter()
+        self._longest_step = 0.0
+        self._methods: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def event(self, event: Event, method: str) -> None:
         """Counts what happened to a request.
@@ -82,37 +86,36 @@ class Tally:
         """
         if isinstance(event, Prefilled):
             request = event.sequence.request
-            first = min(1, request.max_new_tokens)
-            self._count(method, tokens=first)
             with self._lock:
-                read = self._now.prompt_tokens + len(request.prompt_ids)
-                self._now = replace(self._now, prompt_tokens=read, output_tokens=self._now.output_tokens + first)
+                self._counts["prompt_tokens"] += len(request.prompt_ids)
+                self._count_tokens(method, min(1, request.max_new_tokens))
         elif isinstance(event, Advanced):
-            tokens = len(event.round.token_ids)
-            counts = {"drafted": event.round.drafted, "accepted": event.round.accepted}
-            self._count(method, tokens=tokens, rounds=1, **counts)
             with self._lock:
-                self._now = replace(self._now, output_tokens=self._now.output_tokens + tokens)
+                self._count_tokens(method, len(event.round.token_ids))
+                counts = self._methods[method]
+                counts["rounds"] += 1
+                counts["drafted"] += event.round.drafted
+                counts["accepted"] += event.round.accepted
 
     def ended(self, how: Literal["finished", "cancelled", "failed"], stream: RequestStream) -> None:
         """Counts a request that ended."""
-        self._count(stream.job.method.name, requests=1)
         with self._lock:
-            self._now = replace(self._now, **{how: getattr(self._now, how) + 1})
+            self._methods[stream.job.method.name]["requests"] += 1
+            self._counts[how] += 1
 
     def step(self, seconds: float) -> None:
         """Counts a step."""
         with self._lock:
-            longest = max(seconds, self._now.longest_step_seconds)
-            self._now = replace(self._now, steps=self._now.steps + 1, longest_step_seconds=longest)
+            self._counts["steps"] += 1
+            self._longest_step = max(seconds, self._longest_step)
 
     @property
     def stats(self) -> EngineStats:
         """The counts so far; what the engine holds now is not among them."""
         with self._lock:
             methods = {name: MethodCounts(**counts) for name, counts in self._methods.items()}
-            return replace(self._now, methods=methods)
+            return EngineStats(**self._counts, longest_step_seconds=self._longest_step, methods=methods)  # type: ignore[arg-type]
 
-    def _count(self, method: str, **counts: int) -> None:
-        with self._lock:
-            self._methods.setdefault(method, Counter()).update(counts)
+    def _count_tokens(self, method: str, tokens: int) -> None:
+        self._counts["output_tokens"] += tokens
+        self._methods[method]["tokens"] += tokens

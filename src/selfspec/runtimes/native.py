@@ -16,6 +16,7 @@ import torch
 
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import CosSin
+from selfspec.runtimes import overlap
 from selfspec.runtimes.chain import Chained, ChainOutput, ChainRequest, describe_drawing
 from selfspec.runtimes.kernels import DTYPES, load, most_attending, most_rows
 from selfspec.runtimes.logits import Logits
@@ -286,6 +287,7 @@ class NativeForward:
             count=len(chained),
             follow=Follow(follow),
         )
+        overlap.begin()
         self._chain(ctypes.byref(chain))
         return [each.output(structure) for each, structure in zip(chained, sequences, strict=True)]
 
@@ -332,6 +334,7 @@ class NativeForward:
                 head.drawings = drawings
             call.head = ctypes.pointer(head)
             found = Logits(values, tokens, confidences, finite, drawn=drawings is not None)
+        overlap.begin()
         self._call(ctypes.byref(call), stream.data_ptr(), stream.shape[0])
         return found
 
