@@ -63,6 +63,7 @@ def load(options: argparse.Namespace) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(len(options.server_cpus)))
     chosen = ("model", "clients", "rounds", "new_tokens", "slow", "slow_clients", "client_cpus", "server_cpus")
     result = _begin(options, "serve-load", chosen)
+    result.setdefault("failures", [])
     with saved(options.model, options.gguf) as files:
         terms = Terms(
             files,
@@ -162,9 +163,8 @@ def _begin(options: argparse.Namespace, name: str, chosen: Sequence[str]) -> dic
         if result["options"] != given:
             raise SystemExit(f"{options.out} was measured with {result['options']}, not {given}; write to another file")
         result["stamps"].append(stamp)
-        result.setdefault("failures", [])
         return result
-    return {"benchmark": name, "stamps": [stamp], "options": given, "samples": [], "failures": []}
+    return {"benchmark": name, "stamps": [stamp], "options": given, "samples": []}
 
 
 def _write(path: Path, result: dict[str, Any]) -> None:
