@@ -4,7 +4,7 @@ A package adds a command by an entry point of the group ``selfspec.commands``; s
 """
 
 from selfspec.cli import options
-from selfspec.cli.generate import parse_assignments
+from selfspec.cli.settings import parse_assignments
 from selfspec.cli.terminal import make_console, own_warnings, silence_libraries, takes_colour
 
 __all__ = [

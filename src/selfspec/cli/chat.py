@@ -8,10 +8,10 @@ import typer
 
 from selfspec.cli import options
 from selfspec.cli.engine import load_engine
-from selfspec.cli.generate import parse_assignments
 from selfspec.cli.prompt import decode
 from selfspec.cli.sampling import sampling_params
-from selfspec.cli.state import check_state, kept_state
+from selfspec.cli.settings import read_settings
+from selfspec.cli.state import kept_state
 from selfspec.cli.terminal import prepare, silence_libraries
 from selfspec.errors import InvalidPromptError
 
@@ -53,9 +53,7 @@ def chat(
     show_drafts: options.ShowDrafts = False,
 ) -> None:
     """Chats with a model in the terminal. From a pipe, each line is a message. /help lists the commands."""
-    method_settings = parse_assignments(settings or ())
-    if state is not None:
-        check_state(method, state)
+    method_settings = read_settings(method, settings, state)
 
     from selfspec.cli.chat_commands import ChatCommands
     from selfspec.cli.chat_session import ChatSession

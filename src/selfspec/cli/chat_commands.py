@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from selfspec.cli.chat_session import ChatSession, say
-from selfspec.cli.generate import parse_assignments
 from selfspec.cli.parts_text import parts_lines
+from selfspec.cli.settings import parse_assignments
 from selfspec.cli.terminal import takes_colour
 from selfspec.errors import SelfSpecError
 from selfspec.methods import METHODS

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,9 +10,10 @@ from selfspec.cli import options
 from selfspec.cli.engine import load_engine
 from selfspec.cli.prompt import read_prompt
 from selfspec.cli.sampling import sampling_params
-from selfspec.cli.state import check_state, kept_state
+from selfspec.cli.settings import read_settings
+from selfspec.cli.state import kept_state
 from selfspec.cli.terminal import TextWriter, own_warnings, prepare, silence_libraries
-from selfspec.errors import InvalidParameterError, InvalidSettingError
+from selfspec.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from selfspec.generation import Stream
@@ -54,9 +54,7 @@ def generate(
 ) -> None:
     """Generates a continuation of a prompt and streams it to standard output."""
     _check_output(as_json=as_json, show_drafts=show_drafts, logprobs=logprobs)
-    text, method_settings = read_prompt(prompt, prompt_file), parse_assignments(settings or ())
-    if state is not None:
-        check_state(method, state)
+    text, method_settings = read_prompt(prompt, prompt_file), read_settings(method, settings, state)
     silence_libraries()
     params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
     engine = load_engine(ctx.params, method_settings)
@@ -80,30 +78,6 @@ def _check_output(*, as_json: bool, show_drafts: bool, logprobs: int | None) -> 
         )
     if logprobs is not None and not as_json:
         raise InvalidParameterError("--logprobs writes numbers into the JSON object; add --json")
-
-
-def parse_assignments(assignments: Sequence[str], source: str = "--set") -> dict[str, str]:
-    """Parses settings given by ``--set``.
-
-    Args:
-        assignments: strings of the form ``key=value``.
-        source: the option or command that they come from, for messages.
-
-    Returns:
-        Values by key, as text.
-
-    Raises:
-        InvalidSettingError: an assignment has no ``=``, or a key is given twice.
-    """
-    settings: dict[str, str] = {}
-    for assignment in assignments:
-        key, equals, value = (part.strip() for part in assignment.partition("="))
-        if not key or not equals:
-            raise InvalidSettingError(f"{source} takes KEY=VALUE, not '{assignment}'")
-        if key in settings:
-            raise InvalidSettingError(f"{source} gives '{key}' twice")
-        settings[key] = value
-    return settings
 
 
 def _write(stream: "Stream", writer: TextWriter) -> None:

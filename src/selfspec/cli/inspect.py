@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from selfspec.cli import options
-from selfspec.cli.generate import parse_assignments, summary
+from selfspec.cli.generate import summary
 from selfspec.cli.prompt import read_prompt
-from selfspec.cli.state import check_state
+from selfspec.cli.settings import read_settings
 from selfspec.cli.terminal import make_console, own_warnings, silence_libraries
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ def inspect(
     as_json: options.Json = False,
 ) -> None:
     """Generates greedily and shows the kept sublayers, the accepted tokens and the time of each round."""
-    text, method_settings = read_prompt(prompt, prompt_file), parse_assignments(settings or ())
-    if state is not None:
-        check_state(method, state, writes=False)
+    text, method_settings = read_prompt(prompt, prompt_file), read_settings(method, settings, state, writes_state=False)
     if out is not None:
         from selfspec.plots import check_picture
 

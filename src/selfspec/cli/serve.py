@@ -12,8 +12,7 @@ import typer
 
 from selfspec.cli import options
 from selfspec.cli import serve_options as given
-from selfspec.cli.generate import parse_assignments
-from selfspec.cli.state import check_state
+from selfspec.cli.settings import read_settings
 from selfspec.cli.terminal import silence_libraries
 from selfspec.errors import InvalidParameterError, MissingPackageError
 
@@ -61,9 +60,7 @@ def serve(
 ) -> None:
     """Serves a model over HTTP, with the interface of OpenAI's API and a page to try it at /."""
     _check_packages()
-    method_settings = parse_assignments(settings or ())
-    if state is not None:
-        check_state(method, state)
+    method_settings = read_settings(method, settings, state)
 
     from selfspec.serve.address import Address
 
