@@ -2,10 +2,10 @@
 
 ``python benchmarks/host_time.py --model smollm2``
 
-Each gap runs from the end of a native call to the start of the next one. Medians are over the gaps of one kind: a plain
-round is what follows a step of plain decoding (``verify-verify``); with drafts, a gap follows a draft
-(``draft-verify``) or a verification (``verify-draft``). The forwards of a draft are one call: between them (``in-draft``) is what decides
-whether it goes on. Drafts that are not chains have gaps ``draft-draft``. Writes
+Each gap runs from the end of a native call to the start of the next one. Medians are over the gaps of one kind: a
+plain round is what follows a step of plain decoding (``verify-verify``); with drafts, a gap follows a draft (``draft-
+verify``) or a verification (``verify-draft``). The forwards of a draft are one call: between them (``in-draft``) is
+what decides whether it goes on. Drafts that are not chains have gaps ``draft-draft``. Writes
 ``benchmarks/results/host-time-NAME.json``.
 """
 
