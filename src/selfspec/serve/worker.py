@@ -1,4 +1,4 @@
-"""A process that answers requests with an engine of its own; started and watched by ``pool``."""
+"""A process that answers requests with an engine of its own; started and watched by ``supervised``."""
 
 import asyncio
 import os
