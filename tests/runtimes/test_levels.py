@@ -126,3 +126,13 @@ def test_every_level_writes_what_transformers_writes(level: str) -> None:
     assert list(generation.token_ids) == expected.tolist()
     assert sum(each.drafted for each in generation.rounds) > 0
     assert sum(each.accepted for each in generation.rounds) > 0
+
+
+@needs_kernels
+def test_every_level_draws_what_the_noise_says(level: str) -> None:
+    options = {"max_new_tokens": 24, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    model = random_model()
+    expected = Engine(model, method="autoregressive", runtime="eager").generate(PROMPT, **options)
+    generation = Engine(model, method="low-bit", runtime="compiled").generate(PROMPT, **options)
+    assert generation.token_ids == expected.token_ids
+    assert 0 < generation.accepted <= generation.drafted
