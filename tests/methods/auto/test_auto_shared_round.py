@@ -15,7 +15,12 @@ from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, 
 from selfspec.methods.auto.live_costs import LiveCosts
 from selfspec.methods.auto.plans import best_copy, best_layers, plain
 from selfspec.methods.auto.row_costs import RowCosts, monotone
-from selfspec.methods.auto.shared_round import SharedRound, least_acceptance, least_acceptance_of_layers
+from selfspec.methods.auto.shared_round import (
+    SharedRound,
+    least_acceptance,
+    least_acceptance_of_layers,
+    with_caution,
+)
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.precision import Precision
 from selfspec.sampling.acceptance import Acceptance
@@ -39,6 +44,14 @@ def test_what_is_not_looked_for_could_not_have_paid(
     rate = share * min(1.0, least_acceptance_of_layers(verify, draft))
     layers = best_layers(rate, draft, verify, float("inf"), [1.0] * min(copied, 7))
     assert layers is None or layers.tokens_per_second <= best * (1 + 1e-9)
+
+
+def test_the_more_requests_wait_for_a_draft_the_more_it_must_promise() -> None:
+    table = LINEAR.table()
+    assert with_caution(table, 1) == table
+    for few, many in ((1, 2), (2, 16)):
+        assert with_caution(table, many)[:2] == [0.0, table[1]]
+        assert least_acceptance(with_caution(table, few)) < least_acceptance(with_caution(table, many))
 
 
 def test_the_last_request_to_report_moves_the_costs() -> None:

@@ -24,7 +24,13 @@ from selfspec.methods.auto.plans import (
     plain,
 )
 from selfspec.methods.auto.row_costs import CostTable
-from selfspec.methods.auto.shared_round import MOST_GUESSES, SharedRound, least_acceptance, least_acceptance_of_layers
+from selfspec.methods.auto.shared_round import (
+    MOST_GUESSES,
+    SharedRound,
+    least_acceptance,
+    least_acceptance_of_layers,
+    with_caution,
+)
 from selfspec.methods.copying import chain_draft
 from selfspec.types import Forecast
 
@@ -156,7 +162,7 @@ class AutoDrafter(Drafter):
         began = self._clock()
         self._read()
         forwards = self._verify.now(sequences)
-        verify = self._judging.added_to(forwards)
+        verify = with_caution(self._judging.added_to(forwards), sequences)
         self._round = planned = _Round(sequences, drafting or sequences, forwards, verify, shared=shared)
         longest = self._allowance.longest(verify[1]) - (self._overhead.mean or 0.0)
         draft = self._best(planned, longest) if longest > verify[2] else _plain_draft(verify, held_back=True)
@@ -296,7 +302,7 @@ def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:
     if count == 1:
         return [drafters[0].plan()]
     costs = drafters[0].verify_costs
-    shared, verify = SharedRound(count, costs), costs.now(count)
+    shared, verify = SharedRound(count, costs), with_caution(costs.now(count), count)
     least, plain_draft = least_acceptance(verify), _plain_draft(verify)
     of_layers = {
         layers: math.inf if layers is None else least_acceptance_of_layers(verify, layers.now(count))

@@ -10,6 +10,26 @@ from selfspec.methods.auto.row_costs import CostTable
 MOST_GUESSES = 7
 """Most guesses in a forward of a layer draft: with the pending token the 8 rows up to which its cost is measured."""
 
+_MORE_A_REQUEST = 0.015
+"""Share by which a round with drafts is taken to cost more, for each other request that waits for it.
+
+They wait for what the host does about a draft, a tenth of a millisecond or two; and drafts that were chosen as the
+likeliest are accepted less often than estimated.
+"""
+
+
+def with_caution(verify: CostTable, requests: int) -> CostTable:
+    """What rounds of a request cost by their rows, where others wait for its drafts.
+
+    Args:
+        verify: without the others' waiting.
+        requests: that play the round together.
+    """
+    if requests == 1:
+        return verify
+    more = 1 + _MORE_A_REQUEST * (requests - 1)
+    return [*verify[:2], *(more * seconds for seconds in verify[2:])]
+
 
 def least_acceptance(verify: CostTable) -> float:
     """Acceptance of the first draft token below which no draft can pay, whatever it takes to draft.
