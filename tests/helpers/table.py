@@ -84,6 +84,7 @@ def speculative(run: int) -> Rule:
 
 def p_value(script: Script, make_rule: Callable[[int], Rule], draws: int, length: int = 5000) -> tuple[float, int]:
     """Writes outputs until there are enough transitions; the χ² test of them against the table, and accepted drafts."""
+    assert draws >= length, "not one output would be written"
     counts = np.zeros((VOCAB, VOCAB))
     accepted = 0
     for run in range(draws // length):

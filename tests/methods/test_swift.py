@@ -489,7 +489,7 @@ def swift_tree(_: tuple[int, ...]) -> LayerDraft:
 
 
 def test_sampled_trees_follow_the_targets_distribution() -> None:
-    value, accepted = p_value(swift_tree, speculative, DRAWS // 8)
+    value, accepted = p_value(swift_tree, speculative, DRAWS // 4)
     assert accepted > DRAWS / 80
     assert value > 1e-3
 
