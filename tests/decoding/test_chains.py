@@ -233,6 +233,17 @@ def test_trees_scaled_embeddings_and_changing_ropes_go_forward_by_forward() -> N
         assert not any(isinstance(each, DraftChain) for each in asked)
 
 
+def test_a_head_with_more_tokens_than_the_embedding_goes_forward_by_forward() -> None:
+    """A token that cannot be embedded must not be looked up."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES, tie_word_embeddings=False)).eval()
+    model.lm_head = torch.nn.Linear(SIZES["hidden_size"], SIZES["vocab_size"] + 8, bias=False)
+    on = Target(model)
+    forward = on.lay_out(on.new_sequence(8, 8, 8), 2)
+    assert not on.takes_chains(FULL.sublayers, forward)
+    assert target().takes_chains(FULL.sublayers, forward)
+
+
 def test_a_hook_on_the_embedding_is_noticed() -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES)).eval()

@@ -240,7 +240,8 @@ class NativeForward:
             sublayers: ascending indices.
             embedding: ``[vocab, hidden]``.
         """
-        return self.has_head and embedding.dtype == self._dtype and self._are_native(sublayers)
+        embeds_all = self._head is not None and self._head.outputs <= len(embedding)
+        return embeds_all and embedding.dtype == self._dtype and self._are_native(sublayers)
 
     def chain(
         self, requests: Sequence[ChainRequest], sublayers: tuple[int, ...], embedding: torch.Tensor
