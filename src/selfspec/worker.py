@@ -162,7 +162,7 @@ class Worker:
         for loop, own in of_loop.items():
             try:
                 loop.call_soon_threadsafe(_deliver, own)
-            except RuntimeError:  # the loop is closed: nobody reads these streams any more
+            except RuntimeError:  # the loop is closed: these streams are not read any more
                 for delivery in own:
                     self.cancel(delivery.stream)
 
