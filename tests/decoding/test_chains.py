@@ -24,7 +24,7 @@ from selfspec.decoding.reading import read_text
 from selfspec.decoding.run_drafts import run_drafts
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.low_bit import LowBitModel
+from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor, build_processors
@@ -70,8 +70,7 @@ def target(family: str = "llama", dtype: torch.dtype = torch.float32) -> Target:
 def forward_by_forward() -> Iterator[None]:
     """No draft runs as a chain: the oracle."""
     with pytest.MonkeyPatch.context() as patch:
-        for model in (Target, LowBitModel):
-            patch.setattr(model, "takes_chains", lambda *_: False)
+        patch.setattr(NativeForward, "takes_chains", lambda *_: False)
         yield
 
 
@@ -83,7 +82,7 @@ def context_for(on: Target, rule: str, room: int = 20, seed: int = 0) -> Context
 
 
 def noted(drafting: Drafting, asked: list[Any]) -> Drafting:
-    """A draft, of which what it asks for is noted."""
+    """A draft whose requests are kept."""
     output = None
     while True:
         try:
@@ -240,8 +239,9 @@ def test_a_head_with_more_tokens_than_the_embedding_goes_forward_by_forward() ->
     model.lm_head = torch.nn.Linear(SIZES["hidden_size"], SIZES["vocab_size"] + 8, bias=False)
     on = Target(model)
     forward = on.lay_out(on.new_sequence(8, 8, 8), 2)
-    assert not on.takes_chains(FULL.sublayers, forward)
-    assert target().takes_chains(FULL.sublayers, forward)
+    for model, takes in ((on, False), (target(), True)):
+        assert model.native is not None
+        assert model.native.takes_chains(FULL.sublayers, forward) is takes
 
 
 def test_a_hook_on_the_embedding_is_noticed() -> None:

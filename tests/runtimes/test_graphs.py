@@ -158,7 +158,7 @@ def outputs(target: Target, prefix: int) -> list[torch.Tensor]:
     state.cache.commit(range(prefix))
     for layout in layouts(prefix):
         options = {key: value for key, value in layout.items() if key != "rows"}
-        if options.get("start", prefix) > options.get("prefix", prefix):  # nobody has written to the slots between
+        if options.get("start", prefix) > options.get("prefix", prefix):  # the slots between are not written
             options.setdefault("prefix", prefix)
         found.append(run(target, state, prompt(layout["rows"], seed=3), **options))
     return found
@@ -506,7 +506,7 @@ def test_a_recorder_that_fails_is_given_up_with_one_warning(
     fallbacks = [str(warning.message) for warning in caught if "graphs runtime" in str(warning.message)]
     assert len(fallbacks) == 1, fallbacks
     assert reason in fallbacks[0]
-    assert graphs_of(engine.target).arena is None, "an arena that nobody will use was kept"
+    assert graphs_of(engine.target).arena is None, "an arena without a use was kept"
 
 
 def test_without_a_device_for_it_the_fused_blocks_run_with_one_warning() -> None:

@@ -39,7 +39,7 @@ def in_bfloat16(name: str) -> PreTrainedModel:
 
 @torch.inference_mode()
 def target_logits(target: Target, token_ids: list[int], rows: int) -> torch.Tensor:
-    """The target's logits of every position, float32 ``[length, vocab]``, so many rows at a time."""
+    """The target's logits of every position, float32 ``[length, vocab]``, computed ``rows`` at a time."""
     length = len(token_ids)
     state = target.new_sequence(length, capacity=length, last_length=length)
     logits = []

@@ -76,7 +76,8 @@ class LayerDraft:
             return _nothing(self, context)
         if self.widths is None and context.follows_from_logits:
             layout = context.target.lay_out(context.state, limit, drawing=context.drawing)
-            if context.target.at(self.precision).takes_chains(self.kept.sublayers, layout):
+            native = context.target.at(self.precision).native
+            if native is not None and native.takes_chains(self.kept.sublayers, layout):
                 return _ChainDrafting(self, context, watched, layout).run()
         return _LayerDrafting(self, context, watched, limit).run()
 

@@ -53,8 +53,11 @@ def phase(name: Phase) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorator: the time of a function counts towards a phase while a clock runs."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        """The function, timed."""
+
         @wraps(function)
         def timed(*args: P.args, **kwargs: P.kwargs) -> T:
+            """The function; ``name`` is the phase while it runs."""
             clock = _running.get()
             if clock is None:
                 return function(*args, **kwargs)

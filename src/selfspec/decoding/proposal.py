@@ -41,7 +41,7 @@ class DraftChain:
     """Forwards one after the other that a draft asks for, each over the tokens that the one before it chose.
 
     Attributes:
-        request: the sequence, and how its draft goes on; ``takes_chains`` of the model has returned true.
+        request: the sequence, and how its draft goes on; ``NativeForward.takes_chains`` has returned true.
         sublayers: ascending indices of the sublayers to run.
         precision: of the weights; see ``DraftForward``.
     """

@@ -53,7 +53,8 @@ def _run_together(
     """One forward, or one chain of them, for drafts that ask for the same sublayers."""
     model = target.at(asked[0].precision)
     if chains := [each for each in asked if isinstance(each, DraftChain)]:
-        return model.chain([each.request for each in chains], chains[0].sublayers)
+        assert model.native is not None
+        return model.native.chain([each.request for each in chains], chains[0].sublayers)
     return _run_forwards(model, [each for each in asked if isinstance(each, DraftForward)])
 
 

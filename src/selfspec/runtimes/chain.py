@@ -1,4 +1,4 @@
-"""Chains of drafted tokens: what a sequence asks of one, and what comes out.
+"""Chains of drafted tokens: what goes into one, and what comes out.
 
 The forwards of a chain follow each other in a single native call; each runs over the tokens that the one before it
 chose. Between them there is nothing but a call back, which says whether the draft goes on.
@@ -23,7 +23,7 @@ It returns guesses, at most as many as may still be drafted less one, or ``None`
 
 @dataclass(frozen=True)
 class ChainRequest:
-    """What a sequence asks of a chain.
+    """The part of a sequence in a chain, before it runs.
 
     Attributes:
         forward: one row for each token that it may draft, in the slots after the committed ones, with how it is drawn.
@@ -66,7 +66,7 @@ class Chained:
     """The part of a sequence in a chain, in the form that the C++ code takes.
 
     Args:
-        request: what it asks for.
+        request: of the sequence.
         places: by captured sublayer its place among the sublayers that run.
         count: number of sublayers that run.
         like: any tensor with the model's dtype and hidden size in its last dimension.

@@ -5,7 +5,7 @@ and the cache are the target's. Nothing is trained and no data is used.
 """
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from selfspec.errors import OutOfMemoryError, UnsupportedModelError
 from selfspec.memory import available_bytes
 from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Forward
-from selfspec.runtimes.chain import ChainOutput, ChainRequest
 from selfspec.runtimes.compiled import CompiledAttention, CompiledMLP, CompiledProduct
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.logits import Logits
@@ -44,9 +43,15 @@ class LowBitModel:
         self._held = copies.prepared, copies.made(precision)  # the native structures have addresses only
         branches = [copies.branch(index, precision.of_sublayer(index)) for index in range(len(precision.sublayers))]
         self._norm, self._decoder = copies.prepared.norm, copies.decoder
-        self._embedding = copies.prepared.embedding
         self._head = copies.head(precision.of_head())
-        self._native = NativeForward(branches, head_weights(self._norm, self._head), any_rows=True)
+        self._native = NativeForward(
+            branches, head_weights(self._norm, self._head), copies.prepared.embedding, any_rows=True
+        )
+
+    @property
+    def native(self) -> NativeForward | None:
+        """The native forward, which runs chains."""
+        return self._native
 
     def run(
         self,
@@ -89,21 +94,6 @@ class LowBitModel:
         if logits and not together:
             output.logits = Logits(self.logits(output.hidden_states, forward.widest))
         return output
-
-    def takes_chains(self, sublayers: tuple[int, ...], forward: Forward) -> bool:
-        """Whether drafts through these sublayers can run as chains; see ``Target.takes_chains``."""
-        embedding, scales = self._embedding, self._decoder.scales_logits
-        return (
-            embedding is not None
-            and not scales
-            and forward.rope.is_fixed
-            and self._native.takes_chains(sublayers, embedding)
-        )
-
-    def chain(self, requests: Sequence[ChainRequest], sublayers: tuple[int, ...]) -> list[ChainOutput]:
-        """Drafts tokens one after the other in a single call; see ``Target.chain``."""
-        assert self._embedding is not None
-        return self._native.chain(requests, sublayers, self._embedding)
 
     def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """Final norm and LM head; see ``Target.logits``.

@@ -6,7 +6,7 @@ in torch's products the last bits of a row depend on the other rows, which does 
 have not been run or measured on a device; the tests run the CPU's forms of the same products.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch.nn import functional
@@ -14,10 +14,10 @@ from torch.nn import functional
 from selfspec.errors import UnsupportedModelError
 from selfspec.model.forward import Forward
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.chain import ChainOutput, ChainRequest
 from selfspec.runtimes.fused import Function, FusedAttention, FusedMLP
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.low_bit import HEAD, LowBitCopies, LowBitModel
+from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.precision import MixedPrecision, PackedFormat
 from selfspec.runtimes.products import Product, can_join, join
 from selfspec.runtimes.stack import Kept, StackOutput, run_one_by_one
@@ -140,6 +140,11 @@ class TorchLowBitModel(LowBitModel):
         self._norm, self._decoder = copies.prepared.norm, copies.decoder
         self._low_bit_head = copies.head_product(precision.of_head())
 
+    @property
+    def native(self) -> NativeForward | None:
+        """None: torch runs forwards block by block."""
+        return None
+
     def run(
         self,
         hidden_states: torch.Tensor,
@@ -157,14 +162,6 @@ class TorchLowBitModel(LowBitModel):
         if logits:
             output.logits = Logits(self.logits(output.hidden_states))
         return output
-
-    def takes_chains(self, sublayers: tuple[int, ...], forward: Forward) -> bool:
-        """Never: chains run in the kernels of the CPU."""
-        return False
-
-    def chain(self, requests: Sequence[ChainRequest], sublayers: tuple[int, ...]) -> list[ChainOutput]:
-        """Not to be called: ``takes_chains`` returns false."""
-        raise AssertionError("torch's products run no chains")
 
     def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """Final norm and LM head, ``[rows, vocab]``; see ``Target.logits``."""

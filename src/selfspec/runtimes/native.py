@@ -130,6 +130,7 @@ class NativeForward:
     Args:
         branches: by index of the sublayer; ``None`` for one that cannot take part.
         head: final norm and LM head, if they can take part.
+        embedding: ``[vocab, hidden]``, if embedding takes rows of it and logits are not scaled: what chains need.
         any_rows: take any number of rows; so does a forward with low-bit weights, which nothing else can multiply.
 
     Attributes:
@@ -139,7 +140,12 @@ class NativeForward:
     """
 
     def __init__(
-        self, branches: Sequence[NativeBranch | None], head: HeadWeights | None = None, *, any_rows: bool = False
+        self,
+        branches: Sequence[NativeBranch | None],
+        head: HeadWeights | None = None,
+        embedding: torch.Tensor | None = None,
+        *,
+        any_rows: bool = False,
     ) -> None:
         self._branches = tuple(branches)
         native = [branch for branch in branches if branch is not None]
@@ -153,7 +159,7 @@ class NativeForward:
         self._sublayers = (NativeSublayer * len(branches))(*structures)
         self._indices = lru_cache(_KEPT_SETS)(lambda indices: (c_int * len(indices))(*indices))
         self._are_native = lru_cache(_KEPT_SETS)(lambda indices: all(branches[index] is not None for index in indices))
-        self._head = head if native else None
+        self._head, self._embedding = head if native else None, embedding
         self._head_norm = describe_norm(None if head is None else head.norm)
         self.has_head = self._head is not None
         self.is_whole = self.has_head and len(native) == len(branches)
@@ -233,25 +239,25 @@ class NativeForward:
             drawings = (NativeDrawing * forward.rows)(*each)
         return self._run(call, stream, logits=logits, confidence=confidence, drawings=drawings)
 
-    def takes_chains(self, sublayers: tuple[int, ...], embedding: torch.Tensor) -> bool:
-        """Whether drafts through these sublayers can run as chains, where rotations are those of a table.
+    def takes_chains(self, sublayers: tuple[int, ...], forward: Forward) -> bool:
+        """Whether drafts through these sublayers can run as chains.
 
         Args:
             sublayers: ascending indices.
-            embedding: ``[vocab, hidden]``.
+            forward: any rows of the model.
         """
-        embeds_all = self._head is not None and self._head.outputs <= len(embedding)
-        return embeds_all and embedding.dtype == self._dtype and self._are_native(sublayers)
+        head, embedding = self._head, self._embedding
+        if head is None or embedding is None or not forward.rope.is_fixed:
+            return False
+        embeds_all = head.outputs <= len(embedding) and embedding.dtype == self._dtype
+        return embeds_all and self._are_native(sublayers)
 
-    def chain(
-        self, requests: Sequence[ChainRequest], sublayers: tuple[int, ...], embedding: torch.Tensor
-    ) -> list[ChainOutput]:
+    def chain(self, requests: Sequence[ChainRequest], sublayers: tuple[int, ...]) -> list[ChainOutput]:
         """Drafts tokens of several sequences, one after the other, in forwards that they share.
 
         Args:
             requests: of the sequences.
             sublayers: ascending indices; ``takes_chains`` has returned true for them.
-            embedding: ``[vocab, hidden]``, contiguous.
 
         Returns:
             What each of them drafted.
@@ -259,7 +265,9 @@ class NativeForward:
         Raises:
             BaseException: what ``follow`` of a request raised.
         """
+        embedding = self._embedding
         assert self._head is not None
+        assert embedding is not None
         chained = [
             Chained(each, {index: bisect_left(sublayers, index) for index in each.capture}, len(sublayers), embedding)
             for each in requests

@@ -38,7 +38,8 @@ class Prepared:
         head: the LM head.
         modules: the final norm and the head as the model has them.
         native: runs several of the sublayers in one call, if there are kernels.
-        embedding: the weights of the embedding, ``[vocab, hidden]``, where it does nothing but take rows of them.
+        embedding: the weights of the embedding, ``[vocab, hidden]``, where it does nothing but take rows of them, and
+            logits are not scaled.
     """
 
     sublayers: list[Sublayer]
@@ -87,17 +88,19 @@ def prepare(decoder: Decoder, runtime: str) -> Prepared:
         else:
             _warn_once(str(error))
         return fused
-    native = NativeForward([getattr(sublayer, "native", None) for sublayer in compiled], head_weights(fused.norm, head))
-    return Prepared(compiled, fused.norm, head, modules, native, _rows_of(decoder))
+    branches, embedding = [getattr(sublayer, "native", None) for sublayer in compiled], _embedding_weights(decoder)
+    native = NativeForward(branches, head_weights(fused.norm, head), embedding)
+    return Prepared(compiled, fused.norm, head, modules, native, embedding)
 
 
-def _rows_of(decoder: Decoder) -> torch.Tensor | None:
-    """The weights of an embedding that takes rows of them and does nothing else."""
+def _embedding_weights(decoder: Decoder) -> torch.Tensor | None:
+    """The weights of an embedding that takes rows of them and does nothing else, of a model with plain logits."""
     module = decoder.embedding
     if type(module) is not nn.Embedding or not is_plain(module) or module.max_norm is not None:
         return None
     ordinary = type(module.weight) is nn.Parameter and module.weight.is_contiguous()
-    return module.weight.detach() if ordinary and decoder.embedding_scale is None else None
+    plain = decoder.embedding_scale is None and not decoder.scales_logits
+    return module.weight.detach() if ordinary and plain else None
 
 
 @cache

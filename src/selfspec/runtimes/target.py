@@ -1,6 +1,6 @@
 """The target model as 2L sublayers: the only place that runs the model."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,6 @@ from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Drawing, Forward, Rows, SequenceState
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.arena import FEWEST_SLOTS
-from selfspec.runtimes.chain import ChainOutput, ChainRequest
 from selfspec.runtimes.compiled import CompiledProduct
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
@@ -21,6 +20,7 @@ from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.low_bit import LowBitCopies, LowBitModel
 from selfspec.runtimes.low_bit_modules import LowBitLinear, parameter_count
 from selfspec.runtimes.low_bit_torch import TorchLowBitCopies
+from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.prepared import RUNTIMES, prepare
 from selfspec.runtimes.stack import Kept, StackOutput, groups_of, run_in_groups, run_natively, run_one_by_one
@@ -174,6 +174,11 @@ class Target:
         leased = None if self.graphs is None else self.graphs.lease(capacity)
         return SequenceState(self.decoder.new_cache(capacity) if leased is None else leased, long_rope)
 
+    @property
+    def native(self) -> NativeForward | None:
+        """The native forward, if there is one: what runs chains."""
+        return self._prepared.native
+
     def lay_out(
         self,
         sequence: SequenceState,
@@ -247,37 +252,6 @@ class Target:
         if logits:
             output.logits = self._score(output.hidden_states, forward.widest, confidence=confidence)
         return output
-
-    def takes_chains(self, sublayers: tuple[int, ...], forward: Forward) -> bool:
-        """Whether drafts through these sublayers can run as chains; see ``chain``.
-
-        Args:
-            sublayers: ascending indices.
-            forward: of any rows of a sequence.
-        """
-        native, embedding = self._prepared.native, self._prepared.embedding
-        return (
-            native is not None
-            and embedding is not None
-            and self._selects_natively
-            and forward.rope.is_fixed
-            and native.takes_chains(sublayers, embedding)
-        )
-
-    def chain(self, requests: Sequence[ChainRequest], sublayers: tuple[int, ...]) -> list[ChainOutput]:
-        """Drafts tokens of several sequences one after the other, in forwards that they share and in a single call.
-
-        Args:
-            requests: of the sequences.
-            sublayers: ascending indices of those that run; ``takes_chains`` has returned true for them.
-
-        Returns:
-            What each of them drafted.
-        """
-        native, embedding = self._prepared.native, self._prepared.embedding
-        assert native is not None
-        assert embedding is not None
-        return native.chain(requests, sublayers, embedding)
 
     def _score(self, hidden_states: torch.Tensor, widest: int, *, confidence: bool) -> Logits:
         """Logits apart from the sublayers, with the same choices bit for bit."""

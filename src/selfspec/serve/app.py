@@ -73,6 +73,7 @@ def create_app(service: Service, options: AppOptions | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        """Starts the service before the first request, and closes it after the last."""
         await service.start()
         try:
             yield
@@ -203,6 +204,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
+        """Errors of HTTP itself, in the form of OpenAI's errors."""
         text = str(error.detail)
         if error.status_code == 404:
             text = f"there is nothing at {request.url.path}; /openapi.json lists what there is"

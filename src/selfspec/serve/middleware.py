@@ -51,6 +51,7 @@ class RequestLog:
         self._began()
 
         async def send_with_id(message: Message) -> None:
+            """Sends on, with the id of the request in the headers."""
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -137,6 +138,7 @@ class BodyLimit:
         given = False
 
         async def receive_body() -> Message:
+            """The body that was read, as one message, and then what the client sends."""
             nonlocal given
             if given:
                 return await receive()
