@@ -53,9 +53,16 @@ template <class T> struct Dense {
                 for (int c = 0; c < C; c++) std::copy(from + c * k + whole * L::width, from + (c + 1) * k, rest[c]);
                 add_blocks<R, C, T>(total, rows + (whole - first) * R, rest[0], L::width, 1);
             }
-            for (int r = 0; r < R; r++)
-                for (int c = 0; c < C; c++) sums[r * stride + c] += sum<LANES>(total[r][c]);
+            add_sums<R, C>(total, sums, stride);
         }
+    }
+    // Adds the sums of the lanes of a tile.
+    template <int R, int C> static void add_sums(Floats (*total)[C], float* sums, long stride) {
+        constexpr int SOME = LANES / C;  // rows
+        if constexpr (R > SOME) add_sums<R - SOME, C>(total + SOME, sums + SOME * stride, stride);
+        constexpr int count = std::min(R, SOME) * C;
+        const Floats found = sum_each<count>(total[0]);
+        for (int i = 0; i < count; i++) sums[i / C * stride + i % C] += found[i];
     }
 };
 
@@ -99,8 +106,9 @@ template <class T, class W> struct Product {
     }
 
     void panel(long from, long to) const {
-        float sums[ROWS * COLUMNS] = {};
+        float sums[ROWS * COLUMNS];
         const long step = count > RESIDENT ? strip : blocks, stride = (to - from + 15) / 16 * 16;
+        std::fill_n(sums, count * stride, 0.0f);
         for (long first = 0; first < blocks; first += step)
             for (long group = 0; group < count; group += most) {
                 const long last = std::min(blocks, first + step), size = group_rows(group);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -172,6 +173,33 @@ template <int N> inline float sum(typename Vector<N>::Floats vector) {
     return sum<N / 2>(halves[0] + halves[1]);
 }
 template <> inline float sum<4>(Vector<4>::Floats vector) { return (vector[0] + vector[2]) + (vector[1] + vector[3]); }
+
+// Lanes of two vectors, those of the second counted from LANES on.
+template <int... LANE> inline Floats shuffle(Floats a, Floats b) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, LANE...);
+#else
+    return __builtin_shuffle(a, b, Vector<LANES>::Ints{LANE...});
+#endif
+}
+// Adds the halves of each part of two vectors, which have LANES / PART parts each. The result has the parts of the first
+// vector before those of the second.
+template <int PART, int... LANE> inline Floats add_halves(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
+    constexpr auto low = [](int lane) { return 2 * lane - lane % (PART / 2); };
+    return shuffle<low(LANE)...>(a, b) + shuffle<low(LANE) + PART / 2 ...>(a, b);
+}
+// The sums of COUNT vectors, at most LANES, each with the additions of ``sum``. The vectors are overwritten.
+template <int COUNT, int PART = LANES> inline Floats sum_each(Floats* vectors) {
+    if constexpr (PART == 1) {
+        return vectors[0];
+    } else {
+        constexpr auto lanes = std::make_integer_sequence<int, LANES>();
+#pragma GCC unroll 8
+        for (int i = 0; i < COUNT; i += 2)
+            vectors[i / 2] = add_halves<PART>(vectors[i], vectors[std::min(i + 1, COUNT - 1)], lanes);
+        return sum_each<(COUNT + 1) / 2, PART / 2>(vectors);
+    }
+}
 
 constexpr long AHEAD = 6144;  // bytes that weight rows read in sequence are fetched ahead
 
