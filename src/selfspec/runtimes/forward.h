@@ -167,7 +167,7 @@ template <class T> class Team {
                 } else {
                     for (long row = 0; row < some; row++) task.lay_out(input(start + row), row);
                 }
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(guided)
                 for (long from = 0; from < n; from += width) task.panel(from, std::min(n, from + width));
             }
         });

@@ -3,6 +3,9 @@
 // A product of few rows takes as long as reading its weights; one of many rows takes as long as its multiplications.
 // Each weight is read once for ROWS rows. A panel of weights stays in the cache while groups of rows pass. Each sum runs
 // over its inputs in one order, however many rows there are.
+//
+// Weights are fetched ahead of their use, so a thread gets panels that follow each other (OpenMP's guided schedule): were
+// they dealt out in turns, half of what is fetched at the end of a panel would be for another thread.
 
 #pragma once
 
@@ -175,7 +178,7 @@ template <class T> void product(const Linear& linear, const T* rows, T* out, lon
             {
 #pragma omp for
                 for (long row = 0; row < task.count; row++) task.lay_out(rows + (start + row) * k, row);
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(guided)
                 for (long from = 0; from < n; from += width) task.panel(from, std::min(n, from + width));
             }
         }
