@@ -46,6 +46,37 @@ def test_a_level_that_there_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -
         Target(random_model())
 
 
+def test_tiles_that_are_not_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = frozenset(ICE_LAKE | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"})
+    monkeypatch.setattr(levels, "_listed_features", lambda: listed)
+    monkeypatch.setattr(levels, "machine", lambda: "x86_64")
+    monkeypatch.delenv("SELFSPEC_KERNELS", raising=False)
+    monkeypatch.setattr(levels, "_permits_tiles", lambda: True)
+    assert levels.choose_level().name == "amx"
+    assert levels.refusal() == ""
+    monkeypatch.setattr(levels, "_permits_tiles", lambda: False)
+    assert levels.choose_level().name == "avx512-bf16"
+    assert levels.processor_features() == listed - {"amx_tile", "amx_bf16", "amx_int8"}
+    monkeypatch.setenv("SELFSPEC_KERNELS", "amx")
+    with pytest.raises(
+        InvalidParameterError, match="has sse2, .*, avx512-bf16. AMX is not used: Linux does not permit"
+    ):
+        levels.choose_level()
+
+
+@needs_kernels
+def test_the_description_says_why_a_level_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ";" not in kernels.describe()
+    monkeypatch.setattr(kernels, "refusal", lambda: "AMX is not used: a reason")
+    assert kernels.describe().endswith("; AMX is not used: a reason")
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists() or levels.machine() != "x86_64", reason="of Linux on x86-64")
+def test_linux_permits_tiles_where_the_processor_has_them() -> None:
+    if "amx_tile" not in levels._listed_features():
+        assert not levels._permits_tiles()
+
+
 def test_flags_name_the_instructions() -> None:
     flags = {level.name: level.flags for level in levels.LEVELS}
     assert flags["avx2"] == ("-mavx2", "-mfma")

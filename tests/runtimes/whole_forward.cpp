@@ -8,6 +8,11 @@
 #include <cstdio>
 #include <cstdlib>
 
+#if defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace {
 
 constexpr long LAYERS = 2, HIDDEN = 64, HEADS = 4, KEY_HEADS = 2, DIM = 32, INNER = 96, VOCAB = 100, ROOM = 24;
@@ -151,5 +156,11 @@ template <class T> void run(int bits) {
 }  // namespace
 
 int main() {
+#if defined(__AMX_BF16__)
+    check(!syscall(SYS_arch_prctl, 0x1023, 18), "the system does not permit tiles");
+#endif
     for (int bits : {0, 8, 6, 4}) run<float>(bits), run<bf16>(bits);
+#if defined(TILE_INSTRUCTIONS)
+    check(tile_products > 0, "no product ran in tiles");
+#endif
 }

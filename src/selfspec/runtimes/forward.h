@@ -164,8 +164,14 @@ template <class T> class Team {
                 if (some > FEW) {
 #pragma omp for
                     for (long row = 0; row < some; row++) task.lay_out(input(start + row), row);
+                    if constexpr (W::paired) {
+#pragma omp for
+                        for (long block = 0; block < task.blocks_of_groups(); block++) task.pair_up(block);
+                    }
                 } else {
                     for (long row = 0; row < some; row++) task.lay_out(input(start + row), row);
+                    if constexpr (W::paired)
+                        for (long block = 0; block < task.blocks_of_groups(); block++) task.pair_up(block);
                 }
 #pragma omp for schedule(guided)
                 for (long from = 0; from < n; from += width) task.panel(from, std::min(n, from + width));

@@ -10,13 +10,12 @@ namespace {
 constexpr long VERIFIED = 128;  // most rows of a verification
 
 // Up to how many rows a product runs in these kernels; beyond, torch is faster, as measured with AVX2 and AVX-512. In
-// bfloat16 all rows of a verification stay in them wherever they are not many times slower than torch (which needs AMX
-// for that), so that its tokens are exactly those of single steps. On x86 without AVX512_BF16, torch multiplies bfloat16
-// element by element.
+// bfloat16 all rows of a verification stay in them, so that its tokens are exactly those of single steps. On x86 without
+// AVX512_BF16, torch multiplies bfloat16 element by element.
 template <class T> constexpr long most_rows() {
 #if defined(__x86_64__) && !defined(__AVX512BF16__)
     if (sizeof(T) == 2) return std::numeric_limits<long>::max();
-#elif !defined(__AMX_BF16__)
+#else
     if (sizeof(T) == 2) return VERIFIED;
 #endif
 #if defined(__AVX2__) && !defined(__AVX512F__)

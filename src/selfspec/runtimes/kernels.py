@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock
 
 from selfspec.runtimes.kernel_build import BUILT_FOLDER, KernelBuildError, build, build_key, library_name
-from selfspec.runtimes.levels import Level, choose_level
+from selfspec.runtimes.levels import Level, choose_level, refusal
 from selfspec.runtimes.structures import Linear, NativeCall, NativeChain
 from selfspec.user_cache import cache_folder
 
@@ -74,12 +74,12 @@ def load() -> ctypes.CDLL:
 
 
 def describe() -> str:
-    """The level and the origin of the kernels, or why there are none and what that costs."""
+    """The level and the origin of the kernels, why it is not a higher one, or why there are none and what that costs."""
     try:
         kernels = find()
     except KernelBuildError as error:
         return f"none ({WITHOUT_KERNELS}): {error}"
-    return f"{kernels.level}, {kernels.origin}"
+    return "; ".join(filter(None, (f"{kernels.level}, {kernels.origin}", refusal())))
 
 
 def most_rows(dtype: torch.dtype) -> int:
@@ -102,8 +102,7 @@ def most_attending(dtype: torch.dtype) -> int:
 def verifies_exactly(dtype: torch.dtype) -> bool:
     """Whether the kernels run every verification, so that its rows are bit for bit those of single steps.
 
-    It is so in bfloat16 on processors without AMX, for models that the compiled runtime takes. In float32 rows differ
-    by rounding.
+    It is so in bfloat16, for models that the compiled runtime takes. In float32 rows differ by rounding.
 
     Args:
         dtype: of the weights.

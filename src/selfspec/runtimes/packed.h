@@ -182,6 +182,7 @@ template <int BITS> struct PackedSums {
     using Row = IntegerBlock;
     static constexpr long width = BLOCK, columns_of_panel = TILE, widest_panel = 4 * COLUMNS;
     static constexpr long group = 8;  // most rows of a tile, for which weights are unpacked once
+    static constexpr bool paired = false;
     const uint8_t* weights;
     const bf16* scales;
     Groups groups;

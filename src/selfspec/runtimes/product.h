@@ -10,6 +10,7 @@
 #pragma once
 
 #include "packed.h"
+#include "tiles.h"
 
 namespace {
 
@@ -23,6 +24,7 @@ template <class T> struct Dense {
     using Row = Block<T>;
     static constexpr long width = L::width, columns_of_panel = 12, widest_panel = COLUMNS, strip = STRIP / width;
     static constexpr long group = REGISTERS == 32 ? 8 : 6;  // most rows of a tile
+    static constexpr bool paired = false;
     const T* weights;
     long k;
 
@@ -108,6 +110,13 @@ template <class T, class W> struct Product {
         }
     }
 
+    // The blocks of all groups. Where weights are ``paired``, the rows of each are rearranged once all are laid out.
+    long blocks_of_groups() const { return (count + most - 1) / most * blocks; }
+    void pair_up(long index) const {
+        const long group = index / blocks * most, size = group_rows(group);
+        W::pair_up(rows + group * blocks + index % blocks * size, size);
+    }
+
     void panel(long from, long to) const {
         float sums[ROWS * COLUMNS];
         const long step = count > RESIDENT ? strip : blocks, stride = (to - from + 15) / 16 * 16;
@@ -152,13 +161,20 @@ template <class T> long lines_of(long rows, long k) {
     return rows * std::max(dense, packed) / long(sizeof(Line)) + 1;
 }
 
+#if defined(HAS_TILES)
+// Weights that are not low-bit copies.
+template <class T> using Whole = std::conditional_t<std::is_same_v<T, bf16>, Tiled, Dense<T>>;
+#else
+template <class T> using Whole = Dense<T>;
+#endif
+
 // Calls a function with the weights of a linear layer of k inputs.
 template <class T, class Function> void with_weights(const Linear& linear, long k, const Function& function) {
     switch (linear.bits) {
         case 4: return function(Packed<T, 4>(linear, k));
         case 6: return function(Packed<T, 6>(linear, k));
         case 8: return function(Packed<T, 8>(linear, k));
-        default: function(Dense<T>(linear, k));
+        default: function(Whole<T>(linear, k));
     }
 }
 
@@ -178,6 +194,10 @@ template <class T> void product(const Linear& linear, const T* rows, T* out, lon
             {
 #pragma omp for
                 for (long row = 0; row < task.count; row++) task.lay_out(rows + (start + row) * k, row);
+                if constexpr (W::paired) {
+#pragma omp for
+                    for (long block = 0; block < task.blocks_of_groups(); block++) task.pair_up(block);
+                }
 #pragma omp for schedule(guided)
                 for (long from = 0; from < n; from += width) task.panel(from, std::min(n, from + width));
             }
