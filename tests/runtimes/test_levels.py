@@ -59,7 +59,7 @@ def test_tiles_that_are_not_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert levels.processor_features() == listed - {"amx_tile", "amx_bf16", "amx_int8"}
     monkeypatch.setenv("SELFSPEC_KERNELS", "amx")
     with pytest.raises(
-        InvalidParameterError, match="has sse2, .*, avx512-bf16. AMX is not used: Linux does not permit"
+        InvalidParameterError, match=r"has sse2, .*, avx512-bf16\. AMX is not used: Linux does not permit"
     ):
         levels.choose_level()
 

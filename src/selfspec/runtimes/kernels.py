@@ -74,7 +74,7 @@ def load() -> ctypes.CDLL:
 
 
 def describe() -> str:
-    """The level and the origin of the kernels, why it is not a higher one, or why there are none and what that costs."""
+    """The level and the origin of the kernels, or why there are none and what that costs."""
     try:
         kernels = find()
     except KernelBuildError as error:

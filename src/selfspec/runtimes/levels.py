@@ -65,7 +65,7 @@ def machine() -> str:
 
 
 def processor_features() -> frozenset[str]:
-    """The instructions that this process may use, by the names that Linux has for them; none are known on other systems.
+    """The instructions that this process may use, as Linux names them; none are known on other systems.
 
     Those of AMX are left out where Linux does not permit tiles; see ``refusal``.
     """
