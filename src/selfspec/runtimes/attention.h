@@ -10,7 +10,9 @@
 namespace {
 
 constexpr long MOST_DIM = 512;  // of a head
-constexpr long QUERIES = 4;     // most queries that read the keys and values of a key head together
+constexpr float LOWEST = std::numeric_limits<float>::lowest();
+constexpr long QUERIES = REGISTERS == 32 ? 6 : 4;  // most queries that read the keys and values of a key head together
+constexpr int TOTALS = REGISTERS == 32 ? 24 : 8;   // vectors of outputs that fit the registers
 
 // Sizes of an attention branch.
 struct Heads {
@@ -38,14 +40,11 @@ template <class T> struct Attention {
     T* out;
     long dim = sizes.dim, group = sizes.group(), count = rows * group;  // queries of a key head
 
-    // Up to QUERIES queries of a key head, from one on. scores has room for QUERIES * slots.
-    void run_some(long head, long query, float* scores) const {
-        switch (count - query) {
-            case 1: run<1>(head, query, scores); break;
-            case 2: run<2>(head, query, scores); break;
-            case 3: run<3>(head, query, scores); break;
-            default: run<4>(head, query, scores);
-        }
+    // Some queries of a key head, at most R, from one on. scores has room for as many times the slots.
+    template <int R = QUERIES> void run_some(long head, long query, long some, float* scores) const {
+        if constexpr (R > 1)
+            if (some < R) return run_some<R - 1>(head, query, some, scores);
+        run<R>(head, query, scores);
     }
 
   private:
@@ -62,40 +61,35 @@ template <class T> struct Attention {
     template <int R> void run(long head, long query, float* scores) const {
         const Range seen{range(query).from, range(query + R - 1).to};
         score<R>(head, query, seen, scores);
-        for (int r = 0; r < R; r++) soften(query + r, seen, scores + r * slots);
-        float whole[R] = {};
-        for (long slot = seen.from; slot < seen.to; slot++)
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) whole[r] += scores[r * slots + slot];
-        constexpr int PARTS = std::min(8 / R, 64 / LANES), HALF = 32 / LANES;  // vectors that fit the registers
+        float whole[R];
+        for (int r = 0; r < R; r++) whole[r] = soften(query + r, seen, scores + r * slots);
+        constexpr int PARTS = power_below(std::min(TOTALS / R, 64 / LANES)), HALF = 32 / LANES;
         long start = 0;
         for (; start + PARTS * LANES <= dim; start += PARTS * LANES) mix<R, PARTS>(head, query, start, seen, scores, whole);
         if (start < dim) mix<R, std::min(PARTS, HALF)>(head, query, start, seen, scores, whole);
     }
-    // PARTS vectors of each query's output, from entry ``start`` of the head on.
+    static constexpr int power_below(int most) { return most < 2 ? 1 : 2 * power_below(most / 2); }
+    // PARTS vectors of each query's output, from entry ``start`` of the head on. Not inlined: a compiler that has the whole
+    // attention before it keeps the totals in memory.
     template <int R, int PARTS>
-    void mix(long head, long query, long start, const Range& seen, const float* scores, const float* whole) const {
+    __attribute__((noinline)) void mix(long head, long query, long start, const Range& seen, const float* scores, const float* whole) const {
         Floats total[R][PARTS] = {};
-        add_values<R, PARTS>(total, values + head * capacity * dim + start, seen, scores);
+        const T* from = values + head * capacity * dim + start;
+        for (long slot = seen.from; slot < seen.to; slot++) add_value<R, PARTS>(total, from + slot * dim, scores + slot);
         for (int r = 0; r < R; r++) {
             T* to = out + ((query + r) / group * sizes.heads + head * group + (query + r) % group) * dim + start;
-            for (int i = 0; i < PARTS * LANES; i++) {
-                const int part = i / L::width * L::parts + i % L::parts;
-                to[i] = down<T>(total[r][part][i % L::width / L::parts] / whole[r]);
+            for (int i = 0; i < PARTS; i += L::parts) {
+                for (int p = 0; p < L::parts; p++) total[r][i + p] /= whole[r];
+                L::store(to + i * LANES, total[r] + i);
             }
         }
     }
-    template <int R, int PARTS>
-    void add_values(Floats (*total)[PARTS], const T* from, const Range& seen, const float* scores) const {
-        for (long slot = seen.from; slot < seen.to; slot++) {
-            const T* value = from + slot * dim;
+    template <int R, int PARTS> void add_value(Floats (&total)[R][PARTS], const T* value, const float* scores) const {
 #pragma GCC unroll 8
-            for (int i = 0; i < PARTS; i++) {
-                const Floats part = L::part(value + i / L::parts * L::width, i % L::parts);
+        for (int i = 0; i < PARTS; i++) {
+            const Floats part = L::part(value + i / L::parts * L::width, i % L::parts);
 #pragma GCC unroll 8
-                for (int r = 0; r < R; r++)
-                    total[r][i] = L::add(total[r][i], Floats{} + scores[r * slots + slot], part);
-            }
+            for (int r = 0; r < R; r++) total[r][i] = L::add(total[r][i], spread(scores[r * slots]), part);
         }
     }
     template <int R> void score(long head, long query, const Range& seen, float* scores) const {
@@ -108,7 +102,7 @@ template <class T> struct Attention {
                     laid[block * R + r].parts[part] = P::part(from + block * P::width, part);
         }
         const T* from = keys + head * capacity * dim;
-        constexpr int C = columns<T>(R);
+        constexpr int C = R > 3 ? columns<T>(R) : 2 * columns<T>(R);
         long slot = seen.from;
         for (; slot + C <= seen.to; slot += C) score_slots<R, C>(laid, from, slot, scores);
         for (; slot < seen.to; slot++) score_slots<R, 1>(laid, from, slot, scores);
@@ -116,28 +110,48 @@ template <class T> struct Attention {
     template <int R, int C> void score_slots(const Block<T>* laid, const T* from, long slot, float* scores) const {
         Floats total[R][C] = {};
         add_blocks<R, C, T>(total, laid, from + slot * dim, dim, dim / P::width);
-        for (int r = 0; r < R; r++)
-            for (int c = 0; c < C; c++) scores[r * slots + slot + c] = scale * sum<LANES>(total[r][c]);
+        for (int r = 0; r < R; r++) {
+            const Floats sums = scale * sum_each<C>(total[r]);
+            std::memcpy(scores + r * slots + slot, &sums, C * sizeof(float));
+        }
     }
 
-    // The scores of a query to their exponentials, 0 for slots that it does not see.
-    void soften(long query, const Range& all, float* scores) const {
+    // The scores of a query to their exponentials, 0 for slots that it does not see; returns their sum.
+    float soften(long query, const Range& all, float* scores) const {
         const Range seen = range(query);
         const bool* visible = view.visible ? view.visible + query / group * slots : nullptr;
         if (softcap != 0)
 #pragma omp simd
             for (long slot = seen.from; slot < seen.to; slot++)
                 scores[slot] = softcap * hyperbolic_tangent(scores[slot] / softcap);
-        float highest = std::numeric_limits<float>::lowest();
-        for (long slot = seen.from; slot < seen.to; slot++)
-            highest = !visible || visible[slot] ? std::max(highest, scores[slot]) : highest;
+        if (visible)
+            for (long slot = seen.from; slot < seen.to; slot++)
+                if (!visible[slot]) scores[slot] = LOWEST;
+        float highest = LOWEST;
+#pragma omp simd reduction(max : highest)
+        for (long slot = seen.from; slot < seen.to; slot++) highest = scores[slot] > highest ? scores[slot] : highest;
 #pragma omp simd
         for (long slot = seen.from; slot < seen.to; slot++) scores[slot] = exponential(scores[slot] - highest);
         if (visible)
 #pragma omp simd
-            for (long slot = 0; slot < slots; slot++) scores[slot] *= float(visible[slot]);
+            for (long slot = seen.from; slot < seen.to; slot++) scores[slot] *= float(visible[slot]);
         std::fill(scores + all.from, scores + seen.from, 0.0f);
         std::fill(scores + seen.to, scores + all.to, 0.0f);
+        return whole(seen, visible, scores);
+    }
+    // The sum of a query's exponentials: lane by lane, where a slot's lane is its place among those that the query sees.
+    static float whole(Range seen, const bool* visible, const float* scores) {
+        long straight = seen.to;  // the slots before it are seen, one after the other
+        if (visible) {
+            while (seen.from < seen.to && !visible[seen.from]) seen.from++;
+            straight = std::find(visible + seen.from, visible + seen.to, false) - visible;
+        }
+        Floats sums = {};
+        long slot = seen.from;
+        for (; slot + LANES <= straight; slot += LANES) sums += load<Floats>(scores + slot);
+        for (int lane = 0; slot < seen.to; slot++)
+            if (!visible || visible[slot]) sums[lane++ % LANES] += scores[slot];
+        return sum<LANES>(sums);
     }
 };
 

@@ -215,13 +215,12 @@ template <class T> class Team {
         }
         leave(s, a.output, sizes.heads * sizes.dim, 0, rows, own);
     }
-    static long queries_of(const AttentionWeights& a, const Part& part) {
+    // The tasks of a key head: about the same number of queries each.
+    static long divided(const AttentionWeights& a, const Part& part) {
         return (part.rows * a.sizes.group() + QUERIES - 1) / QUERIES;
     }
-    static long tasks_of(const AttentionWeights& a, const Part& part) {
-        return a.sizes.key_heads * queries_of(a, part);
-    }
-    // One task of a part: up to QUERIES queries of a key head.
+    static long tasks_of(const AttentionWeights& a, const Part& part) { return a.sizes.key_heads * divided(a, part); }
+    // One task of a part.
     void attend_some(const Sublayer& s, const Part& part, long task, Own& own) const {
         const AttentionWeights& a = *s.attention;
         const Heads& sizes = a.sizes;
@@ -229,11 +228,12 @@ template <class T> class Team {
         const T *keys = static_cast<const T*>(part.caches[a.layer]) + view.first * sizes.dim;
         const T *values = keys + sizes.key_heads * part.capacity * sizes.dim;
         const T* queries = between.get() + part.first_row * sizes.all() * sizes.dim;
-        const long slots = part.start + part.rows - view.first, some = queries_of(a, part);
+        const long slots = part.start + part.rows - view.first, tasks = divided(a, part);
         const Attention<T> attention{sizes, view, queries, keys, values, part.capacity, part.rows, slots, a.scale,
                                      a.softcap,
                                      joined.get() + part.first_row * sizes.heads * sizes.dim};
-        attention.run_some(task / some, task % some * QUERIES, own.scores.get());
+        const long first = task % tasks * attention.count / tasks, last = (task % tasks + 1) * attention.count / tasks;
+        attention.run_some(task / tasks, first, last - first, own.scores.get());
     }
     // Norms over the queries of a row together, and over its keys.
     void norm_rows(const AttentionWeights& a) const {

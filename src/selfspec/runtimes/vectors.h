@@ -92,6 +92,8 @@ template <int N> struct Vector {
 using Floats = Vector<LANES>::Floats;
 using Words = Vector<LANES>::Words;
 
+inline Floats spread(float value) { return value - Floats{}; }  // minus zero is dropped by compilers, plus zero is not
+
 template <class To> inline To load(const void* from) {
     To to;
     std::memcpy(&to, from, sizeof(To));
@@ -120,6 +122,7 @@ template <> struct Lanes<float> {
     static constexpr int width = LANES, parts = 1;
     static Part part(const float* block, int) { return load<Floats>(block); }
     static Floats add(Floats total, Part a, Part b) { return multiply_add(total, a, b); }
+    static void store(float* block, const Part* parts) { std::memcpy(block, parts, sizeof(Part)); }
 };
 // Widened in registers: the even elements of a block are one part, the odd ones the other.
 template <> struct Lanes<bf16> {
@@ -130,6 +133,15 @@ template <> struct Lanes<bf16> {
         return (Floats)(index ? pairs & 0xffff0000u : pairs << 16);
     }
     static Floats add(Floats total, Part a, Part b) { return multiply_add(total, a, b); }
+    static void store(bf16* block, const Part* parts) {
+        const Words pairs = down_high(parts[0]) >> 16 | (down_high(parts[1]) & 0xffff0000u);
+        std::memcpy(block, &pairs, sizeof(pairs));
+    }
+    // ``down`` of each number, in the upper half of its word.
+    static Words down_high(Floats values) {
+        const Words bits = (Words)values, rounded = bits + 0x7fff + (bits >> 16 & 1);
+        return values == values ? rounded : Words{} + 0x7fc00000;
+    }
 };
 // The same for dot products, for which some processors have instructions.
 template <class T> struct ProductLanes : Lanes<T> {};
