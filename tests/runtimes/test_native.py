@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -207,6 +209,26 @@ def test_any_kept_set_and_any_state(sublayers: tuple[int, ...], dtype: torch.dty
 def test_trees_branches_and_gaps(name: str, dtype: torch.dtype) -> None:
     for rows, layout in layouts():
         assert_same_as_one_by_one(name, dtype, rows, EVERYTHING, copied={}, **layout)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", ["llama", "two-windows", "gemma2"])
+@given(prompt=st.integers(1, 70), nodes=st.lists(st.integers(1, 4), min_size=1, max_size=15), data=st.data())
+@torch.inference_mode()
+def test_a_path_of_a_tree_gets_what_its_tokens_get_one_by_one(
+    name: str, dtype: torch.dtype, prompt: int, nodes: list[int], data: st.DataObject
+) -> None:
+    """Whichever slots that they do not see stand between the tokens of the path."""
+    native, tree = target(name, dtype), TokenTree(tuple(max(-1, node - back) for node, back in enumerate(nodes)))
+    path = tree.path(data.draw(st.integers(1, len(tree)), label="last row"))
+    request = Request(prompt, len(tree) + 1, 3, {"depths": list(tree.depths), "visible": tree.visibility()})
+    stream, forward, _ = request.begin(native)
+    together = native.run(stream, EVERYTHING, forward).hidden_states[path]
+    _, _, state = request.begin(native)
+    for row, wanted in zip(path, together, strict=True):
+        step = native.lay_out(state, 1)
+        assert_equal([native.run(stream[row : row + 1], EVERYTHING, step).hidden_states[0]], [wanted])
+        state.cache.commit(range(1))
 
 
 def layouts(prefix: int = PREFIX) -> list[tuple[int, dict[str, Any]]]:

@@ -102,7 +102,7 @@ template <class T> struct Attention {
                     laid[block * R + r].parts[part] = P::part(from + block * P::width, part);
         }
         const T* from = keys + head * capacity * dim;
-        constexpr int C = R > 3 ? columns<T>(R) : 2 * columns<T>(R);
+        constexpr int C = R > 3 ? columns<T>(R) : std::min(LANES, 2 * columns<T>(R));
         long slot = seen.from;
         for (; slot + C <= seen.to; slot += C) score_slots<R, C>(laid, from, slot, scores);
         for (; slot < seen.to; slot++) score_slots<R, 1>(laid, from, slot, scores);
