@@ -19,17 +19,18 @@ FLAGS = [level.flags for level in usable_levels(machine(), processor_features())
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 HASHES = """
-1 1 e304c0b2d8ed8521
-32 16 95d9c5365e36a635
-31 15 24551654a41ffe7b
-33 17 50dcc6d213bed138
-100 70 6bab5eb6ec7b8a3e
-1024 33 9a51d39ff0e18067
-1025 48 2dde90f8976bb042
-2079 20 09188c7d01f65800
-1056 600 b3aa4b8befbc8de0
+1 1 f1bf5efa07e3891b
+32 16 f444fbe468c67639
+31 15 871476d07ac4d9c9
+33 17 ffe9e1494b559560
+100 70 2b992ae9452a16b3
+1024 33 2b8f11d4c834c39e
+1025 48 95fef59d66b8b637
+2079 20 ab21298a1d06c55f
+1056 600 056a43307c84a582
+96 40 e61b22348b47f89c
 """
-"""What ``tile_products.cpp`` prints with AMX: inputs, outputs, and a hash of the results of all rows."""
+"""What ``tile_products.cpp`` prints with AMX: inputs, outputs, and a hash of the sums of 18 rows."""
 
 
 @pytest.mark.parametrize("flags", {FLAGS[0], FLAGS[-1]}, ids=" ".join)
