@@ -2,14 +2,16 @@
 
 See ``README.md`` beside this file for what it needs. Example:
 
-    python tests/bochs/run.py --bochs bochs-3.0/bochs --kernel vmlinuz --bios BIOS-bochs-latest --vga-bios vgabios.bin
+    python tests/bochs/run.py --bochs bochs --kernel vmlinuz --bios BIOS-bochs-latest --vga-bios vgabios.bin
 """
 
 import argparse
 import gzip
 import re
 import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from selfspec.runtimes.kernel_build import _FLAGS, SOURCE
@@ -82,33 +84,41 @@ def emulated(name: str, folder: Path) -> str:
     return subprocess.run([folder / f"{name}-emulated"], check=True, capture_output=True, text=True).stdout
 
 
+def run_under_bochs(folder: Path, options: argparse.Namespace) -> str:
+    """What the machine writes to its serial port until it switches itself off."""
+    write_iso(folder, options.kernel, [options.isolinux, options.ldlinux])
+    bios, vga_bios = options.bios.resolve(), options.vga_bios.resolve()
+    (folder / "bochsrc").write_text(BOCHSRC.format(folder=folder, bios=bios, vga_bios=vga_bios))
+    command = [str(options.bochs), "-q", "-f", str(folder / "bochsrc")]
+    subprocess.run(command, timeout=options.seconds, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return (folder / "serial.txt").read_text(errors="replace").replace("\r", "")
+
+
+def differences(serial: str, folder: Path) -> Iterator[str]:
+    """What is not as it should be in what the machine wrote."""
+    for name in PROGRAMS:
+        printed = re.search(f"^begin {name}\n(.*)^end {name} succeeded", serial, re.DOTALL | re.MULTILINE)
+        if not printed:
+            yield f"{name} did not succeed under Bochs"
+        elif printed[1] != emulated(name, folder):
+            yield f"{name}: the emulation in C++ gives other bits"
+    if "side by side succeeded" not in serial:
+        yield "side by side, the programs do not print what they print alone"
+
+
 def main() -> None:
-    """Builds, boots, compares; ends with an error where anything differs."""
+    """Builds, boots and compares; ends with an error where anything differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("bochs", "kernel", "bios", "vga-bios"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--isolinux", type=Path, default=Path("/usr/lib/ISOLINUX/isolinux.bin"))
     parser.add_argument("--ldlinux", type=Path, default=Path("/usr/lib/syslinux/modules/bios/ldlinux.c32"))
     parser.add_argument("--seconds", type=float, default=900)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_iso(folder, options.kernel, [options.isolinux, options.ldlinux])
-        bios, vga_bios = options.bios.resolve(), options.vga_bios.resolve()
-        (folder / "bochsrc").write_text(BOCHSRC.format(folder=folder, bios=bios, vga_bios=vga_bios))
-        command = [str(options.bochs), "-q", "-f", str(folder / "bochsrc")]
-        subprocess.run(command, timeout=options.seconds, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-        serial = (folder / "serial.txt").read_text(errors="replace").replace("\r", "")
-        for program in PROGRAMS:
-            printed = re.search(f"^begin {program}\n(.*)^end {program} succeeded", serial, re.DOTALL | re.MULTILINE)
-            if not printed:
-                raise SystemExit(f"{program} did not succeed under Bochs:\n{serial[-2000:]}")
-            if printed[1] != emulated(program, folder):
-                raise SystemExit(f"{program}: the emulation in C++ gives other bits")
-            print(f"{program}: {len(printed[1].split())} values, all equal to those of the emulation in C++")
-        if "side by side succeeded" not in serial:
-            raise SystemExit("side by side, the programs do not print what they print alone")
-        print("side by side, the programs print what they print alone")
+    with tempfile.TemporaryDirectory() as folder:
+        serial = run_under_bochs(Path(folder), parser.parse_args())
+        if found := [*differences(serial, Path(folder))]:
+            raise SystemExit("\n".join([serial[-2000:], *found]))
+    sys.stdout.write("the instructions and their emulation in C++ give the same bits, alone and side by side\n")
 
 
 if __name__ == "__main__":
