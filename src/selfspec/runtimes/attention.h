@@ -109,7 +109,8 @@ template <class T> struct Attention {
     }
     template <int R, int C> void score_slots(const Block<T>* laid, const T* from, long slot, float* scores) const {
         Floats total[R][C] = {};
-        add_blocks<R, C, T>(total, laid, from + slot * dim, dim, dim / P::width);
+        const Ahead ahead{reinterpret_cast<const char*>(from + (slot + 3 * C) * dim), C * LINE};
+        add_blocks<R, C, T>(total, laid, from + slot * dim, dim, dim / P::width, ahead);
         for (int r = 0; r < R; r++) {
             const Floats sums = scale * sum_each<C>(total[r]);
             std::memcpy(scores + r * slots + slot, &sums, C * sizeof(float));

@@ -181,6 +181,7 @@ template <int BITS> struct PackedSums {
     using F = Fields<BITS>;
     using Row = IntegerBlock;
     static constexpr long width = BLOCK, columns_of_panel = TILE, widest_panel = 4 * COLUMNS;
+    static constexpr long columns_cached = TILE;
     static constexpr long group = 8;  // most rows of a tile, for which weights are unpacked once
     static constexpr bool paired = false;
     const uint8_t* weights;
@@ -192,9 +193,11 @@ template <int BITS> struct PackedSums {
           groups(linear, k) {}
     long lead() const { return groups.lead; }
     long blocks() const { return groups.blocks; }
+    Ahead ahead(long, long, bool, long) const { return {}; }  // tiles fetch for themselves
     // Adds the products of R rows, laid out from block ``first`` on, and the weight rows from one on.
     template <int R>
-    void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride, bool) const {
+    void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride, bool,
+              Ahead&) const {
         for (long column = from; column < to; column += TILE)
             for (int lanes = 0; lanes < TILE; lanes += LANES)
                 tile<R>(rows, column, lanes, first, last, sums + column - from + lanes, stride);

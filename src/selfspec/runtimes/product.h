@@ -1,8 +1,9 @@
 // rows * weights, for weights as the model has them, row-major, one row an output, or for low-bit copies of them.
 //
 // A product of few rows takes as long as reading its weights; one of many rows takes as long as its multiplications.
-// Each weight is read once for ROWS rows. A panel of weights stays in the cache while groups of rows pass. Each sum runs
-// over its inputs in one order, however many rows there are.
+// Each weight is read once for ROWS rows. Some columns of a panel stay in the first cache while groups of rows pass; in that
+// time those after them are fetched, so that a step takes the longer one of both times rather than their sum. Each sum
+// runs over its inputs in one order, however many rows there are.
 //
 // Weights are fetched ahead of their use, so a thread gets panels that follow each other (OpenMP's guided schedule): were
 // they dealt out in turns, half of what is fetched at the end of a panel would be for another thread.
@@ -15,14 +16,16 @@
 namespace {
 
 constexpr long ROWS = 96;      // most rows that are multiplied before the weights are read again
-constexpr long STRIP = 1024;   // inputs of a panel and of a group that stay in the caches while others pass
+constexpr long STRIP = 1024;   // inputs of some columns and of a group that stay in the first cache while others pass
 constexpr long RESIDENT = 4;   // most rows without strips: whole weight rows are read faster than parts of them
+constexpr long CACHED = 24 << 10;  // bytes of more rows that stay in the first cache beside the weights
 
 // Weights in the dtype of the rows, as the model has them.
 template <class T> struct Dense {
     using L = ProductLanes<T>;
     using Row = Block<T>;
     static constexpr long width = L::width, columns_of_panel = 12, widest_panel = COLUMNS, strip = STRIP / width;
+    static constexpr long columns_cached = 24;  // stay in the first cache while groups of rows pass
     static constexpr long group = REGISTERS == 32 ? 8 : 6;  // most rows of a tile
     static constexpr bool paired = false;
     const T* weights;
@@ -35,28 +38,36 @@ template <class T> struct Dense {
         for (int p = 0; p < L::parts; p++) to.parts[p] = L::part(from, p);
     }
 
-    // Adds the products of R rows, laid out from block ``first`` on, and weight rows. Where these are all the rows and
-    // few, they are multiplied while memory is read, which is fastest in sequence.
+    // What is fetched ahead of weight rows: where these are multiplied in memory's order, what follows soon; else the rows
+    // after them, a part for each of some groups of rows.
+    Ahead ahead(long from, long to, bool in_order, long groups) const {
+        if (in_order) return {reinterpret_cast<const char*>(weights + from * k) + AHEAD, LINE};
+        return {reinterpret_cast<const char*>(weights + to * k), (LINE + groups - 1) / groups};
+    }
+    // Adds the products of R rows, laid out from block ``first`` on, and weight rows.
     template <int R>
-    void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride, bool few) const {
+    void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride, bool in_order,
+              Ahead& ahead) const {
         constexpr int C = columns<T>(R);
         long column = from;
-        if (!few || L::parts > 1)
-            for (; column + C <= to; column += C) tile<R, C>(rows, column, first, last, sums + column - from, stride);
-        for (; column < to; column++) tile<R, 1>(rows, column, first, last, sums + column - from, stride);
+        if (!in_order || L::parts > 1)
+            for (; column + C <= to; column += C) tile<R, C>(rows, column, first, last, sums + column - from, stride, ahead);
+        for (; column < to; column++) tile<R, 1>(rows, column, first, last, sums + column - from, stride, ahead);
     }
     // Adds the sums over some blocks to those of the blocks before, strip by strip.
     template <int R, int C>
-    void tile(const Row* rows, long column, long first, long last, float* sums, long stride) const {
+    void tile(const Row* rows, long column, long first, long last, float* sums, long stride, Ahead& ahead) const {
         const T* from = weights + column * k;
         for (long start = first; start < last; start += strip) {
             const long end = std::min(last, start + strip), whole = std::min(end, k / L::width);
             Floats total[R][C] = {};
-            add_blocks<R, C, T>(total, rows + (start - first) * R, from + start * L::width, k, whole - start);
+            add_blocks<R, C, T>(total, rows + (start - first) * R, from + start * L::width, k, whole - start,
+                                {ahead.from, ahead.step * C});
+            ahead.from += (whole - start) * ahead.step * C;
             if (whole < end) {
                 T rest[2 * C][L::width] = {};
                 for (int c = 0; c < C; c++) std::copy(from + c * k + whole * L::width, from + (c + 1) * k, rest[c]);
-                add_blocks<R, C, T>(total, rows + (whole - first) * R, rest[0], L::width, 1);
+                add_blocks<R, C, T>(total, rows + (whole - first) * R, rest[0], L::width, 1, {ahead.from, 0});
             }
             add_sums<R, C>(total, sums, stride);
         }
@@ -117,20 +128,31 @@ template <class T, class W> struct Product {
         W::pair_up(rows + group * blocks + index % blocks * size, size);
     }
 
+    // Few rows stay in the first cache whole, beside weights that are read in memory's order, which is fastest.
+    bool in_order() const {
+        return count <= RESIDENT || (groups == 1 && count * blocks * long(sizeof(Row)) <= CACHED);
+    }
     void panel(long from, long to) const {
         float sums[ROWS * COLUMNS];
-        const long step = count > RESIDENT ? strip : blocks, stride = (to - from + 15) / 16 * 16;
+        const long stride = (to - from + 15) / 16 * 16, step = in_order() ? to - from : W::columns_cached;
         std::fill_n(sums, count * stride, 0.0f);
+        for (long column = from; column < to; column += step)
+            columns(column, std::min(to, column + step), sums + column - from, stride);
+        for (long row = 0; row < count; row++) finish(row, from, to, sums + row * stride);
+    }
+    // Adds the products of all rows and some columns.
+    void columns(long from, long to, float* sums, long stride) const {
+        const long step = in_order() ? blocks : strip;
+        Ahead ahead = weights.ahead(from, to, in_order(), groups);
         for (long first = 0; first < blocks; first += step)
             for (long group = 0; group < count; group += most) {
                 const long last = std::min(blocks, first + step), size = group_rows(group);
-                band<W::group>(size, rows + group * blocks + first * size, from, to, first, last,
-                               sums + group * stride, stride, count <= RESIDENT);
+                band<W::group>(size, rows + group * blocks + first * size, from, to, first, last, sums + group * stride,
+                               stride, in_order(), ahead);
             }
-        for (long row = 0; row < count; row++) finish(row, from, to, sums + row * stride);
     }
     // Calls the band of as many rows as a group has, at most R.
-    template <int R, class... Arguments> void band(long size, const Arguments&... arguments) const {
+    template <int R, class... Arguments> void band(long size, Arguments&&... arguments) const {
         if constexpr (R > 1)
             if (size < R) return band<R - 1>(size, arguments...);
         weights.template band<R>(arguments...);

@@ -78,6 +78,7 @@ struct TilesInUse {
 struct Tiled {
     static constexpr long width = 32;  // inputs of a block
     static constexpr long columns_of_panel = TILE_ROWS, widest_panel = 2 * TILE_ROWS, group = 2 * TILE_ROWS;
+    static constexpr long columns_cached = widest_panel;
     static constexpr bool paired = true;
     struct alignas(64) Row {
         bf16 values[width];
@@ -88,6 +89,7 @@ struct Tiled {
     Tiled(const Linear& linear, long k) : weights(static_cast<const bf16*>(linear.weights)), k(k) {}
     long lead() const { return 0; }
     long blocks() const { return (k + width - 1) / width; }
+    Ahead ahead(long, long, bool, long) const { return {}; }  // tiles fetch for themselves
     static void lay_out(const bf16* from, Row& to) { std::copy_n(from, width, to.values); }
 
     // Rearranges a block of some rows of a group in pairs: 16 rows, and then the others.
@@ -101,7 +103,7 @@ struct Tiled {
 
     // Adds the products of R rows from block ``first`` on. Sums that later blocks are added to stand by weight row.
     template <int R>
-    void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride, bool) const {
+    void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride, bool, Ahead&) const {
         constexpr int N = R > TILE_ROWS ? 2 : 1;
         const TilesInUse in_use(to - from, R);
         if (to - from > TILE_ROWS)

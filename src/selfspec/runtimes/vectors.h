@@ -214,28 +214,32 @@ template <int COUNT, int PART = LANES> inline Floats sum_each(Floats* vectors) {
 }
 
 constexpr long AHEAD = 6144;  // bytes that weight rows read in sequence are fetched ahead
+constexpr long LINE = 64;      // bytes that are fetched at a time
 
-// Fetches what is multiplied soon after a block of C weight rows. A core waits for few lines of its first cache at a time,
-// too few for memory's speed, so most of the distance is covered in its second one.
-template <int C, class T> inline void prefetch(const T* from, long stride) {
-    // Weights that are read once go past the outer caches. The weights of a part of the model then stay there from one
-    // step to the next, where reading all of them in turn would replace each before it is read again.
-    if (C == 1) return __builtin_prefetch(reinterpret_cast<const char*>(from) + AHEAD, 0, 0);
+// Where memory is fetched ahead of its use: from an address on, some bytes for each block that is multiplied.
+struct Ahead {
+    const char* from;
+    long step;
+    // What is fetched while a block of C weight rows is multiplied, if each has one line for it.
+    template <int C> void fetch(long block) const {
+        // Weights that are read once go past the outer caches. The weights of a part of the model then stay there from one
+        // step to the next, where reading all of them in turn would replace each before it is read again.
+        if (C == 1) return __builtin_prefetch(from + block * step, 0, 0);
+        // A core waits for few lines of its first cache at a time, too few for memory's speed, so into the second one.
 #pragma GCC unroll 8
-    for (int c = 0; c < C; c++) {
-        __builtin_prefetch(from + (c + C) * stride);  // of the next tile
-        __builtin_prefetch(from + (c + 3 * C) * stride, 0, 2);
+        for (int c = 0; c < C; c++) __builtin_prefetch(from + block * step + c * LINE, 0, 2);
     }
-}
+};
 
 // Adds the products of R rows and C weight rows, over some blocks, to R x C vectors of sums. The blocks of the R rows
 // are interleaved.
 template <int R, int C, class T>
-inline void add_blocks(Floats (*total)[C], const Block<T>* rows, const T* weights, long stride, long count) {
+inline void add_blocks(Floats (*total)[C], const Block<T>* rows, const T* weights, long stride, long count,
+                       const Ahead& ahead) {
     using L = ProductLanes<T>;
     for (long block = 0; block < count; block++) {
         const T* from = weights + block * L::width;
-        prefetch<C>(from, stride);
+        ahead.fetch<C>(block);
 #pragma GCC unroll 2
         for (int p = 0; p < L::parts; p++) {
             typename L::Part weight[C];
