@@ -8,8 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from helpers.programs import assert_forwards_close, run_program
+from helpers.kernels import found_again, needs_kernels
+from helpers.low_bit_model import random_model
+from helpers.programs import PROGRAMS, assert_forwards_close, run_program
+from selfspec import Engine
+from selfspec.runtimes import kernels
 from selfspec.runtimes.levels import machine, processor_features, usable_levels
 
 TILES = '-DTILE_INSTRUCTIONS="tile_emulation.h"'
@@ -33,7 +38,7 @@ HASHES = """
 """What ``tile_products.cpp`` prints with AMX: inputs, outputs, and a hash of the sums of 18 rows."""
 
 
-@pytest.mark.parametrize("flags", {FLAGS[0], FLAGS[-1]}, ids=" ".join)
+@pytest.mark.parametrize("flags", dict.fromkeys((FLAGS[0], FLAGS[-1])), ids=lambda flags: " ".join(flags[-1:]))
 def test_products(flags: tuple[str, ...], tmp_path: Path) -> None:
     """Bit for bit what the real instructions gave, which were run once under Bochs (``docs/packaging.md``)."""
     lines = run_program("tile_products.cpp", tmp_path / "products", "g++", *flags, "-O0", TILES)
@@ -42,7 +47,27 @@ def test_products(flags: tuple[str, ...], tmp_path: Path) -> None:
 
 def test_forwards(tmp_path: Path) -> None:
     """Forwards in tiles are nearly those without."""
-    plain = run_program("whole_forward.cpp", tmp_path / "plain", "g++", *FLAGS[-1], "-O1")
-    tiled = run_program("whole_forward.cpp", tmp_path / "tiled", "g++", *FLAGS[-1], "-O1", TILES)
+    plain = run_program("whole_forward.cpp", tmp_path / "plain", "g++", *FLAGS[-1], "-O0")
+    tiled = run_program("whole_forward.cpp", tmp_path / "tiled", "g++", *FLAGS[-1], "-O0", TILES)
     assert_forwards_close(tiled, plain)
     assert tiled[0] == plain[0], "a forward in float32 used tiles"
+
+
+@needs_kernels
+@pytest.mark.skipif(kernels.BUILT_FOLDER.exists(), reason="the kernels are those of a wheel")
+def test_an_engine_writes_the_same_with_drafts_and_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16, bit for bit as plain decoding of each prompt alone, with kernels that are built with tiles."""
+    monkeypatch.setenv("CXXFLAGS", f"-O1 -I{PROGRAMS} '{TILES}'")
+    prompts = [torch.arange(first, first + length) % 128 for first, length in ((1, 39), (7, 3), (40, 20))]
+    with found_again():
+        model = random_model(torch.bfloat16)
+        plain = Engine(model, method="autoregressive", runtime="compiled")
+        expected = [plain.generate(prompt, max_new_tokens=24) for prompt in prompts]
+        drafting = Engine(model, method="low-bit", runtime="compiled")
+        alone = [drafting.generate(prompt, max_new_tokens=24) for prompt in prompts]
+        together = drafting.generate(prompts, max_new_tokens=24)
+        assert kernels.load().emulated_tile_products() > 0
+        assert kernels.verifies_exactly(torch.bfloat16)
+    for generations in (alone, together):
+        assert [each.token_ids for each in generations] == [each.token_ids for each in expected]
+        assert all(0 < each.accepted <= each.drafted for each in generations)

@@ -85,3 +85,5 @@ template <int C, int A, int B> inline void multiply_tiles() {
 }
 
 }  // namespace
+
+extern "C" long emulated_tile_products() { return tile_products; }
