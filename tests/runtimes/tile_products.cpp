@@ -46,10 +46,11 @@ template <int R> std::vector<float> sums(const Linear& linear, const bf16* rows,
     for (long row = 0; row < R; row++) task.lay_out(rows + row * k, row);
     for (long block = 0; block < task.blocks_of_groups(); block++) task.pair_up(block);
     std::vector<float> all(R * n);
+    Ahead ahead = weights.ahead(0, n, true, 1);
     for (long from = 0; from < n; from += Tiled::widest_panel) {
         const long to = std::min(n, from + Tiled::widest_panel);
         float panel[R][Tiled::widest_panel] = {};
-        weights.band<R>(laid.data(), from, to, 0, weights.blocks(), panel[0], Tiled::widest_panel, true);
+        weights.band<R>(laid.data(), from, to, 0, weights.blocks(), panel[0], Tiled::widest_panel, true, ahead);
         for (long row = 0; row < R; row++) std::copy_n(panel[row], to - from, all.data() + row * n + from);
     }
     return all;
