@@ -220,12 +220,9 @@ constexpr long LINE = 64;      // bytes that are fetched at a time
 struct Ahead {
     const char* from;
     long step;
-    // What is fetched while a block of C weight rows is multiplied, if each has one line for it.
+    // What is fetched while a block of C weight rows is multiplied, if each has one line for it. A core waits for few lines
+    // of its first cache at a time, too few for memory's speed, so into the second one.
     template <int C> void fetch(long block) const {
-        // Weights that are read once go past the outer caches. The weights of a part of the model then stay there from one
-        // step to the next, where reading all of them in turn would replace each before it is read again.
-        if (C == 1) return __builtin_prefetch(from + block * step, 0, 0);
-        // A core waits for few lines of its first cache at a time, too few for memory's speed, so into the second one.
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) __builtin_prefetch(from + block * step + c * LINE, 0, 2);
     }
@@ -239,7 +236,12 @@ inline void add_blocks(Floats (*total)[C], const Block<T>* rows, const T* weight
     using L = ProductLanes<T>;
     for (long block = 0; block < count; block++) {
         const T* from = weights + block * L::width;
-        ahead.fetch<C>(block);
+        // Weights that are read once go past the outer caches. The weights of a part of the model then stay there from one
+        // step to the next, where reading all of them in turn would replace each before it is read again.
+        if (C == 1)
+            __builtin_prefetch(reinterpret_cast<const char*>(from) + AHEAD, 0, 0);
+        else
+            ahead.fetch<C>(block);
 #pragma GCC unroll 2
         for (int p = 0; p < L::parts; p++) {
             typename L::Part weight[C];
