@@ -241,7 +241,7 @@ def test_a_head_with_more_tokens_than_the_embedding_goes_forward_by_forward() ->
     forward = on.lay_out(on.new_sequence(8, 8, 8), 2)
     for model, takes in ((on, False), (target(), True)):
         assert model.native is not None
-        assert model.native.takes_chains(FULL.sublayers, forward) is takes
+        assert model.native.takes_chains(FULL.sublayers, forward.rope) is takes
 
 
 def test_a_hook_on_the_embedding_is_noticed() -> None:

@@ -70,14 +70,14 @@ CASES = [(name, next(SHAPES), kept) for name in VARIANTS for kept in KEPT]
 def test_a_selection_and_a_verification_do_not_notice_each_other(name: str, shape: str, kept: tuple[int, ...]) -> None:
     target, context, proposal = drafted(name, KeptSet(kept, SUBLAYERS), shape)
     states = torch.randn(COUNT, ROWS, target.hidden_size, generator=torch.Generator().manual_seed(0))
-    alone = verify(target, [context], [proposal], [()])[0].hidden_states
+    alone = verify(target, [context], [proposal], [()])[0].logits.values
     outcome = run_selection(steps(states), Probe(context).branches(ROWS).run)
 
     target, context, proposal = drafted(name, KeptSet(kept, SUBLAYERS), shape)
     assert (proposal.shared_prefix > 0) == (0 in kept)
     for most_rows in (None, 2 * ROWS):
         selection = FusedSelection(steps(states), Probe(context).branches(ROWS, most_rows))
-        beside = verify(target, [context], [proposal], [()], [selection])[0].hidden_states
+        beside = verify(target, [context], [proposal], [()], [selection])[0].logits.values
         torch.testing.assert_close(beside, alone, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(selection.outcome, outcome, rtol=1e-4, atol=1e-4)
 

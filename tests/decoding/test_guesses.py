@@ -161,7 +161,7 @@ def test_the_verification_is_the_same(name: str) -> None:
             (output,) = verify(TARGET, [context], [proposal], [WATCHED])
         slots = context.cache.length + len(proposal.token_ids) + 1
         written = [buffer[:, :, :slots].clone() for buffer in (*context.cache.keys, *context.cache.values)]
-        outputs.append([output.hidden_states, *output.captured.values(), *written])
+        outputs.append([output.logits.values, *output.captured.values(), *written])
     for one, other in zip(*outputs, strict=True):
         assert torch.equal(one, other)
 

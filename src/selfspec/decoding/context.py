@@ -36,6 +36,8 @@ class Context:
         length: tokens of prompt and output so far.
         max_length: tokens of prompt and longest output.
         sibling_limit: most draft tokens beside the longest path of a tree.
+        on_host: its tokens are on the CPU.
+        pending_id: the last token.
         no_tokens: long ``[0]``, the tokens of an empty draft.
         state: the sequence's cache as the target takes it.
 
@@ -64,6 +66,9 @@ class Context:
         self._ids = torch.empty(self.max_length, dtype=torch.long, device=target.device)
         self.no_tokens = self._ids[:0]
         self._ids[: self.length] = transfer.send(prompt_ids, target.device)
+        self.on_host = self._ids.is_cpu
+        self._host_ids = self._ids.numpy() if self.on_host else None  # shares its memory; written in a microsecond
+        self.pending_id, self._written = prompt_ids[-1], prompt_ids
         self.state: SequenceState = target.new_sequence(
             self.prompt_length,
             capacity=self.max_length + max(sibling_rows, probe_rows),
@@ -85,6 +90,11 @@ class Context:
         """How tokens are drawn by noise from logits divided by a temperature, if that is all that chooses them."""
         rule, temperature = self.rule, self.processor.temperature
         return Drawing(rule.key, temperature) if temperature and isinstance(rule, Coupled) else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tokens are."""
+        return self._ids.device
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -137,7 +147,11 @@ class Context:
 
     def write(self, token_ids: Sequence[int]) -> None:
         """Writes chosen tokens after the context; ``commit`` makes them part of it."""
-        transfer.write(token_ids, self._ids, self.length)
+        self._written = token_ids
+        if self._host_ids is not None:
+            self._host_ids[self.length : self.length + len(token_ids)] = token_ids
+        else:
+            self._ids[self.length : self.length + len(token_ids)] = transfer.send(token_ids, self.device)
 
     def commit(self, rows: Sequence[int], count: int) -> None:
         """Keeps the accepted rows of a verification and as many of the tokens that ``write`` wrote.
@@ -148,3 +162,5 @@ class Context:
         """
         self.cache.commit(rows)
         self.length += count
+        if count:
+            self.pending_id = self._written[count - 1]

@@ -67,7 +67,7 @@ class TokenDraft:
         index_of = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
         tokens = [self.token_ids[node] for node in kept]
         tree = TokenTree(tuple(index_of[self.tree.parents[node]] for node in kept))
-        return Proposal(transfer.send(tokens, context.pending.device), tree)
+        return Proposal(tuple(tokens) if context.on_host else transfer.send(tokens, context.device), tree)
 
 
 @dataclass(frozen=True)
@@ -92,4 +92,4 @@ class PartDraft:
 
 def empty_proposal(context: Context) -> Proposal:
     """No tokens to verify."""
-    return Proposal(context.no_tokens, EMPTY_TREE)
+    return Proposal(() if context.on_host else context.no_tokens, EMPTY_TREE)

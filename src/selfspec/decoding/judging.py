@@ -11,7 +11,7 @@ from selfspec.decoding.proposal import Proposal
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.model import transfer
 from selfspec.runtimes.logits import Logits
-from selfspec.sampling.acceptance import Acceptance, Verdict
+from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching
 from selfspec.sampling.rules import accept_choices
 
 
@@ -46,20 +46,23 @@ def judge(
     Returns:
         For each sequence the outcome; ``None`` where a logit is NaN or infinite.
     """
-    finite = [rows.finite for rows in logits]
-    scores = [_Scores(*each) for each in zip(contexts, proposals, logits, finite, strict=True)]
-    verdicts = [_verdict(*each) for each in zip(contexts, proposals, logits, scores, strict=True)]
+    scores = [_Scores(*each) for each in zip(contexts, proposals, logits, strict=True)]
+    each = list(zip(contexts, proposals, logits, scores, strict=True))
+    if all(rows.chosen is not None and _chooses(context, rows) for context, _, rows, _ in each):
+        acceptances = [_accept_known(proposal, rows) for _, proposal, rows, _ in each]
+    else:
+        acceptances = _read([_verdict(*one) for one in each], [rows.finite for rows in logits])
     return [
         None if acceptance is None else Judgement(acceptance, processed, rows)
-        for acceptance, processed, rows in zip(_read(verdicts, finite), scores, logits, strict=True)
+        for acceptance, processed, rows in zip(acceptances, scores, logits, strict=True)
     ]
 
 
 class _Scores:
     """The processed scores of a sequence's rows, computed at the first call."""
 
-    def __init__(self, context: Context, proposal: Proposal, logits: Logits, finite: torch.Tensor) -> None:
-        self._context, self._logits, self._finite = context, logits, finite
+    def __init__(self, context: Context, proposal: Proposal, logits: Logits) -> None:
+        self._context, self._logits = context, logits
         # Rows are counted from the end of the context, which a later call would find further on.
         self._row_contexts = _unread if context.processor.keeps_scores else context.row_contexts(proposal)
         self._computed: torch.Tensor | None = None
@@ -70,15 +73,27 @@ class _Scores:
             try:
                 self._computed = self._context.processor(self._logits.values, self._row_contexts)
             except Exception:
-                if all(transfer.read(self._finite)[0]):
+                if all(transfer.read(self._logits.finite)[0]):
                     raise
                 return self._logits.values.float()  # a processor need not accept NaN; these scores are not used
         return self._computed
 
 
+def _chooses(context: Context, logits: Logits) -> bool:
+    """Whether the tokens chosen with the logits are those of the request."""
+    return context.chooses_best or (logits.drawn and context.drawing is not None)
+
+
+def _accept_known(proposal: Proposal, logits: Logits) -> Acceptance | None:
+    """The acceptance of choices that the host knows; ``None`` where a logit is not a number."""
+    chosen = logits.chosen
+    assert chosen is not None
+    return accept_matching(proposal.tree, proposal.host_ids, chosen.token_ids) if all(chosen.finite) else None
+
+
 def _verdict(context: Context, proposal: Proposal, logits: Logits, scores: Callable[[], torch.Tensor]) -> Verdict:
     tree = proposal.tree
-    if context.chooses_best or (logits.drawn and context.drawing is not None):
+    if _chooses(context, logits):
         return accept_choices(tree, proposal.token_ids, logits.best)
     positions = [context.length + depth for depth in tree.depths]
     parent_rows = [parent + 1 for parent in tree.parents]

@@ -77,7 +77,7 @@ class LayerDraft:
         if self.widths is None and context.follows_from_logits:
             layout = context.target.lay_out(context.state, limit, drawing=context.drawing)
             native = context.target.at(self.precision).native
-            if native is not None and native.takes_chains(self.kept.sublayers, layout):
+            if native is not None and native.takes_chains(self.kept.sublayers, layout.rope):
                 return _ChainDrafting(self, context, watched, layout).run()
         return _LayerDrafting(self, context, watched, limit).run()
 
@@ -97,7 +97,7 @@ def with_precision(draft: Draft, precision: AnyPrecision | None) -> Draft:
 def _nothing(draft: LayerDraft, context: Context) -> Drafting:
     yield from ()
     empty = empty_proposal(context)
-    return Proposal(empty.token_ids, empty.tree, kept=draft.kept, precision=draft.precision, threshold=draft.threshold)
+    return Proposal(empty.tokens, empty.tree, kept=draft.kept, precision=draft.precision, threshold=draft.threshold)
 
 
 @dataclass
@@ -162,13 +162,13 @@ class _ChainDrafting:
         """Drafts at most as many tokens as there are rows, 1 or more."""
         draft, context = self.draft, self.context
         output: ChainOutput = yield DraftChain(
-            ChainRequest(self.layout, int(context.pending), self._guesses(), self._follow, self.capture),
+            ChainRequest(self.layout, context.pending_id, self._guesses(), self._follow, self.capture),
             draft.kept.sublayers,
             draft.precision,
         )
         return Proposal(
-            token_ids=output.token_ids,
-            tree=TokenTree(tuple(range(ROOT, len(output.token_ids) - 1))),
+            tokens=output.token_ids,
+            tree=TokenTree.chain(len(output.token_ids)),
             confidences=output.confidences if draft.stop is not None else (),
             shared_prefix=draft.shared_prefix,
             shared_states=output.captured,
@@ -318,7 +318,7 @@ class _LayerDrafting:
                 room -= count
         with_confidence = self.draft.stop is not None or self.draft.widths is not None
         return Proposal(
-            token_ids=torch.cat(tokens),
+            tokens=torch.cat(tokens),
             tree=TokenTree(tuple(parents)),
             scores=torch.cat(self.scores) if self.scores else None,
             confidences=tuple(position.confidence for position in self.positions) if with_confidence else (),

@@ -10,9 +10,9 @@ from selfspec.decoding.judging import judge
 from selfspec.decoding.phases import phase
 from selfspec.decoding.proposal import Proposal
 from selfspec.decoding.sequence import Sequence as Generated
-from selfspec.decoding.verification import verify
+from selfspec.decoding.verification import Verified, verify, verify_chains
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.target import StackOutput, Target
+from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance
 
 
@@ -55,7 +55,9 @@ def verify_drafts(
     watched = [sequence.drafter.watched for sequence in sequences]
     selections = [each for sequence in sequences if (each := sequence.drafter.fused_selection) is not None]
     contexts = [sequence.context for sequence in sequences]
-    outputs = verify(target, contexts, proposals, watched, selections)
+    outputs = None if any(watched) or selections else verify_chains(target, contexts, proposals)
+    if outputs is None:
+        outputs = verify(target, contexts, proposals, watched, selections)
     outcomes = _judged(target, sequences, proposals, outputs)
     spoiled = [index for index, outcome in enumerate(outcomes) if outcome is None]
     if spoiled:
@@ -68,10 +70,9 @@ def verify_drafts(
 
 
 def _judged(
-    target: Target, sequences: Sequence[Generated], proposals: Sequence[Proposal], outputs: Sequence[StackOutput]
+    target: Target, sequences: Sequence[Generated], proposals: Sequence[Proposal], outputs: Sequence[Verified]
 ) -> list[Outcome | None]:
-    logits = [output.logits for output in outputs if output.logits is not None]
-    judgements = judge([sequence.context for sequence in sequences], proposals, logits)
+    judgements = judge([each.context for each in sequences], proposals, [output.logits for output in outputs])
     return [
         None
         if judgement is None

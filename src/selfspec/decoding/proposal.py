@@ -1,7 +1,8 @@
 """What a draft asks of the model while it comes about, and what it is when it is finished."""
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -76,7 +77,7 @@ class Proposal:
     """A finished draft: the tokens to verify, and what the verification needs to know of them.
 
     Attributes:
-        token_ids: long ``[n]`` on the target's device, one for each node of the tree.
+        tokens: one for each node of the tree: ids that the host knows, or long ``[n]`` on the target's device.
         tree: which of them continues which; the path that was extended comes first.
         scores: float32 ``[r, vocab]``, the draft's processed scores after the pending token and each token of the
             extended path; ``None`` where the tokens were not drawn at random from scores.
@@ -92,7 +93,7 @@ class Proposal:
         forecast: what the method expects of the round; ``None`` where it makes no forecasts.
     """
 
-    token_ids: torch.Tensor
+    tokens: tuple[int, ...] | torch.Tensor
     tree: TokenTree
     scores: torch.Tensor | None = None
     confidences: tuple[float, ...] = ()
@@ -104,6 +105,16 @@ class Proposal:
     guessed: int = 0
     drafted_by: str | None = None
     forecast: Forecast | None = None
+
+    @cached_property
+    def token_ids(self) -> torch.Tensor:
+        """The tokens, long ``[n]`` on the target's device; on the CPU if the host knows them."""
+        return self.tokens if isinstance(self.tokens, torch.Tensor) else torch.tensor(self.tokens, dtype=torch.long)
+
+    @cached_property
+    def host_ids(self) -> Sequence[int]:
+        """The tokens on the host; waits for the device if it has them."""
+        return self.tokens.tolist() if isinstance(self.tokens, torch.Tensor) else self.tokens
 
     @property
     def drafted(self) -> int:

@@ -1,6 +1,7 @@
 """The target's one forward over the drafts of all sequences, from where their states stop being the target's own."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -10,8 +11,44 @@ from selfspec.decoding.context import Context
 from selfspec.decoding.fused_selection import FusedRun, FusedSelection
 from selfspec.decoding.proposal import Proposal
 from selfspec.model.forward import Forward
+from selfspec.runtimes.chain import ChainRows
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.target import StackOutput, Target
+from selfspec.runtimes.target import Target
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the verification of a draft gave.
+
+    Attributes:
+        logits: of its rows.
+        captured: by sublayer the watched states, ``[n + 1, hidden]``.
+    """
+
+    logits: Logits
+    captured: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+
+def verify_chains(target: Target, contexts: Sequence[Context], proposals: Sequence[Proposal]) -> list[Verified] | None:
+    """Runs the full model as ``verify`` does, where all drafts are chains without shared states and all runs natively.
+
+    Args:
+        target: the model.
+        contexts: of each sequence.
+        proposals: of each sequence, the draft.
+
+    Returns:
+        For each sequence the logits of its rows; ``None`` if ``verify`` has to be called.
+    """
+    counts = [1 + len(proposal.tree) for proposal in proposals]
+    chains = all(proposal.tree.is_chain and not proposal.shared_states for proposal in proposals)
+    if not chains or not target.takes_chains(max(counts)):
+        return None
+    rows = [
+        ChainRows(context.state, (context.pending_id, *proposal.host_ids), context.drawing)
+        for context, proposal in zip(contexts, proposals, strict=True)
+    ]
+    return [Verified(logits) for logits in target.verify_chains(rows).split(counts)]
 
 
 def verify(
@@ -20,7 +57,7 @@ def verify(
     proposals: Sequence[Proposal],
     watched: Sequence[Collection[int]],
     selections: Iterable[FusedSelection[Any]] = (),
-) -> list[StackOutput]:
+) -> list[Verified]:
     """Runs the full model over the pending tokens and the drafts.
 
     Row 0 of a sequence is its pending token, row ``i + 1`` node ``i`` of its draft's tree. Rows whose states the draft
@@ -34,7 +71,7 @@ def verify(
         selections: of some of these sequences, whose rows go along.
 
     Returns:
-        For each sequence ``h[2L]`` of its rows, ``[n + 1, hidden]``, the watched states and the logits.
+        For each sequence the logits of its rows and the watched states.
     """
     run = FusedRun(target, selections)
     parts = [_Part(target, *each) for each in zip(contexts, proposals, watched, strict=True)]
@@ -63,7 +100,7 @@ def verify(
     if logits is None:
         logits = Logits(target.logits(torch.cat([part.states for part in parts]), max(counts)))
     each = zip(parts, logits.split(counts), strict=True)
-    return [StackOutput(part.states, part.captured, own) for part, own in each]
+    return [Verified(own, part.captured) for part, own in each]
 
 
 class _Part:

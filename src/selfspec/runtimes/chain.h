@@ -1,4 +1,5 @@
-// Chains of drafted tokens: forward after forward in one call, each over the tokens that the one before it chose.
+// Chains of drafted tokens: forward after forward in one call, each over the tokens that the one before it chose; and
+// the forward that verifies them.
 
 #pragma once
 
@@ -22,7 +23,8 @@ struct ChainSequence {
 };
 
 struct Chain {
-    const Forward* forward;   // without parts; its turns are tables from position 0 on, its head has no outputs yet
+    const Forward* forward;   // without parts; its turns are tables from position 0 on; where it drafts, its head has no
+                              // outputs
     const void* embedding;    // [tokens, hidden]
     const long* windows;      // by view, 0 for none
     long window_count;
@@ -41,11 +43,21 @@ template <class T> class Links {
         views.resize(chain.count * chain.window_count);
     }
 
-    void run() {
+    void draft() {
         while (lay_out()) {
-            advance();
+            advance(prepare_head());
             for (size_t part = 0; part < parts.size(); part++) take(part);
         }
+    }
+    // One forward over the last token of each sequence and what it drafted. The head has outputs for all of these rows.
+    void verify() {
+        for (long index = 0; index < chain.count; index++) {
+            const ChainSequence& s = chain.sequences[index];
+            add_part(index, s.start, s.tokens, s.tokens + 1, s.drafted);
+        }
+        Head head = *f.head;
+        head.drawings = drawings.data();
+        advance(head);
     }
 
   private:
@@ -69,36 +81,44 @@ template <class T> class Links {
     bool lay_out() {
         parts.clear(), of_part.clear(), tokens.clear(), drawings.clear();
         for (long index = 0; index < chain.count; index++) {
-            if (!running[index]) continue;
             const ChainSequence& s = chain.sequences[index];
-            const long start = s.start + s.drafted, first = tokens.size();
-            View* own = views.data() + parts.size() * chain.window_count;
-            for (long view = 0; view < chain.window_count; view++) {
-                const long window = chain.windows[view];
-                own[view] = {nullptr, window ? std::max(0L, start - window + 1) : 0, window};
-            }
-            parts.push_back({s.caches, s.capacity, start, first, 1 + s.guess_count, own});
-            of_part.push_back(index);
-            tokens.push_back(s.tokens[s.drafted]);
-            tokens.insert(tokens.end(), s.guesses, s.guesses + s.guess_count);
-            for (long row = 0; row < 1 + s.guess_count; row++) {
-                drawings.push_back(s.drawing);
-                drawings.back().position += s.drafted + row;
-            }
+            if (running[index]) add_part(index, s.start + s.drafted, s.tokens + s.drafted, s.guesses, s.guess_count);
         }
         return !parts.empty();
     }
+    // A row of a token, and rows of those after it.
+    void add_part(long index, long start, const long* token, const long* others, long count) {
+        const ChainSequence& s = chain.sequences[index];
+        View* own = views.data() + parts.size() * chain.window_count;
+        for (long view = 0; view < chain.window_count; view++) {
+            const long window = chain.windows[view];
+            own[view] = {nullptr, window ? std::max(0L, start - window + 1) : 0, window};
+        }
+        parts.push_back({s.caches, s.capacity, start, long(tokens.size()), 1 + count, own});
+        of_part.push_back(index);
+        tokens.push_back(*token);
+        tokens.insert(tokens.end(), others, others + count);
+        for (long row = 0; row <= count; row++) {
+            drawings.push_back(s.drawing);
+            drawings.back().position += start - s.start + row;
+        }
+    }
 
-    void advance() {
+    // The head with outputs for the coming rows.
+    Head prepare_head() {
+        const long rows = tokens.size();
+        logits.resize(rows * f.head->outputs), confidences.resize(rows), finite.reset(new bool[rows]);
+        Head head = *f.head;
+        head.out = logits.data(), head.tokens = tokens.data(), head.confidences = confidences.data();
+        head.finite = finite.get(), head.drawings = drawings.data();
+        return head;
+    }
+    void advance(const Head& head) {
         const long rows = tokens.size();
         embed(rows);
         std::vector<CosSin> turns = turn();
         std::vector<void*> kept = keep(rows);
         std::vector<long> kept_rows(kept.size(), rows);
-        logits.resize(rows * f.head->outputs), confidences.resize(rows), finite.reset(new bool[rows]);
-        Head head = *f.head;
-        head.out = logits.data(), head.tokens = tokens.data(), head.confidences = confidences.data();
-        head.finite = finite.get(), head.drawings = drawings.data();
         Forward forward = f;
         forward.kept = kept.data(), forward.kept_rows = kept_rows.data();
         forward.parts = parts.data(), forward.part_count = parts.size();

@@ -1,7 +1,7 @@
-"""Chains of drafted tokens: what goes into one, and what comes out.
+"""Chains of tokens: what goes into their drafting and their verification, and what comes out.
 
-The forwards of a chain follow each other in a single native call; each runs over the tokens that the one before it
-chose. Between them there is nothing but a call back, which says whether the draft goes on.
+The forwards that draft a chain follow each other in a single native call; each runs over the tokens that the one before
+it chose. Between them there is nothing but a call back, which says whether the draft goes on.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from selfspec.model.forward import Drawing, Forward
+from selfspec.model.forward import Drawing, Forward, SequenceState
 from selfspec.runtimes.structures import ChainSequence, NativeDrawing
 
 Follow: TypeAlias = Callable[[int, float, bool], Sequence[int] | None]
@@ -46,17 +46,51 @@ class ChainRequest:
 
 
 @dataclass(frozen=True)
+class ChainRows:
+    """The part of a sequence in a forward over the last token of its text and tokens after it.
+
+    Attributes:
+        sequence: with a slot for each token after the committed ones.
+        token_ids: the last token of the text and those after it.
+        drawing: how the tokens that the rows choose are drawn; ``None`` for those of the largest logits.
+    """
+
+    sequence: SequenceState
+    token_ids: Sequence[int]
+    drawing: Drawing | None = None
+
+    @property
+    def end(self) -> int:
+        """The slot after the last row's."""
+        return self.sequence.cache.length + len(self.token_ids)
+
+    def structure(self) -> ChainSequence:
+        """The form that the C++ code takes."""
+        cache, tokens = self.sequence.cache, self.token_ids
+        start, count = cache.length, len(tokens)
+        assert self.end <= cache.capacity, f"slots up to {self.end} do not fit a cache of {cache.capacity}"
+        return ChainSequence(
+            caches=cache.addresses,
+            capacity=cache.capacity,
+            start=start,
+            tokens=(c_long * count)(*tokens),
+            drafted=count - 1,
+            drawing=describe_drawing(self.drawing, start + 1),
+        )
+
+
+@dataclass(frozen=True)
 class ChainOutput:
     """What a sequence drafted.
 
     Attributes:
-        token_ids: long ``[n]``, 1 or more.
+        token_ids: 1 or more.
         confidences: the draft's largest probability at each token.
         captured: by sublayer ``i`` the state ``h[i]`` of the rows that chose the tokens, ``[n, hidden]``.
         guessed: how many of the tokens were guessed before they were drafted.
     """
 
-    token_ids: torch.Tensor
+    token_ids: tuple[int, ...]
     confidences: tuple[float, ...]
     captured: Mapping[int, torch.Tensor]
     guessed: int
@@ -127,7 +161,7 @@ class Chained:
             raise self._failure
         drafted = structure.drafted
         return ChainOutput(
-            torch.tensor(self._tokens[1 : 1 + drafted]),
+            tuple(self._tokens[1 : 1 + drafted]),
             tuple(self._confidences[:drafted]),
             {index: self._states[place][:drafted] for index, place in self._places.items()},
             structure.guessed,

@@ -48,7 +48,8 @@ template <class T> constexpr long most_attending() {
         unpack<T>(*linear, rows, out, count, k);                                                                       \
     }                                                                                                                  \
     extern "C" void forward_##SUFFIX(const Forward* f, T* stream, long rows) { Team<T>(*f, stream, rows).run(); }      \
-    extern "C" void chain_##SUFFIX(const Chain* chain) { Links<T>(*chain).run(); }                                     \
+    extern "C" void draft_##SUFFIX(const Chain* chain) { Links<T>(*chain).draft(); }                                   \
+    extern "C" void verify_##SUFFIX(const Chain* chain) { Links<T>(*chain).verify(); }                                 \
     extern "C" long most_rows_##SUFFIX() { return most_rows<T>(); }                                                    \
     extern "C" long most_attending_##SUFFIX() { return most_attending<T>(); }
 

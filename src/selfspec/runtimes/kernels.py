@@ -135,7 +135,8 @@ def _open(path: Path) -> ctypes.CDLL:
             "unpack": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 2],
             "pack": [c_void_p, POINTER(Linear), *[c_long] * 2, c_int],
             "forward": [POINTER(NativeCall), c_void_p, c_long],
-            "chain": [POINTER(NativeChain)],
+            "draft": [POINTER(NativeChain)],
+            "verify": [POINTER(NativeChain)],
         }
         for name, arguments in signatures.items():
             function = getattr(library, f"{name}_{suffix}")

@@ -1,6 +1,23 @@
 """The logits of rows, and what a selection reads of them."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
 import torch
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is chosen from the logits of rows, known to the host.
+
+    Attributes:
+        token_ids: the token of the largest logit of each row, or the drawn one.
+        finite: whether all logits of each row are numbers.
+    """
+
+    token_ids: Sequence[int]
+    finite: Sequence[bool]
 
 
 class Logits:
@@ -14,10 +31,12 @@ class Logits:
         confidence: float32 ``[rows]``.
         finite: bool ``[rows]``.
         drawn: ``best`` are the tokens that were drawn, in those parts of the forward that have a drawing.
+        chosen: ``best`` and ``finite`` where the host knows them.
 
     Attributes:
         values: see above.
         drawn: see above.
+        chosen: see above; ``None`` where it has to read them.
     """
 
     def __init__(
@@ -28,15 +47,17 @@ class Logits:
         finite: torch.Tensor | None = None,
         *,
         drawn: bool = False,
+        chosen: Chosen | None = None,
     ) -> None:
-        self.values, self.drawn = values, drawn
+        self.values, self.drawn, self.chosen = values, drawn, chosen
         self._best, self._confidence, self._finite = best, confidence, finite
 
     @property
     def best(self) -> torch.Tensor:
         """The token of the largest logit of each row, the first of equal ones, or the drawn one: long ``[rows]``."""
         if self._best is None:
-            self._best = self.values.argmax(-1)
+            known = self.chosen
+            self._best = self.values.argmax(-1) if known is None else torch.tensor(known.token_ids, dtype=torch.long)
         return self._best
 
     @property
@@ -50,14 +71,15 @@ class Logits:
     def finite(self) -> torch.Tensor:
         """Whether all logits of each row are numbers, bool ``[rows]``: a sum is finite only if every term is."""
         if self._finite is None:
-            self._finite = torch.isfinite(self.values.sum(-1, dtype=torch.float32))
+            if self.chosen is not None:
+                self._finite = torch.tensor(self.chosen.finite)
+            else:
+                self._finite = torch.isfinite(self.values.sum(-1, dtype=torch.float32))
         return self._finite
 
     def row(self, row: int) -> "Logits":
         """The logits of one row."""
-        kept = (self._best, self._confidence, self._finite)
-        own = (None if each is None else each[row : row + 1] for each in kept)
-        return Logits(self.values[row : row + 1], *own, drawn=self.drawn)
+        return self._part(row, row + 1)
 
     def split(self, counts: list[int]) -> list["Logits"]:
         """The logits of consecutive rows.
@@ -67,7 +89,10 @@ class Logits:
         """
         if len(counts) == 1:
             return [self]
-        kept = (self._best, self._confidence, self._finite)
-        parts = [[None] * len(counts) if each is None else torch.split(each, counts) for each in kept]
-        values = torch.split(self.values, counts)
-        return [Logits(*each, drawn=self.drawn) for each in zip(values, *parts, strict=True)]
+        return [self._part(start, end) for start, end in pairwise(accumulate(counts, initial=0))]
+
+    def _part(self, start: int, end: int) -> "Logits":
+        kept, known = (self._best, self._confidence, self._finite), self.chosen
+        own = (None if each is None else each[start:end] for each in kept)
+        chosen = None if known is None else Chosen(known.token_ids[start:end], known.finite[start:end])
+        return Logits(self.values[start:end], *own, drawn=self.drawn, chosen=chosen)

@@ -8,18 +8,18 @@ import ctypes
 import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from ctypes import Array, c_int, c_long, c_void_p
+from ctypes import Array, addressof, c_bool, c_int, c_long, c_void_p
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
 from selfspec.model.forward import Forward, Rows
-from selfspec.model.rope import CosSin
+from selfspec.model.rope import CosSin, Rope
 from selfspec.runtimes import overlap
-from selfspec.runtimes.chain import Chained, ChainOutput, ChainRequest, describe_drawing
+from selfspec.runtimes.chain import Chained, ChainOutput, ChainRequest, ChainRows, describe_drawing
 from selfspec.runtimes.kernels import DTYPES, load, most_attending, most_rows
-from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.logits import Chosen, Logits
 from selfspec.runtimes.norms import RmsNorm
 from selfspec.runtimes.structures import (
     AttentionWeights,
@@ -162,6 +162,7 @@ class NativeForward:
         self._head, self._embedding = head if native else None, embedding
         self._head_norm = describe_norm(None if head is None else head.norm)
         self.has_head = self._head is not None
+        self._all = tuple(range(len(branches)))
         self.is_whole = self.has_head and len(native) == len(branches)
         self._dtype, self.most_rows = None, 0
         if native:
@@ -169,7 +170,8 @@ class NativeForward:
             any_rows = any_rows or any(branch.is_low_bit for branch in native)
             self.most_rows = sys.maxsize if any_rows else (most_attending if attention else most_rows)(self._dtype)
             self._call = getattr(load(), f"forward_{DTYPES[self._dtype]}")
-            self._chain = getattr(load(), f"chain_{DTYPES[self._dtype]}")
+            self._draft = getattr(load(), f"draft_{DTYPES[self._dtype]}")
+            self._verify = getattr(load(), f"verify_{DTYPES[self._dtype]}")
 
     def takes(self, hidden_states: torch.Tensor, sublayers: tuple[int, ...], forward: Forward) -> bool:
         """Whether a forward can run natively.
@@ -233,21 +235,24 @@ class NativeForward:
             for place, tensor in kept.items():
                 addresses[place], lengths[place] = tensor.data_ptr(), tensor.shape[0]
             call.kept, call.kept_rows = addresses, lengths
+        if not logits:
+            self._start(call, stream)
+            return None
         drawings = None
-        if logits and any(part.drawing is not None for part in forward.parts):
+        if any(part.drawing is not None for part in forward.parts):
             each = (describe_drawing(*row) for part in forward.parts for row in part.drawings)
             drawings = (NativeDrawing * forward.rows)(*each)
-        return self._run(call, stream, logits=logits, confidence=confidence, drawings=drawings)
+        return self._score(call, stream, confidence=confidence, drawings=drawings)
 
-    def takes_chains(self, sublayers: tuple[int, ...], forward: Forward) -> bool:
-        """Whether drafts through these sublayers can run as chains.
+    def takes_chains(self, sublayers: tuple[int, ...], rope: Rope) -> bool:
+        """Whether drafts through these sublayers can run as chains, or be verified.
 
         Args:
             sublayers: ascending indices.
-            forward: any rows of the model.
+            rope: of the model.
         """
         head, embedding = self._head, self._embedding
-        if head is None or embedding is None or not forward.rope.is_fixed:
+        if head is None or embedding is None or not rope.is_fixed:
             return False
         embeds_all = head.outputs <= len(embedding) and embedding.dtype == self._dtype
         return embeds_all and self._are_native(sublayers)
@@ -265,40 +270,73 @@ class NativeForward:
         Raises:
             BaseException: what ``follow`` of a request raised.
         """
-        embedding = self._embedding
-        assert self._head is not None
-        assert embedding is not None
+        like = self._embedding
+        assert like is not None
         chained = [
-            Chained(each, {index: bisect_left(sublayers, index) for index in each.capture}, len(sublayers), embedding)
+            Chained(each, {index: bisect_left(sublayers, index) for index in each.capture}, len(sublayers), like)
             for each in requests
         ]
-        tables = [requests[0].forward.rope.table(kind) for kind in self._kinds]  # held until the call returns
-        head = NativeHead(self._head_norm, self._head.linear, embedding.shape[1], self._head.outputs)
+        sequences = (ChainSequence * len(chained))(*(each.structure for each in chained))
+
+        def follow(index: int, token_id: int, confidence: float, asks: int) -> int:
+            return chained[index].follow(token_id, confidence, asks=bool(asks))
+
+        chain, held = self._describe_chain(sequences, sublayers, requests[0].forward.rope)
+        chain.follow = Follow(follow)
+        overlap.begin()
+        self._draft(ctypes.byref(chain))
+        del held
+        return [each.output(structure) for each, structure in zip(chained, sequences, strict=True)]
+
+    def verify(self, chains: Sequence[ChainRows], rope: Rope) -> Logits:
+        """Runs the whole model over the last tokens of sequences and tokens after each.
+
+        Args:
+            chains: of the sequences; ``takes_chains`` has returned true for all sublayers.
+            rope: of the model.
+
+        Returns:
+            The logits of all rows, with what is chosen from them.
+        """
+        assert self._head is not None
+        assert self._embedding is not None
+        rows = sum(len(each.token_ids) for each in chains)
+        values = self._embedding.new_empty(rows, self._head.outputs)
+        tokens, finite = (c_long * rows)(), (c_bool * rows)()
+        sequences = (ChainSequence * len(chains))(*(each.structure() for each in chains))
+        chain, held = self._describe_chain(sequences, self._all, rope)
+        head = chain.forward.contents.head.contents
+        head.out, head.tokens, head.finite = values.data_ptr(), addressof(tokens), addressof(finite)
+        overlap.begin()
+        self._verify(ctypes.byref(chain))
+        del held
+        drawn = any(each.drawing is not None for each in chains)
+        return Logits(values, drawn=drawn, chosen=Chosen(tokens[:], finite[:]))
+
+    def _describe_chain(
+        self, sequences: "Array[ChainSequence]", sublayers: tuple[int, ...], rope: Rope
+    ) -> tuple[NativeChain, object]:
+        """The structure of a chain, and what has to be held while it runs."""
+        assert self._head is not None
+        assert self._embedding is not None
+        tables = [rope.table(kind) for kind in self._kinds]  # a rope may replace its own
         call = NativeCall(
             sublayers=self._sublayers,
             which=self._indices(sublayers),
             count=len(sublayers),
             turns=(NativeCosSin * len(tables))(*(_rotation((table, 0)) for table in tables)),
             threads=torch.get_num_threads(),
-            head=ctypes.pointer(head),
+            head=ctypes.pointer(self._describe_head(self._head.linear)),
         )
-        sequences = (ChainSequence * len(chained))(*(each.structure for each in chained))
-
-        def follow(index: int, token_id: int, confidence: float, asks: int) -> int:
-            return chained[index].follow(token_id, confidence, asks=bool(asks))
-
         chain = NativeChain(
             forward=ctypes.pointer(call),
-            embedding=embedding.data_ptr(),
+            embedding=self._embedding.data_ptr(),
             windows=self._window_sizes,
             window_count=len(self._windows),
             sequences=sequences,
-            count=len(chained),
-            follow=Follow(follow),
+            count=len(sequences),
         )
-        overlap.begin()
-        self._chain(ctypes.byref(chain))
-        return [each.output(structure) for each, structure in zip(chained, sequences, strict=True)]
+        return chain, tables
 
     def score(self, hidden_states: torch.Tensor, *, confidence: bool = False) -> Logits:
         """Final norm and LM head, which can take part.
@@ -308,48 +346,47 @@ class NativeForward:
             confidence: compute the rows' confidences too.
         """
         call = NativeCall(threads=torch.get_num_threads())
-        scored = self._run(call, hidden_states.contiguous(), logits=True, confidence=confidence)
-        assert scored is not None
-        return scored
+        return self._score(call, hidden_states.contiguous(), confidence=confidence)
 
     def norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The final norm, which can take part: ``[rows, hidden]`` in and out."""
         normed = torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
-        head = self._describe_head(hidden_states, Linear(), normed)
+        head = self._describe_head(Linear(), normed)
         call = NativeCall(threads=torch.get_num_threads(), head=ctypes.pointer(head))
-        self._call(ctypes.byref(call), hidden_states.contiguous().data_ptr(), len(hidden_states))
+        self._start(call, hidden_states.contiguous())
         return normed
 
-    def _run(
+    def _score(
         self,
         call: NativeCall,
         stream: torch.Tensor,
         *,
-        logits: bool,
         confidence: bool,
         drawings: "Array[NativeDrawing] | None" = None,
-    ) -> Logits | None:
-        found = None
-        if logits:
-            assert self._head is not None
-            rows = len(stream)
-            values, tokens = stream.new_empty(rows, self._head.outputs), torch.empty(rows, dtype=torch.long)
-            finite = torch.empty(rows, dtype=torch.bool)
-            confidences = torch.empty(rows, dtype=torch.float32) if confidence else None
-            head = self._describe_head(stream, self._head.linear, values)
-            head.tokens, head.finite = tokens.data_ptr(), finite.data_ptr()
-            head.confidences = None if confidences is None else confidences.data_ptr()
-            if drawings is not None:
-                head.drawings = drawings
-            call.head = ctypes.pointer(head)
-            found = Logits(values, tokens, confidences, finite, drawn=drawings is not None)
+    ) -> Logits:
+        """Runs a forward with final norm and LM head."""
+        assert self._head is not None
+        rows = len(stream)
+        values, tokens, finite = stream.new_empty(rows, self._head.outputs), (c_long * rows)(), (c_bool * rows)()
+        confidences = torch.empty(rows, dtype=torch.float32) if confidence else None
+        head = self._describe_head(self._head.linear, values)
+        head.tokens, head.finite = addressof(tokens), addressof(finite)
+        head.confidences = None if confidences is None else confidences.data_ptr()
+        if drawings is not None:
+            head.drawings = drawings
+        call.head = ctypes.pointer(head)
+        self._start(call, stream)
+        chosen = Chosen(tokens[:], finite[:])
+        return Logits(values, confidence=confidences, drawn=drawings is not None, chosen=chosen)
+
+    def _start(self, call: NativeCall, stream: torch.Tensor) -> None:
         overlap.begin()
         self._call(ctypes.byref(call), stream.data_ptr(), stream.shape[0])
-        return found
 
-    def _describe_head(self, stream: torch.Tensor, linear: Linear, out: torch.Tensor) -> NativeHead:
+    def _describe_head(self, linear: Linear, out: torch.Tensor | None = None) -> NativeHead:
         assert self._head is not None
-        return NativeHead(self._head_norm, linear, stream.shape[1], self._head.outputs, out.data_ptr())
+        width = self._head.norm.weight.shape[0]
+        return NativeHead(self._head_norm, linear, width, self._head.outputs, None if out is None else out.data_ptr())
 
     def _part(self, rows: Rows, first_row: int) -> Part:
         cache = rows.sequence.cache

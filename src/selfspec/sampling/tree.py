@@ -1,7 +1,7 @@
 """The token tree: the shape of the draft of one round."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -31,10 +31,14 @@ class TokenTree:
             if not ROOT <= parent < node:
                 raise ValueError(f"node {node} has parent {parent}: a parent must come before its children")
 
-    @classmethod
-    def chain(cls, length: int) -> "TokenTree":
-        """The tree of ``length`` nodes in which every token continues the one before it."""
-        return cls(tuple(range(ROOT, length - 1)))
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def chain(length: int) -> "TokenTree":
+        """The tree of ``length`` nodes in which every token continues the one before it.
+
+        One object for all rounds, which remembers what is derived from it.
+        """
+        return TokenTree(tuple(range(ROOT, length - 1)))
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -86,5 +90,5 @@ class TokenTree:
         return transfer.send(torch.from_numpy(visible), device)
 
 
-EMPTY_TREE = TokenTree(())
-"""The tree of plain decoding, one object for all rounds: it remembers what is derived from it."""
+EMPTY_TREE = TokenTree.chain(0)
+"""The tree of plain decoding."""
