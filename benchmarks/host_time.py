@@ -46,15 +46,17 @@ class TimedLibrary:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self._library, name)
-        if not name.startswith(("forward_", "chain_")):
+        if not name.startswith(("forward_", "draft_", "verify_")):
             return function
 
         def timed(call: Any, *arguments: Any) -> None:
             start = time.perf_counter()
             function(call, *arguments)
             end = time.perf_counter()
-            drafts = name.startswith("chain_") or self._drafts(call._obj)
-            self._calls.append(("draft" if drafts else "verify", start, end))
+            kind = name.partition("_")[0]
+            if kind == "forward":
+                kind = "draft" if self._drafts(call._obj) else "verify"
+            self._calls.append((kind, start, end))
 
         return timed
 

@@ -23,12 +23,15 @@ from selfspec.decoding.proposal import DraftChain, Drafting, Proposal
 from selfspec.decoding.reading import read_text
 from selfspec.decoding.run_drafts import run_drafts
 from selfspec.decoding.stopping import ConfidenceThreshold
+from selfspec.decoding.verification import verify, verify_chains
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.kernels import most_attending
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor, build_processors
 from selfspec.sampling.rules import Coupled, Greedy, Rule, Speculative, seeded_generator
+from selfspec.sampling.tree import TokenTree
 from selfspec.types import SamplingParams
 
 pytestmark = needs_kernels
@@ -193,6 +196,41 @@ def test_chains_beside_each_other(data: st.DataObject) -> None:
         )
     for proposal, expected in zip(together, alone, strict=True):
         assert_same(proposal, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+@given(data=st.data())
+def test_verified_in_one_call_they_get_what_they_get_row_by_row(
+    family: str, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    """Drafts of different lengths, also empty ones, beside each other; with keys and values."""
+    on = target(family, dtype)
+    sequence = st.tuples(st.sampled_from(sorted(RULES)), st.lists(st.integers(0, 127), max_size=9))
+    drafted = data.draw(st.lists(sequence, min_size=1, max_size=4))
+    proposals = [Proposal(tuple(tokens), TokenTree.chain(len(tokens))) for _, tokens in drafted]
+    ours, others = ([context_for(on, rule, seed=seed) for seed, (rule, _) in enumerate(drafted)] for _ in range(2))
+    with torch.inference_mode():
+        outputs = verify_chains(on, ours, proposals)
+        expected = verify(on, others, proposals, [()] * len(drafted))
+    assert outputs is not None
+    for context, other, output, wanted in zip(ours, others, outputs, expected, strict=True):
+        assert torch.equal(output.logits.values, wanted.logits.values)
+        assert torch.equal(output.logits.best, wanted.logits.best)
+        assert torch.equal(output.logits.finite, wanted.logits.finite)
+        assert output.logits.finite.all()
+        of_chain, of_rows = ([*each.cache.keys, *each.cache.values] for each in (context, other))
+        assert all(torch.equal(one, row) for one, row in zip(of_chain, of_rows, strict=True))
+
+
+def test_what_cannot_be_verified_in_one_call() -> None:
+    """Trees, drafts that share states, and more rows than the kernels take."""
+    on, context = target(), context_for(target(), "greedy")
+    shared = in_a_chain(on, DRAFTS["shared prefix"], context)
+    most = most_attending(torch.float32)
+    too_long = Proposal((1,) * most, TokenTree.chain(most))
+    for proposal in (shared, Proposal((1, 2), TokenTree((-1, -1))), too_long):
+        assert verify_chains(on, [context], [proposal]) is None
 
 
 def test_what_a_stopping_rule_raises_arrives() -> None:

@@ -53,6 +53,9 @@ class TableTarget:
     def lay_out(self, *_: Any, **__: Any) -> None:
         return None
 
+    def takes_chains(self, rows: int) -> bool:
+        return False
+
     def at(self, precision: None) -> "TableTarget":
         return self
 

@@ -36,7 +36,7 @@ class Context:
         length: tokens of prompt and output so far.
         max_length: tokens of prompt and longest output.
         sibling_limit: most draft tokens beside the longest path of a tree.
-        on_host: its tokens are on the CPU.
+        on_host: the host reads and writes its tokens without waiting.
         pending_id: the last token.
         no_tokens: long ``[0]``, the tokens of an empty draft.
         state: the sequence's cache as the target takes it.
@@ -66,7 +66,7 @@ class Context:
         self._ids = torch.empty(self.max_length, dtype=torch.long, device=target.device)
         self.no_tokens = self._ids[:0]
         self._ids[: self.length] = transfer.send(prompt_ids, target.device)
-        self.on_host = self._ids.is_cpu
+        self.on_host = transfer.is_on_host(self._ids)
         self._host_ids = self._ids.numpy() if self.on_host else None  # shares its memory; written in a microsecond
         self.pending_id, self._written = prompt_ids[-1], prompt_ids
         self.state: SequenceState = target.new_sequence(

@@ -38,6 +38,11 @@ class AsyncCopy:
         return unpack(self._on_host, self._values)
 
 
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Whether the host reads and writes a tensor without copies and without waiting."""
+    return tensor.is_cpu
+
+
 def read(*values: torch.Tensor) -> list[Any]:
     """Copies tensors to the host and waits; see ``AsyncCopy``."""
     return AsyncCopy(*values).wait()
