@@ -35,7 +35,14 @@ class Draft(Protocol):
 
 @dataclass(frozen=True)
 class NoDraft:
-    """Draft nothing: the round is one step of plain decoding."""
+    """Draft nothing: the round is one step of plain decoding.
+
+    Attributes:
+        steps: most rounds that may pass so before the drafter plans again. It learns of them as of one round, whose
+            acceptance has the tokens of all.
+    """
+
+    steps: int = 1
 
     def propose(self, context: Context, watched: Collection[int] = ()) -> Drafting:
         """An empty proposal; see ``Draft.propose``."""

@@ -24,14 +24,14 @@ class Outcome:
         proposal: the draft.
         acceptance: the accepted rows and the tokens they give.
         scores: gives float32 ``[n + 1, vocab]``, the target's processed scores of every row.
-        logits: the target's own, of every row.
+        logits: the target's own, of every row; ``None`` where nothing needs them.
         hidden_states: by sublayer the states that the drafter watches, ``[n + 1, hidden]``.
     """
 
     proposal: Proposal
     acceptance: Acceptance
     scores: Callable[[], torch.Tensor]
-    logits: Logits
+    logits: Logits | None
     hidden_states: Mapping[int, torch.Tensor]
 
 

@@ -78,6 +78,15 @@ class Output:
         self.finish_reason = self._find_end(token_id, context)
         return self.finish_reason is not None
 
+    @property
+    def ends_by_ids(self) -> bool:
+        """Whether ids and the number of tokens alone end it: no stop strings, no stopping criteria."""
+        return not self._criteria and not (self._text is not None and self._text.has_stop)
+
+    def ends_with(self, token_id: int) -> bool:
+        """Whether a token ends it by its id."""
+        return token_id in self._eos_ids or token_id in self._stop_ids
+
     def end_without_tokens(self) -> None:
         """Ends an output that is to have no tokens."""
         assert not self._max_new_tokens

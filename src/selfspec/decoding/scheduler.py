@@ -87,7 +87,7 @@ class Scheduler:
         writing = [sequence for sequence in self._running if not sequence.unread]
         unread = [sequence for sequence in self._running if sequence.unread]
         events += self._prompts.read(unread, step=self._steps, writing=bool(writing), held=self.held)
-        events += play(self._target, writing) if writing else []
+        events += play(self._target, writing, alone=not unread) if writing else []
         self._steps += 1
         self._let_go(events)
         return events

@@ -84,6 +84,13 @@ class Sequence:
         return self.output.finish_reason is not None
 
     @property
+    def tokens_suffice(self) -> bool:
+        """Whether its coming round needs no more than tokens: no logits, no states, nothing that runs beside."""
+        drafter = self.drafter
+        asks = drafter.watched or drafter.fused_selection is not None or self.request.logprobs is not None
+        return self.output.ends_by_ids and not asks
+
+    @property
     def drafter(self) -> Drafter:
         """Its drafter, which begins when it is first needed: an output of one token does not pay for it."""
         if self._drafter is None:
@@ -97,13 +104,20 @@ class Sequence:
         ids = tuple(self.request.prompt_ids)
         return Prefill(ids, self.output.token_ids[0], Probe(self.context), self.prompt_states)
 
-    def commit(self, acceptance: Acceptance, logits: Logits, last: TokenOrigin = "target") -> tuple[int, ...]:
+    def commit(
+        self,
+        acceptance: Acceptance,
+        logits: Logits | None,
+        last: TokenOrigin = "target",
+        others: TokenOrigin = "draft",
+    ) -> tuple[int, ...]:
         """Keeps what was accepted: hands its tokens to the output until that ends, and commits their rows.
 
         Args:
             acceptance: of the verification, or of the prefill.
-            logits: of its rows, the target's own.
+            logits: of its rows, the target's own; ``None`` where none are reported.
             last: who chose the last of its tokens.
+            others: who chose the others.
 
         Returns:
             The tokens that the output took.
@@ -113,16 +127,17 @@ class Sequence:
         reported, taken = self._logprobs(acceptance, logits), 0
         for token_id, logprobs in zip(token_ids, reported, strict=True):
             taken += 1
-            origin: TokenOrigin = "draft" if taken < len(token_ids) else last
+            origin = others if taken < len(token_ids) else last
             tokens_so_far = partial(context.drafted_context, taken)
             if self.output.append(token_id, origin, tokens_so_far, logprobs):
                 break
         context.commit(acceptance.rows[:taken] if last == "target" else (), taken)
         return token_ids[:taken]
 
-    def _logprobs(self, acceptance: Acceptance, logits: Logits) -> Many[TokenLogprobs | None]:
+    def _logprobs(self, acceptance: Acceptance, logits: Logits | None) -> Many[TokenLogprobs | None]:
         """What is reported of each accepted token."""
         if self.request.logprobs is None:
             return [None] * len(acceptance.token_ids)
+        assert logits is not None
         rows = logits.values[transfer.send(acceptance.rows, logits.values.device)]
         return token_logprobs(rows, acceptance.token_ids, self.request.logprobs)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence as Many
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import torch
 
@@ -12,6 +12,7 @@ from selfspec.decoding.events import Advanced, Event, Failed, Finished
 from selfspec.decoding.judging import not_finite
 from selfspec.decoding.outcome import Outcome, verify_drafts
 from selfspec.decoding.phases import clocked, phase
+from selfspec.decoding.plain_run import find_run
 from selfspec.decoding.prompt import Chunk, read_chunks
 from selfspec.decoding.proposal import Proposal
 from selfspec.decoding.run_drafts import run_drafts
@@ -39,37 +40,40 @@ def read(target: Target, chunks: Many[Chunk]) -> list[Event]:
     return [event for chunk in chunks for event in read(target, [chunk])]
 
 
-def play(target: Target, sequences: Many[Sequence]) -> list[Event]:
-    """Plays a round for sequences together. A sequence that fails ends alone.
+def play(target: Target, sequences: Many[Sequence], *, alone: bool = True) -> list[Event]:
+    """Plays a round for sequences together, or several plain ones. A sequence that fails ends alone.
 
     Args:
         target: the model.
         sequences: at least one, their prompts read, none of them finished.
+        alone: no others wait for their turn after a round.
 
     Returns:
         What happened.
     """
     try:
-        return play_round(target, sequences)
+        return play_round(target, sequences, alone=alone)
     except Exception as error:  # raised before anything was committed
         if len(sequences) == 1:
             return [Failed.by(sequences[0].request, error)]
-    return [event for sequence in sequences for event in play(target, [sequence])]
+    return [event for sequence in sequences for event in play(target, [sequence], alone=alone)]
 
 
-def _share(total: PhaseSeconds, sequences: int) -> PhaseSeconds:
-    if sequences == 1:
+def _share(total: PhaseSeconds, count: int) -> PhaseSeconds:
+    """One of ``count`` equal parts."""
+    if count == 1:
         return total
-    return PhaseSeconds(**{field.name: getattr(total, field.name) / sequences for field in fields(PhaseSeconds)})
+    return PhaseSeconds(**{field.name: getattr(total, field.name) / count for field in fields(PhaseSeconds)})
 
 
 @torch.inference_mode()
-def play_round(target: Target, sequences: Many[Sequence]) -> list[Event]:
-    """Plays one round for sequences whose prompts are read.
+def play_round(target: Target, sequences: Many[Sequence], *, alone: bool = True) -> list[Event]:
+    """Plays one round for sequences whose prompts are read, or several if all of them are plain.
 
     Args:
         target: the model.
         sequences: at least one, none of them finished.
+        alone: no others wait for their turn after a round.
 
     Returns:
         For each sequence that it advanced, and that it finished where it did; or that it failed.
@@ -79,8 +83,8 @@ def play_round(target: Target, sequences: Many[Sequence]) -> list[Event]:
     """
     with clocked() as clock:
         drafts = plan(sequences)
-        proposals = draft(target, sequences, drafts)
-        outcomes = verify_drafts(target, sequences, proposals)
+        run = find_run(target, sequences, drafts) if alone else None
+        outcomes = _draft_and_verify(target, sequences, drafts) if run is None else run.play(target)
         seconds = _share(clock.seconds, len(sequences))
         concluded = [_conclude(*each, seconds) for each in zip(sequences, drafts, outcomes, strict=True)]
     seconds = _share(clock.seconds, len(sequences))
@@ -89,9 +93,13 @@ def play_round(target: Target, sequences: Many[Sequence]) -> list[Event]:
         if isinstance(conclusion, Failed):
             events.append(conclusion)
             continue
-        events.append(Advanced(sequence, _record(*conclusion, seconds)))
+        events += [Advanced(sequence, record) for record in _records(*conclusion, seconds)]
         events += [Finished(sequence)] if sequence.finished else []
     return events
+
+
+def _draft_and_verify(target: Target, sequences: Many[Sequence], drafts: Many[Draft]) -> list[Outcome | None]:
+    return verify_drafts(target, sequences, draft(target, sequences, drafts))
 
 
 def _conclude(
@@ -131,7 +139,7 @@ def draft(target: Target, sequences: Many[Sequence], drafts: Many[Draft]) -> lis
 @phase("other")
 def commit(sequence: Sequence, outcome: Outcome) -> tuple[int, ...]:
     """Hands the accepted tokens to the output and keeps their rows; returns the tokens that it took."""
-    return sequence.commit(outcome.acceptance, outcome.logits)
+    return sequence.commit(outcome.acceptance, outcome.logits, others="draft" if outcome.proposal.tree else "target")
 
 
 @phase("select")
@@ -140,12 +148,13 @@ def learn(sequence: Sequence, feedback: Feedback) -> None:
     sequence.drafter.learn(feedback)
 
 
-def _record(feedback: Feedback, committed: tuple[int, ...], seconds: PhaseSeconds) -> Round:
+def _records(feedback: Feedback, committed: tuple[int, ...], seconds: PhaseSeconds) -> list[Round]:
+    """The round, or each step of a run of plain ones."""
     proposal = feedback.proposal
-    return Round(
+    whole = Round(
         drafted=proposal.drafted,
         candidates=len(proposal.tree),
-        accepted=min(feedback.accepted, len(committed)),
+        accepted=min(feedback.accepted, len(committed)) if proposal.tree else 0,
         token_ids=committed,
         kept=proposal.kept,
         threshold=proposal.threshold,
@@ -155,3 +164,7 @@ def _record(feedback: Feedback, committed: tuple[int, ...], seconds: PhaseSecond
         drafted_by=proposal.drafted_by,
         forecast=proposal.forecast,
     )
+    if proposal.tree or len(committed) == 1:
+        return [whole]
+    each = _share(seconds, len(committed))
+    return [replace(whole, token_ids=(token_id,), seconds=each) for token_id in committed]

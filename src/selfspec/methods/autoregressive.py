@@ -8,6 +8,9 @@ from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings
 
+_STEPS = 16
+"""Most steps of a run. Where the host's share of their time is small already, ``LONGEST_SECONDS`` ends a run before."""
+
 
 @dataclass(frozen=True)
 class AutoregressiveSettings(MethodSettings):
@@ -25,4 +28,4 @@ class Autoregressive(Method):
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        return FixedDrafter(NoDraft())
+        return FixedDrafter(NoDraft(steps=_STEPS))

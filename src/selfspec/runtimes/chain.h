@@ -19,7 +19,8 @@ struct ChainSequence {
     Drawing drawing;        // of the first token
     void* const* kept;      // by place in ``which``, and after it, where h of the drafted tokens' rows [limit, hidden] is
                             // copied to, or null; null where none is
-    long drafted, guessed;  // tokens, and how many of them were guessed: what comes out
+    long drafted, guessed, finite;  // tokens, how many of them were guessed, and how many from the first on were chosen from
+                                    // logits that are all numbers: what comes out
 };
 
 struct Chain {
@@ -172,6 +173,7 @@ template <class T> class Links {
         for (long row = 0; row <= guesses; row++) {
             const long token = tokens[first + row];
             take_states(s, first + row);
+            s.finite += s.finite == s.drafted && finite[first + row];
             s.confidences[s.drafted++] = confidences[first + row];
             s.tokens[s.drafted] = token;
             s.guessed += row > 0;

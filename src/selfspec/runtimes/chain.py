@@ -88,12 +88,14 @@ class ChainOutput:
         confidences: the draft's largest probability at each token.
         captured: by sublayer ``i`` the state ``h[i]`` of the rows that chose the tokens, ``[n, hidden]``.
         guessed: how many of the tokens were guessed before they were drafted.
+        finite: how many, from the first on, were chosen from logits that are all numbers.
     """
 
     token_ids: tuple[int, ...]
     confidences: tuple[float, ...]
     captured: Mapping[int, torch.Tensor]
     guessed: int
+    finite: int
 
 
 class Chained:
@@ -165,6 +167,7 @@ class Chained:
             tuple(self._confidences[:drafted]),
             {index: self._states[place][:drafted] for index, place in self._places.items()},
             structure.guessed,
+            structure.finite,
         )
 
 

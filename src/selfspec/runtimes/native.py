@@ -7,7 +7,7 @@ each row gets the same bits whichever rows run with it.
 import ctypes
 import sys
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import Array, addressof, c_bool, c_int, c_long, c_void_p
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -257,7 +257,7 @@ class NativeForward:
         embeds_all = head.outputs <= len(embedding) and embedding.dtype == self._dtype
         return embeds_all and self._are_native(sublayers)
 
-    def chain(self, requests: Sequence[ChainRequest], sublayers: tuple[int, ...]) -> list[ChainOutput]:
+    def chain(self, requests: Sequence[ChainRequest], sublayers: Iterable[int]) -> list[ChainOutput]:
         """Drafts tokens of several sequences, one after the other, in forwards that they share.
 
         Args:
@@ -270,7 +270,7 @@ class NativeForward:
         Raises:
             BaseException: what ``follow`` of a request raised.
         """
-        like = self._embedding
+        like, sublayers = self._embedding, tuple(sublayers)
         assert like is not None
         chained = [
             Chained(each, {index: bisect_left(sublayers, index) for index in each.capture}, len(sublayers), like)

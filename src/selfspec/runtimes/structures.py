@@ -125,7 +125,7 @@ class ChainSequence(Structure):
         ("guess_count", c_long),
         ("drawing", NativeDrawing),
         ("kept", POINTER(c_void_p)),
-        *((name, c_long) for name in ("drafted", "guessed")),
+        *((name, c_long) for name in ("drafted", "guessed", "finite")),
     )
 
 

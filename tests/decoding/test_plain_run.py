@@ -1,0 +1,152 @@
+"""Runs of plain decoding write what single steps write, end where they end, and give way to others."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, StoppingCriteriaList
+
+from helpers.kernels import needs_kernels
+from helpers.low_bit_model import SIZES
+from helpers.models import prompt
+from helpers.scripted import Scripted
+from selfspec import Engine
+from selfspec.decoding import plain_run
+from selfspec.decoding.draft import NoDraft
+from selfspec.errors import NonFiniteLogitsError
+from selfspec.runtimes.native import NativeForward
+from selfspec.runtimes.target import Target
+from selfspec.types import Generation
+
+pytestmark = needs_kernels
+
+PROMPT = prompt(21)
+CONFIGS = {"llama": LlamaConfig(**SIZES), "window": MistralConfig(**SIZES, sliding_window=12)}
+CHOICES: dict[str, dict[str, Any]] = {
+    "greedy": {"ignore_eos": True},
+    "seed": {"temperature": 0.9, "seed": 3, "ignore_eos": True},
+}
+
+
+@cache
+def build(name: str = "llama") -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(30)  # so that a text is not one token over and over
+    return model
+
+
+@contextmanager
+def counted_runs() -> Iterator[list[int]]:
+    """The lengths of the runs, of all their sequences."""
+    lengths: list[int] = []
+    chain = NativeForward.chain
+
+    def counted(self: NativeForward, *arguments: Any) -> Any:
+        outputs = chain(self, *arguments)
+        lengths.extend(len(output.token_ids) for output in outputs)
+        return outputs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NativeForward, "chain", counted)
+        patch.setattr(plain_run, "LONGEST_SECONDS", 60.0)
+        yield lengths
+
+
+def generate(steps: int, prompts: list[list[int]], name: str = "llama", **params: Any) -> list[Generation]:
+    target = Target(build(name))
+    return Engine(target.model, method=Scripted(target, lambda _: NoDraft(steps))).generate(prompts, **params)
+
+
+def assert_same(ours: Generation, wanted: Generation) -> None:
+    assert ours.token_ids == wanted.token_ids
+    assert ours.finish_reason == wanted.finish_reason
+    assert ours.origins == wanted.origins
+    assert [(round.token_ids, round.drafted) for round in ours.rounds] == [
+        (round.token_ids, round.drafted) for round in wanted.rounds
+    ]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_run_writes_what_single_steps_write(name: str, choice: str) -> None:
+    with counted_runs() as lengths:
+        (ours,) = generate(7, [PROMPT], name, max_new_tokens=24, **CHOICES[choice])
+    (wanted,) = generate(1, [PROMPT], name, max_new_tokens=24, **CHOICES[choice])
+    assert lengths == [7, 7, 7, 2]
+    assert_same(ours, wanted)
+    assert len(ours.rounds) == 23
+    assert all(round.seconds.verify > 0 for round in ours.rounds)
+
+
+@given(data=st.data())
+def test_any_prompts_together(data: st.DataObject) -> None:
+    """Of different lengths and rooms, some of which end at a token in the middle of a run."""
+    steps, room = data.draw(st.integers(2, 9), label="steps"), data.draw(st.integers(2, 20), label="room")
+    prompts = [
+        prompt(length, seed=length) for length in data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=4))
+    ]
+    params = {"max_new_tokens": room, **CHOICES[data.draw(st.sampled_from(sorted(CHOICES)))]}
+    free = generate(1, prompts, **params)
+    ends = data.draw(st.sets(st.sampled_from([token for each in free for token in each.token_ids]), max_size=2))
+    with counted_runs() as lengths:
+        ours = generate(steps, prompts, stop_token_ids=tuple(ends), **params)
+    assert (len(lengths) > 0) == (room > 2 and any(len(each.token_ids) > 1 for each in ours))
+    for one, wanted in zip(ours, generate(1, prompts, stop_token_ids=tuple(ends), **params), strict=True):
+        assert_same(one, wanted)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1.3},
+        {"logprobs": 2},
+        {"stopping_criteria": StoppingCriteriaList([lambda ids, _: torch.tensor([ids.shape[1] > 30])])},
+        {"temperature": 0.9, "seed": 1, "acceptance": "speculative"},
+    ],
+    ids=lambda params: next(iter(params)),
+)
+def test_what_needs_more_than_tokens_goes_step_by_step(params: dict[str, Any]) -> None:
+    with counted_runs() as lengths:
+        (ours,) = generate(8, [PROMPT], max_new_tokens=16, **params)
+    assert not lengths
+    assert_same(ours, generate(1, [PROMPT], max_new_tokens=16, **params)[0])
+
+
+def test_a_run_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with counted_runs() as lengths:
+        monkeypatch.setattr(plain_run, "LONGEST_SECONDS", 0.0)
+        generate(8, [PROMPT], max_new_tokens=6)
+    assert lengths == [1] * 4  # the last step is none
+
+
+def test_prompts_that_are_being_read_take_turns_with_single_steps() -> None:
+    """The long prompt is read in several chunks; the short one writes a token after each."""
+    engine = Engine(build(), method="autoregressive", prefill_chunk=8)
+    with counted_runs() as lengths:
+        first, last = engine.generate([PROMPT[:4], prompt(60)], max_new_tokens=30)
+    assert sum(lengths) < len(first.rounds) + len(last.rounds)
+    assert lengths
+    for ours, ids in ((first, PROMPT[:4]), (last, prompt(60))):
+        assert ours.token_ids == engine.generate(ids, max_new_tokens=30).token_ids
+
+
+def test_a_step_without_numbers_is_named() -> None:
+    """The steps before it stand."""
+    text = generate(1, [PROMPT], max_new_tokens=12)[0].token_ids
+    first = next(index for index, token in enumerate(text) if index > 3 and token not in (*PROMPT, *text[:index]))
+    model = copy.deepcopy(build())
+    with torch.no_grad():  # no other token's logits have it in them, the head is another tensor
+        model.get_input_embeddings().weight[text[first]] = torch.nan
+    target = Target(model)
+    engine = Engine(model, method=Scripted(target, lambda _: NoDraft(4)))
+    with counted_runs() as lengths, pytest.raises(NonFiniteLogitsError, match=f"for new token {first + 2} "):
+        engine.generate(PROMPT, max_new_tokens=12)
+    assert lengths
