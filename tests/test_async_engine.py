@@ -392,7 +392,7 @@ def test_pieces_are_handed_over_as_the_next_step_computes_where_it_is_native(
 def test_an_engine_that_fails_goes_on_with_the_next_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(served: AsyncEngine) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("selfspec.decoding.scheduler.play", lambda *_: 1 / 0)
+            patch.setattr("selfspec.decoding.scheduler.play", lambda *_, **__: 1 / 0)
             with pytest.raises(RequestFailedError, match="the engine failed: division by zero"):
                 await served.generate(prompt(4))
         assert served.stats().alive
