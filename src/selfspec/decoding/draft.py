@@ -38,8 +38,8 @@ class NoDraft:
     """Draft nothing: the round is one step of plain decoding.
 
     Attributes:
-        steps: most rounds that may pass so before the drafter plans again. It learns of them as of one round, whose
-            acceptance has the tokens of all.
+        steps: most rounds that may pass so before the drafter plans again. Of more than one it learns as of one round,
+            whose acceptance has the tokens of all, and which has no scores.
     """
 
     steps: int = 1

@@ -70,8 +70,10 @@ def find_run(target: Target, sequences: Many[Sequence], drafts: Many[Draft]) -> 
 
 
 def _steps(sequence: Sequence, draft: Draft) -> int:
-    """Most steps that a sequence may take without being asked between them; 0 where it needs more than tokens."""
-    if not isinstance(draft, NoDraft) or not sequence.tokens_suffice or not sequence.context.follows_from_logits:
+    """Most steps that a sequence may take without being asked between them; 0 where it wants to hear of each."""
+    if not isinstance(draft, NoDraft) or draft.steps == 1:
+        return 0
+    if not sequence.tokens_suffice or not sequence.context.follows_from_logits:
         return 0
     return min(draft.steps, sequence.context.draft_limit + 1)
 
