@@ -1,5 +1,7 @@
 """When drafts stop: the rules by hand, and the draft lengths of the methods that use them."""
 
+import itertools
+import operator
 from itertools import pairwise
 
 import pytest
@@ -13,7 +15,7 @@ from selfspec.decoding.drafter import Feedback
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.proposal import Proposal
 from selfspec.decoding.reading import read_text
-from selfspec.decoding.stopping import ConfidenceThreshold, DraftVerifyThreshold
+from selfspec.decoding.stopping import ConfidenceThreshold, DraftVerifyThreshold, JointConfidence
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError
 from selfspec.methods import make_method
@@ -30,6 +32,25 @@ NEW_TOKENS = 60
 def test_a_confidence_threshold_stops_below_itself() -> None:
     rule = ConfidenceThreshold(0.7)
     assert [rule.stops(confidence) for confidence in (0.0, 0.6999, 0.7, 1.0)] == [True, True, False, False]
+
+
+def test_joint_confidence_by_hand() -> None:
+    rule = JointConfidence(0.5)
+    assert [rule.stops(confidence) for confidence in (0.9, 0.8, 0.7, 0.99, 1.0)] == [False, False, False, True, True]
+
+
+def test_each_draft_has_a_joint_confidence_of_its_own() -> None:
+    """Drafts end where the product of their own confidences falls below the threshold, round after round."""
+    target, room = Target(build("llama")), 60
+    method = Scripted(target, lambda _: LayerDraft(KeptSet.full(target.sublayer_count), 8, JointConfidence(0.2)))
+    Engine(build("llama"), method=method).generate(prompt(17), max_new_tokens=room)
+    lengths = set()
+    for feedback in method.feedbacks[:-1]:
+        products = list(itertools.accumulate(feedback.proposal.confidences, operator.mul))
+        assert all(product >= 0.2 for product in products[:-1])
+        assert products[-1] < 0.2 or len(products) == 8
+        lengths.add(len(products))
+    assert len(lengths) > 1, "the threshold never mattered"
 
 
 def test_draft_verify_threshold_by_hand() -> None:

@@ -23,7 +23,7 @@ from selfspec.sampling.acceptance import Acceptance
 from selfspec.sampling.tree import TokenTree
 
 MODEL = random_model()
-LOW_BIT = {"low-bit.draft_bits": 8, "low-bit.confidence_threshold": 0.0}
+LOW_BIT = {"low-bit.draft_bits": 8, "low-bit.joint_confidence": 0.0, "low-bit.draft_length": 5}
 SHORT = {"suffix.min_match_length": 1}
 CASES: dict[str, dict[str, Any]] = {
     "cascade(suffix, low-bit)": {**LOW_BIT, "suffix.min_match_length": 2},

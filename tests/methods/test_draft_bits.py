@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "layerskip": {"exit_layer": 3},
     "layerskip-fs": {"exit_layer": 3},
     "layerskip-dv": {"exit_layer": 3, "threshold": 0.1},
-    "low-bit": {"confidence_threshold": 0.0},
+    "low-bit": {"joint_confidence": 0.0},
 }
 
 

@@ -183,7 +183,7 @@ def test_the_search_tries_what_it_plans() -> None:
 
 def engine(found: Found, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Engine:
     monkeypatch.setattr("selfspec.methods.mixed.method.find_plan", lambda *_: found)
-    return Engine(MODEL, method="mixed", settings={"confidence_threshold": 0.0, "offset": 16, **settings})
+    return Engine(MODEL, method="mixed", settings={"joint_confidence": 0.0, "offset": 16, **settings})
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "seed"])

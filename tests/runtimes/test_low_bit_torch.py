@@ -94,7 +94,10 @@ def test_drafts_are_cheap_copies_and_the_text_is_the_targets(bits: int, dtype: t
     model, prompts = random_model(dtype), [list(range(20)), [3, 9, 4] * 5]
     plain = Engine(model, method="autoregressive", runtime="fused")
     engine = Engine(
-        model, method="low-bit", settings={"draft_bits": bits, "confidence_threshold": 0.0}, runtime="fused"
+        model,
+        method="low-bit",
+        settings={"draft_bits": bits, "joint_confidence": 0.0, "draft_length": 5},
+        runtime="fused",
     )
     assert isinstance(engine.target.at(Precision.of(bits)), TorchLowBitModel)
     drafted = accepted = 0

@@ -53,7 +53,7 @@ def test_rounds_without_a_draft_have_an_ideal_of_one() -> None:
 def test_drafts_from_low_bit_copies_read_fewer_bytes() -> None:
     coefficients = {}
     for bits in (8, 4):
-        settings = {"draft_bits": bits, "confidence_threshold": 0.0, "draft_length": 3}
+        settings = {"draft_bits": bits, "joint_confidence": 0.0, "draft_length": 3}
         engine = Engine(random_model(), method="low-bit", settings=settings)
         generation = engine.generate([1, 2, 3], max_new_tokens=20)
         assert generation.accepted > 0

@@ -171,6 +171,21 @@ class FixedDrafter(Drafter):
         return self._draft
 
 
+class RepeatingDrafter(Drafter):
+    """Plans a new draft every round, always in the same way, and learns nothing.
+
+    Args:
+        make: gives the draft of a round.
+    """
+
+    def __init__(self, make: Callable[[], Draft]) -> None:
+        self._make = make
+
+    def plan(self) -> Draft:
+        """A new draft."""
+        return self._make()
+
+
 class DraftingMethod(Protocol):
     """What a sequence needs of its method; ``selfspec.methods.base.Method`` is one."""
 

@@ -33,6 +33,23 @@ class ConfidenceThreshold:
         return confidence < self.threshold
 
 
+class JointConfidence:
+    """Stops one draft when the product of its confidences falls below a threshold; the last token is still verified.
+
+    The product is the probability that all of the draft is accepted, as far as confidences tell. So a draft of many
+    tokens that are rather likely ends, too, before most of it is verified in vain.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold
+        self._product = 1.0
+
+    def stops(self, confidence: float) -> bool:
+        """Whether the product, this confidence included, is below the threshold."""
+        self._product *= confidence
+        return self._product < self.threshold
+
+
 class DraftVerifyThreshold:
     """The online threshold of Draft & Verify (Zhang et al. 2024, adaptive draft-exiting).
 

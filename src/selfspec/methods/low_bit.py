@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from selfspec.decoding.drafter import Drafter, FixedDrafter, Prefill
+from selfspec.decoding.drafter import Drafter, Prefill, RepeatingDrafter
 from selfspec.decoding.layer_draft import LayerDraft
-from selfspec.decoding.stopping import ConfidenceThreshold
+from selfspec.decoding.stopping import JointConfidence
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Method
 from selfspec.methods.precision_settings import PrecisionSettings
@@ -20,9 +20,9 @@ class LowBitSettings(PrecisionSettings):
     """Settings of ``low-bit``."""
 
     draft_bits: int = setting(4, "bits of the weights that draft, copies of the model's own: 8, 6 or 4", minimum=4)
-    draft_length: int = setting(5, "draft tokens of a round, at most", minimum=1, maximum=64)
-    confidence_threshold: float = setting(
-        0.4, "stop drafting after a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
+    draft_length: int = setting(12, "draft tokens of a round, at most", minimum=1, maximum=64)
+    joint_confidence: float = setting(
+        0.5, "stop drafting when the confidences multiply to less than this; 0 never stops", minimum=0.0, maximum=1.0
     )
 
     def __post_init__(self) -> None:
@@ -51,13 +51,13 @@ class LowBit(Method):
 
     def __init__(self, target: Target, settings: LowBitSettings) -> None:
         super().__init__(target, settings)
-        threshold = settings.confidence_threshold
-        self._draft = LayerDraft(
-            KeptSet.full(target.sublayer_count),
-            settings.draft_length,
-            ConfidenceThreshold(threshold) if threshold > 0 else None,
-        )
+        self._kept = KeptSet.full(target.sublayer_count)
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        return FixedDrafter(self._draft)
+        return RepeatingDrafter(self._draft)
+
+    def _draft(self) -> LayerDraft:
+        threshold = self.settings.joint_confidence
+        stop = JointConfidence(threshold) if threshold > 0 else None
+        return LayerDraft(self._kept, self.settings.draft_length, stop)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from selfspec.decoding.draft import Draft, NoDraft
-from selfspec.decoding.drafter import Drafter, FixedDrafter, Prefill
+from selfspec.decoding.drafter import Drafter, Prefill, RepeatingDrafter
 from selfspec.decoding.layer_draft import LayerDraft
-from selfspec.decoding.stopping import ConfidenceThreshold
+from selfspec.decoding.stopping import JointConfidence
 from selfspec.methods.base import Method
 from selfspec.methods.mixed.measuring import Conditions, Found, find_plan
 from selfspec.methods.registry import register
@@ -20,10 +20,10 @@ from selfspec.runtimes.target import Target
 class MixedSettings(MethodSettings):
     """Settings of ``mixed``."""
 
-    max_draft_length: int = setting(5, "longest draft, in the objective too", minimum=1, maximum=64)
-    confidence_threshold: float = setting(
-        0.4,
-        "stop drafting after a token less confident than this; 0 drafts the length of the plan",
+    max_draft_length: int = setting(12, "longest draft, in the objective too", minimum=1, maximum=64)
+    joint_confidence: float = setting(
+        0.5,
+        "stop drafting when the confidences multiply to less than this; 0 drafts the length of the plan",
         minimum=0.0,
         maximum=1.0,
     )
@@ -59,7 +59,7 @@ class Mixed(Method):
     data is needed; divergences of several changes are added. For every budget of time the knapsack gives the bits that
     diverge least. The budget is the one of most tokens a second, ``(1 - α^(k+1)) / (1 - α) / (k t_draft + t_verify(k +
     1))``, over all budgets and draft lengths ``k``; ``α`` follows from the divergence, by a curve through drafts that
-    were tried on that text. A draft ends below a confidence threshold instead of at its planned length.
+    were tried on that text. A draft ends when its confidences multiply to less than a threshold.
 
     All of this is measured before the first request, once for a model and a machine, and kept in the user's cache.
     Where no draft promises more than plain decoding, none is made. While it measures, it holds the copies of all
@@ -88,7 +88,7 @@ class Mixed(Method):
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        return FixedDrafter(self._draft())
+        return RepeatingDrafter(self._draft)
 
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Measures the model unless that is kept, and makes the copies that draft."""
@@ -103,8 +103,8 @@ class Mixed(Method):
         if not found.pays:
             return NoDraft()
         precision = found.plan.precision(settings.group, settings.offset)
-        if settings.confidence_threshold == 0:
+        if settings.joint_confidence == 0:
             return LayerDraft(found.plan.kept, found.plan.draft_length, precision=precision)
         # As in KnapSpec (section 3.5) confidence decides instead of the planned length.
-        stop = ConfidenceThreshold(settings.confidence_threshold)
+        stop = JointConfidence(settings.joint_confidence)
         return LayerDraft(found.plan.kept, settings.max_draft_length, stop, precision=precision)
