@@ -2,10 +2,11 @@
 
 ``python benchmarks/host_time.py --model smollm2``
 
-Each gap runs from the end of a native call to the start of the next one. Medians are over the gaps of one kind: a
-plain round is what follows a step of plain decoding (``verify-verify``); with drafts, a gap follows a draft (``draft-
-verify``) or a verification (``verify-draft``). The forwards of a draft are one call: between them (``in-draft``) is
-what decides whether it goes on. Drafts that are not chains have gaps ``draft-draft``. Writes
+Each gap runs from the end of a native call to the start of the next one. Medians are over the gaps of one kind: with
+drafts, a gap follows a draft (``draft-verify``) or a verification (``verify-draft``, or ``verify-verify`` where drafts
+run no forward). The forwards of a chain are one call: between them (``in-chain``) is what decides whether it goes on.
+Steps of plain decoding are a chain, too, with gaps between its runs (``chain-chain``). ``forward`` is the mean over all
+forwards: the gaps and the time in chains, divided by the number of forwards. Writes
 ``benchmarks/results/host-time-NAME.json``.
 """
 
@@ -54,6 +55,8 @@ class TimedLibrary:
             function(call, *arguments)
             end = time.perf_counter()
             kind = name.partition("_")[0]
+            if kind == "draft":
+                kind = "draft" if self._drafts(call._obj.forward.contents) else "chain"
             if kind == "forward":
                 kind = "draft" if self._drafts(call._obj) else "verify"
             self._calls.append((kind, start, end))
@@ -115,10 +118,14 @@ def measure(model: str, method: str, settings: dict[str, Any], new_tokens: int) 
             calls.clear()
             between.clear()
             engine.generate(ids, max_new_tokens=new_tokens, ignore_eos=True)
-            for kind, seconds in gaps(calls[1:]).items():
+            of_kinds = gaps(calls[1:])
+            for kind, seconds in of_kinds.items():
                 found[kind] += seconds
-            found["in-draft"] += between
-    return {kind: _quartiles(seconds) for kind, seconds in found.items() if len(seconds) > 10}
+            found["in-chain"] += between
+            chains = sum(kind != "verify" for kind, _, _ in calls[1:])
+            forwards = len(calls) - 1 - chains + max(chains, len(between))
+            found["forward"].append((sum(map(sum, of_kinds.values())) + sum(between)) / forwards)
+    return {kind: _quartiles(seconds) for kind, seconds in found.items() if len(seconds) > 10 or kind == "forward"}
 
 
 def _quartiles(seconds: Sequence[float]) -> dict[str, float]:

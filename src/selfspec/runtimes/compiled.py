@@ -17,7 +17,8 @@ from selfspec.model.forward import Forward
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.fused import Function, FusedAttention, FusedMLP
 from selfspec.runtimes.kernels import DTYPES, load, most_rows
-from selfspec.runtimes.native import NativeBranch, NativeForward, describe_norm
+from selfspec.runtimes.native import NativeForward
+from selfspec.runtimes.native_weights import NativeBranch, describe_norm
 from selfspec.runtimes.norms import RmsNorm
 from selfspec.runtimes.products import Product, can_join, join
 from selfspec.runtimes.structures import AttentionWeights, Heads, Linear, MlpWeights

@@ -17,7 +17,8 @@ from selfspec.model.forward import Forward
 from selfspec.runtimes.compiled import CompiledAttention, CompiledMLP, CompiledProduct
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.native import NativeBranch, NativeForward
+from selfspec.runtimes.native import NativeForward
+from selfspec.runtimes.native_weights import NativeBranch
 from selfspec.runtimes.packed import PackedWeights, packed_bytes
 from selfspec.runtimes.precision import LOW_BITS, AnyPrecision, MixedPrecision, PackedFormat, Precision
 from selfspec.runtimes.prepared import Prepared, head_weights

@@ -14,7 +14,8 @@ from selfspec.runtimes.compiled import CompiledProduct, compile_block, compile_h
 from selfspec.runtimes.fused import Function, fast_norm, fuse
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import WITHOUT_KERNELS
-from selfspec.runtimes.native import HeadWeights, NativeForward
+from selfspec.runtimes.native import NativeForward
+from selfspec.runtimes.native_weights import HeadWeights
 from selfspec.runtimes.norms import RmsNorm
 from selfspec.runtimes.products import is_plain, signature
 
