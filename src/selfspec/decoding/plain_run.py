@@ -6,17 +6,20 @@ is done once for all of its steps; between them there is a call back, which look
 
 import time
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from selfspec.decoding.draft import Draft, NoDraft, empty_proposal
+from selfspec.decoding.draft import Draft, NoDraft, PartDraft, empty_proposal
 from selfspec.decoding.outcome import Outcome
 from selfspec.decoding.phases import phase
 from selfspec.decoding.sequence import Sequence
 from selfspec.runtimes.chain import ChainOutput, ChainRequest
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance
+
+MOST_STEPS = 16
+"""Most steps of a run. Where the host's share of their time is small, ``LONGEST_SECONDS`` ends it before."""
 
 LONGEST_SECONDS = 0.03
 """How long a run goes on. Pieces of text arrive together, and new requests wait, for no longer than this and a step."""
@@ -28,10 +31,12 @@ class PlainRun:
 
     Args:
         sequences: at least one.
+        drafts: what each plans.
         steps: most steps of each.
     """
 
     sequences: Many[Sequence]
+    drafts: Many[Draft]
     steps: tuple[int, ...]
 
     @phase("verify")
@@ -49,7 +54,7 @@ class PlainRun:
         until = time.perf_counter() + LONGEST_SECONDS
         requests = [_request(target, *each, until) for each in zip(self.sequences, self.steps, strict=True)]
         outputs = target.native.chain(requests, range(target.sublayer_count))
-        return [_outcome(*each) for each in zip(self.sequences, outputs, strict=True)]
+        return [_outcome(*each) for each in zip(self.sequences, self.drafts, outputs, strict=True)]
 
 
 def find_run(target: Target, sequences: Many[Sequence], drafts: Many[Draft]) -> PlainRun | None:
@@ -66,16 +71,17 @@ def find_run(target: Target, sequences: Many[Sequence], drafts: Many[Draft]) -> 
     steps = [_steps(*each) for each in zip(sequences, drafts, strict=True)]
     if max(steps) < 2 or min(steps) < 1 or not target.takes_chains(1):
         return None
-    return PlainRun(sequences, tuple(steps))
+    return PlainRun(sequences, drafts, tuple(steps))
 
 
 def _steps(sequence: Sequence, draft: Draft) -> int:
     """Most steps that a sequence may take without being asked between them; 0 where it wants to hear of each."""
-    if not isinstance(draft, NoDraft) or draft.steps == 1:
+    plain = draft.draft if isinstance(draft, PartDraft) else draft
+    if not isinstance(plain, NoDraft) or plain.steps == 1:
         return 0
     if not sequence.tokens_suffice or not sequence.context.follows_from_logits:
         return 0
-    return min(draft.steps, sequence.context.draft_limit + 1)
+    return min(plain.steps, sequence.context.draft_limit + 1)
 
 
 def _request(target: Target, sequence: Sequence, steps: int, until: float) -> ChainRequest:
@@ -88,12 +94,14 @@ def _request(target: Target, sequence: Sequence, steps: int, until: float) -> Ch
     return ChainRequest(layout, context.pending_id, (), go_on)
 
 
-def _outcome(sequence: Sequence, output: ChainOutput) -> Outcome | None:
-    count = output.finite
+def _outcome(sequence: Sequence, draft: Draft, output: ChainOutput) -> Outcome | None:
+    count, proposal = output.finite, empty_proposal(sequence.context)
     if not count:
         return None
+    if isinstance(draft, PartDraft):
+        proposal = replace(proposal, drafted_by=draft.part, forecast=draft.forecast)
     acceptance = Acceptance(tuple(range(count)), output.token_ids[:count])
-    return Outcome(empty_proposal(sequence.context), acceptance, _no_scores, None, {})
+    return Outcome(proposal, acceptance, _no_scores, None, {})
 
 
 def _no_scores() -> torch.Tensor:

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 
 from selfspec.decoding.draft import NoDraft
 from selfspec.decoding.drafter import Drafter, FixedDrafter, Prefill
+from selfspec.decoding.plain_run import MOST_STEPS
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings
-
-_STEPS = 16
-"""Most steps of a run. Where the host's share of their time is small already, ``LONGEST_SECONDS`` ends a run before."""
 
 
 @dataclass(frozen=True)
@@ -28,4 +26,4 @@ class Autoregressive(Method):
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        return FixedDrafter(NoDraft(steps=_STEPS))
+        return FixedDrafter(NoDraft(steps=MOST_STEPS))

@@ -6,6 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.kernels import needs_kernels
+from helpers.low_bit_model import random_model
+from selfspec import Engine
 from selfspec.decoding.draft import NoDraft, PartDraft
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.decoding.proposal import Proposal
@@ -22,6 +25,7 @@ from selfspec.methods.auto.shared_round import (
     with_caution,
 )
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.precision import Precision
 from selfspec.sampling.acceptance import Acceptance
 from selfspec.sampling.tree import EMPTY_TREE
@@ -90,14 +94,39 @@ def test_a_full_batch_is_decoded_plainly_and_a_smaller_one_copies_again() -> Non
         assert parts_of(drafters_of(costs, 4)) == 4 * [expected]
     steps = RowCosts((1, 4, 32), (1.0, 1.1, 31.0))
     drafters = drafters_of(steps, 16)
-    for token in (1, 2, 3, 4, 1):
+    for tokens in ((1,), (2, 3, 4), (1,)):
         assert parts_of(drafters) == 16 * ["plain"]
         for drafter in drafters:
-            drafter.learn(feedback_of((token,), steps(16) / 16))
+            drafter.learn(feedback_of(tokens, len(tokens) * steps(16) / 16))
+    assert drafters[0].verify_costs.factor == pytest.approx(1.0), "each step took what it was expected to take"
     assert all(drafter._unread for drafter in drafters)
     assert parts_of(drafters[:1]) == ["copies"]
     assert drafters[0]._copies.match_length == 13
     assert drafters[0]._copies._automaton.tokens[-5:] == [1, 2, 3, 4, 1]
+
+
+@needs_kernels
+def test_a_batch_in_which_no_draft_can_pay_runs_several_steps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompts = random_model(), [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+    wanted = Engine(model, method="autoregressive").generate(prompts, max_new_tokens=30, ignore_eos=True)
+    runs: list[int] = []
+    chain = NativeForward.chain
+
+    def counted(self: NativeForward, requests: Any, sublayers: Any) -> Any:
+        runs.append(len(requests))
+        return chain(self, requests, sublayers)
+
+    monkeypatch.setattr(NativeForward, "chain", counted)
+    monkeypatch.setattr(AutoDrafter, "may_gain", lambda *_: False)
+    results = Engine(model, method="auto", settings={"trial_seconds": 0.0}).generate(
+        prompts, max_new_tokens=30, ignore_eos=True
+    )
+    assert [each.token_ids for each in results] == [each.token_ids for each in wanted]
+    assert len(runs) < 29
+    assert all(count > 1 for count in runs)
+    for result in results:
+        assert [round.drafted_by for round in result.rounds] == ["plain"] * 29
+        assert all(round.forecast is not None for round in result.rounds)
 
 
 def test_layer_drafts_are_looked_for_where_their_forwards_can_pay() -> None:

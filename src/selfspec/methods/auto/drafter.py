@@ -9,6 +9,7 @@ from functools import cached_property
 from selfspec.decoding.draft import Draft, NoDraft, PartDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.plain_run import MOST_STEPS
 from selfspec.methods.auto.acceptance import Acceptance, SharedAcceptance
 from selfspec.methods.auto.allowance import Allowance
 from selfspec.methods.auto.assignments import Assignment
@@ -243,8 +244,8 @@ class AutoDrafter(Drafter):
         assert planned is not None
         if not planned.drafts and planned.shared is not None:
             self._unread += committed
-            self._expected.fade(_FADE)
-            planned.shared.hear(1, feedback.seconds.verify)
+            self._expected.fade(1 - (1 - _FADE) ** len(committed))
+            planned.shared.hear(1, feedback.seconds.verify / len(committed))
             return
         self._copies.extend(committed)
         if planned.guess is not None:
@@ -288,8 +289,8 @@ def _forecast(plan: Plan, verify: CostTable, *, held_back: bool = False) -> Fore
     return Forecast(plan.tokens_per_second, 1 / verify[1], held_back)
 
 
-def _plain_draft(verify: CostTable, *, held_back: bool = False) -> PartDraft:
-    return PartDraft(NoDraft(), "plain", _forecast(plain(verify), verify, held_back=held_back))
+def _plain_draft(verify: CostTable, *, held_back: bool = False, steps: int = 1) -> PartDraft:
+    return PartDraft(NoDraft(steps), "plain", _forecast(plain(verify), verify, held_back=held_back))
 
 
 def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:
@@ -303,16 +304,16 @@ def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:
         return [drafters[0].plan()]
     costs = drafters[0].verify_costs
     shared, verify = SharedRound(count, costs), with_caution(costs.now(count), count)
-    least, plain_draft = least_acceptance(verify), _plain_draft(verify)
+    least = least_acceptance(verify)
     of_layers = {
         layers: math.inf if layers is None else least_acceptance_of_layers(verify, layers.now(count))
         for layers in {drafter.layer_costs for drafter in drafters}
     }
+    may_gain = {drafter: drafter.may_gain(least, of_layers[drafter.layer_costs]) for drafter in drafters}
+    plain_draft = _plain_draft(verify, steps=1 if any(may_gain.values()) else MOST_STEPS)
     drafts = {
-        drafter: drafter.plan_among(count, shared=shared)
-        if drafter.may_gain(least, of_layers[drafter.layer_costs])
-        else drafter.plan_nothing(plain_draft, shared)
-        for drafter in drafters
+        drafter: drafter.plan_among(count, shared=shared) if gains else drafter.plan_nothing(plain_draft, shared)
+        for drafter, gains in may_gain.items()
     }
     while (drafting := [drafter for drafter in drafters if drafter.drafts_layers]) and len(drafting) < sharing:
         # Fewer pay for the draft's forwards than was thought: some may choose differently.
