@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from helpers.drafts import begin, ngram_model, play
+from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from helpers.models import VOCABULARY, build, plain_text, prompt
 from helpers.scripted import Scripted
@@ -18,6 +19,7 @@ from selfspec.errors import InvalidSettingError, MethodLoadError, StateError, Un
 from selfspec.methods import find_method, make_method
 from selfspec.methods.cascade import Cascade
 from selfspec.methods.settings import parse_settings, setting_values
+from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance
 from selfspec.sampling.tree import TokenTree
@@ -99,6 +101,28 @@ def test_nested_drafts_are_the_same_in_fewer_forwards(sampling: dict[str, Any]) 
     assert sum(record.guessed for record in without) == 0
     if not sampling:
         assert sum(record.guessed for record in with_guesses) > 0
+
+
+@needs_kernels
+@pytest.mark.parametrize("first", ["suffix", "token-recycling"])
+def test_other_parts_are_asked_after_each_step_of_plain_decoding(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone it runs several steps in one call; here each may give another part something to draft."""
+    calls: list[int] = []
+    chain = NativeForward.chain
+
+    def counted(self: NativeForward, *arguments: Any) -> Any:
+        calls.append(len(arguments[0]))
+        return chain(self, *arguments)
+
+    monkeypatch.setattr(NativeForward, "chain", counted)
+    limits = {"max_new_tokens": 30, "ignore_eos": True}
+    plain = Engine(MODEL, method="autoregressive").generate(repeating(), **limits)
+    assert calls, "plain decoding alone runs several steps in one call"
+    calls.clear()
+    result = Engine(MODEL, method=f"cascade({first}, autoregressive)").generate(repeating(), **limits)
+    assert not calls
+    assert result.token_ids == plain.token_ids
+    assert any(each.drafted_by == "autoregressive" for each in result.rounds)
 
 
 def test_a_match_that_is_long_enough_drafts() -> None:

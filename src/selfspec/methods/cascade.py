@@ -207,6 +207,8 @@ class CascadeDrafter(Drafter):
         self._level, self._planned = level, draft
         if level and self._method.settings.nested and isinstance(draft, LayerDraft):
             draft = replace(draft, guess=self._guess)
+        if isinstance(draft, NoDraft):
+            draft = NoDraft()  # the parts before it look again after each step
         return PartDraft(draft, self._method.methods[level].name)
 
     @property
