@@ -36,5 +36,5 @@ def parse_device(device: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise DeviceError(f"device '{device}' cannot be used: {first_line(error)}") from error
     if parsed.type == "meta":
-        raise DeviceError("device 'meta' holds no numbers; choose cpu or an accelerator")
+        raise DeviceError("device 'meta' has no data; use 'cpu' or 'cuda'")
     return parsed
