@@ -84,7 +84,7 @@ def _run(
     """Answers requests until a signal ends the process, or the engine fails."""
     from selfspec.serve.app import AppOptions, create_app
     from selfspec.serve.logs import set_up_logs
-    from selfspec.serve.server import serve as run_server
+    from selfspec.serve.server import run_server
     from selfspec.serve.service import Service
 
     silence_libraries()

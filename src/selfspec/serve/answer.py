@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selfspec.async_engine import RequestStream
-from selfspec.serve.responses import CachedTokens, FinishReason, Report, ReportedToken, Usage
+from selfspec.serve.responses import ApiFinishReason, CachedTokens, Report, ReportedToken, Usage
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.speedup import Savings
 from selfspec.serve.tools import ParsedCall, StopText, ToolCallParser
@@ -87,7 +87,7 @@ class Answer:
         return self.result
 
     @property
-    def finish_reason(self) -> FinishReason:
+    def finish_reason(self) -> ApiFinishReason:
         """Why it ended, in the words of the API."""
         if self.calls:
             return "tool_calls"

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from selfspec.serve.answer import Answer, usage
 from selfspec.serve.responses import (
     AnswerMessage,
+    ApiFinishReason,
     CalledFunction,
     CalledTool,
     ChatChoice,
@@ -20,7 +21,6 @@ from selfspec.serve.responses import (
     CompletionChoice,
     CompletionLogprobs,
     Delta,
-    FinishReason,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -222,7 +222,7 @@ class CompletionForm:
         answer: Answer,
         text: str,
         logprobs: CompletionLogprobs | None = None,
-        finish_reason: FinishReason | None = None,
+        finish_reason: ApiFinishReason | None = None,
     ) -> Completion:
         return self._body(
             [CompletionChoice(index=answer.index, text=text, logprobs=logprobs, finish_reason=finish_reason)]

@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def serve(
+def run_server(
     app: FastAPI,
     service: Service,
     address: Address,
@@ -82,15 +82,7 @@ def serve(
     drain_seconds: float = 60.0,
     started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answers requests until a signal ends the process.
-
-    Args:
-        app: the application.
-        service: of the application.
-        address: where ``listening`` listens.
-        listening: the socket.
-        drain_seconds: most time for running answers after a signal.
-        started: is called when requests are taken.
+    """Answers requests at an address until a signal ends the process; calls ``started`` when it takes requests.
 
     Raises:
         EngineFailedError: the engine's thread ended by an exception.
