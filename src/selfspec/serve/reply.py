@@ -160,11 +160,11 @@ async def side_by_side(answers: Sequence[Answer]) -> AsyncIterator[tuple[Answer,
     left = len(tasks)
     try:
         while left:
-            answer, pieces = await queue.get()
-            if isinstance(pieces, Exception):
-                raise pieces
-            left -= not pieces
-            yield answer, pieces
+            answer, step = await queue.get()
+            if isinstance(step, Exception):
+                raise step
+            left -= not step
+            yield answer, step
     finally:
         for task in tasks:
             task.cancel()
