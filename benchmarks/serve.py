@@ -3,7 +3,7 @@
 ``python benchmarks/serve.py load --out FILE`` starts servers in turns and measures each with 1, 2, 4 … clients;
 ``--append`` adds repeats to a file. ``table FILE`` prints its medians in Markdown, ``page FILE`` writes them into
 ``docs/serving.md``. ``soak`` lets many clients, good and
-bad ones, use a server for minutes, and ``faults`` kills a worker; both say at the end what was wrong.
+bad ones, use a server for minutes, and says at the end what was wrong.
 
 Needs a quiet machine for ``load``. Servers: ``selfspec:METHOD``; ``engine:METHOD``, which is ``selfspec generate``
 without a server; ``transformers`` and ``transformers-cb`` (continuous batching); ``llama.cpp``; ``vllm`` and
@@ -36,7 +36,6 @@ import torch
 from selfspec.files import replace_file
 from selfspec_lab.bench.stamp import make_stamp
 from serving.alone import generate_alone
-from serving.faults import kill_worker, workers_of
 from serving.figures import aims, table
 from serving.known import Chat, answer_alone, varied
 from serving.load import levels_of
@@ -99,9 +98,9 @@ def soak_server(options: argparse.Namespace) -> None:
     chats = varied(read_prompts(options.prompts), options.chats)
     answers = answer_alone(options.model, "autoregressive", chats)
     known = [(chat, answer.text) for chat, answer in zip(chats, answers, strict=True)]
-    result = _begin(options, "serve-soak", ("model", "method", "chats", "clients", "seconds", "workers"))
+    result = _begin(options, "serve-soak", ("model", "method", "chats", "clients", "seconds"))
     port, files = free_port(), Files(options.model, Path())
-    command = [*command_of(f"selfspec:{options.method}", files, port), "--workers", str(options.workers)]
+    command = command_of(f"selfspec:{options.method}", files, port)
     with tempfile.TemporaryDirectory() as folder, running(command, options.model, port, Path(folder)) as started:
         found = asyncio.run(soak(started, known, clients=options.clients, seconds=options.seconds))
     _write(options.out, {**result, **found.fields()})
@@ -134,24 +133,6 @@ def print_tables(result: Mapping[str, Any]) -> None:
     print("\n".join(aims(samples)))
     for failure in result.get("failures", ()):
         print(f"{failure['server']} failed: {failure['error']}")
-
-
-def kill_workers(options: argparse.Namespace) -> None:
-    """Kills the workers of a server one after the other while they answer, and writes what happened."""
-    chats = varied(read_prompts(options.prompts), options.chats)
-    answers = answer_alone(options.model, "autoregressive", chats)
-    known = [(chat, answer.text) for chat, answer in zip(chats, answers, strict=True)]
-    result = _begin(options, "serve-faults", ("model", "method", "chats", "workers"))
-    port, files = free_port(), Files(options.model, Path())
-    with tempfile.TemporaryDirectory() as folder:
-        state = ["--state", str(Path(folder) / "state"), "--state-seconds", "1"]
-        command = [*command_of(f"selfspec:{options.method}", files, port), "--workers", str(options.workers), *state]
-        with running(command, options.model, port, Path(folder)) as started:
-            for worker in workers_of(started):
-                result["samples"].append(asyncio.run(kill_worker(started, worker, known)))
-                print(json.dumps(result["samples"][-1]), flush=True)
-            loaded = started.log.read_text(encoding="utf-8").count("has learned")
-    _write(options.out, {**result, "states_loaded": loaded})
 
 
 def _begin(options: argparse.Namespace, name: str, chosen: Sequence[str]) -> dict[str, Any]:
@@ -193,19 +174,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     soaking.add_argument("--clients", type=int, default=200)
     soaking.add_argument("--seconds", type=float, default=600.0)
     soaking.add_argument("--chats", type=int, default=100, help="different chats")
-    soaking.add_argument("--workers", type=int, default=0)
-    killing = commands.add_parser("faults", help="kill workers while they answer")
-    killing.add_argument("--chats", type=int, default=24, help="different chats, sent together")
-    killing.add_argument("--workers", type=int, default=2)
-    for each in (soaking, killing):
-        each.add_argument("--prompts", type=Path, help="JSON lines; default: built-in messages")
-        each.add_argument("--out", type=Path, required=True)
-        each.set_defaults(append=False)
+    soaking.add_argument("--prompts", type=Path, help="JSON lines; default: built-in messages")
+    soaking.add_argument("--out", type=Path, required=True)
+    soaking.set_defaults(append=False)
     single = commands.add_parser("alone", help="answer the chats of standard input without a server")
-    killing.add_argument("--method", default="token-recycling")
     for each in (soaking, single):
         each.add_argument("--method", default="auto")
-    for each in (loading, soaking, killing, single):
+    for each in (loading, soaking, single):
         each.add_argument("--model", default="smollm2")
     showing = commands.add_parser("table", help="print a file of load as tables")
     writing = commands.add_parser("page", help="write a file of load into docs/serving.md")
@@ -213,9 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         each.add_argument("file", type=Path)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that servers are ended
-    {"load": load, "alone": alone, "soak": soak_server, "faults": kill_workers, "table": show, "page": write_page}[
-        options.command
-    ](options)
+    {"load": load, "alone": alone, "soak": soak_server, "table": show, "page": write_page}[options.command](options)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from selfspec.decoding.scheduler import Scheduler
 from selfspec.errors import (
     ContextLengthError,
     EngineClosedError,
+    EngineFailedError,
     InvalidParameterError,
     InvalidPromptError,
     InvalidSettingError,
@@ -186,6 +187,27 @@ def test_a_full_queue_refuses_and_takes_again() -> None:
         assert (await served.generate(prompt(5), max_new_tokens=3)).new_token_count == 3
 
     run(scenario, max_batch=1, max_waiting=2)
+
+
+def test_an_engine_whose_thread_ends_fails_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(BaseException): ...
+
+    def fail(_: Scheduler) -> None:
+        raise Broken("out of order")
+
+    async def scenario(served: AsyncEngine) -> None:
+        assert served.failure is None
+        stream = served.submit(prompt(1), **LONG)
+        await stream.__anext__()
+        monkeypatch.setattr(Scheduler, "step", fail)
+        with pytest.raises(EngineFailedError, match="Broken: out of order"):
+            async for _ in stream:
+                pass
+        assert isinstance(served.failure, Broken)
+        with pytest.raises(EngineFailedError, match="make another engine"):
+            served.submit(prompt(2))
+
+    run(scenario)
 
 
 def test_an_engine_that_does_not_run_says_so() -> None:

@@ -14,7 +14,7 @@ from selfspec.decoding.prefix_cache import PrefixCache, PrefixCacheStats
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.engine import Engine
 from selfspec.engine_stats import EngineStats, MethodCounts, Tally
-from selfspec.errors import EngineClosedError, InvalidParameterError, QueueFullError
+from selfspec.errors import EngineClosedError, EngineFailedError, InvalidParameterError, QueueFullError, first_line
 from selfspec.generation import Job, changed
 from selfspec.memory import PeakMemory, free_bytes
 from selfspec.methods.pool import MethodPool
@@ -168,7 +168,7 @@ class AsyncEngine:
             SelfSpecError: prompt, parameters, method or settings do not fit.
             RequestTooLargeError: it could never be admitted, since it needs more than ``memory_limit``.
             QueueFullError: too many requests wait.
-            EngineClosedError: the engine does not run, or is being closed.
+            EngineClosedError: the engine does not run, or is being closed; ``EngineFailedError`` if it failed.
         """
         loop = asyncio.get_running_loop()
         setup = self.engine.setup
@@ -208,6 +208,11 @@ class AsyncEngine:
         """Requests that hold a place; as in ``stats``, at no cost."""
         return self._scheduler.running
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The exception that ended its thread: it takes no more requests; ``None`` if there was none."""
+        return self._worker.failure
+
     def stats(self) -> EngineStats:
         """What it did so far, and what it holds now."""
         running, prefixes = self._scheduler.running, self._memory.prefixes
@@ -226,8 +231,8 @@ class AsyncEngine:
             raise EngineClosedError("the engine is closed, or is being closed; make another one")
         if not self._started:
             raise EngineClosedError("the engine is not started; use it in 'async with', or call start() first")
-        if not self._worker.alive:
-            raise EngineClosedError("the engine's worker has ended; make another engine")
+        if self.failure is not None:
+            raise EngineFailedError(f"the engine failed: {first_line(self.failure)}; make another engine")
 
 
 def _check_at_least(least: int, **values: int | None) -> None:

@@ -71,6 +71,10 @@ class EngineClosedError(SelfSpecError):
     """The engine is closed, or was closed before the request ended."""
 
 
+class EngineFailedError(EngineClosedError):
+    """An unexpected exception ended the engine's thread, and all of its requests; make another engine."""
+
+
 class RequestCancelledError(SelfSpecError):
     """The request was cancelled before it ended."""
 
@@ -81,10 +85,6 @@ class RequestFailedError(SelfSpecError):
 
 class ServeError(SelfSpecError):
     """A server cannot start: its port is in use, its certificate is missing."""
-
-
-class WorkerDiedError(SelfSpecError):
-    """The process of a server that was writing an answer ended; it is started again."""
 
 
 class MissingPackageError(SelfSpecError):

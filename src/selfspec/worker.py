@@ -5,12 +5,13 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Literal
 
 from selfspec.decoding.events import Event, Failed, Finished
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.engine_stats import Tally
-from selfspec.errors import EngineClosedError, RequestFailedError, SelfSpecError, first_line
+from selfspec.errors import EngineClosedError, EngineFailedError, RequestFailedError, SelfSpecError, first_line
 from selfspec.memory import PeakMemory
 from selfspec.request_stream import Delivery, RequestStream
 from selfspec.runtimes.overlap import overlapped
@@ -26,6 +27,9 @@ class Worker:
         overlaps: hand pieces over when the next step begins to compute, some tenths of a millisecond later, so that
             event loops do not hold up what has to be done before. Only where steps are native forwards
             (``runtimes.overlap``).
+
+    Attributes:
+        failure: the exception that ended the thread; ``None`` while it runs, and after ``stop``.
     """
 
     def __init__(self, scheduler: Scheduler, memory: PeakMemory, tally: Tally, *, overlaps: bool = False) -> None:
@@ -39,6 +43,7 @@ class Worker:
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._draining = self._stopped = False
+        self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="selfspec-worker", daemon=True)
 
     @property
@@ -89,13 +94,18 @@ class Worker:
             self._wake.notify()
 
     def _run(self) -> None:
+        error = EngineClosedError("the engine was closed before the request ended")
         try:
             while self._wait_for_work():
                 self._work()
+        except BaseException as failure:
+            self.failure = failure
+            error = EngineFailedError(f"the engine failed: {type(failure).__name__}: {first_line(failure)}")
+            error.__cause__ = failure
         finally:
-            self._hand_over()
-            self._run_commands()
-            self._end_all(EngineClosedError("the engine was closed before the request ended"))
+            with suppress(Exception):  # requests that were added last are ended too
+                self._run_commands()
+            self._end_all(error)
 
     def _wait_for_work(self) -> bool:
         """Waits for something to do and runs the commands; returns false where the thread is to end."""
@@ -107,10 +117,8 @@ class Worker:
         return not stopped and (self._scheduler.busy or not draining)
 
     def _run_commands(self) -> None:
-        with self._wake:
-            commands, self._commands = self._commands, deque()
-        for command in commands:
-            command()
+        while self._commands:
+            self._commands.popleft()()
 
     def _work(self) -> None:
         if not self._scheduler.busy:
@@ -175,11 +183,11 @@ class Worker:
 
     def _end_all(self, error: SelfSpecError) -> None:
         streams, self._streams = list(self._streams.values()), {}
+        self._ready += [Delivery(stream, [], True, error) for stream in streams]
+        self._hand_over()
         for stream in streams:
             self._scheduler.remove(stream.job.request)
             self._ended("failed", stream)
-        self._ready += [Delivery(stream, [], True, error) for stream in streams]
-        self._hand_over()
 
     def _ended(self, how: Literal["finished", "cancelled", "failed"], stream: RequestStream) -> None:
         with self._wake:

@@ -1,4 +1,4 @@
-"""Servers for tests: one in this process, and a backend that says what it is told to."""
+"""Servers for tests: one in this process, and an engine that says what it is told to."""
 
 import asyncio
 import json
@@ -8,67 +8,70 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
+from selfspec.async_engine import EngineStats
 from selfspec.serve.app import AppOptions, create_app
-from selfspec.serve.backend import Backend, Ended, Load, ModelInfo, Token
-from selfspec.serve.limits import Limits
+from selfspec.serve.request_params import RequestLimits
+from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.service import Service
-from selfspec.types import SamplingParams, TokenLogprobs
+from selfspec.serve.speedup import PlainSteps
+from selfspec.types import Generation, PhaseSeconds, Round, SamplingParams, TextPiece, TokenLogprobs, TokenOrigin
 
 NAME = "tiny-test"
 
 
-class ScriptedAnswer:
-    """Says a text, a character a step."""
+class ScriptedStream:
+    """Says a text, a character a step: the first one of the prompt, then rounds of one draft token and another one."""
 
-    def __init__(self, backend: "ScriptedBackend", prompt: Sequence[int], params: SamplingParams, method: str) -> None:
-        tokenizer = backend.model.tokenizer
-        self._ids = tokenizer.encode(backend.text, add_special_tokens=False)[: params.max_new_tokens]
+    def __init__(self, engine: "ScriptedEngine", prompt: Sequence[int], params: SamplingParams, method: str) -> None:
+        tokenizer = engine.tokenizer
+        self._ids = tokenizer.encode(engine.text, add_special_tokens=False)[: params.max_new_tokens]
         self._texts = [str(tokenizer.decode([token_id])) for token_id in self._ids]
-        self._backend, self._prompt, self._params, self._method = backend, prompt, params, method
+        self._engine, self._prompt, self._params, self._method = engine, prompt, params, method
         self._place = 0
         self.cancelled = False
 
-    def __aiter__(self) -> "ScriptedAnswer":
-        return self
-
-    async def __anext__(self) -> Sequence[Token]:
+    async def next_pieces(self) -> list[TextPiece]:
         await asyncio.sleep(0)
         place, self._place = self._place, self._place + 1
-        if place == self._backend.fails_at:
-            raise self._backend.failure
-        if self._backend.pauses_at is not None and place >= self._backend.pauses_at and not self.cancelled:
-            await self._backend.resumed.wait()
+        if place == self._engine.fails_at:
+            raise self._engine.error
+        if self._engine.pauses_at is not None and place >= self._engine.pauses_at and not self.cancelled:
+            await self._engine.resumed.wait()
         if place >= len(self._ids):
             raise StopAsyncIteration
-        token_id = self._ids[place]
-        logprob = None
-        asked = self._params.logprobs
+        token_id, logprobs, asked = self._ids[place], None, self._params.logprobs
         if asked is not None:
-            logprob = TokenLogprobs(token_id, -0.5, ((token_id, -0.5), (0, -2.0))[:asked])
-        origin = "prefill" if place == 0 else "draft" if place % 2 else "target"
-        drafted_by = self._method if origin == "draft" else None
-        return [Token(self._texts[place], token_id, origin, drafted_by, logprob)]
+            logprobs = TokenLogprobs(token_id, -0.5, ((token_id, -0.5), (0, -2.0))[:asked])
+        return [TextPiece(self._texts[place], token_id, self._origins[place], logprobs)]
 
     @property
-    def ended(self) -> Ended:
-        count = len(self._ids)
+    def _origins(self) -> list[TokenOrigin]:
+        return ["prefill" if place == 0 else "draft" if place % 2 else "target" for place in range(len(self._ids))]
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """As many as the pieces so far are of."""
+        pairs = [tuple(self._ids[place : place + 2]) for place in range(1, min(self._place, len(self._ids)), 2)]
+        return tuple(Round(1, 1, 1, pair, None, None, PhaseSeconds(verify=len(pair) / 2)) for pair in pairs)
+
+    @property
+    def result(self) -> Generation:
         prompt = None
         if self._params.prompt_logprobs is not None:
             prompt = (None, *(TokenLogprobs(token_id, -1.0, ((token_id, -1.0),)) for token_id in self._prompt[1:]))
-        return Ended(
-            finish_reason="length" if count == self._params.max_new_tokens else "eos",
-            prompt_tokens=len(self._prompt),
-            cached_tokens=2,
-            new_tokens=count,
+        return Generation(
+            text="".join(self._texts),
+            token_ids=tuple(self._ids),
+            origins=tuple(self._origins),
+            prompt_token_count=len(self._prompt),
             method=self._method,
-            rounds=count // 2,
-            drafts=count // 2,
-            drafted=count // 2,
-            accepted=count // 2,
-            accepted_at=(count // 2,),
-            tokens_per_second=10.0,
-            plain_seconds=2.0,
-            round_seconds=1.0,
+            settings={},
+            finish_reason="length" if len(self._ids) == self._params.max_new_tokens else "eos",
+            seconds=1.0 + (len(self._ids) - 1) / 10,
+            prefill_seconds=1.0,
+            rounds=self.rounds,
+            peak_memory_bytes=0,
+            cached_prompt_tokens=2,
             prompt_logprobs=prompt,
         )
 
@@ -76,47 +79,62 @@ class ScriptedAnswer:
         self.cancelled = True
 
 
-class ScriptedBackend:
+class ScriptedSteps(PlainSteps):
+    """A plain step takes as long as a round of two tokens."""
+
+    def __init__(self) -> None:
+        pass
+
+    def share(self, sequences: int) -> float:
+        return 1.0
+
+    def learn(self, record: Round, sequences: int) -> None:
+        pass
+
+
+class ScriptedEngine(ServedEngine):
     """Answers every prompt with the same text."""
+
+    failure: BaseException | None = None
+    ready = True
+    running = 1
 
     def __init__(self, text: str = "Hello there.", *, chat_template: str | None = CHAT_TEMPLATE) -> None:
         self.text = text
         self.fails_at: int | None = None
-        self.failure: Exception = RuntimeError("broken")
+        self.error: Exception = RuntimeError("broken")
         self.refuses: Exception | None = None
         self.pauses_at: int | None = None
         self.resumed = asyncio.Event()
-        self.answers: list[ScriptedAnswer] = []
+        self.streams: list[ScriptedStream] = []
         self.asked: list[tuple[list[int], SamplingParams, str | None]] = []
-        tokenizer = make_tokenizer(chat_template=chat_template)
-        self.model = ModelInfo(tokenizer, 128, 1024, "auto", ("auto", "autoregressive", "suffix"))
-        self.ready = True
+        self.tokenizer = make_tokenizer(chat_template=chat_template)
+        self.vocab_size, self.context = 128, 1024
+        self.method, self.methods = "auto", ("auto", "autoregressive", "suffix")
+        self.plain = ScriptedSteps()
 
     async def start(self) -> None:
         pass
 
-    async def submit(
+    async def submit(  # type: ignore[override]
         self, token_ids: Sequence[int], params: SamplingParams, *, method: str | None, request_id: str
-    ) -> ScriptedAnswer:
+    ) -> ScriptedStream:
         if self.refuses is not None:
             raise self.refuses
         self.asked.append((list(token_ids), params, method))
-        self.answers.append(ScriptedAnswer(self, token_ids, params, method or "auto"))
-        return self.answers[-1]
+        self.streams.append(ScriptedStream(self, token_ids, params, method or "auto"))
+        return self.streams[-1]
 
-    def load(self) -> Load:
-        return Load(running=sum(not answer.cancelled for answer in self.answers), cache_limit=100, cache_bytes=25)
+    def stats(self) -> EngineStats:
+        return EngineStats(cache_limit=100, cache_bytes=25)
 
     async def close(self) -> None:
         pass
 
-    def stop_now(self) -> None:
-        pass
 
-
-def make_client(backend: Backend, limits: Limits | None = None, **options: Any) -> TestClient:
+def make_client(engine: ServedEngine, limits: RequestLimits | None = None, **options: Any) -> TestClient:
     """A client of an application in this process. Exceptions of the server are answers with status 500."""
-    app = create_app(Service(backend, [NAME], limits), AppOptions(**options))
+    app = create_app(Service(engine, [NAME], limits), AppOptions(**options))
     return TestClient(app, raise_server_exceptions=False)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from helpers.serving import ScriptedBackend, events, make_client
-from selfspec.errors import RequestFailedError, WorkerDiedError
+from helpers.serving import ScriptedEngine, events, make_client
+from selfspec.errors import EngineFailedError, RequestFailedError
 from selfspec.serve.app import create_app
-from selfspec.serve.limits import Limits
 from selfspec.serve.logs import JsonFormatter
+from selfspec.serve.request_params import RequestLimits
 from selfspec.serve.service import Service
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -20,34 +20,42 @@ PATH = "/v1/chat/completions"
 
 
 def test_health_readiness_and_version() -> None:
-    backend = ScriptedBackend()
-    with make_client(backend) as client:
+    scripted = ScriptedEngine()
+    with make_client(scripted) as client:
         assert client.get("/health").json() == {"status": "ok"}
         assert client.get("/ready").json() == {"status": "ready"}
         assert client.get("/version").json() == {"version": "0.1.0"}
-        backend.ready = False
+        scripted.ready = False
         for answer in (client.get("/ready"), client.post(PATH, json=CHAT)):
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
             assert answer.headers["Retry-After"] == "1"
         assert client.get("/health").status_code == 200
 
 
+def test_a_server_whose_engine_failed_is_not_healthy() -> None:
+    scripted = ScriptedEngine()
+    with make_client(scripted) as client:
+        scripted.failure = RuntimeError("broken")
+        for answer in (client.get("/health"), client.get("/ready"), client.post(PATH, json=CHAT)):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")
+
+
 def test_a_server_that_is_about_to_end_takes_no_requests() -> None:
-    with make_client(ScriptedBackend()) as client:
+    with make_client(ScriptedEngine()) as client:
         client.app.state.service.draining = True  # type: ignore[attr-defined]
         assert client.get("/ready").status_code == 503
         assert client.post(PATH, json=CHAT).json()["error"]["code"] == "draining"
 
 
 def test_errors_of_paths_and_methods_have_openais_form() -> None:
-    with make_client(ScriptedBackend()) as client:
+    with make_client(ScriptedEngine()) as client:
         for answer, status in ((client.get("/v1/nothing"), 404), (client.get(PATH), 405), (client.get("/page/x"), 404)):
             assert answer.status_code == status
             assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
 def test_keys() -> None:
-    with make_client(ScriptedBackend(), api_keys=["first", "second"]) as client:
+    with make_client(ScriptedEngine(), api_keys=["first", "second"]) as client:
         for header in ("Bearer first", "bearer second"):
             assert client.get("/v1/models", headers={"Authorization": header}).status_code == 200
         for headers in (
@@ -68,7 +76,7 @@ def test_keys() -> None:
 
 
 def test_the_page_is_served_with_its_headers() -> None:
-    with make_client(ScriptedBackend()) as client:
+    with make_client(ScriptedEngine()) as client:
         page, style = client.get("/"), client.get("/page/style.css")
     assert page.headers["Content-Type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["Content-Security-Policy"]
@@ -76,9 +84,9 @@ def test_the_page_is_served_with_its_headers() -> None:
 
 
 def test_other_origins_are_allowed_by_name() -> None:
-    with make_client(ScriptedBackend()) as client:
+    with make_client(ScriptedEngine()) as client:
         assert "access-control-allow-origin" not in client.get("/health", headers={"Origin": "https://a.test"}).headers
-    with make_client(ScriptedBackend(), cors_origins=["https://a.test"], api_keys=["key"]) as client:
+    with make_client(ScriptedEngine(), cors_origins=["https://a.test"], api_keys=["key"]) as client:
         preflight = {"Origin": "https://a.test", "Access-Control-Request-Method": "POST"}
         assert client.options(PATH, headers=preflight).status_code == 200
         refused = client.post(PATH, json=CHAT, headers={"Origin": "https://a.test"})
@@ -92,7 +100,7 @@ def test_bodies_that_are_too_large() -> None:
     def chunks() -> Any:
         yield from [b"x" * 100] * 20
 
-    with make_client(ScriptedBackend(), Limits(body_bytes=1000)) as client:
+    with make_client(ScriptedEngine(), RequestLimits(body_bytes=1000)) as client:
         for content in (b"x" * 1001, chunks()):
             answer = client.post(PATH, content=content, headers={"Content-Type": "application/json"})
             assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
@@ -101,7 +109,7 @@ def test_bodies_that_are_too_large() -> None:
 
 
 def test_ids_of_requests() -> None:
-    with make_client(ScriptedBackend()) as client:
+    with make_client(ScriptedEngine()) as client:
         assert client.get("/health", headers={"x-request-id": "my-id:1"}).headers["x-request-id"] == "my-id:1"
         made = [client.get("/health", headers={"x-request-id": given}).headers["x-request-id"] for given in ("", "a b")]
     assert len(set(made)) == 2
@@ -109,7 +117,7 @@ def test_ids_of_requests() -> None:
 
 
 def test_the_log_says_what_happened_and_no_text(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "selfspec"), make_client(ScriptedBackend("secret words")) as client:
+    with caplog.at_level(logging.INFO, "selfspec"), make_client(ScriptedEngine("secret words")) as client:
         client.post(PATH, json=CHAT, headers={"x-request-id": "one"})
         client.get("/health")
     lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
@@ -120,7 +128,7 @@ def test_the_log_says_what_happened_and_no_text(caplog: pytest.LogCaptureFixture
 
 
 def test_metrics_have_vllms_names() -> None:
-    with make_client(ScriptedBackend()) as client:
+    with make_client(ScriptedEngine()) as client:
         client.post(PATH, json={**CHAT, "stream": True})
         client.post(PATH, json={**CHAT, "n": 2, "max_tokens": 4})
         client.post(PATH, json={})
@@ -148,12 +156,12 @@ def test_metrics_have_vllms_names() -> None:
 
 @pytest.mark.parametrize(
     ("failure", "status", "code"),
-    [(WorkerDiedError("it died"), 503, "worker_died"), (RequestFailedError("broken"), 500, None)],
+    [(EngineFailedError("it died"), 503, "engine_failed"), (RequestFailedError("broken"), 500, None)],
 )
 def test_an_answer_that_fails_half_way(failure: Exception, status: int, code: str | None) -> None:
-    backend = ScriptedBackend()
-    backend.fails_at, backend.failure = 3, failure
-    with make_client(backend) as client:
+    scripted = ScriptedEngine()
+    scripted.fails_at, scripted.error = 3, failure
+    with make_client(scripted) as client:
         whole = client.post(PATH, json=CHAT)
         *chunks, last = events(client.post(PATH, json={**CHAT, "stream": True}).text)
         metrics = client.get("/metrics").text
@@ -164,9 +172,9 @@ def test_an_answer_that_fails_half_way(failure: Exception, status: int, code: st
 
 
 def test_an_unexpected_exception_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    backend = ScriptedBackend()
-    backend.fails_at, backend.failure = 3, ZeroDivisionError("oh")
-    with make_client(backend) as client:
+    scripted = ScriptedEngine()
+    scripted.fails_at, scripted.error = 3, ZeroDivisionError("oh")
+    with make_client(scripted) as client:
         whole = client.post(PATH, json=CHAT)
         *_, last = events(client.post(PATH, json={**CHAT, "stream": True}).text)
     assert whole.status_code == 500
@@ -175,12 +183,12 @@ def test_an_unexpected_exception_is_answered_and_logged(caplog: pytest.LogCaptur
     assert sum(record.exc_info is not None for record in caplog.records) == 2
 
 
-def run_until_gone(backend: ScriptedBackend, body: dict[str, Any], gone: Callable[[Sequence[Any]], bool]) -> list[Any]:
+def run_until_gone(scripted: ScriptedEngine, body: dict[str, Any], gone: Callable[[Sequence[Any]], bool]) -> list[Any]:
     """Sends a request from a client that goes away when ``gone`` says so of what it has received."""
 
     async def run() -> list[Any]:
-        backend.resumed = asyncio.Event()
-        app = create_app(Service(backend, ["m"]))
+        scripted.resumed = asyncio.Event()
+        app = create_app(Service(scripted, ["m"]))
         received: list[Any] = []
         sent, away = False, asyncio.Event()
 
@@ -213,21 +221,21 @@ def run_until_gone(backend: ScriptedBackend, body: dict[str, Any], gone: Callabl
 
 
 def test_a_client_that_leaves_a_stream_cancels_its_answers() -> None:
-    backend = ScriptedBackend()
-    backend.pauses_at = 4
-    run_until_gone(backend, {**CHAT, "stream": True, "n": 2}, lambda received: len(received) > 8)
-    assert [answer.cancelled for answer in backend.answers] == [True, True]
+    scripted = ScriptedEngine()
+    scripted.pauses_at = 4
+    run_until_gone(scripted, {**CHAT, "stream": True, "n": 2}, lambda received: len(received) > 8)
+    assert [stream.cancelled for stream in scripted.streams] == [True, True]
 
 
 def test_a_client_that_does_not_wait_cancels_its_answer() -> None:
-    backend = ScriptedBackend()
-    backend.pauses_at = 4
-    run_until_gone(backend, CHAT, lambda _: bool(backend.answers))
-    assert backend.answers[0].cancelled
+    scripted = ScriptedEngine()
+    scripted.pauses_at = 4
+    run_until_gone(scripted, CHAT, lambda _: bool(scripted.streams))
+    assert scripted.streams[0].cancelled
 
 
 def test_the_document_names_what_requests_may_have() -> None:
-    with make_client(ScriptedBackend()) as client:
+    with make_client(ScriptedEngine()) as client:
         document = client.get("/openapi.json").json()
         assert client.get("/docs").status_code == 404  # its page would load scripts from elsewhere
     assert "422" not in json.dumps(document["paths"])

@@ -8,19 +8,20 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given, settings
 
-from helpers.serving import ScriptedBackend, make_client
-from selfspec.errors import OutOfMemoryError, QueueFullError, WorkerDiedError
-from selfspec.serve.limits import Limits
+from helpers.serving import ScriptedEngine, make_client
+from selfspec.errors import EngineFailedError, OutOfMemoryError, QueueFullError
+from selfspec.serve.api_errors import as_invalid
+from selfspec.serve.request_params import RequestLimits
 from selfspec.serve.requests import ChatRequest, CompletionRequest
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
-LIMITS = Limits(body_bytes=100_000, prompt_tokens=200, new_tokens=100, choices=4)
+LIMITS = RequestLimits(body_bytes=100_000, prompt_tokens=200, new_tokens=100, choices=4)
 SCHEMA = {"name": "n", "schema": {}}
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with make_client(ScriptedBackend(), LIMITS) as client:
+    with make_client(ScriptedEngine(), LIMITS) as client:
         yield client
 
 
@@ -160,35 +161,35 @@ def test_bodies_that_are_no_request(client: TestClient, body: bytes, code: str |
 
 
 def test_lone_surrogates_in_free_objects_are_refused() -> None:
-    with make_client(ScriptedBackend(chat_template="{{ mood }} {{ messages[0]['content'] }}")) as client:
+    with make_client(ScriptedEngine(chat_template="{{ mood }} {{ messages[0]['content'] }}")) as client:
         body = b'{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"mood": "\\ud800"}}'
         answer = client.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
     assert refused(answer)["param"] == "messages"
 
 
 def test_a_template_that_refuses() -> None:
-    with make_client(ScriptedBackend(chat_template="{{ raise_exception('no chats') }}")) as client:
+    with make_client(ScriptedEngine(chat_template="{{ raise_exception('no chats') }}")) as client:
         error = refused(client.post("/v1/chat/completions", json={"messages": MESSAGES}))
     assert error["param"] == "messages"
     assert "no chats" in error["message"]
 
 
 def test_a_model_without_a_template_completes_only() -> None:
-    with make_client(ScriptedBackend(chat_template=None)) as client:
+    with make_client(ScriptedEngine(chat_template=None)) as client:
         assert "chat template" in refused(client.post("/v1/chat/completions", json={"messages": MESSAGES}))["message"]
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
 
 
 def test_tools_of_an_unknown_form_are_refused() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    with make_client(ScriptedBackend(chat_template="{{ tools }}{{ messages[0]['content'] }}")) as client:
+    with make_client(ScriptedEngine(chat_template="{{ tools }}{{ messages[0]['content'] }}")) as client:
         error = refused(client.post("/v1/chat/completions", json={"messages": MESSAGES, "tools": tools}))
     assert error["param"] == "tools"
     assert "<tool_call>" in error["message"]
 
 
 def test_a_prompt_over_the_context() -> None:
-    with make_client(ScriptedBackend()) as client:
+    with make_client(ScriptedEngine()) as client:
         for fields in ({"prompt": "x" * 1024}, {"prompt": "x" * 1000, "max_tokens": 25}):
             assert refused(client.post("/v1/completions", json=fields))["code"] == "context_length_exceeded"
         assert client.post("/v1/completions", json={"prompt": "x" * 1000, "max_tokens": 24}).status_code == 200
@@ -215,22 +216,22 @@ def test_tokens_out_of_the_vocabulary(client: TestClient) -> None:
     [
         (QueueFullError("too many"), 429, "queue_full"),
         (OutOfMemoryError("no memory"), 503, "out_of_memory"),
-        (WorkerDiedError("it died"), 503, "worker_died"),
+        (EngineFailedError("it died"), 503, "engine_failed"),
         (RuntimeError("broken"), 500, None),
     ],
 )
 def test_what_the_engine_refuses(failure: Exception, status: int, code: str | None) -> None:
-    backend = ScriptedBackend()
-    backend.refuses = failure
-    with make_client(backend) as client:
+    scripted = ScriptedEngine()
+    scripted.refuses = failure
+    with make_client(scripted) as client:
         answer = client.post("/v1/completions", json={"prompt": "x"})
     assert refused(answer, status)["code"] == code
     assert ("Retry-After" in answer.headers) == (status in (429, 503))
 
 
 def test_of_several_answers_all_are_begun_or_none() -> None:
-    backend = ScriptedBackend()
-    submit, count = backend.submit, 0
+    scripted = ScriptedEngine()
+    submit, count = scripted.submit, 0
 
     async def refuse_third(*arguments: Any, **options: Any) -> Any:
         nonlocal count
@@ -239,10 +240,21 @@ def test_of_several_answers_all_are_begun_or_none() -> None:
             raise QueueFullError("too many")
         return await submit(*arguments, **options)
 
-    backend.submit = refuse_third  # type: ignore[method-assign]
-    with make_client(backend) as client:
+    scripted.submit = refuse_third  # type: ignore[method-assign]
+    with make_client(scripted) as client:
         refused(client.post("/v1/completions", json={"prompt": "x", "n": 3}), 429)
-    assert [answer.cancelled for answer in backend.answers] == [True, True]
+    assert [stream.cancelled for stream in scripted.streams] == [True, True]
+
+
+def test_a_body_with_very_many_problems_is_answered_soon() -> None:
+    """Comparing all of them with each other would take hours, in which the server answers no request."""
+    errors = [
+        {"type": "model_type", "loc": ("body", "messages", index), "msg": "Input should be an object"}
+        for index in range(100_000)
+    ]
+    refusal = as_invalid(errors, {"messages": [1] * len(errors)})
+    assert refusal.param == "messages[0]"
+    assert refusal.message.endswith("messages[3]: input should be an object (and 99996 more)")
 
 
 VALUES = st.recursive(

@@ -1,4 +1,4 @@
-"""`selfspec serve` as a process: signals, ports, workers that are killed, what was learned."""
+"""`selfspec serve` as a process: signals, ports, an engine that fails."""
 
 import json
 import os
@@ -7,13 +7,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from helpers.checkpoints import CHAT_TEMPLATE, save_checkpoint
@@ -23,7 +21,23 @@ PATIENCE = 120.0
 """Seconds: a process imports torch, and the machine may be busy."""
 
 
-ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
+FAILING = """
+from selfspec.cli.app import main
+from selfspec.decoding.scheduler import Scheduler
+
+class Broken(BaseException): ...
+
+step, steps = Scheduler.step, iter(range(20))
+
+def fail_late(self):
+    if next(steps, None) is None:
+        raise Broken("out of order")
+    return step(self)
+
+Scheduler.step = fail_late
+main()
+"""
+"""``selfspec`` with an engine whose thread ends by an exception after twenty steps."""
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +53,11 @@ def free_port() -> int:
 class Process:
     """A server in a process of its own."""
 
-    def __init__(self, model: str, *arguments: str) -> None:
+    def __init__(self, model: str, *arguments: str, program: Sequence[str] = ("-m", "selfspec")) -> None:
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "selfspec", "serve", "--model", model, "--port", str(port), *arguments],
+            [sys.executable, *program, "serve", "--model", model, "--port", str(port), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -76,14 +90,6 @@ class Process:
         out, err = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, out, err
 
-    def workers(self) -> list[psutil.Process]:
-        """The processes that answer: those that the process with the model has forked (Linux)."""
-        return [each for template in self.templates() for each in template.children()]
-
-    def templates(self) -> list[psutil.Process]:
-        """The process with the model; children of the server's child, which only imports."""
-        return [each for importer in psutil.Process(self.process.pid).children() for each in importer.children()]
-
 
 def wait_for(condition: Any) -> None:
     until = time.monotonic() + PATIENCE
@@ -93,8 +99,8 @@ def wait_for(condition: Any) -> None:
 
 
 @contextmanager
-def serving(model: str, *arguments: str) -> Iterator[Process]:
-    server = Process(model, *arguments)
+def serving(model: str, *arguments: str, **options: Any) -> Iterator[Process]:
+    server = Process(model, *arguments, **options)
     try:
         yield server
     finally:
@@ -135,46 +141,24 @@ def test_the_second_signal_ends_it_at_once(chat_model: str) -> None:
         assert server.end()[0] == 128 + signal.SIGTERM
 
 
-@ON_LINUX
-def test_a_worker_that_is_killed_is_started_again(chat_model: str, tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    arguments = ("--workers", "1", "--method", "token-recycling", "--state", str(state), "--state-seconds", "0.1")
-    with serving(chat_model, *arguments) as server:
-        text = server.complete().json()["choices"][0]["text"]
-        wait_for(state.exists)
-        (worker,) = server.workers()
+def test_an_engine_that_fails_ends_the_process(chat_model: str) -> None:
+    with serving(chat_model, "--method", "autoregressive", program=("-c", FAILING)) as server:
         with server.long_answer() as lines:
-            worker.kill()
             last = [line for line in lines if line][-1]
-        error = json.loads(last.removeprefix("data: "))["error"]
-        assert (error["code"], error["type"]) == ("worker_died", "server_error")
-        assert "exit code -9" in error["message"]
-        wait_for(server.is_ready)
-        assert server.workers() != [worker]
-        assert server.complete().json()["choices"][0]["text"] == text
-        code, _, err = server.end()
-    assert code == 0
-    lines_of_log = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
-    assert any(line["message"].startswith("loaded what token-recycling has learned") for line in lines_of_log)
-    assert any(line["message"] == "a worker was started again" for line in lines_of_log)
+        _, err = server.process.communicate(timeout=PATIENCE)
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["code"], error["type"]) == ("engine_failed", "server_error")
+    assert "Broken: out of order" in error["message"]
+    assert server.process.returncode == 1
+    *log, line = err.splitlines()
+    assert line == "error: the engine failed: Broken: out of order"
+    assert any("Broken" in json.loads(each).get("error", "") for each in log)  # with its traceback
 
 
-@ON_LINUX
-def test_without_a_state_file_a_new_worker_knows_what_the_last_one_learned(
-    chat_model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with serving(chat_model, "--workers", "1", "--method", "token-recycling") as server:
-        server.complete()
-        wait_for(lambda: list(tmp_path.glob("selfspec-serve-*/state")))
-        (worker,) = server.workers()
-        worker.kill()
-        wait_for(lambda: server.workers() not in ([], [worker]))
-        wait_for(server.is_ready)
-        code, _, err = server.end()
-    assert code == 0
-    assert "loaded what token-recycling has learned" in err
-    assert not list(tmp_path.glob("selfspec-serve-*"))
+def test_there_are_no_workers() -> None:
+    ended = run("serve", "--port", "0", "--workers", "2")
+    assert ended.exit_code == 2
+    assert "--workers" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,19 @@ from selfspec.cli import options
 from selfspec.cli import serve_options as given
 from selfspec.cli.settings import read_settings
 from selfspec.cli.terminal import silence_libraries
-from selfspec.errors import InvalidParameterError, MissingPackageError
+from selfspec.errors import EngineFailedError, InvalidParameterError, MissingPackageError
 
 if TYPE_CHECKING:
     from socket import socket
 
     from selfspec.serve.address import Address
-    from selfspec.serve.backend import Backend
-    from selfspec.serve.limits import Limits
+    from selfspec.serve.request_params import RequestLimits
+    from selfspec.serve.served_engine import ServedEngine
 
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "pydantic")
 _MIB = 2**20
+_FAILED = 1
+"""The exit status where the engine failed, after which a supervisor should start the server again."""
 
 
 def serve(
@@ -40,7 +42,6 @@ def serve(
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
     keep_copies: options.KeepCopies = False,
-    workers: given.Workers = 0,
     host: given.Host = "127.0.0.1",
     port: given.Port = 8000,
     api_key: given.ApiKeys = None,
@@ -68,36 +69,40 @@ def serve(
     address = Address(host, port, ssl_certfile, ssl_keyfile)
     address.check_tls()
     listening = address.listen()  # a port that is in use is said before a model is loaded
-    backend = _backend(ctx.params, method_settings)
-    _run(backend, name or [Path(model).name or model], address, listening, keys, ctx.params)
+    engine = _engine(ctx.params, method_settings)
+    _run(engine, name or [Path(model).name or model], address, listening, keys, ctx.params)
 
 
 def _run(
-    backend: "Backend",
+    engine: "ServedEngine",
     names: list[str],
     address: "Address",
     listening: "socket",
     keys: list[str],
     params: Mapping[str, Any],
 ) -> None:
-    """Answers requests until a signal ends the process."""
+    """Answers requests until a signal ends the process, or the engine fails."""
     from selfspec.serve.app import AppOptions, create_app
     from selfspec.serve.logs import set_up_logs
-    from selfspec.serve.server import serve as run_server
+    from selfspec.serve.server import run_server
     from selfspec.serve.service import Service
 
     silence_libraries()
     set_up_logs()
     _warn_if_open(address, keys)
-    service = Service(backend, names, _limits(params))
-    run_server(
-        create_app(service, AppOptions(keys, params["cors_origin"] or [])),
-        service,
-        address,
-        listening,
-        drain_seconds=params["drain_seconds"],
-        started=lambda: typer.echo(greeting(address.url(listening), names[0], needs_key=bool(keys))),
-    )
+    service = Service(engine, names, _limits(params))
+    try:
+        run_server(
+            create_app(service, AppOptions(keys, params["cors_origin"] or [])),
+            service,
+            address,
+            listening,
+            drain_seconds=params["drain_seconds"],
+            started=lambda: typer.echo(greeting(address.url(listening), names[0], needs_key=bool(keys))),
+        )
+    except EngineFailedError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(_FAILED) from error
 
 
 def _warn_if_open(address: "Address", keys: list[str]) -> None:
@@ -132,24 +137,24 @@ def _bytes(gib: float | None) -> int | None:
     return None if gib is None else int(gib * 2**30)
 
 
-def _limits(params: Mapping[str, Any]) -> "Limits":
-    from selfspec.serve.limits import Limits
+def _limits(params: Mapping[str, Any]) -> "RequestLimits":
+    from selfspec.serve.request_params import RequestLimits
 
-    return Limits(
+    return RequestLimits(
         body_bytes=int(params["max_body"] * _MIB),
         prompt_tokens=params["max_prompt_tokens"],
         new_tokens=params["max_new_tokens"],
         default_new_tokens=params["default_new_tokens"],
         choices=params["max_choices"],
-        waiting=params["max_waiting"],
     )
 
 
-def _backend(params: Mapping[str, Any], settings: Mapping[str, str]) -> "Backend":
-    """What answers: an engine in this process, or workers."""
-    from selfspec.serve.engine_options import EngineOptions, StateFile
+def _engine(params: Mapping[str, Any], settings: Mapping[str, str]) -> "ServedEngine":
+    """The engine that the options describe, which is loaded when the server starts."""
+    from selfspec.serve.engine_options import EngineOptions
+    from selfspec.serve.served_engine import ServedEngine
 
-    engine = EngineOptions(
+    options = EngineOptions(
         params["model"],
         params["method"],
         settings,
@@ -163,14 +168,7 @@ def _backend(params: Mapping[str, Any], settings: Mapping[str, str]) -> "Backend
         memory_limit=_bytes(params["memory_limit"]),
         prefix_cache=_bytes(params["prefix_cache"]),
     )
-    state = None if params["state"] is None else StateFile(params["state"], params["state_seconds"])
-    if params["workers"]:
-        from selfspec.serve.pool import WorkerPool
-
-        return WorkerPool(engine, params["workers"], state=state)
-    from selfspec.serve.local import LocalBackend
-
-    return LocalBackend(engine, state=state)
+    return ServedEngine(options, state=params["state"], state_seconds=params["state_seconds"])
 
 
 def _check_packages() -> None:

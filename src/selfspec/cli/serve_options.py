@@ -12,15 +12,6 @@ _NETWORK, _LIMITS = "Network", "Limits"
 
 Name = Annotated[list[str] | None, typer.Option(help="Name of the model for clients; repeatable. Default: --model's.")]
 StateSeconds = Annotated[float, typer.Option(min=0.05, help="How often what was learned is saved while requests come.")]
-Workers = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        max=64,
-        help="Run the model in this many processes, which are started again if they end. 0 runs it in the server's "
-        "process.",
-    ),
-]
 
 Host = Annotated[str, typer.Option(help="Where to listen.", rich_help_panel=_NETWORK)]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.", rich_help_panel=_NETWORK)]
@@ -38,9 +29,7 @@ CorsOrigin = Annotated[
 Certificate = Annotated[Path | None, typer.Option(help="Certificate, for HTTPS.", rich_help_panel=_NETWORK)]
 PrivateKey = Annotated[Path | None, typer.Option(help="Its private key.", rich_help_panel=_NETWORK)]
 
-MaxBatch = Annotated[
-    int, typer.Option(min=1, help="Most requests that run at a time, in each process.", rich_help_panel=_LIMITS)
-]
+MaxBatch = Annotated[int, typer.Option(min=1, help="Most requests that run at a time.", rich_help_panel=_LIMITS)]
 MaxWaiting = Annotated[
     int, typer.Option(min=1, help="Most requests that wait; more are refused (429).", rich_help_panel=_LIMITS)
 ]

@@ -113,26 +113,6 @@ class Method(ABC):
             progress(f"copies of {self.target.low_bit_bytes(self.draft_precision) / 2**20:.0f} MiB")
             self.target.at(self.draft_precision)
 
-    def preparation(self) -> Any:
-        """What ``prepare`` found out by measuring, for ``prepare_from`` in other processes; can be pickled.
-
-        Returns:
-            ``None`` where nothing can be handed over: then each process calls ``prepare``.
-        """
-        return None
-
-    def prepare_from(self, preparation: Any) -> None:
-        """Prepares without measuring.
-
-        Args:
-            preparation: what ``preparation`` returned in a process with the same model, settings and machine; not
-                ``None``.
-
-        Raises:
-            OutOfMemoryError: the copies do not fit into the memory that is available.
-        """
-        raise NotImplementedError(f"{self.name} hands no preparation over")
-
     def state(self) -> LearnedState:
         """What it has learned so far.
 

@@ -49,12 +49,20 @@ class Grammars:
             MissingPackageError: llguidance is not installed.
         """
         with self._lock:
-            matcher = self._compiled.pop(schema, None) or self._compile(schema)
-            self._compiled[schema] = matcher
-            if len(self._compiled) > MOST_COMPILED:
-                self._compiled.popitem(last=False)
-            matcher = matcher.deep_copy()
+            matcher = self._compiled_matcher(schema).deep_copy()
         return GrammarMask(matcher, prompt_length, self._eos_ids, self._vocab_size)
+
+    def compile(self, schema: str) -> None:
+        """Compiles a schema ahead of its first mask, which may take long; raises as ``mask`` does."""
+        with self._lock:
+            self._compiled_matcher(schema)
+
+    def _compiled_matcher(self, schema: str) -> "LLMatcher":
+        matcher = self._compiled.pop(schema, None) or self._compile(schema)
+        self._compiled[schema] = matcher
+        if len(self._compiled) > MOST_COMPILED:
+            self._compiled.popitem(last=False)
+        return matcher
 
     def _compile(self, schema: str) -> "LLMatcher":
         vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary()

@@ -1,6 +1,5 @@
 """``selfspec serve``: an HTTP server with the interface of OpenAI's API. Needs the extra ``serve``.
 
-What a request means (``requests``, ``prompts``, ``sampling``) and what an answer looks like (``responses``, ``chat``,
-``completions``) are pure translations without any HTTP. ``app`` connects them to a ``backend``: an engine in this
-process (``local``) or in supervised processes of their own (``pool``).
+A request passes ``app`` (routes), ``service`` (checks, encodes and submits it), the ``AsyncEngine`` of
+``served_engine``, ``answer`` (the text of its tokens), ``forms`` (the bodies) and ``reply`` (one body, or a stream).
 """

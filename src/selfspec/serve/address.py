@@ -74,11 +74,7 @@ class Address:
             ) from error
 
     def url(self, listening: socket.socket) -> str:
-        """The server's URL, as a client on this machine may use it.
-
-        Args:
-            listening: the socket.
-        """
+        """The server's URL, as a client on this machine may use it."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         host = f"[{host}]" if ":" in host else host
         return f"{'http' if self.certfile is None else 'https'}://{host}:{listening.getsockname()[1]}"

@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException
 
 from selfspec import __version__
 from selfspec.errors import SelfSpecError
-from selfspec.serve.answering import Reply
-from selfspec.serve.errors import ApiError, as_api_error
+from selfspec.serve.api_errors import ApiError, as_api_error, as_invalid
 from selfspec.serve.middleware import ApiKey, BodyLimit, RequestLog, respond
 from selfspec.serve.page import HEADERS, page_files
+from selfspec.serve.reply import Reply
 from selfspec.serve.requests import (
     ChatRequest,
     CompletionRequest,
@@ -41,7 +41,6 @@ from selfspec.serve.responses import (
     Version,
 )
 from selfspec.serve.service import Service
-from selfspec.serve.validation import as_invalid
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "What is wrong with the request, and with which field of it."},
@@ -145,12 +144,14 @@ def _add_own_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/health", response_model=Status)
     async def health() -> Response:
-        """Says that the server is alive."""
+        """Says that the server is alive; with status 503, that its engine failed."""
+        service.check_health()
         return _json(Status(status="ok"))
 
     @app.get("/ready", response_model=Status)
     async def ready() -> Response:
         """Says whether requests are taken; with status 503, not now."""
+        service.check_health()
         if not service.ready:
             why = "the server is about to end" if service.draining else "the model is being loaded"
             raise ApiError(503, why, code="not_ready", retry=True)

@@ -32,23 +32,12 @@ def log(
     error: BaseException | None = None,
     fields: Mapping[str, object] | None = None,
 ) -> None:
-    """Writes a line.
-
-    Args:
-        message: what happened.
-        level: of ``logging``.
-        error: an exception to write with its traceback.
-        fields: more fields of the object.
-    """
+    """Writes a line with more fields, and with the traceback of an error."""
     LOGGER.log(level, message, extra={"fields": fields or {}}, exc_info=error)
 
 
 def set_up_logs(level: int = logging.INFO) -> None:
-    """Sends the log, uvicorn's warnings included, to standard error as JSON.
-
-    Args:
-        level: the lowest that is written.
-    """
+    """Sends the log from a level on, uvicorn's warnings included, to standard error as JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     for name, lowest in (("selfspec", level), ("uvicorn", logging.WARNING)):

@@ -6,7 +6,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from selfspec.serve.backend import Ended, Load
+from selfspec.async_engine import EngineStats
+from selfspec.serve.speedup import Savings
+from selfspec.types import Generation
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # when each was made says nothing
 
@@ -21,14 +23,14 @@ class Metrics:
 
     Args:
         model: the served name.
-        load: says what the backend is doing.
+        stats: of the engine.
     """
 
-    def __init__(self, model: str, load: Callable[[], Load]) -> None:
+    def __init__(self, model: str, stats: Callable[[], EngineStats]) -> None:
         self.registry = CollectorRegistry()
         self._model = model
         self._plain = self._spent = 0.0
-        self.registry.register(_LoadCollector(model, load))
+        self.registry.register(_EngineCollector(model, stats))
         self._prompt = self._counter("vllm:prompt_tokens", "Tokens of prompts")
         self._new = self._counter("vllm:generation_tokens", "Tokens of answers")
         self._ended = self._counter("vllm:request_success", "Answers that ended, by why", "finished_reason")
@@ -54,49 +56,45 @@ class Metrics:
         ).labels(model)
 
     def first_token(self, seconds: float) -> None:
-        """Notes the time from a request to its first token."""
+        """Counts the time from a request to its first token."""
         self._first.observe(seconds)
 
     def between(self, seconds: float, tokens: int) -> None:
-        """Notes tokens that came together.
-
-        Args:
-            seconds: since the tokens before them; each counts an equal share.
-            tokens: how many came.
-        """
+        """Counts tokens that came together, so many seconds after those before; each has an equal share of them."""
         for _ in range(tokens):
             self._between.observe(seconds / tokens)
 
-    def ended(self, ended: Ended, seconds: float) -> None:
-        """Notes an answer that was written to its end."""
+    def ended(self, result: Generation, savings: Savings, seconds: float) -> None:
+        """Counts an answer that was written to its end."""
         model = self._model
-        self._prompt.labels(model).inc(ended.prompt_tokens)
-        self._new.labels(model).inc(ended.new_tokens)
-        reason = "length" if ended.finish_reason == "length" else "stop"
-        self._ended.labels(model, reason).inc()
-        self._drafts.labels(model).inc(ended.drafts)
-        self._drafted.labels(model).inc(ended.drafted)
-        self._accepted.labels(model).inc(ended.accepted)
-        for position, count in enumerate(ended.accepted_at):
+        self._prompt.labels(model).inc(result.prompt_token_count)
+        self._new.labels(model).inc(result.new_token_count)
+        self._ended.labels(model, "length" if result.finish_reason == "length" else "stop").inc()
+        self._drafts.labels(model).inc(sum(record.drafted > 0 for record in result.rounds))
+        self._drafted.labels(model).inc(result.drafted)
+        self._accepted.labels(model).inc(result.accepted)
+        accepted = [record.accepted for record in result.rounds]
+        for position in range(max(accepted, default=0)):
+            count = sum(each > position for each in accepted)
             self._accepted_at.labels(model, str(position)).inc(count)
         self._whole.observe(seconds)
-        self._prompts.observe(ended.prompt_tokens)
-        self._answers.observe(ended.new_tokens)
-        self._plain = _FADE * self._plain + ended.plain_seconds
-        self._spent = _FADE * self._spent + ended.round_seconds
+        self._prompts.observe(result.prompt_token_count)
+        self._answers.observe(result.new_token_count)
+        self._plain = _FADE * self._plain + savings.plain_seconds
+        self._spent = _FADE * self._spent + savings.round_seconds
         if self._spent:
             self._speedup.set(self._plain / self._spent)
 
     def cancelled(self) -> None:
-        """Notes an answer that the client gave up."""
+        """Counts an answer that the client gave up."""
         self._cancelled.labels(self._model).inc()
 
     def failed(self) -> None:
-        """Notes an answer that failed."""
+        """Counts an answer that failed."""
         self._failed.labels(self._model).inc()
 
     def response(self, status: int) -> None:
-        """Notes the status of an answer."""
+        """Counts the status of an answer."""
         self._responses.labels(self._model, str(status)).inc()
 
     def text(self) -> bytes:
@@ -114,29 +112,33 @@ class Metrics:
         return histogram.labels(self._model)
 
 
-class _LoadCollector(Collector):
-    """What the backend is doing, asked whenever metrics are read."""
+class _EngineCollector(Collector):
+    """The gauges and counters of the engine, read whenever metrics are."""
 
-    def __init__(self, model: str, load: Callable[[], Load]) -> None:
+    def __init__(self, model: str, stats: Callable[[], EngineStats]) -> None:
         self._model = model
-        self._load = load
+        self._stats = stats
 
     def collect(self) -> list[Metric]:
-        """The gauges and counters of the engine."""
-        load = self._load()
-        usage = load.cache_bytes / load.cache_limit if load.cache_limit else 0.0
+        """Reads them."""
+        stats = self._stats()
+        usage = stats.cache_bytes / stats.cache_limit if stats.cache_limit else 0.0
         found: list[Metric] = []
         for name, text, value in (
-            ("vllm:num_requests_running", "Requests that are being answered", load.running),
-            ("vllm:num_requests_waiting", "Requests that wait", load.waiting),
+            ("vllm:num_requests_running", "Requests that are being answered", stats.running),
+            ("vllm:num_requests_waiting", "Requests that wait", stats.waiting),
             ("vllm:kv_cache_usage_perc", "Share of the memory for keys and values in use, 0 to 1", usage),
         ):
             gauge = GaugeMetricFamily(name, text, labels=["model_name"])
             gauge.add_metric([self._model], value)
             found.append(gauge)
         for name, text, value in (
-            ("vllm:prefix_cache_queries", "Tokens of prompts looked up in the prefix cache", load.prefix_queries),
-            ("vllm:prefix_cache_hits", "Tokens of prompts found in the prefix cache", load.prefix_hits),
+            (
+                "vllm:prefix_cache_queries",
+                "Tokens of prompts looked up in the prefix cache",
+                stats.prefix_cache.query_tokens,
+            ),
+            ("vllm:prefix_cache_hits", "Tokens of prompts found in the prefix cache", stats.prefix_cache.hit_tokens),
         ):
             counter = CounterMetricFamily(name, text, labels=["model_name"])
             counter.add_metric([self._model], value)

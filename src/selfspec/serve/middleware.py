@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from selfspec.serve.errors import ApiError
+from selfspec.serve.api_errors import ApiError
 from selfspec.serve.logs import log
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -25,12 +25,8 @@ class RequestLog:
     """Gives every request an id and writes a line about it; answers unexpected exceptions.
 
     A request's own ``x-request-id`` is taken if it is short and plain. The answer has the same header. Routes put more
-    fields of the line into ``scope["state"]["log"]``.
-
-    Args:
-        app: answers.
-        began: is called when a request comes.
-        ended: is told the status of each when it has been answered; 499 for one that was given up.
+    fields of the line into ``scope["state"]["log"]``. ``began`` is called when a request comes, ``ended`` with its
+    status when it has been answered: 499 for one that was given up.
     """
 
     def __init__(self, app: ASGIApp, began: Callable[[], None], ended: Callable[[int], None]) -> None:
@@ -64,7 +60,7 @@ class RequestLog:
             log("request failed", logging.ERROR, error=error, fields=fields)
             if status:  # the answer has begun: all that is left is to end it
                 raise
-            await _respond(ApiError(500, "the server failed; its log says why, under this x-request-id"))(
+            await respond(ApiError(500, "the server failed; its log says why, under this x-request-id"))(
                 scope, receive, send_with_id
             )
         finally:
@@ -75,12 +71,7 @@ class RequestLog:
 
 
 class ApiKey:
-    """Refuses requests for the model without the key. Health, metrics and the page need none.
-
-    Args:
-        app: answers.
-        keys: each of them is accepted.
-    """
+    """Refuses requests for the model without one of the keys. Health, metrics and the page need none."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -94,7 +85,7 @@ class ApiKey:
         error = ApiError(
             401, "a valid API key is needed in the header 'Authorization: Bearer KEY'", code="invalid_api_key"
         )
-        await _respond(error)(scope, receive, send)
+        await respond(error)(scope, receive, send)
 
     def _allows(self, scope: Scope) -> bool:
         """Whether a request has a valid key."""
@@ -108,13 +99,7 @@ class ApiKey:
 
 
 class BodyLimit:
-    """Refuses bodies that are too large or come too slowly.
-
-    Args:
-        app: answers.
-        most_bytes: of a body.
-        most_seconds: for all of it to arrive.
-    """
+    """Refuses bodies that are too large or come too slowly."""
 
     def __init__(self, app: ASGIApp, most_bytes: int, most_seconds: float) -> None:
         self._app, self._most_bytes, self._most_seconds = app, most_bytes, most_seconds
@@ -127,11 +112,11 @@ class BodyLimit:
         try:
             body = await asyncio.wait_for(self._read(scope, receive), self._most_seconds)
         except ApiError as error:
-            await _respond(error, close=True)(scope, receive, send)
+            await respond(error, close=True)(scope, receive, send)
             return
         except asyncio.TimeoutError:
             late = ApiError(408, f"the body did not arrive within {self._most_seconds:g} seconds", code="timeout")
-            await _respond(late, close=True)(scope, receive, send)
+            await respond(late, close=True)(scope, receive, send)
             return
         if body is None:  # the client went away
             return
@@ -148,11 +133,7 @@ class BodyLimit:
         await self._app(scope, receive_body, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body; ``None`` if the client went away.
-
-        Raises:
-            ApiError: it is too large.
-        """
+        """The whole body, unless it is too large; ``None`` if the client went away."""
         declared = _header(scope, b"content-length")
         if declared.isdigit() and int(declared[:20]) > self._most_bytes:
             raise self._too_large()
@@ -171,14 +152,9 @@ class BodyLimit:
         return ApiError(413, f"the body is larger than {self._most_bytes} bytes; send less", code="body_too_large")
 
 
-def respond(error: ApiError) -> JSONResponse:
-    """The response of an error."""
-    return JSONResponse(error.body, error.status, error.headers)
-
-
-def _respond(error: ApiError, *, close: bool = False) -> JSONResponse:
+def respond(error: ApiError, *, close: bool = False) -> JSONResponse:
     """The response of an error; with ``close``, the last on its connection."""
-    response = respond(error)
+    response = JSONResponse(error.body, error.status, error.headers)
     if close:  # what is left of the body would be read as the next request
         response.headers["Connection"] = "close"
     return response

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+ApiFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Body(BaseModel):
@@ -129,7 +129,7 @@ class ChatChoice(Body):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ApiFinishReason
 
 
 class Delta(Body):
@@ -146,7 +146,7 @@ class ChunkChoice(Body):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ApiFinishReason | None
 
 
 class CompletionChoice(Body):
@@ -155,7 +155,7 @@ class CompletionChoice(Body):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ApiFinishReason | None
 
 
 class _Answer(Body):

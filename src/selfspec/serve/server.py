@@ -1,5 +1,6 @@
 """The process of a server: from a listening socket to the end, after the last answer."""
 
+import logging
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from selfspec.errors import SelfSpecError
+from selfspec.errors import EngineFailedError, SelfSpecError, first_line
 from selfspec.serve.address import Address
 from selfspec.serve.logs import log
 from selfspec.serve.service import Service
@@ -23,16 +24,11 @@ class Server(uvicorn.Server):
     """Ends gracefully at the first signal, and at once at the second.
 
     After the first, new requests are refused and ``/ready`` says so; when the last answer is complete, or after
-    ``drain_seconds``, the process ends with exit code 0.
-
-    Args:
-        config: of uvicorn.
-        service: knows which answers are being written.
-        drain_seconds: most time for them.
-        started: is called when requests are taken.
+    ``drain_seconds``, the process ends with exit code 0. It also ends if the engine fails: then requests have got their
+    errors, and nothing could be answered any more.
 
     Attributes:
-        failure: why the backend could not be started; ``None`` if it could.
+        failure: why the engine could not be started, or failed; ``None`` if neither.
     """
 
     def __init__(
@@ -49,7 +45,7 @@ class Server(uvicorn.Server):
         self.failure: SelfSpecError | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts the backend, then takes requests."""
+        """Starts the engine, then takes requests."""
         try:
             await self._service.start()
         except SelfSpecError as error:  # here, since uvicorn would log the traceback of an exception of the application
@@ -61,7 +57,6 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Takes a signal."""
         if self._drains_until is not None or not self.started:
-            self._service.backend.stop_now()
             os._exit(128 + sig)
         self._drains_until = time.monotonic() + self._drain_seconds
         self._service.draining = True
@@ -69,12 +64,16 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Looks ten times a second whether to end."""
+        if self.failure is None and (cause := self._service.engine.failure) is not None:
+            log("the engine failed", logging.CRITICAL, error=cause)
+            self.failure = EngineFailedError(f"the engine failed: {type(cause).__name__}: {first_line(cause)}")
+            self.should_exit = True
         if self._drains_until is not None and (self._service.active == 0 or time.monotonic() > self._drains_until):
             self.should_exit = True
         return await super().on_tick(counter)
 
 
-def serve(
+def run_server(
     app: FastAPI,
     service: Service,
     address: Address,
@@ -83,19 +82,11 @@ def serve(
     drain_seconds: float = 60.0,
     started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answers requests until a signal ends the process.
-
-    Args:
-        app: the application.
-        service: of the application.
-        address: where ``listening`` listens.
-        listening: the socket.
-        drain_seconds: most time for running answers after a signal.
-        started: is called when requests are taken.
-        stop_now: ends other processes, before a second signal ends this one.
+    """Answers requests at an address until a signal ends the process; calls ``started`` when it takes requests.
 
     Raises:
-        SelfSpecError: the backend cannot be started.
+        EngineFailedError: the engine's thread ended by an exception.
+        SelfSpecError: the engine cannot be started.
     """
     config = uvicorn.Config(
         app,

@@ -3,21 +3,28 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from selfspec import __version__
-from selfspec.serve.answering import Reply
-from selfspec.serve.backend import Answer, Backend
-from selfspec.serve.chat import ChatForm
-from selfspec.serve.choices import Choice, Rules
-from selfspec.serve.completions import CompletionForm
-from selfspec.serve.errors import ApiError, as_api_error
-from selfspec.serve.limits import Limits
-from selfspec.serve.logprobs import TokenNames
+from selfspec.async_engine import RequestStream
+from selfspec.serve.answer import Answer, AnswerOptions
+from selfspec.serve.api_errors import ApiError, as_api_error
+from selfspec.serve.encoder import RequestEncoder
+from selfspec.serve.forms import ChatForm, CompletionForm, Form, TokenNames
 from selfspec.serve.metrics import Metrics
-from selfspec.serve.prompts import RequestEncoder
+from selfspec.serve.reply import Reply
+from selfspec.serve.request_params import (
+    FIELDS,
+    RequestLimits,
+    asked_logprobs,
+    check_completion,
+    choices_of,
+    count_choices,
+    stop_strings,
+    to_params,
+)
 from selfspec.serve.requests import (
     ChatRequest,
     CompletionRequest,
@@ -27,15 +34,7 @@ from selfspec.serve.requests import (
     TokenizeRequest,
 )
 from selfspec.serve.responses import Detokenized, ModelCard, ModelList, ServedMethods, Tokenized
-from selfspec.serve.sampling import (
-    FIELDS,
-    asked_logprobs,
-    check_completion,
-    choices_of,
-    count_choices,
-    stop_strings,
-    to_params,
-)
+from selfspec.serve.served_engine import ServedEngine
 from selfspec.types import SamplingParams
 
 T = TypeVar("T")
@@ -45,12 +44,12 @@ PLAIN = "autoregressive"
 
 
 class Service:
-    """Answers requests with a backend.
+    """Answers requests with an engine.
 
     Args:
-        backend: what answers; started before the first request.
-        names: of the model, the first of which is the one that answers have.
-        limits: what is taken at most.
+        engine: writes the answers; started before the first request.
+        names: of the model, the first of which is the one that replies have.
+        limits: the largest request that is taken.
 
     Attributes:
         metrics: of all requests.
@@ -58,9 +57,9 @@ class Service:
         active: requests that are being answered.
     """
 
-    def __init__(self, backend: Backend, names: Sequence[str], limits: Limits | None = None) -> None:
-        self.backend, self.names, self.limits = backend, tuple(names), limits or Limits()
-        self.metrics = Metrics(self.names[0], backend.load)
+    def __init__(self, engine: ServedEngine, names: Sequence[str], limits: RequestLimits | None = None) -> None:
+        self.engine, self.names, self.limits = engine, tuple(names), limits or RequestLimits()
+        self.metrics = Metrics(self.names[0], engine.stats)
         self.draining = False
         self.active = 0
         self._started = False
@@ -68,34 +67,39 @@ class Service:
         self._thread = ThreadPoolExecutor(1, "selfspec-encode")  # texts are encoded beside the event loop
         self._encoder: RequestEncoder | None = None
 
-    @property
-    def ready(self) -> bool:
-        """Whether requests are taken."""
-        return self.backend.ready and not self.draining
-
     async def start(self) -> None:
-        """Starts the backend, unless that has been done.
+        """Starts the engine, unless that has been done.
 
         Raises:
             SelfSpecError: it cannot be started.
         """
         if not self._started:
-            await self.backend.start()
+            await self.engine.start()
             self._started = True
 
+    async def close(self) -> None:
+        """Ends the engine."""
+        await self.engine.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
     def request_began(self) -> None:
-        """Notes that a request has come."""
+        """Counts a request that has come."""
         self.active += 1
 
     def request_ended(self, status: int) -> None:
-        """Notes that a request has been answered with a status."""
+        """Counts a request that has been answered with a status."""
         self.active -= 1
         self.metrics.response(status)
 
-    async def close(self) -> None:
-        """Ends the backend."""
-        await self.backend.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+    def check_health(self) -> None:
+        """Refuses with status 503 if the engine failed."""
+        if self.engine.failure is not None:
+            raise ApiError(503, "the engine failed, and the server ends", code="engine_failed", retry=True)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.engine.ready and not self.draining
 
     async def chat(self, request: ChatRequest, request_id: str) -> Reply:
         """Begins to answer a chat.
@@ -106,16 +110,13 @@ class Service:
         self._check(request)
         n = count_choices(request, 1, self.limits)
         prompt = await self._off_loop(lambda encoder: encoder.chat(request))
-        params = to_params(request, len(prompt), self.backend.model.context, self.limits)
-        tools = bool(request.tools) and request.tool_choice != "none"
-        rules = _rules(request, tools=tools)
-        choices = [Choice(index, rules) for index in range(n)]
-        answers = await self._submit(
+        params = to_params(request, len(prompt), self.engine.context, self.limits)
+        streams = await self._submit(
             request, [(prompt, each) for each in choices_of(params, n)], request_id, "messages"
         )
-        return Reply(
-            choices, answers, ChatForm(self._head("chatcmpl"), self._names(request)), [len(prompt)], self.metrics
-        )
+        form = ChatForm(self._head("chatcmpl"), self._token_names(request))
+        tools = bool(request.tools) and request.tool_choice != "none"
+        return self._reply(request, streams, form, [len(prompt)], tools=tools)
 
     async def completion(self, request: CompletionRequest, request_id: str) -> Reply:
         """Begins to answer a completion.
@@ -129,21 +130,13 @@ class Service:
         n = count_choices(request, len(prompts), self.limits)
         asked: list[tuple[list[int], SamplingParams]] = []
         for prompt in prompts:
-            params = to_params(request, len(prompt), self.backend.model.context, self.limits)
+            params = to_params(request, len(prompt), self.engine.context, self.limits)
             asked += [(prompt, each) for each in choices_of(params, n)]
-        echoed = await self._off_loop(lambda encoder: [encoder.texts(prompt) for prompt in prompts if request.echo])
-        rules = _rules(request)
-        choices = [
-            Choice(index, rules, "".join(text for text, _ in echoed[index // n]) if echoed else "")
-            for index in range(len(asked))
-        ]
-        form = CompletionForm(
-            self._head("cmpl"),
-            self._names(request),
-            {index: echoed[index // n] for index in range(len(asked))} if echoed else None,
-        )
-        answers = await self._submit(request, asked, request_id, "prompt")
-        return Reply(choices, answers, form, [len(prompt) for prompt in prompts], self.metrics)
+        texts = await self._off_loop(lambda encoder: [encoder.texts(prompt) for prompt in prompts if request.echo])
+        echoed = {index: texts[index // n] for index in range(len(asked))} if texts else {}
+        streams = await self._submit(request, asked, request_id, "prompt")
+        form = CompletionForm(self._head("cmpl"), self._token_names(request), echoed)
+        return self._reply(request, streams, form, [len(prompt) for prompt in prompts], echoed=echoed)
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
         """The token ids of a text or a chat."""
@@ -157,7 +150,7 @@ class Service:
             return found, encoder.token_strings(found) if request.return_token_strs else []
 
         token_ids, texts = await self._off_loop(encode)
-        answer = Tokenized(count=len(token_ids), max_model_len=self.backend.model.context, tokens=token_ids)
+        answer = Tokenized(count=len(token_ids), max_model_len=self.engine.context, tokens=token_ids)
         if request.return_token_strs:
             answer.token_strs = texts
         return answer
@@ -181,23 +174,23 @@ class Service:
         return self._card(name)
 
     def _card(self, name: str) -> ModelCard:
-        model = self.backend.model
         return ModelCard(
             id=name,
             object="model",
             created=self._created,
             owned_by="selfspec",
-            max_model_len=model.context,
-            selfspec=ServedMethods(methods=list(model.methods), method=model.method),
+            max_model_len=self.engine.context,
+            selfspec=ServedMethods(methods=list(self.engine.methods), method=self.engine.method),
         )
 
     def _check(self, request: Sampled) -> None:
         self._check_model(request.model)
         self._method(request.speculative)
+        self.check_health()
         if self.draining:
             raise ApiError(503, "the server is about to end and takes no more requests", code="draining", retry=True)
-        if not self.backend.ready:
-            raise ApiError(503, "the model is being loaded again; try again soon", code="not_ready", retry=True)
+        if not self.engine.ready:
+            raise ApiError(503, "the model is being loaded; try again soon", code="not_ready", retry=True)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
@@ -210,7 +203,7 @@ class Service:
 
     def _method(self, asked: Speculative) -> str | None:
         """The name of the method; ``None`` for the server's own."""
-        methods = self.backend.model.methods
+        methods = self.engine.methods
         if asked.method is not None and asked.method not in methods:
             raise ApiError(
                 400,
@@ -222,20 +215,44 @@ class Service:
 
     async def _submit(
         self, request: Sampled, asked: Sequence[tuple[list[int], SamplingParams]], request_id: str, prompt: str
-    ) -> list[Answer]:
-        """Asks for all answers, or for none."""
-        method, answers = self._method(request.speculative), list[Answer]()
+    ) -> list[RequestStream]:
+        """Submits all prompts, or none."""
+        method, streams = self._method(request.speculative), list[RequestStream]()
         try:
             for index, (token_ids, params) in enumerate(asked):
                 name = request_id if len(asked) == 1 else f"{request_id}-{index}"
-                answers.append(await self.backend.submit(token_ids, params, method=method, request_id=name))
+                streams.append(await self.engine.submit(token_ids, params, method=method, request_id=name))
         except BaseException as error:
-            for answer in answers:
-                answer.cancel()
+            for stream in streams:
+                stream.cancel()
             if isinstance(error, Exception):
                 raise as_api_error(error, FIELDS, prompt) from error
             raise
-        return answers
+        return streams
+
+    def _reply(
+        self,
+        request: Sampled,
+        streams: Sequence[RequestStream],
+        form: Form,
+        prompts: Sequence[int],
+        *,
+        tools: bool = False,
+        echoed: Mapping[int, Sequence[tuple[str, int]]] | None = None,
+    ) -> Reply:
+        options = AnswerOptions(
+            stop=stop_strings(request),
+            include_stop=request.include_stop_str_in_output,
+            tools=tools,
+            logprobs=asked_logprobs(request),
+            report=request.speculative.report,
+        )
+        method = self._method(request.speculative) or self.engine.method
+        begins = ["".join(text for text, _ in (echoed or {}).get(index, ())) for index in range(len(streams))]
+        answers = [
+            Answer(index, stream, options, self.engine, method, begins[index]) for index, stream in enumerate(streams)
+        ]
+        return Reply(answers, form, prompts, self.metrics)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -245,21 +262,11 @@ class Service:
             "system_fingerprint": f"selfspec-{__version__}",
         }
 
-    def _names(self, request: Sampled) -> TokenNames:
-        return TokenNames(self.backend.model.tokenizer, as_ids=request.return_tokens_as_token_ids)
+    def _token_names(self, request: Sampled) -> TokenNames:
+        return TokenNames(self.engine.tokenizer, as_ids=request.return_tokens_as_token_ids)
 
     async def _off_loop(self, encode: Callable[[RequestEncoder], T]) -> T:
+        """Encodes in a thread of its own."""
         if self._encoder is None:
-            model = self.backend.model
-            self._encoder = RequestEncoder(model.tokenizer, model.vocab_size)
+            self._encoder = RequestEncoder(self.engine.tokenizer, self.engine.vocab_size)
         return await asyncio.get_running_loop().run_in_executor(self._thread, encode, self._encoder)
-
-
-def _rules(request: Sampled, *, tools: bool = False) -> Rules:
-    return Rules(
-        stop=stop_strings(request),
-        include_stop=request.include_stop_str_in_output,
-        tools=tools,
-        logprobs=asked_logprobs(request),
-        report=request.speculative.report,
-    )

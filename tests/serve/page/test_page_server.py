@@ -14,7 +14,7 @@ from helpers.models import build
 from selfspec.engine import Engine
 from selfspec.serve.app import AppOptions, create_app
 from selfspec.serve.engine_options import EngineOptions
-from selfspec.serve.local import LocalBackend
+from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.service import Service
 
 PROMPT = "abcabcabcabc"
@@ -25,7 +25,7 @@ Open = Callable[..., Any]
 @contextmanager
 def running(engine: Engine, options: AppOptions | None = None) -> Iterator[tuple[str, Service]]:
     """A server in a thread of this process: its address, and its service."""
-    service = Service(LocalBackend(EngineOptions("tiny", engine.method.name), engine), ["tiny"])
+    service = Service(ServedEngine(EngineOptions("tiny", engine.method.name), engine), ["tiny"])
     server = uvicorn.Server(uvicorn.Config(create_app(service, options), port=0, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -132,7 +132,7 @@ def test_stopping_frees_the_place_on_the_server(served: tuple[str, Service], ope
     page.locator(".text .token").first.wait_for()
     page.keyboard.press("Escape")
     page.get_by_text("Stopped.", exact=True).and_(page.locator(".note")).wait_for()
-    wait_until(lambda: service.active == 0 and service.backend.load().running == 0)
+    wait_until(lambda: service.active == 0 and service.engine.running == 0)
 
 
 def test_what_the_server_refuses_is_told(served: tuple[str, Service], open_page: Open) -> None:

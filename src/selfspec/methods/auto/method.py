@@ -11,7 +11,7 @@ from selfspec.errors import StateError
 from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Feature, SharedAcceptance
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
 from selfspec.methods.auto.live_costs import LiveCosts
-from selfspec.methods.auto.preparation import LayerTrial, Preparation, Terms, prepare, with_copies
+from selfspec.methods.auto.preparation import LayerTrial, Preparation, Terms, prepare
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
@@ -92,15 +92,6 @@ class Auto(Method):
         """Finds out what this model and this machine bear, unless that is known."""
         self._make_ready(progress)
 
-    def preparation(self) -> Preparation:
-        """What was found out about this model on this machine."""
-        return self._make_ready().preparation
-
-    def prepare_from(self, preparation: Preparation) -> None:
-        """Makes the copies that draft, from what another process found out."""
-        with self._lock:
-            self._ready = _Ready(with_copies(self.target, preparation))
-
     def state(self) -> LearnedState:
         """The acceptance of drafts, and the layer draft that it is of. What this machine costs is not part of it."""
         ready = self._make_ready()
@@ -139,7 +130,6 @@ class _Ready:
     """A preparation with what live rounds add to it."""
 
     def __init__(self, preparation: Preparation) -> None:
-        self.preparation = preparation
         self.trial = trial = preparation.layers
         self.verify = LiveCosts(preparation.verify)
         # A draft that samples takes longer: its scores are processed, and noise is drawn.

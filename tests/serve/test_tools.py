@@ -1,11 +1,11 @@
-"""Calls of tools in texts, however these are cut into pieces."""
+"""Calls of tools and stop strings in texts, however these are cut into pieces."""
 
 import json
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import example, given
 
-from selfspec.serve.tool_calls import ParsedCall, ToolCallParser
+from selfspec.serve.tools import ParsedCall, StopText, ToolCallParser
 
 NAMES = st.sampled_from(["search", "add"])
 ARGUMENTS = st.dictionaries(st.text("xy", min_size=1, max_size=3), st.integers() | st.text(max_size=5), max_size=3)
@@ -51,3 +51,34 @@ def test_text_before_a_tag_is_not_held_back() -> None:
     parser = ToolCallParser()
     assert parser.push("hello <to") == ("hello ", [])
     assert parser.push("morrow") == ("<tomorrow", [])
+
+
+def before_stop(text: str, stops: list[str], *, include: bool) -> str:
+    """The text up to the stop string that ends first: the slow oracle, a character at a time."""
+    for end in range(1, len(text) + 1):
+        begins = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if begins:
+            return text[: end if include else min(begins)]
+    return text
+
+
+@given(
+    st.lists(st.text("ab", max_size=4), max_size=8),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    st.booleans(),
+)
+@example(["a", "ab"], ["aab", "b"], False)
+def test_pieces_join_to_the_text_before_the_stop(pieces: list[str], stops: list[str], include: bool) -> None:
+    stopped = StopText(stops, include=include)
+    given = [stopped.push(piece) for piece in pieces]
+    given.append(stopped.flush())
+    assert "".join(given) == before_stop("".join(pieces), stops, include=include)
+
+
+def test_no_more_is_held_back_than_a_stop_string_can_begin_with() -> None:
+    stopped = StopText(["END", "</s>"])
+    assert [stopped.push(piece) for piece in ("one E", "D two <", "/s", "x")] == ["one ", "ED two ", "", "</sx"]
+
+
+def test_without_stop_strings_nothing_is_held_back() -> None:
+    assert StopText([]).push("all of it") == "all of it"

@@ -1,12 +1,11 @@
-"""From the fields of a request to ``SamplingParams``."""
+"""From the fields of a request to ``SamplingParams``, within the limits of the server."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from selfspec.errors import SelfSpecError
-from selfspec.serve.errors import ApiError, as_api_error
-from selfspec.serve.limits import Limits
+from selfspec.errors import InvalidParameterError, SelfSpecError
+from selfspec.serve.api_errors import ApiError, as_api_error
 from selfspec.serve.requests import ChatRequest, CompletionRequest, ResponseFormat, Sampled
 from selfspec.types import SamplingParams
 
@@ -26,17 +25,38 @@ ANY_OBJECT = {"type": "object"}
 _AS_THEY_ARE = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens")
 
 
-def to_params(request: Sampled, prompt_length: int, context: int, limits: Limits) -> SamplingParams:
+@dataclass(frozen=True)
+class RequestLimits:
+    """The largest request that is taken.
+
+    Attributes:
+        body_bytes: bytes of a request's body.
+        prompt_tokens: tokens of a prompt; ``None`` for what fits the model's context.
+        new_tokens: tokens of an answer; ``None`` for what fits.
+        default_new_tokens: tokens of a chat's answer where the request names no number, if they fit.
+        choices: choices of one request: prompts times ``n``.
+        body_seconds: time for a client to send a body.
+    """
+
+    body_bytes: int = 4 * 2**20
+    prompt_tokens: int | None = None
+    new_tokens: int | None = None
+    default_new_tokens: int = 1024
+    choices: int = 128
+    body_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and value <= 0:
+                raise InvalidParameterError(f"{field.name} must be above 0, not {value}")
+
+
+def to_params(request: Sampled, prompt_length: int, context: int, limits: RequestLimits) -> SamplingParams:
     """The parameters of a request for one of its prompts.
 
-    Args:
-        request: what was asked.
-        prompt_length: tokens of the prompt.
-        context: tokens of the model's context.
-        limits: what the server takes.
-
     Raises:
-        ApiError: a value is out of range, or prompt and answer are too long.
+        ApiError: a value is out of range, or prompt and answer do not fit the context or the limits.
     """
     _check_length(request, prompt_length, limits)
     values: dict[str, Any] = {name: getattr(request, name) for name in _AS_THEY_ARE}
@@ -64,12 +84,8 @@ def choices_of(params: SamplingParams, n: int) -> list[SamplingParams]:
     return [replace(params, seed=params.seed + index) for index in range(n)]
 
 
-def count_choices(request: Sampled, prompts: int, limits: Limits) -> int:
-    """The number of choices of each prompt.
-
-    Raises:
-        ApiError: they are too many.
-    """
+def count_choices(request: Sampled, prompts: int, limits: RequestLimits) -> int:
+    """The number of choices of each prompt, if they are not too many."""
     n = request.n or 1
     if n * prompts > limits.choices:
         raise ApiError(
@@ -83,11 +99,7 @@ def count_choices(request: Sampled, prompts: int, limits: Limits) -> int:
 
 
 def check_completion(request: CompletionRequest) -> None:
-    """Refuses what a completion cannot do.
-
-    Raises:
-        ApiError: ``best_of`` or ``suffix`` is given, or a stream would have to begin with what is known at its end.
-    """
+    """Refuses ``best_of``, ``suffix``, and streams that would have to begin with what is known at their ends."""
     if request.echo and request.stream and request.logprobs is not None:
         raise ApiError(400, "echo with logprobs is not supported in a stream; leave stream out", param="echo")
     if request.best_of is not None and request.best_of != (request.n or 1):
@@ -123,7 +135,7 @@ def asked_logprobs(request: Sampled) -> int | None:
     return request.logprobs
 
 
-def _check_length(request: Sampled, prompt_length: int, limits: Limits) -> None:
+def _check_length(request: Sampled, prompt_length: int, limits: RequestLimits) -> None:
     if limits.prompt_tokens is not None and prompt_length > limits.prompt_tokens:
         raise ApiError(
             400,
@@ -133,7 +145,7 @@ def _check_length(request: Sampled, prompt_length: int, limits: Limits) -> None:
         )
 
 
-def _new_tokens(request: Sampled, prompt_length: int, context: int, limits: Limits) -> int:
+def _new_tokens(request: Sampled, prompt_length: int, context: int, limits: RequestLimits) -> int:
     chat = isinstance(request, ChatRequest)
     asked, field = request.max_tokens, "max_tokens"
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:

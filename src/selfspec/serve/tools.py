@@ -1,6 +1,7 @@
-"""Calls of tools in a text: JSON between tags, as Hermes and Qwen models write them."""
+"""Cuts calls of tools (JSON between tags, as Hermes and Qwen models write them) and stop strings out of a text."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 TAG, END = "<tool_call>", "</tool_call>"
@@ -8,12 +9,7 @@ TAG, END = "<tool_call>", "</tool_call>"
 
 @dataclass(frozen=True)
 class ParsedCall:
-    """A call of a tool.
-
-    Attributes:
-        name: of the function.
-        arguments: a JSON object.
-    """
+    """A call of a tool; the arguments are a JSON object."""
 
     name: str
     arguments: str
@@ -30,14 +26,7 @@ class ToolCallParser:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, list[ParsedCall]]:
-        """Takes more of the text.
-
-        Args:
-            text: what follows.
-
-        Returns:
-            Text that belongs to no call, and the calls that are complete now.
-        """
+        """Takes more of the text; returns text that belongs to no call, and the calls that are complete now."""
         self._held += text
         content = ""
         calls: list[ParsedCall] = []
@@ -63,6 +52,40 @@ class ToolCallParser:
         held, self._held = self._held, ""
         call = parse_call(held[len(TAG) :]) if held.startswith(TAG) else None
         return (held, []) if call is None else ("", [call])
+
+
+class StopText:
+    """Cuts a growing text where its first stop string begins.
+
+    Text that may be the beginning of a stop string is held back. The stop string that ends first counts, as where the
+    engine stops. With ``include``, the text ends after it.
+    """
+
+    def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
+        self._stop = tuple(stop)
+        self._include = include
+        self._held = ""
+        self._stopped = False
+
+    def push(self, text: str) -> str:
+        """Takes more of the text, and returns what is certain to be before a stop string."""
+        if not self._stop or self._stopped:
+            return "" if self._stopped else text
+        self._held += text
+        found = [(place + len(stop), place) for stop in self._stop if (place := self._held.find(stop)) >= 0]
+        if found:
+            self._stopped = True
+            end, place = min(found)
+            return self._held[: end if self._include else place]
+        keep = max(overlap(self._held, stop) for stop in self._stop)
+        certain = self._held[: len(self._held) - keep]
+        self._held = self._held[len(certain) :]
+        return certain
+
+    def flush(self) -> str:
+        """What is held back, as the text ends here without a stop string."""
+        held, self._held = self._held, ""
+        return "" if self._stopped else held
 
 
 def parse_call(text: str) -> ParsedCall | None:

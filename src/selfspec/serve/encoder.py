@@ -11,21 +11,16 @@ from transformers import PreTrainedTokenizerBase
 from selfspec.decoding.text import TextStream
 from selfspec.errors import SelfSpecError
 from selfspec.prompt_encoding import PromptEncoder
-from selfspec.serve.errors import ApiError, as_api_error
+from selfspec.serve.api_errors import ApiError, as_api_error
 from selfspec.serve.requests import ChatRequest, CompletionRequest, FunctionCall, Message, Tool
-from selfspec.serve.tool_calls import TAG
+from selfspec.serve.tools import TAG
 
 _ROLES = {"developer": "system"}
 """Roles that chat templates do not know, and what they are there."""
 
 
 class RequestEncoder:
-    """Encodes the prompts of requests. Used from one thread at a time.
-
-    Args:
-        tokenizer: one of its own, since a tokenizer is not made for several threads.
-        vocab_size: number of token ids that the model knows.
-    """
+    """Encodes the prompts of requests. Used from one thread at a time, with a tokenizer of its own."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -33,11 +28,7 @@ class RequestEncoder:
         self._reserved = set(inspect.signature(tokenizer.apply_chat_template).parameters) - {"kwargs"}
 
     def completion(self, request: CompletionRequest) -> list[list[int]]:
-        """The token ids of each prompt.
-
-        Raises:
-            ApiError: a prompt is empty, or has ids out of the vocabulary.
-        """
+        """The token ids of each prompt; refuses empty prompts, and ids out of the vocabulary."""
         prompts = as_prompts(request.prompt)
         encoded = []
         for index, prompt in enumerate(prompts):
@@ -53,11 +44,7 @@ class RequestEncoder:
         return encoded
 
     def chat(self, request: ChatRequest) -> list[int]:
-        """The token ids of a chat.
-
-        Raises:
-            ApiError: the chat template does not know tools, or refuses the messages.
-        """
+        """The token ids of a chat; refuses what its template does."""
         variables = request.chat_template_kwargs or {}
         for name in variables:
             if name in self._reserved:
@@ -73,15 +60,7 @@ class RequestEncoder:
         return self.messages(request.messages, tools=_as_dicts(tools), **variables)
 
     def messages(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """The token ids of messages.
-
-        Args:
-            messages: the chat.
-            **variables: of the chat template.
-
-        Raises:
-            ApiError: there is no chat template, or it refuses them.
-        """
+        """The token ids of messages, by the chat template with these variables."""
         given = {name: value for name, value in variables.items() if value is not None}
         try:
             return self._encoder.encode_chat([as_dict(message) for message in messages], **given)
@@ -96,11 +75,7 @@ class RequestEncoder:
             raise as_api_error(error) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included.
-
-        Raises:
-            ApiError: an id is out of the vocabulary.
-        """
+        """The text of token ids, special tokens included; refuses ids out of the vocabulary."""
         try:
             known = self._encoder.encode(list(token_ids)) if token_ids else []
         except SelfSpecError as error:

@@ -15,8 +15,8 @@ from helpers.models import build
 from helpers.serving import contents, events, make_client
 from selfspec.engine import Engine
 from selfspec.errors import StateError
-from selfspec.serve.engine_options import EngineOptions, StateFile
-from selfspec.serve.local import Drafters, LocalBackend
+from selfspec.serve.engine_options import EngineOptions
+from selfspec.serve.served_engine import ServedEngine
 from selfspec.types import SamplingParams
 
 PROMPT = "abcabcabcabcabc"
@@ -26,8 +26,8 @@ def make_engine(method: str = "suffix", **settings: Any) -> Engine:
     return Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE), method, settings=settings)
 
 
-def make_backend(engine: Engine, **options: Any) -> LocalBackend:
-    return LocalBackend(EngineOptions("tiny", engine.method.name), engine, **options)
+def serve(engine: Engine, **options: Any) -> ServedEngine:
+    return ServedEngine(EngineOptions("tiny", engine.method.name), engine, **options)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def engine() -> Engine:
 
 @pytest.fixture(scope="module")
 def client(engine: Engine) -> Iterator[TestClient]:
-    with make_client(make_backend(engine)) as client:
+    with make_client(serve(engine)) as client:
         yield client
 
 
@@ -123,14 +123,6 @@ def test_prompts_that_begin_alike_are_read_once(client: TestClient) -> None:
     assert float(hits.split()[-1]) >= counts[1]  # other tests' prompts are among them
 
 
-def test_processes_share_the_memory() -> None:
-    options = EngineOptions("tiny", memory_limit=900, prefix_cache=300)
-    assert options.shared(1) == options
-    shared = options.shared(3)
-    assert (shared.memory_limit, shared.prefix_cache) == (300, 100)
-    assert EngineOptions("tiny").shared(2).memory_limit != EngineOptions("tiny").memory_limit
-
-
 def test_log_probabilities_of_prompt_and_answer(client: TestClient, engine: Engine) -> None:
     expected = engine.generate(PROMPT, max_new_tokens=5, logprobs=2, prompt_logprobs=2)
     assert expected.logprobs is not None
@@ -163,18 +155,18 @@ def test_an_answer_follows_its_schema(client: TestClient) -> None:
 
 def test_a_cancelled_answer_leaves_the_engine_within_a_step(engine: Engine) -> None:
     async def run() -> None:
-        backend = make_backend(engine)
-        await backend.start()
+        served = serve(engine)
+        await served.start()
         params = SamplingParams(max_new_tokens=900)
-        answer = await backend.submit(engine.encode(PROMPT), params, method=None, request_id="long")
-        assert len(await answer.__anext__()) >= 1
-        assert backend.load().running == 1
-        answer.cancel()
+        stream = await served.submit(engine.encode(PROMPT), params, method=None, request_id="long")
+        assert len(await stream.next_pieces()) >= 1
+        assert served.stats().running == 1
+        stream.cancel()
         until = time.monotonic() + 5
-        while backend.load().running and time.monotonic() < until:
+        while served.stats().running and time.monotonic() < until:
             await asyncio.sleep(0.001)
-        assert backend.load().running == 0
-        await backend.close()
+        assert served.stats().running == 0
+        await served.close()
 
     asyncio.run(run())
 
@@ -182,11 +174,11 @@ def test_a_cancelled_answer_leaves_the_engine_within_a_step(engine: Engine) -> N
 def test_what_is_learned_outlives_the_server(tmp_path: Path) -> None:
     path = tmp_path / "state"
     engine = make_engine("token-recycling")
-    with make_client(make_backend(engine, state=StateFile(path))) as client:
+    with make_client(serve(engine, state=path)) as client:
         complete(client)
     assert path.exists()
     fresh = make_engine("token-recycling")
-    with make_client(make_backend(fresh, state=StateFile(path))):
+    with make_client(serve(fresh, state=path)):
         loaded = fresh.method.state()
     assert loaded.values == engine.method.state().values
     assert all(loaded.tensors[name].equal(tensor) for name, tensor in engine.method.state().tensors.items())
@@ -194,8 +186,8 @@ def test_what_is_learned_outlives_the_server(tmp_path: Path) -> None:
 
 def test_what_is_learned_is_saved_while_requests_come(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    backend = make_backend(make_engine("token-recycling"), state=StateFile(path, seconds=0.01))
-    with make_client(backend) as client:
+    served = serve(make_engine("token-recycling"), state=path, state_seconds=0.01)
+    with make_client(served) as client:
         time.sleep(0.05)
         assert not path.exists()  # nothing new was learned
         complete(client)
@@ -205,27 +197,9 @@ def test_what_is_learned_is_saved_while_requests_come(tmp_path: Path) -> None:
         assert path.exists()
 
 
-def test_workers_have_state_files_of_their_own(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    taught = make_engine("token-recycling")
-    taught.generate(PROMPT, max_new_tokens=20)
-    taught.save_state(path)
-    second = StateFile(path, index=1)
-    assert second.own == tmp_path / "state.1"
-    learner = make_engine("token-recycling")
-    second.load(learner)  # there is no file of its own yet
-    assert [name for name, each in learner.method.state().tensors.items() if not each.any()] == [
-        name for name, each in taught.method.state().tensors.items() if not each.any()
-    ]
-
-
-def test_a_method_that_learns_nothing_needs_no_state_unless_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    with make_client(make_backend(make_engine("uniform"), state=StateFile(path, 0.01, asked_for=False))) as client:
-        complete(client)
-    assert not path.exists()
+def test_a_method_that_learns_nothing_has_no_state_to_keep(tmp_path: Path) -> None:
     with pytest.raises(StateError):
-        StateFile(path).load(make_engine("uniform"))
+        asyncio.run(serve(make_engine("uniform"), state=tmp_path / "state").start())
 
 
 def test_without_memory_for_one_more_a_request_waits() -> None:
@@ -236,23 +210,42 @@ def test_without_memory_for_one_more_a_request_waits() -> None:
     options = EngineOptions("tiny", engine.method.name, memory_limit=enough_for_one, prefix_cache=0)
 
     async def run() -> None:
-        backend = LocalBackend(options, engine)
-        await backend.start()
-        first, second = [await backend.submit(prompt, params, method=None, request_id=name) for name in "ab"]
-        begun = [token.token_id for token in await first.__anext__()]
-        assert (backend.load().running, backend.load().waiting) == (1, 1)
-        for answer, tokens in ((first, begun), (second, [])):
-            assert tokens + [token.token_id async for step in answer for token in step] == list(expected)
-        await backend.close()
+        served = ServedEngine(options, engine)
+        await served.start()
+        first, second = [await served.submit(prompt, params, method=None, request_id=name) for name in "ab"]
+        begun = [piece.token_id for piece in await first.next_pieces()]
+        assert (served.stats().running, served.stats().waiting) == (1, 1)
+        for stream, tokens in ((first, begun), (second, [])):
+            assert tokens + [piece.token_id async for piece in stream] == list(expected)
+        await served.close()
 
     asyncio.run(run())
 
 
-def test_each_token_is_of_its_round(engine: Engine) -> None:
+def test_each_token_is_of_its_round(client: TestClient, engine: Engine) -> None:
     result = engine.generate(PROMPT, max_new_tokens=40)
-    pieces = list(engine.stream(PROMPT, max_new_tokens=40))
-    drafters = Drafters(result.rounds, "suffix")
-    tokens = [drafters.token(piece) for piece in pieces]
-    of_rounds = [token_id for record in result.rounds for token_id in record.token_ids]
-    assert [token.token_id for token in tokens[1:]] == of_rounds
-    assert sum(token.drafted_by == "suffix" for token in tokens) == result.accepted > 0
+    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 40, "stream": True, "speculative": {"report": True}}
+    chunks = events(client.post("/v1/completions", json=body).text)[:-1]
+    tokens = [token for chunk in chunks for token in chunk["selfspec"].get("tokens", [])]
+    assert [token["origin"] for token in tokens] == list(result.origins)
+    drafted = [None if origin != "draft" else "suffix" for origin in result.origins]
+    assert [token["drafted_by"] for token in tokens] == drafted
+    assert drafted.count("suffix") == result.accepted > 0
+
+
+def test_rates_come_with_the_chunks_and_end_at_those_of_the_report() -> None:
+    engine = make_engine()
+    speculative = {"report": True}
+    body = {"prompt": "abcabcabcabcabc", "temperature": 0, "max_tokens": 60, "stream": True, "speculative": speculative}
+    with make_client(serve(engine)) as client:
+        chunks = events(client.post("/v1/completions", json=body).text)[:-1]
+        plain = client.post("/v1/completions", json={**body, "speculative": {"report": True, "enabled": False}})
+    *reports, last = [chunk["selfspec"] for chunk in chunks]
+    rates = [report["acceptance_rate"] for report in reports if "acceptance_rate" in report]
+    speedups = [report["speedup_estimate"] for report in reports if "speedup_estimate" in report]
+    assert len(rates) > 3
+    assert len(set(speedups)) > 3
+    assert last["accepted_tokens"] > 0
+    assert rates[-1] == last["acceptance_rate"]
+    assert speedups[-1] == last["speedup_estimate"]
+    assert not any("acceptance_rate" in chunk["selfspec"] for chunk in events(plain.text)[:-2])

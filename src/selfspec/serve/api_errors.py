@@ -1,11 +1,12 @@
 """Errors of the API, in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfspec.errors import (
     ContextLengthError,
     EngineClosedError,
+    EngineFailedError,
     InvalidParameterError,
     InvalidPromptError,
     InvalidSettingError,
@@ -16,12 +17,17 @@ from selfspec.errors import (
     RequestTooLargeError,
     SelfSpecError,
     UnknownMethodError,
-    WorkerDiedError,
     first_line,
 )
 
 RETRY_SECONDS = 1
-"""What ``Retry-After`` says while the queue is full or a worker starts again."""
+"""What ``Retry-After`` says while the queue is full or the server ends."""
+
+_MANY = 4
+"""Most problems that a message names."""
+
+_CONSIDERED = 64
+"""Most problems that are compared with each other: a body can have a million."""
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -70,7 +76,7 @@ def as_api_error(error: Exception, fields: Mapping[str, str] | None = None, prom
     Args:
         error: what was raised.
         fields: the request's names of sampling parameters, where they are not the library's.
-        prompt: the field that holds the prompt.
+        prompt: name of the field that holds the prompt.
     """
     text = " ".join(str(error).split())
     match error:
@@ -88,8 +94,8 @@ def as_api_error(error: Exception, fields: Mapping[str, str] | None = None, prom
             return ApiError(429, text, code="queue_full", retry=True)
         case OutOfMemoryError():
             return ApiError(503, text, code="out_of_memory", retry=True)
-        case WorkerDiedError():
-            return ApiError(503, text, code="worker_died", retry=True)
+        case EngineFailedError():
+            return ApiError(503, text, code="engine_failed", retry=True)
         case EngineClosedError():
             return ApiError(503, text, code="not_ready", retry=True)
         case RequestTooLargeError():
@@ -105,3 +111,61 @@ def _field(message: str, fields: Mapping[str, str]) -> str | None:
     """The field that a message about a sampling parameter begins with."""
     word = message.partition(" ")[0].strip(":'`")
     return fields.get(word, word if word.isidentifier() else None)
+
+
+def as_invalid(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
+    """The answer to a body that does not fit: the error of the field that pydantic's errors are about."""
+    if errors[0]["type"] == "json_invalid":
+        reason = errors[0].get("ctx", {}).get("error", errors[0]["msg"])
+        return ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json")
+    if errors[0]["loc"] in ((), ("body",)) and not isinstance(body, dict):
+        return ApiError(400, "the body must be a JSON object, sent as application/json", code="invalid_json")
+    found: dict[str, Mapping[str, Any]] = {}
+    for error in errors[:_CONSIDERED]:
+        path = _path(error["loc"], body)
+        if path not in found or _is_type(found[path]):  # an alternative of the right type says more
+            found[path] = error
+    # Of the alternatives that a value could be, those matter that it nearly was: they complain further inside.
+    inner = {path: error for path, error in found.items() if not any(_is_inside(other, path) for other in found)}
+    path, error = next(iter(inner.items()))
+    if error["type"] == "extra_forbidden":
+        return ApiError(400, f"unknown parameter: '{path}'", param=path, code="unknown_parameter")
+    if error["type"] == "missing":
+        return ApiError(400, f"missing required parameter: '{path}'", param=path, code="missing_required_parameter")
+    told = [f"{where}: {_sentence(each)}" if where else _sentence(each) for where, each in inner.items()]
+    left = len(told[_MANY:]) + len(errors[_CONSIDERED:])
+    more = f" (and {left} more)" if left else ""
+    return ApiError(400, "; ".join(told[:_MANY]) + more, param=path or _named(told[0], body), code="invalid_value")
+
+
+def _path(loc: Sequence[str | int], body: object) -> str:
+    """The field that a location means, as ``messages[0].content``. Names of alternatives in it are left out."""
+    path, value = "", body
+    for index, part in enumerate(loc[1:] if loc and loc[0] in ("body", "query", "path", "header") else loc):
+        last = index == len(loc) - 2
+        if isinstance(part, int) and isinstance(value, list):
+            path += f"[{part}]"
+            value = value[part] if part < len(value) else None
+        elif isinstance(part, str) and isinstance(value, dict) and (part in value or last):
+            path += f".{part}" if path else part
+            value = value.get(part)
+    return path
+
+
+def _is_type(error: Mapping[str, Any]) -> bool:
+    return str(error["type"]).endswith("_type")
+
+
+def _is_inside(path: str, outer: str) -> bool:
+    return path != outer and outer != "" and path.startswith((f"{outer}.", f"{outer}["))
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    text = str(error["msg"]).removeprefix("Value error, ")
+    return text[:1].lower() + text[1:]
+
+
+def _named(message: str, body: object) -> str | None:
+    """The field that a message about the whole body begins with."""
+    word = message.partition(" ")[0]
+    return word if isinstance(body, dict) and word in body else None

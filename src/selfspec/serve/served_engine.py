@@ -1,0 +1,141 @@
+"""The engine of a server: loaded and prepared ahead, with its learned state in a file and the costs of plain steps."""
+
+import asyncio
+import copy
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from selfspec.async_engine import AsyncEngine, EngineStats, RequestStream
+from selfspec.engine import Engine
+from selfspec.errors import SelfSpecError
+from selfspec.methods import METHODS
+from selfspec.serve.engine_options import EngineOptions
+from selfspec.serve.logs import log
+from selfspec.serve.speedup import PlainSteps, measure_forwards
+from selfspec.types import SamplingParams
+
+
+class ServedEngine:
+    """An ``AsyncEngine`` with what a server needs around it.
+
+    Args:
+        options: what makes the engine.
+        engine: an engine that is made already, for ``options``; otherwise ``start`` loads it.
+        state: a file for what the method learns; ``None`` forgets it.
+        state_seconds: between two savings while requests come.
+
+    Attributes:
+        tokenizer: a copy that the engine does not use. This and all that follow are set by ``start``.
+        vocab_size: number of token ids.
+        context: tokens of the context.
+        method: name of the method where a request names none.
+        methods: names of the methods that a request may name.
+        plain: estimates what steps of plain decoding take; ``None`` for no estimate.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    vocab_size: int
+    context: int
+    method: str
+    methods: tuple[str, ...]
+    plain: PlainSteps | None = None
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        engine: Engine | None = None,
+        *,
+        state: Path | None = None,
+        state_seconds: float = 60.0,
+    ) -> None:
+        self._options, self._model = options, engine
+        self._state, self._state_seconds = state, state_seconds
+        self._engine: AsyncEngine | None = None
+        self._saver: asyncio.Task[None] | None = None
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the engine's thread; such an engine takes no more requests."""
+        return None if self._engine is None else self._engine.failure
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self._engine is not None and self.failure is None
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a place."""
+        return 0 if self._engine is None else self._engine.running
+
+    def stats(self) -> EngineStats:
+        """What the engine did and holds."""
+        return EngineStats() if self._engine is None else self._engine.stats()
+
+    async def start(self) -> None:
+        """Loads the model and what was learned, prepares the method, and starts decoding.
+
+        Raises:
+            SelfSpecError: the model or the state cannot be loaded.
+        """
+        model = self._model = await asyncio.to_thread(self._prepare)
+        assert model.tokenizer is not None
+        self.tokenizer = copy.deepcopy(model.tokenizer)
+        self.vocab_size, self.context = model.target.vocab_size, model.target.context_limit
+        self.method = model.method.name
+        self.methods = tuple(dict.fromkeys((self.method, *METHODS)))
+        self._engine = self._options.serve(model)
+        self._engine.start()
+        if self._state is not None:
+            self._saver = asyncio.create_task(self._save_regularly(self._state))
+
+    async def submit(
+        self, token_ids: Sequence[int], params: SamplingParams, *, method: str | None, request_id: str
+    ) -> RequestStream:
+        """Submits a prompt.
+
+        Raises:
+            SelfSpecError: the request does not fit, or too many wait.
+        """
+        assert self._engine is not None, "the engine is not started"
+        if isinstance(params.json_schema, str):  # may take long, so not in the event loop
+            await asyncio.to_thread(self._engine.engine.setup.grammars.compile, params.json_schema)
+        return self._engine.submit(token_ids, params, method=method, request_id=request_id)
+
+    async def close(self) -> None:
+        """Ends the engine, and saves what was learned, unless the engine failed."""
+        if self._saver is not None:
+            self._saver.cancel()
+        if self._engine is not None:
+            await self._engine.close(drain=False)
+            if self._state is not None and self.failure is None:
+                await self._save(self._state)
+
+    def _prepare(self) -> Engine:
+        model = self._model or self._options.load()
+        model.method.prepare(lambda text: log(f"preparing {model.method.name}: {text}"))
+        if self._state is not None:
+            model.method.state()  # refuses a method that has nothing to save now, not at the end
+            if self._state.exists():
+                model.load_state(self._state)
+                log(f"loaded what {model.method.name} has learned from '{self._state}'")
+        self.plain = PlainSteps(measure_forwards(model.target, self._options.max_batch))
+        return model
+
+    async def _save_regularly(self, path: Path) -> None:
+        saved = self.stats().finished
+        while True:
+            await asyncio.sleep(self._state_seconds)
+            if (finished := self.stats().finished) != saved:
+                saved = finished
+                await self._save(path)
+
+    async def _save(self, path: Path) -> None:
+        assert self._model is not None
+        try:
+            await asyncio.to_thread(self._model.save_state, path)
+        except SelfSpecError as error:  # a full disk does not end the server
+            log(str(error), logging.ERROR)
