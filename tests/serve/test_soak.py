@@ -51,6 +51,7 @@ def known(serving: Callable[[str], ModuleType], model: Path) -> list[tuple[Any, 
     return [(chat, answer.text) for chat, answer in zip(chats, answers, strict=True)]
 
 
+@pytest.mark.slow
 def test_a_server_stands_the_soak(
     serving: Callable[[str], ModuleType], started: Any, known: list[tuple[Any, str]]
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_server_stands_the_soak(
     assert metrics["vllm:spec_decode_num_accepted_tokens_total"] > 0
 
 
+@pytest.mark.slow
 def test_every_client_has_the_outcome_that_it_should(
     serving: Callable[[str], ModuleType], started: Any, known: list[tuple[Any, str]]
 ) -> None:
