@@ -35,9 +35,7 @@ class Acceptance:
 class Verdict:
     """The outcome of one round, still on the device.
 
-    Attributes:
-        numbers: the tensors that the host has to read.
-        interpret: computes the outcome from them; takes one list (``Tensor.tolist``) for each tensor.
+    ``interpret`` computes it from the values of ``numbers``, one list (``Tensor.tolist``) for each tensor.
     """
 
     numbers: tuple[torch.Tensor, ...]
@@ -48,14 +46,7 @@ class Verdict:
         return self.interpret(*transfer.read(*self.numbers))
 
     def read_if(self, condition: torch.Tensor) -> Acceptance | None:
-        """Reads the outcome and a condition, synchronising with the device once.
-
-        Args:
-            condition: bool ``[]``, on the device.
-
-        Returns:
-            The outcome; ``None`` if the condition is false.
-        """
+        """Reads the outcome and a condition, bool ``[]``, synchronising once; ``None`` if the condition is false."""
         *numbers, holds = transfer.read(*self.numbers, condition)
         return self.interpret(*numbers) if holds else None
 
