@@ -16,7 +16,12 @@ class ModelsGroup(PluginGroup):
     path = "models "
 
 
-models = typer.Typer(cls=ModelsGroup, no_args_is_help=True, help="Lists, installs and describes models.")
+models = typer.Typer(
+    cls=ModelsGroup,
+    no_args_is_help=True,
+    help="Lists, installs and describes models.",
+    epilog="Example: selfspec models list",
+)
 
 
 @models.command("list", epilog="Example: selfspec models list --json")

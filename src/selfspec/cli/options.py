@@ -43,7 +43,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting of the method, or STAGE.KEY=VALUE for a stage of a cascade; repeatable.",
+        help="A setting of the method; of a cascade, STAGE.KEY=VALUE; repeatable.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
@@ -55,11 +55,11 @@ MaxNewTokens = Annotated[int, typer.Option(help="Longest output, in tokens.", ri
 Temperature = Annotated[float, typer.Option(help="Divides the logits; 0 is greedy.", rich_help_panel=CHOOSING)]
 TopP = Annotated[
     float,
-    typer.Option(help="Sample from the most probable tokens with this total probability.", rich_help_panel=CHOOSING),
+    typer.Option(help="Sample from the most probable tokens up to this total.", rich_help_panel=CHOOSING),
 ]
 TopK = Annotated[int, typer.Option(help="Sample from the k most probable tokens; 0 for all.", rich_help_panel=CHOOSING)]
 MinP = Annotated[
-    float, typer.Option(help="Drop tokens below this share of the highest probability.", rich_help_panel=CHOOSING)
+    float, typer.Option(help="Drop tokens below this share of the largest probability.", rich_help_panel=CHOOSING)
 ]
 RepetitionPenalty = Annotated[
     float, typer.Option(help="Above 1 makes earlier tokens less likely.", rich_help_panel=CHOOSING)
