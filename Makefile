@@ -9,7 +9,7 @@ MODEL := $(VENV)/.smollm2
 # A worker for each processor, so one thread for each worker; threads that wait would spin on the others' processors.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal --durations=10
 
-.PHONY: help install demo serve test test-lab lint format clean
+.PHONY: help install demo serve test test-lab test-slow lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make serve     serve a real model over HTTP, with a page to chat with it"
 	@echo "make test      run the tests of the library"
 	@echo "make test-lab  run the tests of the laboratory"
+	@echo "make test-slow run the tests that take long: soak, every instruction level, the wheel, every method on smollm2"
 	@echo "make lint      check style and types"
 	@echo "make format    put the code into the project's format"
 	@echo "make clean     remove the virtual environment and all caches"
@@ -45,6 +46,9 @@ test: $(INSTALLED) $(MODEL)
 
 test-lab: $(INSTALLED) $(MODEL)
 	$(PYTEST) lab/tests
+
+test-slow: $(INSTALLED) $(MODEL)
+	$(PYTEST) -m slow tests lab/tests
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

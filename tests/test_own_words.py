@@ -141,6 +141,7 @@ def test_no_file_quotes_the_data() -> None:
     assert not found, told(found)
 
 
+@pytest.mark.slow
 def test_no_checkpoint_quotes_the_standard_library() -> None:
     texts = tracked_texts("lab/selfspec_lab/checkpoints")
     if not texts:

@@ -26,6 +26,8 @@ PROMPTS = {
 """Short messages, since most of the time of these tests goes into reading prompts."""
 SEARCHING = ("adaptive-cosine", "clasp", "knapspec", "self-spec", "swift")
 """Methods that choose which sublayers draft by what they see of the model."""
+QUICK = ("autoregressive", "auto", "clasp", "low-bit", "suffix")
+"""Methods that are compared with transformers each time; all are in bfloat16."""
 
 _FILE = find_installed(INSTALLABLE["smollm2"])
 pytestmark = [
@@ -63,8 +65,14 @@ def expected(dtype: torch.dtype) -> list[tuple[int, ...]]:
     return outputs
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+CASES = [
+    pytest.param(dtype, method, marks=[pytest.mark.slow] * (dtype == torch.float32 and method not in QUICK))
+    for dtype in (torch.float32, torch.bfloat16)
+    for method in METHODS
+]
+
+
+@pytest.mark.parametrize(("dtype", "method"), CASES, ids=str)
 def test_every_method_writes_the_models_own_text(dtype: torch.dtype, method: str) -> None:
     if dtype == torch.bfloat16 and not verifies_exactly(dtype):
         pytest.skip("on this processor a verification in bfloat16 rounds otherwise than single steps")
@@ -85,6 +93,7 @@ def test_answers_make_sense() -> None:
     assert answer.finish_reason == "eos"
 
 
+@pytest.mark.slow
 def test_weights_are_those_that_transformers_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _FILE is not None
     gguf = pytest.importorskip("gguf")

@@ -35,6 +35,7 @@ def libraries(wheel: Path) -> set[str]:
     return {Path(name).name for name in zipfile.ZipFile(wheel).namelist() if "/built/" in name}
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.skipif(platform.system() != "Linux", reason="wheels with kernels are built on Linux")
 def test_it_carries_kernels_for_every_level(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 Result = Mapping[str, Any]
 
-_HEAD = """# Clients that others wrote
+_HEAD = """# Compatibility with OpenAI clients
 
 What clients of OpenAI's interface get from `selfspec serve`. `python benchmarks/clients/run.py all` makes an
 environment for each of them, starts a server for it, and writes this page from `benchmarks/results/clients/`. OpenAI's

@@ -113,7 +113,12 @@ def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
         kernels._build_once(levels.LEVELS[0], tmp_path / "file" / "kernels.so")
 
 
-@pytest.fixture(params=[level.name for level in levels.usable_levels(levels.machine(), levels.processor_features())])
+LEVELS = [level.name for level in levels.usable_levels(levels.machine(), levels.processor_features())]
+QUICK = "avx2" if "avx2" in LEVELS else LEVELS[0]
+"""The one that is tested each time; the others take a build each."""
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name != QUICK)) for name in LEVELS])
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Kernels of a level, for models that are prepared meanwhile."""
     monkeypatch.setenv("SELFSPEC_KERNELS", request.param)

@@ -38,6 +38,7 @@ HASHES = """
 """What ``tile_products.cpp`` prints with AMX: inputs, outputs, and a hash of the sums of 18 rows."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", dict.fromkeys((FLAGS[0], FLAGS[-1])), ids=lambda flags: " ".join(flags[-1:]))
 def test_products(flags: tuple[str, ...], tmp_path: Path) -> None:
     """Bit for bit what the real instructions gave, which were run once under Bochs (``docs/packaging.md``)."""
@@ -45,6 +46,7 @@ def test_products(flags: tuple[str, ...], tmp_path: Path) -> None:
     assert lines == [line.split() for line in HASHES.strip().splitlines()]
 
 
+@pytest.mark.slow
 def test_forwards(tmp_path: Path) -> None:
     """Forwards in tiles are nearly those without."""
     plain = run_program("whole_forward.cpp", tmp_path / "plain", "g++", *FLAGS[-1], "-O0")

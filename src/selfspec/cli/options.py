@@ -12,7 +12,9 @@ DEFAULT_METHOD = "auto"
 """The default method: `selfspec.methods.registry.DEFAULT_METHOD`, without importing the methods."""
 
 MODEL_HELP = "A name that `selfspec models list` lists, a folder, a GGUF file, or a name on the hub."
-METHOD_HELP = "What drafts; auto takes the fastest. Several: 'cascade(suffix, low-bit)'. `selfspec methods` lists all."
+METHOD_HELP = (
+    "Drafting method; auto selects the fastest. Several: 'cascade(suffix, low-bit)'. `selfspec methods` lists all."
+)
 DTYPE_HELP = "float32, bfloat16, float16, or auto: the dtype of the checkpoint."
 DEVICE_HELP = "A torch device, or auto: an accelerator if there is one."
 RUNTIME_HELP = (
