@@ -47,7 +47,7 @@ class KeyValueCache:
 
     @property
     def device(self) -> torch.device:
-        """Where keys and values are."""
+        """The device of keys and values."""
         return self._pairs[0].device
 
     @property

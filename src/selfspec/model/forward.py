@@ -206,7 +206,7 @@ class Forward:
 
     @cached_property
     def slices(self) -> tuple[slice, ...]:
-        """Where the rows of each part are in ``[rows, hidden]``."""
+        """The slice of each part in ``[rows, hidden]``."""
         slices, start = [], 0
         for part in self.parts:
             slices.append(slice(start, start + part.count))

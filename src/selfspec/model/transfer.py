@@ -39,7 +39,7 @@ class AsyncCopy:
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
-    """Whether the host reads and writes a tensor without copies and without waiting."""
+    """Whether the host can read and write a tensor directly."""
     return tensor.is_cpu
 
 

@@ -1,4 +1,4 @@
-"""Acceptance of drafted tokens: pure functions, no model in them."""
+"""Acceptance of draft tokens: pure functions, no model in them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Verdict:
 
 
 def accept_matching(tree: TokenTree, draft_tokens: Sequence[int], target_tokens: Sequence[int]) -> Acceptance:
-    """Accepts the longest drafted path on which every token is the target's own choice.
+    """Accepts the longest draft path on which every token is the target's own choice.
 
     Lossless because every committed token is a choice of the target: an argmax (greedy) or a draw that depends only on
     seed and position (coupled). The draft only determines how many of these choices one forward yields.

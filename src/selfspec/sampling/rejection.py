@@ -151,7 +151,7 @@ def walk_tree(
 
 
 def _path(tokens: list[int], rows: list[int]) -> list[int]:
-    """The drafted tokens of the verification rows below the root."""
+    """The draft tokens of the verification rows below the root."""
     return [tokens[row - 1] for row in rows[1:]]
 
 
