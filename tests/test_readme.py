@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from helpers.server_process import serve
 from selfspec.cli.app import app
-from selfspec.loading import INSTALLABLE
-from selfspec.loading.packages import find_installed
+from selfspec.loading import INSTALLABLE, find_installed
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/models.md", "docs/serving.md")

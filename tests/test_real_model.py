@@ -12,8 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec import METHODS, Engine, SamplingParams, load_model
-from selfspec.loading import INSTALLABLE
-from selfspec.loading.packages import find_installed
+from selfspec.loading import INSTALLABLE, find_installed
 from selfspec.runtimes.kernels import verifies_exactly
 from selfspec_lab.prompts import CHAT_PROMPTS
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 ROOMS = (
     ("errors",),
-    ("limits", "user_cache", "files", "timing", "memory"),
+    ("limits", "files", "timing", "memory"),
     ("model",),
     ("runtimes",),
     ("params",),
@@ -30,7 +30,7 @@ ROOMS = (
     ("decoding",),
     ("methods",),
     ("loading",),
-    ("inspection", "plots", "conversation", "prompt_forms", "prompt_encoding"),
+    ("inspection", "plots", "prompt_forms", "prompt_encoding"),
     ("generation", "engine", "hf"),
     ("async_engine", "worker", "request_stream", "engine_stats"),
     ("tuning", "measuring", "selfspec"),

@@ -118,7 +118,7 @@ def check_memory(config: PreTrainedConfig, factor: int, dtype: torch.dtype, devi
         OutOfMemoryError: more bytes are needed than are free; the message names both.
         UnsupportedModelError: the model cannot be widened.
     """
-    needed = loading.parameter_count(widened_config(config, factor)) * dtype.itemsize
+    needed = loading.count_parameters(widened_config(config, factor)) * dtype.itemsize
     free = free_bytes(device)
     if free is not None and needed > free:
         raise OutOfMemoryError(

@@ -16,7 +16,7 @@ from helpers.models import VARIANTS, build, prompt
 from selfspec import Engine
 from selfspec.cli.app import app
 from selfspec.errors import InvalidParameterError, ModelLoadError, OutOfMemoryError, UnsupportedModelError
-from selfspec.loading import parameter_count, resolve_name
+from selfspec.loading import count_parameters, resolve_name
 from selfspec_lab import widening
 from selfspec_lab.prompts import PROMPTS
 from selfspec_lab.widened_folder import save_widened
@@ -60,7 +60,7 @@ def test_every_width_is_repeated_and_the_head_dimension_is_not() -> None:
     assert shapes["model.layers.0.self_attn.k_proj.weight"] == (96, 192)
     assert shapes["model.layers.0.self_attn.o_proj.bias"] == (192,)
     assert shapes["model.layers.5.mlp.down_proj.weight"] == (192, 288)
-    assert parameter_count(config) == sum(weight.numel() for weight in widened.parameters())
+    assert count_parameters(config) == sum(weight.numel() for weight in widened.parameters())
     assert widened.get_input_embeddings().weight is not widened.get_output_embeddings().weight
 
 
@@ -68,7 +68,7 @@ def test_tiny_widened_8_times_has_the_size_worked_out_by_hand() -> None:
     config = AutoConfig.from_pretrained(resolve_name("tiny"))
     hidden, mlp, queries, keys = 8 * 256, 8 * 512, 8 * 4 * 64, 8 * 2 * 64
     layer = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * mlp + 2 * hidden
-    assert parameter_count(widened_config(config, 8)) == 16 * layer + 2 * 4096 * hidden + hidden
+    assert count_parameters(widened_config(config, 8)) == 16 * layer + 2 * 4096 * hidden + hidden
 
 
 def test_the_source_is_left_alone() -> None:
@@ -113,7 +113,7 @@ def test_quantised_models_are_refused() -> None:
 
 def test_too_large_a_model_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     config = build("llama").config
-    needed = 2 * parameter_count(widened_config(config, 8))
+    needed = 2 * count_parameters(widened_config(config, 8))
     monkeypatch.setattr(widening, "free_bytes", lambda _: needed - 1)
     with pytest.raises(OutOfMemoryError, match=f"takes {needed:,} bytes in bfloat16, but {needed - 1:,} are free"):
         check_memory(config, 8, torch.bfloat16, torch.device("cpu"))

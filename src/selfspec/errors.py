@@ -20,7 +20,7 @@ class TokenizerMismatchError(SelfSpecError):
 
 
 class DeviceError(SelfSpecError):
-    """An unknown or unavailable device or dtype was asked for."""
+    """A requested device or dtype is unknown or unavailable."""
 
 
 class InvalidPromptError(SelfSpecError):
@@ -60,11 +60,11 @@ class OutOfMemoryError(SelfSpecError):
 
 
 class RequestTooLargeError(SelfSpecError):
-    """A request needs more memory for its keys and values than an engine may use for all requests together."""
+    """A request needs more memory for its keys and values than the engine may use for all requests."""
 
 
 class QueueFullError(SelfSpecError):
-    """As many requests wait as may; try again later."""
+    """The maximum number of requests is waiting; try again later."""
 
 
 class EngineClosedError(SelfSpecError):
@@ -96,25 +96,21 @@ class PluginError(SelfSpecError):
 
 
 class SelfSpecWarning(UserWarning):
-    """Base class of all warnings that selfspec gives."""
+    """Base class of all warnings of selfspec."""
 
 
 class NoGainWarning(SelfSpecWarning):
-    """A method is no faster than plain decoding on this model; use another method."""
+    """A method is no faster than autoregressive decoding on this model; use another method."""
 
 
 class NoCopiesWarning(SelfSpecWarning):
-    """Low-bit copies of the weights do not fit into the memory, so that nothing is drafted with them."""
+    """Low-bit draft weights do not fit into the memory, so the method does not draft with them."""
 
 
 def first_line(error: BaseException) -> str:
     """The message of an exception in one line of at most 240 characters.
 
-    Args:
-        error: the exception.
-
-    Returns:
-        Its first line, or all of it if the first line ends in a colon; the name of its class if it has no message.
+    The whole message if its first line ends in a colon; the name of the class if there is no message.
     """
     lines = str(error).strip().splitlines() or [type(error).__name__]
     text = " ".join(lines) if lines[0].rstrip().endswith(":") else lines[0]

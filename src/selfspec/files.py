@@ -1,24 +1,25 @@
-"""Writes files atomically: a reader sees the older file or the new one, never a part of it."""
+"""Atomic writes, and the user's cache folder, whose contents can be recreated and may be deleted at any time."""
 
 import contextlib
 import os
 import shutil
+import sys
 import uuid
 from pathlib import Path
 
 
+def cache_folder() -> Path:
+    """The folder of compiled kernels, latency profiles, unpacked models and the chat history."""
+    if sys.platform == "win32" and "LOCALAPPDATA" in os.environ:
+        return Path(os.environ["LOCALAPPDATA"]) / "selfspec" / "cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "selfspec"
+
+
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Writes a temporary file in the same folder, then renames it to ``path``.
+    """Writes a temporary file in the same folder, then renames it to ``path``, so that readers see a whole file.
 
     If writing fails, an older file stays as it was and the temporary file is removed. Several processes may write the
-    same path at once; the last rename counts.
-
-    Args:
-        path: the file, made or replaced. Its permissions are kept if it exists.
-        content: text, written as UTF-8, or bytes.
-
-    Raises:
-        OSError: the file cannot be written.
+    same path at once; the last rename counts. The permissions of an existing file are kept. Text is written as UTF-8.
     """
     partial = path.with_name(f".{path.name[:64]}.{uuid.uuid4().hex}.part")
     try:

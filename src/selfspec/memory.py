@@ -11,9 +11,6 @@ class PeakMemory:
 
     On a CUDA device this is the allocator's peak since then, weights included. Elsewhere it is the largest resident
     size the process has ever had, the only peak that operating systems record.
-
-    Args:
-        device: device of the model.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -29,16 +26,12 @@ class PeakMemory:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory of a device that can be allocated now, in bytes; ``None`` where that is not known.
-
-    Args:
-        device: the device; the machine's memory for any but CUDA devices.
-    """
+    """Memory of a device that can be allocated now, in bytes; ``None`` if unknown. For a CPU, the machine's memory."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_bytes()
 
 
 def available_bytes() -> int | None:
-    """Memory of the machine that can be allocated now, in bytes; ``None`` where the system does not report it.
+    """Memory of the machine that can be allocated now, in bytes; ``None`` if the system does not report it.
 
     The limit of a container counts (cgroup v2).
     """

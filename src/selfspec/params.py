@@ -1,4 +1,4 @@
-"""What a request may ask: how tokens are chosen, what is reported of them, and when the output ends."""
+"""Parameters of a request: how tokens are chosen, what is reported of them, and when the output ends."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from selfspec.errors import InvalidParameterError
 Acceptance = Literal["auto", "coupled", "speculative"]
 
 MOST_LOGPROBS = 20
-"""Most alternatives that are reported with a token, as in OpenAI's and vLLM's interface."""
+"""Maximum number of alternatives that are reported with a token, as in OpenAI's and vLLM's interface."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class SamplingParams:
             whichever method drafts; ``speculative`` is rejection sampling (Leviathan et al. 2023), which accepts a
             little more often and gives the same distribution; ``auto`` is coupled with a seed, speculative without.
         stop: strings that end the output, the token that completes one included.
-        stop_token_ids: token ids that end the output, included in it, beside the model's own end-of-sequence ids.
-        ignore_eos: write on past the model's end-of-sequence ids.
+        stop_token_ids: token ids that end the output, included in it, in addition to the model's end-of-sequence ids.
+        ignore_eos: continue past the model's end-of-sequence ids.
         logits_processors: more Hugging Face processors, applied after those of the parameters above.
-        stopping_criteria: Hugging Face criteria, asked after every token.
+        stopping_criteria: Hugging Face criteria, called after every token.
     """
 
     max_new_tokens: int = 128

@@ -1,4 +1,4 @@
-"""What goes in and what comes out: plain frozen dataclasses."""
+"""Results: plain frozen dataclasses."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,12 +15,12 @@ TokenOrigin = Literal["prefill", "draft", "target"]
 
 @dataclass(frozen=True)
 class PhaseSeconds:
-    """Where the time of a round went, in seconds (on an accelerator: until the work was queued).
+    """The time of a round by phase, in seconds (on an accelerator: until the work was queued).
 
     Attributes:
-        select: the method deciding what drafts next, and learning from the round.
+        select: the method's planning, and learning from the round.
         draft: drafting.
-        verify: the target's forward over the drafted rows.
+        verify: the target's forward over the draft tokens.
         other: acceptance, cache bookkeeping, output.
     """
 
@@ -31,7 +31,7 @@ class PhaseSeconds:
 
     @property
     def total(self) -> float:
-        """Of the whole round."""
+        """Seconds of the whole round."""
         return self.select + self.draft + self.verify + self.other
 
 
@@ -41,8 +41,8 @@ class Forecast:
 
     Attributes:
         tokens_per_second: of the round.
-        plain_tokens_per_second: of plain decoding at that time.
-        held_back: whether it drafts nothing because the request has not saved the time that a draft may lose.
+        plain_tokens_per_second: of autoregressive decoding at that time.
+        held_back: drafts nothing because the request has not saved the time that a draft may lose.
     """
 
     tokens_per_second: float
@@ -51,7 +51,7 @@ class Forecast:
 
     @property
     def speedup(self) -> float:
-        """The round's tokens a second ÷ those of plain decoding."""
+        """Tokens per second of the round divided by those of autoregressive decoding."""
         return self.tokens_per_second / self.plain_tokens_per_second
 
 
@@ -65,10 +65,10 @@ class Round:
         accepted: draft tokens that were accepted and committed.
         token_ids: tokens committed by this round: the accepted ones, then the correction or the bonus.
         kept: the sublayers that drafted; ``None`` where no layers did.
-        threshold: the confidence under which the draft was to stop; ``None`` without such a rule.
+        threshold: the confidence below which the draft stops; ``None`` without such a rule.
         seconds: where the time went.
-        guessed: draft tokens that were guessed before layers drafted them, and so took no forward of the draft.
-        drafted_by: name of the part that drafted; ``None`` where the method has no parts.
+        guessed: draft tokens that were guessed before layers drafted them, and so took no draft forward.
+        drafted_by: name of the strategy or stage that drafted; ``None`` if the method has only one.
         precision: of the weights that drafted; ``None`` for the target's own, or where no layers drafted.
         forecast: what the method expected of it; ``None`` where it makes no forecasts.
     """
@@ -113,11 +113,7 @@ class Round:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], sublayers: int) -> "Round":
-        """The round that ``to_dict`` described.
-
-        Args:
-            fields: the object.
-            sublayers: number of sublayers of the model, ``2L``.
+        """The round that ``to_dict`` described, of a model with ``sublayers`` sublayers (``2L``).
 
         Raises:
             KeyError, TypeError, ValueError: it is not such an object.
@@ -141,7 +137,7 @@ class Round:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """How probable the model found a token, and which tokens it found most probable in its place.
+    """The log-probability of a token, and the most probable tokens at its position.
 
     Natural logarithms of probabilities under the model's own distribution: the softmax of its logits in float32, before
     penalties, temperature, filters and other logits processors.
@@ -149,8 +145,7 @@ class TokenLogprobs:
     Attributes:
         token_id: the token.
         logprob: its log-probability.
-        top: the most probable tokens and their log-probabilities, most probable first; as many as were asked for. The
-            token itself is among them only if it is one of these.
+        top: as many of the most probable tokens as were requested, with their log-probabilities, most probable first.
     """
 
     token_id: int
@@ -179,9 +174,9 @@ class Generation:
         prefill_seconds: wall time up to the first token.
         rounds: what happened, round by round.
         peak_memory_bytes: peak of the device's allocated memory on an accelerator, of the process elsewhere.
-        cached_prompt_tokens: tokens of the prompt that were not read, since a prefix cache had their keys and values.
-        logprobs: log-probabilities of the output's tokens, where they were asked for.
-        prompt_logprobs: those of the prompt's tokens, where they were asked for; ``None`` for the first of them, which
+        cached_prompt_tokens: tokens of the prompt whose keys and values came from the prefix cache.
+        logprobs: log-probabilities of the output's tokens, if requested.
+        prompt_logprobs: those of the prompt's tokens, if requested; ``None`` for the first of them, which
             nothing predicts.
     """
 
@@ -222,7 +217,7 @@ class Generation:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted ÷ drafted, 0 where nothing was drafted."""
+        """Accepted ÷ drafted, 0 if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
@@ -270,10 +265,10 @@ class TextPiece:
     """A piece of a stream.
 
     Attributes:
-        text: text that has become certain; may be empty while a character is incomplete.
-        token_id: the token that made it so.
+        text: text that is now certain; may be empty while a character is incomplete.
+        token_id: the token that completed it.
         origin: who chose the token first.
-        logprobs: the token's log-probability, where it was asked for.
+        logprobs: the token's log-probability, if requested.
     """
 
     text: str

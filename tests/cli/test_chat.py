@@ -25,11 +25,9 @@ from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer, save_checkpoint
 from helpers.gguf_files import save_gguf
 from helpers.models import ROPE_SWITCH, build, plain_text, prompt
 from selfspec import METHODS, Engine, SamplingParams
-from selfspec.cli.chat_commands import ChatCommands
-from selfspec.cli.chat_session import ChatSession
-from selfspec.cli.chat_terminal import HISTORY_FILE, CommandCompleter, open_history, talk
+from selfspec.cli.chat_repl import HISTORY_FILE, ChatCommands, CommandCompleter, open_history, talk
+from selfspec.cli.chat_session import ChatSession, Conversation, Message
 from selfspec.cli.terminal import TextWriter
-from selfspec.conversation import Conversation, Message
 from selfspec.errors import ContextLengthError, InvalidPromptError, SelfSpecError
 from selfspec.runtimes.target import Target
 from selfspec.types import TextPiece
@@ -238,7 +236,7 @@ def test_a_template_without_system_prompts() -> None:
 
 def test_an_unknown_command_is_answered_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     chat = new_chat()
-    chat.read("/halp me")
+    chat.handle("/halp me")
     output = capsys.readouterr()
     assert output.out == ""
     assert "there is no command '/halp'; to send a message that begins with a slash, begin it with two" in output.err
@@ -249,23 +247,23 @@ def test_an_unknown_command_is_answered_with_the_list(capsys: pytest.CaptureFixt
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     chat = new_chat()
-    chat.read("/help")
+    chat.handle("/help")
     assert [text.split()[0] for text in capsys.readouterr().err.splitlines()] == list(chat.commands)
     assert not chat.failed
 
 
 def test_two_slashes_send_one(capsys: pytest.CaptureFixture[str]) -> None:
-    new_chat().read("//usr is a folder")
+    new_chat().handle("//usr is a folder")
     assert capsys.readouterr().out == line(answer("/usr is a folder"))
 
 
 def test_method_switches_what_drafts_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     chat = new_chat()
     target = chat.session.engine.target
-    chat.read("hello")
-    chat.read(f"/method {LAYERSKIP}")
+    chat.handle("hello")
+    chat.handle(f"/method {LAYERSKIP}")
     assert "method: layerskip exit_layer=2 draft_length=4" in capsys.readouterr().err
-    chat.read("and you?")
+    chat.handle("and you?")
     assert chat.session.last is not None
     method, counts = chat.session.last
     assert method == "layerskip"
@@ -275,7 +273,7 @@ def test_method_switches_what_drafts_and_nothing_else(capsys: pytest.CaptureFixt
 
 
 def test_method_alone_says_which_and_lists_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    new_chat().read("/method")
+    new_chat().handle("/method")
     assert capsys.readouterr().err == f"method: autoregressive\nmethods: {', '.join(METHODS)}\n"
 
 
@@ -291,7 +289,7 @@ def test_method_alone_says_which_and_lists_the_others(capsys: pytest.CaptureFixt
 def test_a_mistaken_method_changes_nothing(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     chat = new_chat()
     engine = chat.session.engine
-    chat.read(command)
+    chat.handle(command)
     output = capsys.readouterr().err
     assert output.startswith("error: ")
     assert message in output
@@ -302,29 +300,29 @@ def test_a_mistaken_method_changes_nothing(command: str, message: str, capsys: p
 def test_a_method_keeps_learning_over_turns_and_switches() -> None:
     chat = new_chat(new_engine("token-recycling"))
     learner = chat.session.engine
-    chat.read("hello")
+    chat.handle("hello")
     learned = learner.method.state().tensors
-    chat.read("/method suffix")
-    chat.read("/method cascade(suffix, prompt-lookup) suffix.min_match_length=2")
+    chat.handle("/method suffix")
+    chat.handle("/method cascade(suffix, prompt-lookup) suffix.min_match_length=2")
     assert chat.session.engine.method.name == "cascade(suffix, prompt-lookup)"
     assert chat.session.engine.method.settings.parts[0].min_match_length == 2
-    chat.read("/method token-recycling")
+    chat.handle("/method token-recycling")
     assert chat.session.engine is learner
-    chat.read("something else")
+    chat.handle("something else")
     assert any(not torch.equal(learned[name], tensor) for name, tensor in learner.method.state().tensors.items())
 
 
 def test_reset_forgets_the_conversation_but_not_the_system_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     chat = new_chat(system="be kind")
     for text in ("hello", "/reset", "hello"):
-        chat.read(text)
+        chat.handle(text)
     assert capsys.readouterr().out == 2 * line(answer("hello", system="be kind"))
 
 
 def test_system_changes_the_prompt_and_resets(capsys: pytest.CaptureFixture[str]) -> None:
     chat = new_chat()
     for text in ("hello", "/system be kind", "hello", "/system"):
-        chat.read(text)
+        chat.handle(text)
     output = capsys.readouterr()
     assert output.out == line(answer("hello")) + line(answer("hello", system="be kind"))
     assert output.err.endswith("system prompt: be kind\n")
@@ -332,8 +330,8 @@ def test_system_changes_the_prompt_and_resets(capsys: pytest.CaptureFixture[str]
 
 def test_a_refused_system_prompt_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     chat = new_chat(new_engine(template=NO_SYSTEM + CHAT_TEMPLATE))
-    chat.read("hello")
-    chat.read("/system be kind")
+    chat.handle("hello")
+    chat.handle("/system be kind")
     assert "error: the chat template refused the messages: no system prompts" in capsys.readouterr().err
     assert chat.session.conversation.system is None
     assert len(chat.session.conversation.exchanges) == 1
@@ -341,13 +339,13 @@ def test_a_refused_system_prompt_changes_nothing(capsys: pytest.CaptureFixture[s
 
 def test_stats_are_those_of_the_generations(capsys: pytest.CaptureFixture[str]) -> None:
     chat = new_chat(new_engine("layerskip", exit_layer=2, draft_length=4))
-    chat.read("/stats")
+    chat.handle("/stats")
     assert capsys.readouterr().err == "there is no answer yet\n"
     engine = new_engine("layerskip", exit_layer=2, draft_length=4)
     first = engine.generate(said("hello"), max_new_tokens=TOKENS)
     second = engine.generate(said("hello", first.text, "why"), max_new_tokens=TOKENS)
     for text in ("hello", "why", "/stats"):
-        chat.read(text)
+        chat.handle(text)
     last, total = capsys.readouterr().err.splitlines()[-2:]
     assert last.startswith(f"last answer, layerskip: {second.new_token_count} tokens, ")
     assert f"{second.accepted} of {second.drafted} draft tokens accepted ({second.acceptance_rate:.0%})" in last
@@ -364,9 +362,9 @@ def test_drafts_toggles_the_colours(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setenv("FORCE_COLOR", "1")
     coloured = []
     for _ in range(2):
-        chat.read("/drafts")
-        chat.read("/reset")
-        chat.read("hello")
+        chat.handle("/drafts")
+        chat.handle("/reset")
+        chat.handle("hello")
         coloured.append(capsys.readouterr().out)
     assert "\x1b[32m" in coloured[0]
     assert coloured[0].replace("\x1b[32m", "").replace("\x1b[0m", "") == coloured[1] == line(answer("hello"))
@@ -377,14 +375,14 @@ def test_drafts_toggles_the_colours(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_what_leaves_the_conversation_is_said_once_a_turn(capsys: pytest.CaptureFixture[str]) -> None:
     chat = new_chat()
-    chat.read("x" * 700)
+    chat.handle("x" * 700)
     first = capsys.readouterr()
     assert "fits the context" not in first.err
-    chat.read("y" * 300)
+    chat.handle("y" * 300)
     second = capsys.readouterr()
     assert second.err.count("no longer fits the context: the oldest message and its answer are left out") == 1
     assert second.out == line(answer("y" * 300))
-    chat.read("z")
+    chat.handle("z")
     third = capsys.readouterr()
     assert "fits the context" not in third.err
     assert third.out == line(answer("y" * 300, second.out.removesuffix("\n"), "z"))
@@ -392,9 +390,9 @@ def test_what_leaves_the_conversation_is_said_once_a_turn(capsys: pytest.Capture
 
 def test_a_message_longer_than_the_context_is_refused_and_not_kept(capsys: pytest.CaptureFixture[str]) -> None:
     chat = new_chat()
-    chat.read("hello")
-    chat.read("x" * 1024)
-    chat.read("and you?")
+    chat.handle("hello")
+    chat.handle("x" * 1024)
+    chat.handle("and you?")
     output = capsys.readouterr()
     assert output.err.count("error: the message has 1041 tokens with the system prompt") == 1
     assert output.out == line(answer("hello")) + line(answer("hello", answer("hello"), "and you?"))
@@ -402,7 +400,7 @@ def test_a_message_longer_than_the_context_is_refused_and_not_kept(capsys: pytes
 
 def test_an_answer_that_fills_the_context_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     chat = new_chat()
-    chat.read("x" * 1000)
+    chat.handle("x" * 1000)
     assert "(cut off after 7 tokens: the context is full)" in capsys.readouterr().err
 
 
@@ -428,7 +426,7 @@ def test_a_stopped_answer_stays_as_far_as_it_was_written(
 ) -> None:
     chat = new_chat(new_engine("layerskip", exit_layer=2, draft_length=4), interactive=True)
     interrupt_writing(monkeypatch, at=10)
-    chat.read("hello")
+    chat.handle("hello")
     output = capsys.readouterr()
     kept = chat.session.conversation.exchanges[0].assistant
     assert output.err == "(stopped)\n"
@@ -438,7 +436,7 @@ def test_a_stopped_answer_stays_as_far_as_it_was_written(
     assert chat.session.last is not None
     assert chat.session.last[1].tokens == 11
     assert chat.session.last[1].drafted > 0
-    chat.read("and you?")
+    chat.handle("and you?")
     assert capsys.readouterr().out == line(answer("hello", kept, "and you?"))
 
 
@@ -447,7 +445,7 @@ def test_a_message_stopped_before_the_first_word_is_not_kept(
 ) -> None:
     chat = new_chat(interactive=True)
     with interrupt_forward(1):
-        chat.read("hello")
+        chat.handle("hello")
     assert capsys.readouterr() == ("", "(stopped before the first word; the message is dropped)\n")
     assert not chat.session.conversation.exchanges
     assert chat.session.last is None
@@ -503,7 +501,7 @@ def typed(keyboard: PipeInput, text: str, **options: Any) -> ChatCommands:
     """A chat in which this is typed."""
     chat = new_chat(interactive=True, **options)
     keyboard.send_text(text)
-    talk(chat, METHODS)
+    talk(chat)
     return chat
 
 
@@ -635,7 +633,7 @@ def test_every_error_a_turn_can_have_is_one_line(
 
     with monkeypatch.context() as patch:
         patch.setattr(TextWriter, "write", fail)
-        chat.read("hello")
+        chat.handle("hello")
     assert "error: the first line and the second\n" in capsys.readouterr().err
     assert not chat.session.conversation.exchanges
 
@@ -643,10 +641,10 @@ def test_every_error_a_turn_can_have_is_one_line(
 def test_a_turn_reads_only_what_is_new() -> None:
     engine = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE), "suffix", prefix_cache=2**22)
     chat = new_chat(engine)
-    chat.read("one two three")
+    chat.handle("one two three")
     assert chat.session.total.cached == 0
-    chat.read("/method autoregressive")  # another method has the same keys and values
-    chat.read("four")
+    chat.handle("/method autoregressive")  # another method has the same keys and values
+    chat.handle("four")
     exchange = chat.session.conversation.exchanges
     assert exchange[0].assistant == answer("one two three")
     assert exchange[1].assistant == answer("one two three", exchange[0].assistant, "four")

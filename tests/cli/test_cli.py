@@ -22,7 +22,7 @@ from selfspec import METHODS, Engine, SamplingParams, __version__
 from selfspec.cli import options
 from selfspec.cli.app import app
 from selfspec.cli.generate import generate as generate_command
-from selfspec.cli.prompt import read_prompt
+from selfspec.cli.inputs import read_prompt
 from selfspec.cli.terminal import TextWriter, takes_colour
 from selfspec.decoding.output import Output
 from selfspec.errors import InvalidPromptError
@@ -323,7 +323,7 @@ def test_prompt_that_is_not_utf8(checkpoint: str, tmp_path: Path) -> None:
 
 
 def test_no_prompt_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfspec.cli.prompt.sys.stdin", Screen(terminal=True))
+    monkeypatch.setattr("selfspec.cli.inputs.sys.stdin", Screen(terminal=True))
     with pytest.raises(InvalidPromptError, match="there is no prompt; give PROMPT, --prompt-file"):
         read_prompt(None, None)
 

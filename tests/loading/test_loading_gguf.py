@@ -22,7 +22,7 @@ from helpers.gguf_files import CHAT_TEMPLATE, MERGED, save_gguf
 from helpers.models import build
 from selfspec import Engine
 from selfspec.errors import ModelLoadError, UnsupportedModelError
-from selfspec.loading import INSTALLABLE, catalog, load_model, model, packages, unpacked
+from selfspec.loading import INSTALLABLE, catalog, gguf, load_model, loader
 
 PROMPT = "the other day"
 
@@ -94,7 +94,7 @@ def test_the_second_load_reads_what_the_first_has_kept(
     assert "unpacking whole.gguf" in caplog.text
     (folder,) = cache.iterdir()
     assert json.loads((folder / "source.json").read_text())["auto_dtype"] == "float32"
-    monkeypatch.setattr(unpacked, "GgufModel", lambda _: pytest.fail("the file is read again"))
+    monkeypatch.setattr(gguf, "GgufModel", lambda _: pytest.fail("the file is read again"))
     copy = Path(shutil.copy(whole, whole.with_name("another name.gguf")))
     second, _ = load_model(copy, dtype="bfloat16")
     for name, weight in first.state_dict().items():
@@ -242,7 +242,7 @@ def installable(whole: Path, monkeypatch: pytest.MonkeyPatch) -> catalog.Install
     digest = hashlib.sha256(whole.read_bytes()).hexdigest()
     made = replace(INSTALLABLE["smollm2"], sha256=digest)
     monkeypatch.setitem(INSTALLABLE, "smollm2", made)
-    monkeypatch.setattr(model, "installed_file", lambda _: whole)
+    monkeypatch.setattr(loader, "installed_file", lambda _: whole)
     return made
 
 
@@ -262,7 +262,7 @@ def test_a_wrong_hash_names_the_command_that_mends_it(
 
 
 def test_a_model_that_is_not_installed_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "find_installed", lambda _: None)
+    monkeypatch.setattr(catalog, "find_installed", lambda _: None)
     with pytest.raises(ModelLoadError, match="selfspec models install smollm2"):
         load_model("smollm2")
 
@@ -277,18 +277,18 @@ def test_only_the_right_version_of_the_package_counts(tmp_path: Path, monkeypatc
     file.write_bytes(b"GGUF")
     (file.parent / "__init__.py").write_text("raise RuntimeError('the module is imported')")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert packages.find_installed(known) is None
-    assert packages.find_installed(replace(known, version="0.1.1")) == file
+    assert catalog.find_installed(known) is None
+    assert catalog.find_installed(replace(known, version="0.1.1")) == file
 
 
 def test_unpacking_twice_at_once_keeps_one(whole: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process finishes first: its folder stays, ours goes."""
-    save = unpacked.GgufModel.save
+    save = gguf.GgufModel.save
 
     def overtaken(self: Any, folder: Path, dtype: Any) -> None:
         save(self, folder, dtype)
         shutil.copytree(folder, folder.with_name(folder.name[1:].rpartition(".")[0]))
 
-    monkeypatch.setattr(unpacked.GgufModel, "save", overtaken)
-    folder = unpacked.unpack(whole)
+    monkeypatch.setattr(gguf.GgufModel, "save", overtaken)
+    folder = gguf.unpack(whole)
     assert list(cache.iterdir()) == [folder]

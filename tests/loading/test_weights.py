@@ -45,7 +45,7 @@ def test_a_loaded_model_is_one_that_was_quantised(checkpoint: str, weights: str)
 def test_low_bit_weights_are_on_the_cpu(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert load_model(checkpoint, weights="int4")[0].device.type == "cpu"
-    monkeypatch.setattr("selfspec.loading.model.parse_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("selfspec.loading.loader.parse_device", lambda _: torch.device("cuda"))
     with pytest.raises(errors.DeviceError, match="CPU only, not on 'cuda'"):
         load_model(checkpoint, weights="int4", device="cuda")
 

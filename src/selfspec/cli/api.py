@@ -4,14 +4,20 @@ A package adds a command by an entry point of the group ``selfspec.commands``; s
 """
 
 from selfspec.cli import options
-from selfspec.cli.settings import parse_assignments
+from selfspec.cli.inputs import parse_assignments, read_prompt, read_settings
+from selfspec.cli.stats import draft_table, plain_reasons, summary
 from selfspec.cli.terminal import make_console, own_warnings, silence_libraries, takes_colour
 
 __all__ = [
+    "draft_table",
     "make_console",
     "options",
     "own_warnings",
     "parse_assignments",
+    "plain_reasons",
+    "read_prompt",
+    "read_settings",
     "silence_libraries",
+    "summary",
     "takes_colour",
 ]

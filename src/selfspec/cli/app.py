@@ -60,7 +60,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Lossless self-speculative decoding: a model drafts with its own layers and writes exactly its own text.",
+    help="Lossless self-speculative decoding: a model drafts with its own layers and generates exactly its own text.",
+    epilog='Example: selfspec generate "Write a haiku." --model smollm2',
 )
 app.command(epilog='Example: selfspec generate "Write a haiku." --chat --model smollm2 --method suffix')(generate)
 app.command(epilog='Example: selfspec chat --model smollm2 --system "You answer in one sentence."')(chat)

@@ -8,20 +8,17 @@ import typer
 
 from selfspec.cli import options
 from selfspec.cli.engine import load_engine
-from selfspec.cli.prompt import decode
-from selfspec.cli.sampling import sampling_params
-from selfspec.cli.settings import read_settings
-from selfspec.cli.state import kept_state
-from selfspec.cli.terminal import prepare, silence_libraries
+from selfspec.cli.inputs import decode_utf8, kept_state, read_settings, sampling_params
+from selfspec.cli.terminal import prepare_method, silence_libraries
 from selfspec.errors import InvalidPromptError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from selfspec.cli.chat_commands import ChatCommands
+    from selfspec.cli.chat_repl import ChatCommands
 
 PREFIX_CACHE = 2**30
-"""Most bytes of keys and values of earlier turns, so that each turn reads only what is new."""
+"""Maximum bytes of keys and values of earlier turns, so that each turn reads only what is new."""
 
 FAILED = 2
 """Exit code if a message or a command from a pipe failed."""
@@ -55,7 +52,7 @@ def chat(
     """Chats with a model in the terminal. From a pipe, each line is a message. /help lists the commands."""
     method_settings = read_settings(method, settings, state)
 
-    from selfspec.cli.chat_commands import ChatCommands
+    from selfspec.cli.chat_repl import ChatCommands
     from selfspec.cli.chat_session import ChatSession
 
     silence_libraries()
@@ -63,7 +60,7 @@ def chat(
     _check_template_early(model)
     engine = load_engine(ctx.params, method_settings, prefix_cache=PREFIX_CACHE)
     _check_template(model, engine.tokenizer)
-    prepare(engine)
+    prepare_method(engine)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     session = ChatSession(engine, params, system=system, show_drafts=show_drafts, interactive=interactive)
     with kept_state(engine, state):
@@ -74,20 +71,19 @@ def chat(
 
 
 def _talk(commands: "ChatCommands", model: str) -> None:
-    from selfspec.cli.chat_terminal import talk
-    from selfspec.methods import METHODS
+    from selfspec.cli.chat_repl import talk
 
     name = commands.session.engine.method.name
     typer.echo(
         f"{model} with {name}. /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends the chat.", err=True
     )
-    talk(commands, METHODS)
+    talk(commands)
 
 
 def _read_lines(commands: "ChatCommands") -> None:
     for line in sys.stdin.buffer:
         try:
-            commands.read(decode(line, "a message on standard input").rstrip("\r\n"))
+            commands.handle(decode_utf8(line, "a message on standard input").rstrip("\r\n"))
         except InvalidPromptError as error:
             commands.complain(str(error))
         if commands.ended:

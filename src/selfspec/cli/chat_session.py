@@ -1,41 +1,114 @@
-"""A chat session: answers messages, with a method that can be switched."""
+"""A chat session: the conversation, answers to its messages, and a method that can be switched."""
 
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import typer
 
-from selfspec.cli.chat_stats import AnswerLog, Counts
+from selfspec.cli.stats import AnswerLog, Counts
 from selfspec.cli.terminal import TextWriter, own_warnings
-from selfspec.conversation import Conversation
 from selfspec.engine import Engine
+from selfspec.errors import ContextLengthError
 from selfspec.generation import Stream
 from selfspec.methods import find_method, make_method
 from selfspec.methods.settings import parse_settings
 from selfspec.types import Round, SamplingParams
 
+Message = dict[str, str]
+"""``role`` (system, user or assistant) and ``content``, as chat templates take them."""
+
+ANSWER_SHARE = 4
+"""Old exchanges are dropped until one ``ANSWER_SHARE``-th of the context is free for the answer."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A user's message and the answer to it."""
+
+    user: str
+    assistant: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A user's message with the prompt that answers it, and how many of the oldest exchanges the prompt leaves out."""
+
+    user: str
+    messages: tuple[Message, ...]
+    token_ids: tuple[int, ...]
+    max_new_tokens: int
+    left_out: int
+
+
+class Conversation:
+    """The exchanges of a chat, as many as fit the model's context.
+
+    ``begin`` changes nothing; ``keep`` does. A message that could not be answered is not part of the conversation.
+    ``encode`` applies the model's chat template; ``room`` maps the length of a prompt to the number of new tokens that
+    fit after it. Without a system prompt the chat template's own is used, if it has one.
+    """
+
+    def __init__(
+        self,
+        encode: Callable[[list[Message]], Sequence[int]],
+        room: Callable[[int], int],
+        *,
+        max_new_tokens: int,
+        system: str | None = None,
+    ) -> None:
+        self.system = system
+        self.exchanges: list[Exchange] = []
+        self._encode = encode
+        self._room = room
+        self._max_new_tokens = max_new_tokens
+
+    def begin(self, user: str) -> Turn:
+        """Builds the prompt for a message; raises ``ContextLengthError`` if it does not fit even alone.
+
+        The oldest exchanges are left out, as few as possible, until the answer fits: ``max_new_tokens``, but at most a
+        quarter of the context. The system prompt and the message always stay.
+        """
+        wanted = max(1, min(self._max_new_tokens, self._room(0) // ANSWER_SHARE))
+        for left_out in range(len(self.exchanges) + 1):
+            messages = self._messages(self.exchanges[left_out:], user)
+            token_ids = tuple(self._encode(messages))
+            room = self._room(len(token_ids))
+            if room >= wanted:
+                break
+        if room < 1:
+            raise ContextLengthError(
+                f"the message has {len(token_ids)} tokens with the system prompt, and the model's context of "
+                f"{self._room(0)} leaves no room for an answer; shorten it"
+            )
+        return Turn(user, tuple(messages), token_ids, min(self._max_new_tokens, room), left_out)
+
+    def keep(self, turn: Turn, answer: str) -> None:
+        """Adds a message and its answer, and drops the exchanges that the turn left out."""
+        self.exchanges = [*self.exchanges[turn.left_out :], Exchange(turn.user, answer)]
+
+    def reset(self) -> None:
+        """Removes all exchanges. The system prompt stays."""
+        self.exchanges = []
+
+    def set_system(self, system: str) -> None:
+        """Sets the system prompt and removes all exchanges; nothing changes if the chat template refuses it."""
+        self._encode([_message("system", system), _message("user", "Hello")])
+        self.system = system
+        self.reset()
+
+    def _messages(self, exchanges: Sequence[Exchange], user: str) -> list[Message]:
+        messages = [] if self.system is None else [_message("system", self.system)]
+        for exchange in exchanges:
+            messages += [_message("user", exchange.user), _message("assistant", exchange.assistant)]
+        return [*messages, _message("user", user)]
+
 
 class ChatSession:
     """Prints answers to standard output and everything else to standard error.
 
-    Args:
-        engine: generates the answers.
-        params: sampling parameters; ``max_new_tokens`` is the longest answer.
-        system: the system prompt; ``None`` uses the chat template's own, if it has one.
-        show_drafts: colour accepted draft tokens.
-        interactive: whether Ctrl-C stops an answer instead of the chat.
-
-    Attributes:
-        engine: generates the next answer.
-        conversation: the messages so far.
-        show_drafts: colour accepted draft tokens.
-        last: the method and the counts of the last answer.
-        total: the counts of all answers.
-        rounds: of all answers.
-
-    Raises:
-        InvalidPromptError: the chat template refuses the system prompt.
+    ``last`` has the method and the counts of the last answer, ``total`` the counts of all answers, ``rounds`` all their
+    rounds. In an interactive session Ctrl-C stops the answer instead of the chat.
     """
 
     def __init__(
@@ -60,14 +133,7 @@ class ChatSession:
         self._interactive = interactive
 
     def answer(self, message: str) -> None:
-        """Answers a message and adds both to the conversation.
-
-        Args:
-            message: the user's message.
-
-        Raises:
-            SelfSpecError: it cannot be answered; the conversation is unchanged.
-        """
+        """Answers a message and adds both to the conversation, which stays unchanged after an error."""
         turn = self.conversation.begin(message)
         if turn.left_out:
             say(f"(the conversation no longer fits the context: {_oldest(turn.left_out)} left out)")
@@ -80,19 +146,10 @@ class ChatSession:
             self.last = (self.engine.method.name, log.counts(stream))
             self.total += self.last[1]
             self.rounds += stream.rounds
-        self._say_how_it_ended(stream, log, finished)
+        self._report_end(stream, log, finished)
 
     def switch(self, name: str, values: Mapping[str, str]) -> None:
-        """Switches the drafting method. A method that was used before keeps what it has learned.
-
-        Args:
-            name: name of the method.
-            values: settings by name; the others keep their defaults.
-
-        Raises:
-            UnknownMethodError: no method has this name.
-            InvalidSettingError: a setting is unknown, out of range, or does not fit this model.
-        """
+        """Switches the drafting method. A method that was used before keeps what it has learned."""
         chosen = find_method(name)
         key = chosen.name, parse_settings(chosen.Settings, chosen.name, values)
         if key not in self._engines:
@@ -107,7 +164,7 @@ class ChatSession:
         writer = TextWriter(sys.stdout, show_drafts=self.show_drafts)
         try:
             for piece in stream:
-                log.note(piece)
+                log.add(piece)
                 writer.write(piece)
         except KeyboardInterrupt:
             if not self._interactive:
@@ -119,8 +176,8 @@ class ChatSession:
             sys.stdout.flush()
         return True
 
-    def _say_how_it_ended(self, stream: Stream, log: AnswerLog, finished: bool) -> None:
-        """Reports why an answer ended, unless the model ended it."""
+    def _report_end(self, stream: Stream, log: AnswerLog, finished: bool) -> None:
+        """Prints why an answer ended, unless the model ended it."""
         if not finished:
             say("(stopped)" if log.text else "(stopped before the first word; the message is dropped)")
         elif stream.result.finish_reason == "length":
@@ -134,6 +191,10 @@ class ChatSession:
 def say(text: str) -> None:
     """Prints a line that is not part of an answer to standard error."""
     typer.echo(text, err=True)
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
 
 
 def _oldest(count: int) -> str:

@@ -13,7 +13,7 @@ def load_engine(options: Mapping[str, Any], settings: Mapping[str, str], *, pref
     Args:
         options: the command's options by name, as in ``typer.Context.params``: ``model``, ``method``, ``dtype``,
             ``device``, ``weights``, ``runtime`` and ``keep_copies``.
-        settings: of the method; see ``selfspec.cli.settings.parse_assignments``.
+        settings: of the method; see ``selfspec.cli.inputs.parse_assignments``.
         prefix_cache: most bytes of keys and values of earlier texts; 0 keeps none.
 
     Raises:

@@ -8,11 +8,9 @@ import typer
 
 from selfspec.cli import options
 from selfspec.cli.engine import load_engine
-from selfspec.cli.prompt import read_prompt
-from selfspec.cli.sampling import sampling_params
-from selfspec.cli.settings import read_settings
-from selfspec.cli.state import kept_state
-from selfspec.cli.terminal import TextWriter, own_warnings, prepare, silence_libraries
+from selfspec.cli.inputs import kept_state, read_prompt, read_settings, sampling_params
+from selfspec.cli.stats import draft_lines, summary
+from selfspec.cli.terminal import TextWriter, own_warnings, prepare_method, silence_libraries
 from selfspec.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ def generate(
     silence_libraries()
     params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
     engine = load_engine(ctx.params, method_settings)
-    prepare(engine)
+    prepare_method(engine)
     stream = engine.stream([{"role": "user", "content": text}] if chat else text, params)
     writer = TextWriter(sys.stdout, show_drafts=show_drafts)
     with own_warnings(), kept_state(engine, state):
@@ -89,16 +87,4 @@ def _write(stream: "Stream", writer: TextWriter) -> None:
 
 
 def _print_stats(result: "Generation") -> None:
-    from selfspec.cli.parts_text import parts_lines
-
-    typer.echo("\n".join((summary(result), *parts_lines(result.rounds))), err=True)
-
-
-def summary(result: "Generation") -> str:
-    """One line about an output: speed, drafts, memory and finish reason."""
-    return (
-        f"{result.method}: {result.new_token_count} tokens, {result.tokens_per_second:.1f} tokens/s, "
-        f"{result.round_count} rounds, {result.accepted} of {result.drafted} draft tokens accepted "
-        f"({result.acceptance_rate:.0%}), mean generated length {result.mean_generated_length:.2f}, "
-        f"peak memory {result.peak_memory_bytes / 2**20:.0f} MiB, ended by {result.finish_reason}"
-    )
+    typer.echo("\n".join((summary(result), *draft_lines(result.rounds))), err=True)

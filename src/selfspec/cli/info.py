@@ -1,4 +1,4 @@
-"""``selfspec info``: the parts of a model and what is supported for it."""
+"""``selfspec info``: the components of a model and what is supported for it."""
 
 import json
 from collections import Counter
@@ -45,15 +45,11 @@ def info(
 
 
 def describe_target(target: "Target") -> dict[str, Any]:
-    """Describes a model.
+    """What ``selfspec info`` prints.
 
-    Args:
-        target: the model.
-
-    Returns:
-        Family, sizes, ``bytes`` by part (a weight shared by two parts counts for the first), ``low_bit_bytes`` (what
-        copies of all weights at 8, 6 and 4 bits take beside them, or why there are none), ``windows`` (attention window
-        of each layer in positions, ``None`` without one), and what is supported.
+    A weight that two components share counts in ``bytes`` for the first. ``low_bit_bytes`` is the additional memory
+    of low-bit draft weights at 8, 6 and 4 bits, or why there are none. ``windows`` has the attention window of each
+    layer in positions, ``None`` without one.
     """
     config = target.config
     return {
@@ -68,7 +64,7 @@ def describe_target(target: "Target") -> dict[str, Any]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "parameters": target.parameter_count,
         "weights": target.weights,
-        "bytes": _bytes_by_part(target),
+        "bytes": _bytes_by_component(target),
         "low_bit_bytes": _low_bit_bytes(target),
         "tied_embedding": _is_tied(target),
         "windows": [getattr(sublayer, "window", None) for sublayer in target.sublayers[::2]],
@@ -78,9 +74,9 @@ def describe_target(target: "Target") -> dict[str, Any]:
     }
 
 
-def _bytes_by_part(target: "Target") -> dict[str, int]:
+def _bytes_by_component(target: "Target") -> dict[str, int]:
     model: Any = target.model
-    parts: dict[str, Iterable[nn.Parameter]] = {
+    components: dict[str, Iterable[nn.Parameter]] = {
         "embedding": model.get_input_embeddings().parameters(),
         "attention": (weight for sublayer in target.sublayers[::2] for weight in sublayer.parameters()),
         "mlp": (weight for sublayer in target.sublayers[1::2] for weight in sublayer.parameters()),
@@ -91,7 +87,7 @@ def _bytes_by_part(target: "Target") -> dict[str, int]:
 
     counted: set[int] = set()
     sizes: dict[str, int] = {}
-    for name, weights in parts.items():
+    for name, weights in components.items():
         new = {id(weight): weight for weight in weights if id(weight) not in counted}
         counted.update(new)
         sizes[name] = sum(map(stored_bytes, new.values()))
@@ -99,7 +95,7 @@ def _bytes_by_part(target: "Target") -> dict[str, int]:
 
 
 def _low_bit_bytes(target: "Target") -> dict[str, int | str]:
-    """What copies of all weights take, by bits; the reason where there are none."""
+    """Additional memory of low-bit weights of the whole model, by bits; the reason where there are none."""
     from selfspec.runtimes.precision import LOW_BITS, Precision
 
     found: dict[str, int | str] = {}
@@ -121,9 +117,9 @@ def _is_tied(target: "Target") -> bool:
 
 def _text(name: str, value: Any) -> str:
     if name == "low_bit_bytes":
-        return _copies_text(value)
+        return _low_bit_text(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{part} {size:,}" for part, size in value.items())
+        return ", ".join(f"{component} {size:,}" for component, size in value.items())
     if name == "windows":
         return _windows_text(value)
     if name == "exit_layers":
@@ -133,7 +129,7 @@ def _text(name: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _copies_text(sizes: Mapping[str, int | str]) -> str:
+def _low_bit_text(sizes: Mapping[str, int | str]) -> str:
     texts = [f"{bits} {size:,}" for bits, size in sizes.items() if isinstance(size, int)]
     return ", ".join(texts) or f"none: {next(iter(sizes.values()))}"
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from selfspec.cli import options
-from selfspec.cli.generate import summary
-from selfspec.cli.prompt import read_prompt
-from selfspec.cli.settings import read_settings
+from selfspec.cli.inputs import read_prompt, read_settings
+from selfspec.cli.stats import summary
 from selfspec.cli.terminal import make_console, own_warnings, silence_libraries
 
 if TYPE_CHECKING:

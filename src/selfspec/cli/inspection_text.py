@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from selfspec.cli.parts_text import parts_table, plain_reasons
+from selfspec.cli.stats import draft_table, plain_reasons
 from selfspec.inspection import PHASES, Inspection, Stretch, condense, draft_kind, merge_equal, shares
 from selfspec.types import Round
 
@@ -42,7 +42,7 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
     console.print(_layers_table(console, inspection))
     if any(draft_kind(record) == "layers" for record in records):
         console.print(_legend(console, inspection))
-    if parts := parts_table(records):
+    if parts := draft_table(records):
         console.print()
         console.print(_parts_table(parts))
         if reasons := plain_reasons(records):

@@ -30,7 +30,7 @@ def methods(
 def describe_methods() -> dict[str, dict[str, Any]]:
     """Describes every method: its ``summary``, ``source``, ``learns`` (whether it has a state) and ``settings``.
 
-    Methods of entry points and ``cascade`` are among them. Those that do not load are warned of on standard error.
+    Includes ``cascade`` and the methods of entry points; a warning on standard error names those that do not load.
     """
     from selfspec.methods import COMPOSITIONS, all_methods
     from selfspec.methods.settings import describe_settings

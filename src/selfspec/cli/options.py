@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 DEFAULT_MODEL = "smollm2"
-"""The model where none is named; `selfspec models install smollm2` brings it."""
+"""The default model; `selfspec models install smollm2` installs it."""
 
 DEFAULT_METHOD = "auto"
-"""The method where none is named: `selfspec.methods.registry.DEFAULT_METHOD`, without importing the methods."""
+"""The default method: `selfspec.methods.registry.DEFAULT_METHOD`, without importing the methods."""
 
 MODEL_HELP = "A name that `selfspec models list` lists, a folder, a GGUF file, or a name on the hub."
 METHOD_HELP = (
@@ -35,14 +35,18 @@ Device = Annotated[str, typer.Option(help=DEVICE_HELP)]
 Weights = Annotated[str | None, typer.Option(metavar="int8|int4", help=WEIGHTS_HELP)]
 KeepCopies = Annotated[
     bool,
-    typer.Option("--keep-copies", help="Keep low-bit copies that draft in the user's cache folder, for later runs."),
+    typer.Option("--keep-copies", help="Keep low-bit draft weights in the user's cache folder, for later runs."),
 ]
 Runtime = Annotated[str, typer.Option(help=RUNTIME_HELP)]
 
 Method = Annotated[str, typer.Option(help=METHOD_HELP)]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method, or PART.KEY=VALUE; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting of the method; of a cascade, STAGE.KEY=VALUE; repeatable.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 
@@ -50,21 +54,22 @@ CHOOSING, OUTPUT = "How tokens are chosen", "Output"
 """Headings in the help of the commands that generate text."""
 
 MaxNewTokens = Annotated[int, typer.Option(help="Longest output, in tokens.", rich_help_panel=CHOOSING)]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=CHOOSING)]
+Temperature = Annotated[float, typer.Option(help="Divides the logits; 0 is greedy.", rich_help_panel=CHOOSING)]
 TopP = Annotated[
-    float, typer.Option(help="Sample from the likeliest tokens up to this probability.", rich_help_panel=CHOOSING)
+    float,
+    typer.Option(help="Sample from the most probable tokens up to this total.", rich_help_panel=CHOOSING),
 ]
-TopK = Annotated[int, typer.Option(help="Sample from this many tokens; 0 for all.", rich_help_panel=CHOOSING)]
-MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the best.", rich_help_panel=CHOOSING)]
+TopK = Annotated[int, typer.Option(help="Sample from the k most probable tokens; 0 for all.", rich_help_panel=CHOOSING)]
+MinP = Annotated[
+    float, typer.Option(help="Drop tokens below this share of the largest probability.", rich_help_panel=CHOOSING)
+]
 RepetitionPenalty = Annotated[
     float, typer.Option(help="Above 1 makes earlier tokens less likely.", rich_help_panel=CHOOSING)
 ]
 PresencePenalty = Annotated[
     float, typer.Option(help="Above 0 makes tokens of the output less likely.", rich_help_panel=CHOOSING)
 ]
-FrequencyPenalty = Annotated[
-    float, typer.Option(help="The same, for each time that they occur.", rich_help_panel=CHOOSING)
-]
+FrequencyPenalty = Annotated[float, typer.Option(help="The same, for each occurrence.", rich_help_panel=CHOOSING)]
 MinTokens = Annotated[
     int, typer.Option(help="No end-of-sequence token before this many tokens.", rich_help_panel=CHOOSING)
 ]
@@ -74,7 +79,7 @@ JsonSchema = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(help="Makes a sampled text reproducible, with any method.", rich_help_panel=CHOOSING),
+    typer.Option(help="Makes sampling reproducible, with any method.", rich_help_panel=CHOOSING),
 ]
 Stop = Annotated[
     list[str] | None,
@@ -99,7 +104,7 @@ Logprobs = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="With --json: log-probabilities of tokens, and of the N most probable in their place.",
+        help="With --json: log-probabilities of the tokens, and of the N most probable tokens at each position.",
         rich_help_panel=OUTPUT,
     ),
 ]

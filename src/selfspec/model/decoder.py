@@ -15,14 +15,12 @@ from selfspec.model.sublayers import AttentionSublayer, Sublayer
 
 
 class Decoder:
-    """The parts of a supported causal language model. No attribute of the model is set.
+    """The modules of a supported causal language model. No attribute of the model is set.
 
     Args:
         model: in eval mode, on one device.
 
     Attributes:
-        model: the model.
-        config: its config.
         family: the row of its family.
         embedding: the module that embeds tokens.
         embedding_scale: what embeddings are multiplied by; ``None`` for nothing.
@@ -75,11 +73,7 @@ class Decoder:
         return int(self.config.max_position_embeddings)
 
     def room(self, prompt_length: int) -> int:
-        """Number of new tokens that fit after a prompt; not positive where none fits.
-
-        Args:
-            prompt_length: tokens of the prompt.
-        """
+        """Number of new tokens that fit after a prompt; zero or negative if none do."""
         room, switch = self.context_limit - prompt_length, self._rope_switch
         return room if switch is None or prompt_length > switch else min(room, switch - prompt_length + 1)
 
@@ -102,11 +96,7 @@ class Decoder:
         return logits
 
     def split(self) -> list[Sublayer]:
-        """The ``2L`` sublayers, run by the model's own modules.
-
-        Raises:
-            UnsupportedModelError: a layer lacks a module of its family.
-        """
+        """The ``2L`` sublayers, run by the model's own modules."""
         eager = self.config._attn_implementation == "eager"
         multiplier = float(getattr(self.config, self.family.residual_multiplier or "", 1.0))
         sublayers: list[Sublayer] = []
@@ -129,11 +119,7 @@ class Decoder:
         return Rope(self._parts.rotary_emb, layer_types, self._rope_switch)
 
     def new_cache(self, capacity: int) -> KeyValueCache:
-        """An empty cache.
-
-        Args:
-            capacity: its slots.
-        """
+        """An empty cache with ``capacity`` slots."""
         heads, head_dim = self.slot_shape
         like = self.like
         return KeyValueCache(self.layer_count, heads, capacity, head_dim, dtype=like.dtype, device=like.device)
@@ -177,7 +163,7 @@ def _head(model: Any) -> nn.Module:
 
 
 def _check_supported(model: PreTrainedModel) -> None:
-    """Refuses what would run but give other text than the model's own."""
+    """Refuses what would run but generate other text than the model's own."""
     implementation = model.config._attn_implementation
     if implementation not in ("sdpa", "eager"):
         raise UnsupportedModelError(

@@ -2,7 +2,7 @@
 
 A layer of a supported family is two residual branches in sequence. Families differ in the positions of their norms and
 in a few multipliers. Projections, rope, q/k norms and score caps are inside transformers' own attention and MLP
-modules, which the eager runtime calls as they are. A row also names the parts that these modules must have
+modules, which the eager runtime calls as they are. A row also names the linear layers that these modules must have
 (``requirements.py`` checks them when a model is loaded), and what the fused blocks (``runtimes/fused.py``) need: the
 modules' classes, the kind of norm, the layout of rope, whether the MLP has a gate.
 """
@@ -45,11 +45,9 @@ class Branch:
     """A residual branch: ``hidden + norm_after(module(norm_before(hidden)))``.
 
     The module is of the family's own class, or another one (a mixture of experts, a user's own), called as it is.
+    ``module`` and the norms are attributes of a layer; a norm may be ``None``.
 
     Attributes:
-        module: attribute of a layer.
-        norm_before: attribute of a layer, or ``None`` where the module reads the residual stream itself.
-        norm_after: attribute of a layer, or ``None`` where the module's output is added as it is.
         inputs: linear layers of the family's own module that read its input, in the order of the fused product.
         output: linear layer of the family's own module that computes its output.
         class_ending: how the name of the family's own module's class ends, as in ``LlamaAttention``.
@@ -92,12 +90,7 @@ _SANDWICH_MLP = _mlp(before="pre_feedforward_layernorm", after="post_feedforward
 
 @dataclass(frozen=True)
 class Refusal:
-    """An option of a family that is not supported.
-
-    Attributes:
-        option: config attribute that must be off.
-        reason: what it does that cannot be done here.
-    """
+    """An option of a family that is not supported: the config attribute that must be off, and why."""
 
     option: str
     reason: str
@@ -105,26 +98,22 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Family:
-    """How the decoder layers of one family split into sublayers.
+    """How the decoder layers of one family split into sublayers. Attributes that are ``None`` do not apply.
 
     Attributes:
-        name: the family's name as people write it.
         classes: how the names of its modules' classes begin in transformers, as in ``LlamaAttention``.
         attention: the attention branch, sublayer ``2i``.
         mlp: the MLP (or mixture-of-experts) branch, sublayer ``2i + 1``.
-        windows: which layers have a sliding window.
-        residual_multiplier: config attribute that scales every branch before it is added, if any.
-        embedding_multiplier: config attribute that scales the embeddings, if any.
+        residual_multiplier: config attribute that scales every branch before it is added.
+        embedding_multiplier: config attribute that scales the embeddings.
         sqrt_embedding: embeddings are scaled by the root of the hidden size (by the embedding module itself in newer
             versions of transformers).
-        logits_divisor: config attribute that the logits are divided by, if any.
+        logits_divisor: config attribute that the logits are divided by.
         rope_by_layer_type: each layer type has a rope of its own.
-        refusals: options of the family that are not supported.
-        norms: what its norms compute.
-        rounds_normed: RMS norms round what they normed to the model's dtype before they multiply by their weight.
+        rounds_normed: RMS norms round to the model's dtype before they multiply by their weight.
         rope: which entries of a head rope rotates against each other.
         gated: the MLP multiplies two projections of its input; off where it has one alone.
-        softcap: attribute of an attention module that caps its scores, if any.
+        softcap: attribute of an attention module that caps its scores.
     """
 
     name: str
@@ -245,15 +234,8 @@ _REFUSALS: dict[str, str] = {
 def find_family(config: PretrainedConfig) -> Family:
     """The row of the table for a model.
 
-    Args:
-        config: the model's config.
-
-    Returns:
-        How its layers split into sublayers.
-
     Raises:
-        UnsupportedModelError: the family is not in the table, or the config sets an option that its row refuses; the
-            message says why where that is known, and which families are in the table.
+        UnsupportedModelError: the family is not in the table, or the config sets an option that its row refuses.
     """
     model_type = str(getattr(config, "model_type", None))
     if model_type in FAMILIES:

@@ -18,12 +18,7 @@ from selfspec.model.rope import CosSin, Rope, Rotation
 
 @dataclass
 class SequenceState:
-    """What the model keeps of one sequence.
-
-    Attributes:
-        cache: its keys and values.
-        long_rope: rope takes the long frequencies (``longrope``).
-    """
+    """What the model keeps of one sequence: its cache, and whether rope uses the long frequencies (``longrope``)."""
 
     cache: KeyValueCache
     long_rope: bool = False
@@ -33,9 +28,7 @@ class SequenceState:
 class Drawing:
     """How tokens are drawn from logits, by noise that depends on seed, position and token (``sampling.noise``).
 
-    Attributes:
-        key: of the seed, an unsigned integer of 64 bits.
-        temperature: divides the logits; above 0.
+    ``key`` is the seed's, an unsigned integer of 64 bits; ``temperature`` divides the logits and is above 0.
     """
 
     key: int
@@ -44,9 +37,9 @@ class Drawing:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of one sequence in a forward: their cache slots, their positions and what they see.
+    """The rows of one sequence in a forward: their cache slots, positions and visibility.
 
-    A row sees the first ``prefix`` slots of the cache, and of the slots after them those that ``visible`` names. Where
+    A row sees the first ``prefix`` slots of the cache, and of the slots after them those that ``visible`` names. If
     ``visible`` is ``None``, it sees the rows of this object up to itself, and none of the slots between.
 
     Attributes:
@@ -56,8 +49,7 @@ class Rows:
         prefix: number of leading slots that every row sees, at most ``start``.
         depths: position of each row, counted from ``prefix``; ``None`` for ``0, 1, 2 …``.
         visible: bool ``[count, end - prefix]`` (query, slot from ``prefix`` on), or ``None`` for causal rows.
-        drawing: how the token that a row chooses is drawn, where the forward can do that; it is at the position after
-            the row's.
+        drawing: how each row's next token is drawn, if the forward can do that.
     """
 
     sequence: SequenceState
@@ -76,7 +68,7 @@ class Rows:
 
     @cached_property
     def positions(self) -> torch.Tensor:
-        """Long ``[count]``, the position of each row in the sequence; made when first read."""
+        """Long ``[count]``, the position of each row in the sequence; computed on first use."""
         device = self.sequence.cache.device
         if self.depths is None:
             return torch.arange(self.prefix, self.prefix + self.count, device=device)
@@ -117,7 +109,7 @@ class Rows:
             repeats: consecutive queries that each row stands for; they see the same slots.
 
         Returns:
-            ``[1, 1, count * repeats, slots]``, or ``None`` where every row sees every slot.
+            ``[1, 1, count * repeats, slots]``, or ``None`` if every row sees every slot.
         """
         key = (window, dtype if additive else None, causal_kernel, repeats)
         if key not in self._masks:
@@ -143,12 +135,10 @@ class Rows:
         return seen
 
     def fill(self, window: int | None, mask: torch.Tensor) -> None:
-        """Writes what each row sees into a mask that may have more rows and more slots than these rows need.
+        """Writes visibility into a mask that may have more rows and more slots than these rows need.
 
-        Args:
-            window: positions of the sliding window, if the layer has one.
-            mask: bool ``[count or more, repeats, end or more]``, from slot 0 on. The rows that are not used see slot 0
-                only, since attention of a row that sees nothing is not a number.
+        ``mask`` is bool ``[count or more, repeats, end or more]``, from slot 0 on. Unused rows see slot 0 only, since
+        attention of a row that sees nothing is not a number.
         """
         own, spare = mask[: self.count], mask[self.count :]
         if window is None and self.visible is None and self.prefix == self.start:  # the most common case, made fast
@@ -194,22 +184,14 @@ class Forward:
 
     @staticmethod
     def join(forwards: Sequence["Forward"]) -> "Forward":
-        """The parts of several forwards of one model in one, in order.
-
-        Args:
-            forwards: at least one.
-        """
+        """The parts of several forwards of one model in one, in order."""
         first, *others = forwards
         if not others:
             return first
         return Forward(tuple(part for forward in forwards for part in forward.parts), first.rope, first.like)
 
     def only(self, parts: Sequence[int]) -> "Forward":
-        """A forward of some of the parts.
-
-        Args:
-            parts: their indices, ascending.
-        """
+        """A forward of some of the parts, by their ascending indices."""
         return Forward(tuple(self.parts[index] for index in parts), self.rope, self.like)
 
     @cached_property
@@ -224,7 +206,7 @@ class Forward:
 
     @cached_property
     def slices(self) -> tuple[slice, ...]:
-        """Where the rows of each part are in ``[rows, hidden]``."""
+        """The slice of each part in ``[rows, hidden]``."""
         slices, start = [], 0
         for part in self.parts:
             slices.append(slice(start, start + part.count))
@@ -239,13 +221,9 @@ class Forward:
         return torch.cat([part.positions for part in self.parts])
 
     def rotation(self, kind: str | None) -> Rotation:
-        """Cosine and sine as transformers' attention takes them (``position_embeddings``), for a layer type.
+        """Cosine and sine, ``[1, rows, dim]`` each, as transformers' attention takes them (``position_embeddings``).
 
-        Args:
-            kind: the layer type, ``None`` where one rope serves all layers.
-
-        Returns:
-            Cosine and sine, ``[1, rows, dim]`` each.
+        ``kind`` is the layer type, ``None`` if one rope serves all layers.
         """
         if not self._rotations:
             pieces = [
@@ -255,14 +233,7 @@ class Forward:
         return self._rotations[kind]
 
     def turn(self, kind: str | None) -> CosSin:
-        """Cosine and signed sine as the fused attention takes them, for a layer type.
-
-        Args:
-            kind: the layer type, ``None`` where one rope serves all layers.
-
-        Returns:
-            Cosine and signed sine, ``[rows, 1, dim]`` each.
-        """
+        """Cosine and signed sine, ``[rows, 1, dim]`` each, as the fused attention takes them, for a layer type."""
         return (self._turns or self.turns())[kind]
 
     def turns(self) -> dict[str | None, CosSin]:
@@ -274,12 +245,8 @@ class Forward:
     def table(self, kind: str | None) -> tuple[CosSin, int]:
         """``turn`` as rows of a table, without the tensors that slicing it makes.
 
-        Args:
-            kind: the layer type, ``None`` where one rope serves all layers.
-
         Returns:
-            Cosine and signed sine, ``[rows or more, 1, dim]`` each, and where the first of the rows is in them; the
-            others follow it.
+            Cosine and signed sine, ``[rows or more, 1, dim]`` each, and the index of the first row in them.
         """
         part = self.parts[0]
         if len(self.parts) == 1 and part.consecutive and self.rope.is_fixed and not self._turns:

@@ -36,11 +36,7 @@ class KeptSet:
 
     @classmethod
     def early_exit(cls, exit_layer: int, total: int) -> "KeptSet":
-        """The first ``exit_layer`` layers (LayerSkip, DEL).
-
-        Raises:
-            InvalidSettingError: the exit layer is not in 1 … L - 1.
-        """
+        """The first ``exit_layer`` layers, 1 to L - 1 (LayerSkip, DEL)."""
         layers = total // 2
         if not 1 <= exit_layer < layers:
             raise InvalidSettingError(
@@ -50,11 +46,7 @@ class KeptSet:
 
     @classmethod
     def skipping(cls, skipped: Iterable[int], total: int) -> "KeptSet":
-        """Every sublayer but the skipped ones.
-
-        Raises:
-            InvalidSettingError: a skipped sublayer does not exist.
-        """
+        """Every sublayer but the skipped ones."""
         left_out = set(skipped)
         _check_exist(left_out, total)
         return cls(tuple(index for index in range(total) if index not in left_out), total)

@@ -13,48 +13,26 @@ _DECODER = ("model", "model.embed_tokens", "model.layers", "model.norm", "model.
 
 
 def check_decoder(model: PreTrainedModel, family: Family) -> None:
-    """Refuses a model that lacks a module outside its layers.
-
-    Args:
-        model: the model.
-        family: the row of its family.
-
-    Raises:
-        UnsupportedModelError: it lacks one; the message names it.
-    """
+    """Refuses a model that lacks a module outside its layers."""
     _require(model, _DECODER, f"this {family.name} model", family)
 
 
 def check_layer(layer: nn.Module, index: int, family: Family) -> None:
     """Refuses a layer that lacks a module which its family's row names.
 
-    What is inside a module counts only where it is of the family's own class: another one (a mixture of experts, a
-    quantised or a user's own module) is called as it is.
-
-    Args:
-        layer: the decoder layer.
-        index: its index, for the message.
-        family: the row of its family.
-
-    Raises:
-        UnsupportedModelError: it lacks one; the message names it.
+    The linear layers of a module are checked only if it is of the family's own class: another one (a mixture of
+    experts, a quantised or a user's own module) is called as it is.
     """
     for branch in (family.attention, family.mlp):
         _require(layer, _names(layer, branch, family), f"layer {index} of this {family.name} model", family)
 
 
 def check_activations(model: PreTrainedModel) -> None:
-    """Refuses a model that quantises what its layers are given, not only their weights.
+    """Refuses a model that quantises the inputs of its layers, not only their weights.
 
     A scale that several rows share makes the rows of a verification depend on each other. Even with a scale for each
     row, rounding to few integers turns differences in the last bit into differences that change a text. Layers are
-    known by what torchao and bitsandbytes call them, so that neither package is needed.
-
-    Args:
-        model: the model.
-
-    Raises:
-        UnsupportedModelError: a layer does so; the message names it.
+    recognised by their names in torchao and bitsandbytes, so that neither package is needed.
     """
     for name, module in model.named_modules():
         kind = _activation_quantiser(module)

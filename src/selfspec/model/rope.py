@@ -50,14 +50,10 @@ class Rope:
         self._reserved = 0
 
     def is_long(self, prompt_length: int, last_length: int) -> bool:
-        """Whether a request takes the long frequencies.
-
-        Args:
-            prompt_length: tokens of the prompt.
-            last_length: tokens that will have gone through the model at the end.
+        """Whether a request uses the long frequencies, given the length of its prompt and its length at the end.
 
         Raises:
-            ContextLengthError: the request would pass the switch half-way, where every key would have to be recomputed.
+            ContextLengthError: the request would cross the switch, which would need every key to be recomputed.
         """
         if self._switch_length is None or last_length <= self._switch_length:
             return False
@@ -71,27 +67,17 @@ class Rope:
     def rotations(
         self, hidden_states: torch.Tensor, positions: torch.Tensor, *, long: bool
     ) -> dict[str | None, Rotation]:
-        """Rotations of the given positions.
-
-        Args:
-            hidden_states: any tensor with the model's dtype and device.
-            positions: long ``[rows]``.
-            long: take the long frequencies.
+        """Rotations of positions, long ``[rows]``, with the dtype and device of ``hidden_states``.
 
         Returns:
-            By layer type (``None`` where one rope serves all layers) the pair of cosine and sine, ``[1, rows, dim]``.
+            Cosine and sine, ``[1, rows, dim]`` each, by layer type (``None`` if one rope serves all layers).
         """
         if not self._layer_types:
             return {None: self._rotate(hidden_states, positions, long)}
         return {kind: self._rotate(hidden_states, positions, long, kind) for kind in self._layer_types}
 
     def reserve(self, hidden_states: torch.Tensor, length: int) -> None:
-        """Computes the table for ``length`` positions, where rotations are fixed, so that forwards only slice it.
-
-        Args:
-            hidden_states: any tensor with the model's dtype and device.
-            length: number of positions, from 0 on.
-        """
+        """Computes the table for positions below ``length``, if rotations are fixed, so that forwards only slice it."""
         if length <= self._reserved or not self.is_fixed:
             return
         # Requests of similar length share a table. A longer one replaces it in one assignment, since threads share it.
@@ -100,29 +86,15 @@ class Rope:
         self._reserved = len(positions)
 
     def table(self, kind: str | None) -> CosSin:
-        """The rotations of all reserved positions, where they are fixed, for a layer type.
-
-        Args:
-            kind: the layer type, ``None`` where one rope serves all layers.
-
-        Returns:
-            Cosine and signed sine, ``[positions, 1, dim]`` each.
-        """
+        """The rotations of all reserved positions, if fixed: cosine and signed sine, ``[positions, 1, dim]``."""
         return self._table[kind]
 
     def turns(
         self, hidden_states: torch.Tensor, positions: torch.Tensor, first: int | None, *, long: bool
     ) -> dict[str | None, CosSin]:
-        """Rotations of the given positions, for the fused attention.
+        """Rotations of positions for the fused attention: cosine and signed sine, ``[rows, 1, dim]``, by layer type.
 
-        Args:
-            hidden_states: any tensor with the model's dtype and device.
-            positions: long ``[rows]``.
-            first: the first of them if they are consecutive, else ``None``.
-            long: take the long frequencies.
-
-        Returns:
-            By layer type the pair of cosine and signed sine, ``[rows, 1, dim]``.
+        ``first`` is the first position if they are consecutive, else ``None``.
         """
         if not self.is_fixed:
             return self._turns(hidden_states, positions, long=long)

@@ -43,15 +43,7 @@ class Sublayer:
         return True
 
     def __call__(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Runs the branch and adds it to the residual stream.
-
-        Args:
-            hidden_states: ``[rows, hidden]``, the residual stream before it.
-            forward: the rows.
-
-        Returns:
-            ``[rows, hidden]``, the residual stream after it.
-        """
+        """Runs the branch on ``[rows, hidden]`` and adds it to the residual stream."""
         return hidden_states + self._branch(hidden_states, forward)
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
@@ -75,13 +67,8 @@ class Sublayer:
 class AttentionSublayer(Sublayer):
     """An attention branch: it reads and writes the cache.
 
-    Args:
-        layer: the decoder layer.
-        spec: names the layer's modules that make up the branch.
-        multiplier: scales the branch before it is added to the residual stream.
-        window: positions of the sliding window, if the layer has one.
-        rope: layer type of its rope; ``None`` where one rope serves all layers.
-        eager: the module computes attention itself, and takes additive masks.
+    ``window`` has the positions of its sliding window, if any, ``rope`` the layer type of its rope (``None`` if one
+    serves all layers); with ``eager`` the module computes attention itself, and takes additive masks.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class AsyncCopy:
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
-    """Whether the host reads and writes a tensor without copies and without waiting."""
+    """Whether the host can read and write a tensor directly."""
     return tensor.is_cpu
 
 
@@ -49,15 +49,7 @@ def read(*values: torch.Tensor) -> list[Any]:
 
 
 def send(values: Sequence[int] | torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Copies values of the host to a device, without waiting for the copy.
-
-    Args:
-        values: integers, or a tensor on the CPU.
-        device: where to copy them.
-
-    Returns:
-        A tensor on the device, long ``[n]`` for integers.
-    """
+    """Copies integers (to long ``[n]``) or a tensor from the host to a device, without waiting for the copy."""
     on_host = values if isinstance(values, torch.Tensor) else torch.tensor(values, dtype=torch.long)
     if torch.device(device).type == "cuda":
         return on_host.pin_memory().to(device, non_blocking=True)  # a copy from pageable memory waits
@@ -70,14 +62,6 @@ def pack(values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> list[Any]:
-    """Splits ``pack``'s tensor again.
-
-    Args:
-        packed: float64 ``[n]``, on the CPU.
-        like: the tensors that were packed, for their shapes and dtypes.
-
-    Returns:
-        For each tensor its values, as ``Tensor.tolist`` gives them.
-    """
+    """Splits ``pack``'s tensor, on the CPU, into the values (``Tensor.tolist``) of each tensor of ``like``."""
     parts = torch.split(packed, [value.numel() for value in like])
     return [part.to(value.dtype).view(value.shape).tolist() for part, value in zip(parts, like, strict=True)]

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import torch
 
-from selfspec.files import replace_file
+from selfspec.files import cache_folder, replace_file
 from selfspec.runtimes.packed import PackedWeights
 from selfspec.runtimes.precision import PackedFormat
-from selfspec.user_cache import cache_folder
 
 _VERSION = 1
 """Of the layout of ``PackedWeights`` and of how values are rounded."""

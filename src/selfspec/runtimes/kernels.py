@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from filelock import FileLock
 
+from selfspec.files import cache_folder
 from selfspec.runtimes.kernel_build import BUILT_FOLDER, KernelBuildError, build, build_key, library_name
 from selfspec.runtimes.levels import Level, choose_level, refusal
 from selfspec.runtimes.structures import Linear, NativeCall, NativeChain
-from selfspec.user_cache import cache_folder
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """The dtypes that have kernels, and how their functions' names end."""

@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 
-from selfspec.files import replace_file
+from selfspec.files import cache_folder, replace_file
 from selfspec.runtimes.fingerprint import fingerprint
 from selfspec.runtimes.latency import LatencyProfile, device_name, measure_latencies
 from selfspec.runtimes.levels import LEVEL_VARIABLE, processor_name
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
-from selfspec.user_cache import cache_folder
 
 _VERSION = 1
 

@@ -1,4 +1,4 @@
-"""Acceptance of drafted tokens: pure functions, no model in them."""
+"""Acceptance of draft tokens: pure functions, no model in them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,9 +35,7 @@ class Acceptance:
 class Verdict:
     """The outcome of one round, still on the device.
 
-    Attributes:
-        numbers: the tensors that the host has to read.
-        interpret: computes the outcome from them; takes one list (``Tensor.tolist``) for each tensor.
+    ``interpret`` computes it from the values of ``numbers``, one list (``Tensor.tolist``) for each tensor.
     """
 
     numbers: tuple[torch.Tensor, ...]
@@ -48,20 +46,13 @@ class Verdict:
         return self.interpret(*transfer.read(*self.numbers))
 
     def read_if(self, condition: torch.Tensor) -> Acceptance | None:
-        """Reads the outcome and a condition, synchronising with the device once.
-
-        Args:
-            condition: bool ``[]``, on the device.
-
-        Returns:
-            The outcome; ``None`` if the condition is false.
-        """
+        """Reads the outcome and a condition, bool ``[]``, synchronising once; ``None`` if the condition is false."""
         *numbers, holds = transfer.read(*self.numbers, condition)
         return self.interpret(*numbers) if holds else None
 
 
 def accept_matching(tree: TokenTree, draft_tokens: Sequence[int], target_tokens: Sequence[int]) -> Acceptance:
-    """Accepts the longest drafted path on which every token is the target's own choice.
+    """Accepts the longest draft path on which every token is the target's own choice.
 
     Lossless because every committed token is a choice of the target: an argmax (greedy) or a draw that depends only on
     seed and position (coupled). The draft only determines how many of these choices one forward yields.

@@ -14,20 +14,19 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 KEPT_MASKS = 64
-"""Masks of the last positions that are kept: a draft's positions are asked for again by its verification."""
+"""Number of masks that are cached: a verification uses those of its draft again."""
 
 
 class GrammarMask(LogitsProcessor):
     """Forbids every token after which the output could not become a text of the grammar.
 
-    Where the text is complete, end-of-sequence tokens are allowed; where nothing may follow it, they alone are.
+    When the text is complete, end-of-sequence tokens are allowed; when nothing may follow it, only they are.
 
-    The mask of a row is a function of the tokens before it, so drafts and target obey it alike, and the output is that
-    of plain decoding. Only the way to it is shared between rows: the matcher stands after the tokens of the last row,
-    and for another one it goes back to where the two differ. A drafted path that the grammar does not allow has
-    probability zero at its first such token; scores after it are never used and stay as they are.
-
-    The matcher runs on the host, so every row waits for the tokens before it.
+    The mask of a row is a function of the tokens before it, so drafts and target use the same mask, and the output is
+    that of autoregressive decoding. The matcher is shared between rows: for another row it is rolled back to where the
+    tokens differ. A drafted path that the grammar does not allow has probability zero at its first such token; scores
+    after it are never used and stay as they are. The matcher runs on the host, so every row waits for the tokens
+    before it.
 
     Args:
         matcher: of the grammar, after no tokens.
@@ -50,11 +49,10 @@ class GrammarMask(LogitsProcessor):
         self._masks: dict[int, torch.Tensor] = {0: self._forbidden()}
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Takes the tokens of one row, long ``[1, length]``, and its scores, float ``[1, vocab]``; returns scores.
+        """Masks the scores ``[1, vocab]`` of one row, given its tokens ``[1, length]``.
 
         Raises:
-            InvalidParameterError: following the grammar takes more than llguidance's limits allow, or no token of the
-                vocabulary can continue the text.
+            InvalidParameterError: llguidance's limits are exceeded, or no token can continue the text.
         """
         forbidden = self._mask(input_ids[0, self._prompt_length :].tolist())
         if forbidden is None:
@@ -74,7 +72,7 @@ class GrammarMask(LogitsProcessor):
         return self._masks[length]
 
     def _advance_to(self, output: list[int]) -> bool:
-        """Brings the matcher after an output; returns whether the grammar allows it."""
+        """Moves the matcher to the end of an output; returns whether the grammar allows it."""
         common = min(len(output), len(self._consumed))
         while self._consumed[:common] != output[:common]:
             common -= 1

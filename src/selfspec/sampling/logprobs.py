@@ -9,13 +9,13 @@ from selfspec.types import TokenLogprobs
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], alternatives: int) -> list[TokenLogprobs]:
-    """Reads the log-probability of one token from each row, and the most probable tokens beside it.
+    """The log-probability of one token from each row, and the most probable tokens.
 
     The distribution is the softmax of the logits in float32, before logits processors and temperature. Synchronises
     with the device once.
 
     Args:
-        logits: ``[n, vocab]``, the model's own, one row for each token.
+        logits: ``[n, vocab]``, the model's own.
         token_ids: ``[n]``, the tokens that follow the rows.
         alternatives: how many of the most probable tokens to report; at most the vocabulary.
 

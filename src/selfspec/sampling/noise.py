@@ -27,7 +27,7 @@ def gumbel_noise(seed: int, positions: torch.Tensor, vocab_size: int) -> torch.T
     differ between devices, by at most one float32 rounding. Does not synchronise with the device.
 
     Args:
-        seed: any integer; equal seeds give equal noise.
+        seed: any integer.
         positions: long ``[n]``, the absolute position of the token to choose.
         vocab_size: number of tokens ``V``.
 
@@ -41,16 +41,7 @@ def gumbel_noise(seed: int, positions: torch.Tensor, vocab_size: int) -> torch.T
 
 
 def uniforms(seed: int, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """The uniform numbers that ``gumbel_noise`` transforms: odd multiples of 2^-53, so strictly inside (0, 1).
-
-    Args:
-        seed: any integer.
-        positions: long ``[n]``.
-        vocab_size: number of tokens ``V``.
-
-    Returns:
-        float64 ``[n, V]``.
-    """
+    """The uniform numbers of ``gumbel_noise``: float64 ``[n, V]``, odd multiples of 2^-53, inside (0, 1)."""
     keys = _mix_((positions + 1).mul_(_signed(GAMMA)).add_(_signed(seed_key(seed))))
     bits = _mix_(keys[:, None] + _counters(vocab_size, positions.device))
     # 52 bits plus one half: with 53 bits the largest value plus one half would round to 1.
@@ -64,14 +55,7 @@ def _counters(vocab_size: int, device: torch.device) -> torch.Tensor:
 
 
 def seed_key(seed: int) -> int:
-    """Hashes any integer to an unsigned 64-bit key; an integer beyond 64 bits is hashed word by word.
-
-    Args:
-        seed: any integer, negative or large.
-
-    Returns:
-        An integer in [0, 2^64).
-    """
+    """Hashes any integer to an unsigned 64-bit key; an integer beyond 64 bits is hashed word by word."""
     words = seed.bit_length() // 64 + 1
     data = seed.to_bytes(8 * words, "little", signed=True)
     key = 0

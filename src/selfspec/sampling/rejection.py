@@ -23,26 +23,25 @@ def accept_rejection(
     Leviathan et al. 2023, Algorithm 1; for siblings, rejection without replacement (SWIFT, section 3.3). Siblings are
     tried in order. ``x`` is accepted with probability ``min(1, p(x) / q(x))``. After a rejection ``p`` becomes
     ``max(0, p - q)``, renormalised, and ``x`` is removed from ``q``, which is renormalised. If all siblings are
-    rejected, the next token is drawn from ``p``. Exact if siblings were drawn from ``q`` without replacement, in their
-    order.
+    rejected, the next token is drawn from ``p``. Exact if siblings were drawn from ``q`` without replacement, in order.
 
-    Without ``draft_probs`` the draft is deterministic (prompt lookup, top-k candidates): ``q`` is one-hot at each
-    drafted token, so ``x`` is accepted with probability ``p(x)``, and a rejection removes ``x`` from ``p``.
+    Without ``draft_probs`` the draft is deterministic (prompt lookup, top-k candidates): ``q`` is one-hot at each draft
+    token, so ``x`` is accepted with probability ``p(x)``, and a rejection removes ``x`` from ``p``.
 
     Whether a token is part of the draft must not depend on the token itself. A draft may stop after any token, but
     dropping a drawn token because of its own low probability biases the result.
 
     Args:
         tree: the draft of ``n`` tokens.
-        draft_tokens: long ``[n]``, one token id per node, on the device of the probabilities.
-        target_probs: ``[n + 1, vocab]``; row ``row`` is the target's distribution after verification row ``row``.
-        uniforms: float64 ``[n + 1]``, independent and uniform in [0, 1), on the same device; entry ``i`` decides the
-            trial of node ``i``, the last one draws the next token.
+        draft_tokens: long ``[n]``, on the device of the probabilities.
+        target_probs: ``[n + 1, vocab]``, the target's distribution after each verification row.
+        uniforms: float64 ``[n + 1]``, independent and uniform in [0, 1); entry ``i`` decides the trial of node ``i``,
+            the last one draws the next token.
         draft_probs: ``[r, vocab]``, the distributions that the nodes were drawn from, or ``None`` (see above).
         draft_rows: ``[n]``; node ``i`` was drawn from ``draft_probs[draft_rows[i]]``, siblings from the same row.
 
     Returns:
-        The accepted path and the next token. The next token never has probability zero under the target.
+        The accepted path and the next token, which never has probability zero under the target.
     """
     # On a CPU reading a number costs nothing, so a walk that reads only the rows it needs is faster.
     accept_tree = walk_tree if draft_tokens.device.type == "cpu" else decide_tree
@@ -152,7 +151,7 @@ def walk_tree(
 
 
 def _path(tokens: list[int], rows: list[int]) -> list[int]:
-    """The drafted tokens of the verification rows below the root."""
+    """The draft tokens of the verification rows below the root."""
     return [tokens[row - 1] for row in rows[1:]]
 
 

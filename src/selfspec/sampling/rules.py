@@ -1,7 +1,7 @@
 """The three sampling rules, with one interface for drafting and acceptance.
 
 A rule takes *processed scores*: logits after the request's logits processors, including temperature. A filtered token
-has score ``-inf``. Plain decoding is ``accept`` with an empty tree.
+has score ``-inf``. Autoregressive decoding is ``accept`` with an empty tree.
 """
 
 from collections.abc import Sequence
@@ -93,14 +93,8 @@ class Greedy:
 class Coupled:
     """Sampling with noise that depends only on (seed, position, token) and is shared by draft and target.
 
-    The output is a function of the seed and the target: the same tokens with any draft, or without one.
-
-    Args:
-        seed: any integer.
-
-    Attributes:
-        seed: see above.
-        key: its hash, an unsigned integer of 64 bits.
+    The output is a function of the seed and the target: the same tokens with any draft, or without one. ``key`` is the
+    hash of the seed, an unsigned integer of 64 bits.
     """
 
     needs_draft_probs = False
@@ -175,26 +169,12 @@ class Speculative:
 
 
 def seeded_generator(seed: int, device: torch.device | str) -> torch.Generator:
-    """A generator for ``Speculative``.
-
-    Args:
-        seed: any integer, including negative ones and those beyond 64 bits.
-        device: the device of the scores.
-
-    Returns:
-        A new generator on ``device``.
-    """
+    """A new generator for ``Speculative`` on the scores' device; the seed is any integer, also beyond 64 bits."""
     return torch.Generator(device).manual_seed(seed_key(seed))
 
 
 def accept_choices(tree: TokenTree, draft_tokens: torch.Tensor, choices: torch.Tensor) -> Verdict:
-    """``accept_matching`` for tokens that are still on the device.
-
-    Args:
-        tree: the draft of ``n`` tokens.
-        draft_tokens: long ``[n]``.
-        choices: long ``[n + 1]``, what the target chooses after each verification row.
-    """
+    """``accept_matching`` on the device: ``draft_tokens`` long ``[n]``, the target's ``choices`` long ``[n + 1]``."""
 
     def interpret(drafted: list[int], chosen: list[int]) -> Acceptance:
         return accept_matching(tree, drafted, chosen)
@@ -210,15 +190,9 @@ def best(preferences: torch.Tensor) -> torch.Tensor:
 
 
 def next_best(preferences: torch.Tensor, first: torch.Tensor, count: int) -> torch.Tensor:
-    """The next candidates after the best token, best first.
+    """The next candidates after the best token ``first``, long ``[1]``, best first: long ``[count]``, distinct tokens.
 
-    Args:
-        preferences: float ``[vocab]``.
-        first: the best token, long ``[1]``.
-        count: number of candidates, less than the number of ``possible`` tokens.
-
-    Returns:
-        long ``[count]``, distinct tokens other than ``first``.
+    ``count`` has to be less than the number of ``possible`` tokens.
     """
     # topk breaks ties in an unspecified order, so argmax chooses the best token and topk only the others.
     return preferences.index_fill(0, first, -torch.inf).topk(count).indices

@@ -34,10 +34,7 @@ class TokenTree:
     @staticmethod
     @lru_cache(maxsize=256)
     def chain(length: int) -> "TokenTree":
-        """The tree of ``length`` nodes in which every token continues the one before it.
-
-        One object for all rounds, which remembers what is derived from it.
-        """
+        """The tree of ``length`` nodes in which every token continues the one before it; cached by length."""
         return TokenTree(tuple(range(ROOT, length - 1)))
 
     def __len__(self) -> int:
@@ -73,14 +70,7 @@ class TokenTree:
         return rows[::-1]
 
     def visibility(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """The attention mask of the tree: a row sees itself and its ancestors.
-
-        Args:
-            device: device of the mask.
-
-        Returns:
-            bool ``[n + 1, n + 1]``; ``[query, key]`` is true if the key's row is the query's row or an ancestor of it.
-        """
+        """The attention mask of the tree, bool ``[n + 1, n + 1]`` (query, key): a row sees itself and its ancestors."""
         rows = len(self.parents) + 1
         if self.is_chain:
             return torch.ones(rows, rows, dtype=torch.bool, device=device).tril_()
@@ -91,4 +81,4 @@ class TokenTree:
 
 
 EMPTY_TREE = TokenTree.chain(0)
-"""The tree of plain decoding."""
+"""The tree of autoregressive decoding."""

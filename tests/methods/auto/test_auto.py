@@ -235,7 +235,7 @@ def test_the_terminal_says_it_too(
     kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real_preparation(monkeypatch, kept)
-    terminal.prepare(Engine(MODEL, method="auto", settings={"memory_limit": 1e-6}))
+    terminal.prepare_method(Engine(MODEL, method="auto", settings={"memory_limit": 1e-6}))
     assert capsys.readouterr().err.count("warning: auto drafts without low-bit copies") == 1
 
 

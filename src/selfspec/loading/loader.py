@@ -19,10 +19,9 @@ from transformers import (
 
 from selfspec.errors import DeviceError, ModelLoadError, OutOfMemoryError, SelfSpecError, first_line
 from selfspec.limits import is_out_of_memory
-from selfspec.loading.catalog import InstallableModel, resolve_name
+from selfspec.loading.catalog import InstallableModel, installed_file, resolve_name
 from selfspec.loading.devices import parse_device, parse_dtype
-from selfspec.loading.packages import installed_file
-from selfspec.loading.unpacked import is_unpacked, unpack
+from selfspec.loading.gguf import is_unpacked, unpack
 from selfspec.model.families import find_family
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.quantise import check_quantisable, parse_weights, quantise_in_place
@@ -40,20 +39,18 @@ def load_model(
     Args:
         name: an installed model (``smollm2``), a bundled checkpoint (``tiny``, ``tiny-early-exit``), a local folder, a
             GGUF file, or a name on the hub.
-        dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` for the dtype of the checkpoint; for a quantised
-            GGUF file that is bfloat16.
-        device: a torch device, or ``auto`` for an accelerator if there is one.
-        weights: ``int8`` or ``int4`` for low-bit weights, on the CPU (see ``quantise``); the weights of the checkpoint
-            if not given.
+        dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` for the dtype of the checkpoint (bfloat16 for a
+            quantised GGUF file).
+        device: a torch device, or ``auto`` for CUDA if available.
+        weights: ``int8`` or ``int4`` for low-bit weights, on the CPU (see ``quantise``); default: the checkpoint's.
 
     Returns:
         The model in eval mode on the device, and its tokenizer.
 
     Raises:
-        DeviceError: the dtype is unknown, or the device is unknown or not available.
-        InvalidParameterError: there are no such low-bit weights.
-        UnsupportedModelError: the family is not supported, or it cannot have low-bit weights; this is checked before
-            any weights are read.
+        DeviceError: the dtype or the device is unknown or not available.
+        InvalidParameterError: ``weights`` is unknown.
+        UnsupportedModelError: the family is not supported, or cannot have low-bit weights.
         ModelLoadError: there is no such model, or its files are missing or corrupt.
         OutOfMemoryError: the weights do not fit into memory.
     """
@@ -79,17 +76,7 @@ def load_model(
 
 
 def load_config(name: str | Path, *, dtype: str | torch.dtype = "auto") -> PreTrainedConfig:
-    """Loads the configuration of a model and checks its family; no weights are read.
-
-    Args:
-        name: what ``load_model`` takes.
-        dtype: of the weights; a GGUF file is unpacked to it first.
-
-    Raises:
-        DeviceError: the dtype is unknown.
-        UnsupportedModelError: the family is not supported.
-        ModelLoadError: there is no such model, or its configuration cannot be read.
-    """
+    """Loads the configuration of a model and checks its family; a GGUF file is unpacked to ``dtype`` first."""
     chosen_dtype = parse_dtype(dtype)
     with _explain_failure(name):
         source = find_source(name, chosen_dtype)
@@ -98,7 +85,7 @@ def load_config(name: str | Path, *, dtype: str | torch.dtype = "auto") -> PreTr
         return config
 
 
-def parameter_count(config: PreTrainedConfig) -> int:
+def count_parameters(config: PreTrainedConfig) -> int:
     """Counts the parameters of a model with this configuration, without allocating them."""
     make: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"):
@@ -107,17 +94,9 @@ def parameter_count(config: PreTrainedConfig) -> int:
 
 
 def find_source(name: str | Path, dtype: str | torch.dtype = "auto") -> str:
-    """Finds the folder, or the name on the hub, that transformers loads a model from.
+    """The folder, or the name on the hub, that transformers loads a model from.
 
     A GGUF file is unpacked into the user's cache folder first, unless it was unpacked before.
-
-    Args:
-        name: what ``load_model`` takes.
-        dtype: of the weights that a GGUF file is unpacked to.
-
-    Raises:
-        ModelLoadError: there is no such model, or its GGUF file cannot be read or unpacked.
-        UnsupportedModelError: its GGUF file is of a family that is not supported.
     """
     source = resolve_name(name)
     if isinstance(source, InstallableModel):

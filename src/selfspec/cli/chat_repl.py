@@ -1,18 +1,28 @@
-"""Messages of a chat and its commands, which begin with a slash."""
+"""What the user types in a chat: messages, commands, which begin with a slash, and the prompt of a terminal."""
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
 from selfspec.cli.chat_session import ChatSession, say
-from selfspec.cli.parts_text import parts_lines
-from selfspec.cli.settings import parse_assignments
+from selfspec.cli.inputs import parse_assignments
+from selfspec.cli.stats import draft_lines
 from selfspec.cli.terminal import takes_colour
 from selfspec.errors import SelfSpecError
+from selfspec.files import cache_folder
 from selfspec.methods import METHODS
 from selfspec.methods.base import Method
 from selfspec.methods.settings import setting_values
+
+HISTORY_FILE = "chat-history"
+_MENU_LINES = 4
 
 
 class Command(NamedTuple):
@@ -26,14 +36,8 @@ class Command(NamedTuple):
 class ChatCommands:
     """Runs commands and sends messages to the session.
 
-    Args:
-        session: answers the messages.
-
-    Attributes:
-        session: answers the messages.
-        commands: the commands by name, including the slash.
-        failed: whether a message or a command failed.
-        ended: whether the chat has ended.
+    ``commands`` are the commands by name, including the slash. ``failed`` is true once a message or a command failed,
+    ``ended`` once the user has left.
     """
 
     def __init__(self, session: ChatSession) -> None:
@@ -52,12 +56,8 @@ class ChatCommands:
             "/exit": Command("", "ends the chat", self._exit),
         }
 
-    def read(self, text: str) -> None:
-        """Runs a command or answers a message. An error is reported in one line on standard error.
-
-        Args:
-            text: a message, or a command, which begins with one slash. Two slashes begin a message with one.
-        """
+    def handle(self, text: str) -> None:
+        """Runs a command or answers a message. Two slashes begin a message with one. Errors are printed."""
         try:
             if text.startswith("/") and not text.startswith("//"):
                 self._run(text)
@@ -67,7 +67,7 @@ class ChatCommands:
             self.complain(str(error))
 
     def complain(self, message: str) -> None:
-        """Reports an error in one line on standard error."""
+        """Prints an error as one line to standard error."""
         self.failed = True
         say(f"error: {' '.join(message.split())}")
 
@@ -82,9 +82,8 @@ class ChatCommands:
             self._help("")
 
     def _help(self, _: str) -> None:
-        usages = {f"{name} {command.arguments}": command.help for name, command in self.commands.items()}
-        for usage, text in usages.items():
-            say(f"{usage:<32}{text}")
+        for name, command in self.commands.items():
+            say(f"{f'{name} {command.arguments}':<32}{command.help}")
 
     def _stats(self, _: str) -> None:
         last, total = self.session.last, self.session.total
@@ -93,12 +92,12 @@ class ChatCommands:
             return
         say(f"last answer, {last[0]}: {last[1]}")
         say(f"whole chat, {total.answers} answer{'s' * (total.answers > 1)}: {total}")
-        for line in parts_lines(self.session.rounds):
+        for line in draft_lines(self.session.rounds):
             say(line)
 
     def _method(self, arguments: str) -> None:
         if arguments:
-            # The name of a cascade may have spaces between its parts.
+            # The name of a cascade may have spaces between its stages.
             name, *assignments = re.findall(r"[^\s(]+\([^)]*\)?|\S+", arguments)
             self.session.switch(name, parse_assignments(assignments, "/method"))
         say(f"method: {_describe(self.session.engine.method)}")
@@ -128,6 +127,88 @@ class ChatCommands:
 
     def _exit(self, _: str) -> None:
         self.ended = True
+
+
+def talk(commands: ChatCommands) -> None:
+    """Reads and answers messages in the terminal until the user leaves."""
+    prompt = make_prompt({**dict.fromkeys(commands.commands, ()), "/method": tuple(METHODS)})
+    while not commands.ended:
+        try:
+            commands.handle(prompt())
+        except KeyboardInterrupt:
+            continue  # clears the line; Ctrl-C during an answer is handled by the session
+        except EOFError:
+            return
+
+
+def make_prompt(words: Mapping[str, Iterable[str]]) -> Callable[[], str]:
+    """Makes a function that reads one message or command; ``words`` maps commands to completions of their argument.
+
+    Enter sends, Alt-Enter inserts a newline, pasted text may have several lines. Ctrl-C raises ``KeyboardInterrupt``,
+    Ctrl-D on an empty line raises ``EOFError``.
+    """
+    bindings = KeyBindings()
+
+    @bindings.add("enter")
+    def _send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @bindings.add("escape", "enter")
+    def _new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    prompts: PromptSession[str] = PromptSession(
+        "> ",
+        multiline=True,
+        prompt_continuation="  ",
+        history=open_history(),
+        completer=CommandCompleter(words),
+        key_bindings=bindings,
+        reserve_space_for_menu=_MENU_LINES,
+        enable_suspend=True,
+    )
+    return prompts.prompt
+
+
+def open_history() -> History:
+    """Opens the history of all chats in the user's cache folder; a history in memory if that cannot be written."""
+    try:
+        path = cache_folder() / HISTORY_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)  # readable by the user only
+    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
+        return InMemoryHistory()
+    return _TolerantHistory(path)
+
+
+class _TolerantHistory(FileHistory):
+    """A history file whose read and write errors are ignored."""
+
+    def load_history_strings(self) -> Iterable[str]:
+        try:
+            return list(super().load_history_strings())
+        except OSError:
+            return []
+
+    def store_string(self, string: str) -> None:
+        try:
+            super().store_string(string)
+        except (OSError, UnicodeError):
+            return
+
+
+class CommandCompleter(Completer):
+    """Completes commands and their first argument."""
+
+    def __init__(self, words: Mapping[str, Iterable[str]]) -> None:
+        self._words = words
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        """The completions of the text before the cursor."""
+        typed = document.text_before_cursor.split(" ")
+        known: Iterable[str] = {1: self._words, 2: self._words.get(typed[0], ())}.get(len(typed), ())
+        if typed[0].startswith("/"):
+            yield from (Completion(word, -len(typed[-1])) for word in known if word.startswith(typed[-1]))
 
 
 def _describe(method: Method) -> str:

@@ -1,11 +1,11 @@
-"""The table of what each part of a method drafted, and where it is printed."""
+"""The table of what each strategy of a method drafted, and where it is printed."""
 
 import pytest
 
 from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import prompt
 from selfspec import Engine
-from selfspec.cli.parts_text import parts_lines, parts_table, plain_reasons
+from selfspec.cli.stats import draft_lines, draft_table, plain_reasons
 from selfspec.methods.auto.assignments import Assignment
 from selfspec.methods.auto.preparation import LayerTrial, Preparation
 from selfspec.methods.auto.row_costs import RowCosts
@@ -14,10 +14,10 @@ from selfspec.runtimes.precision import Precision
 from selfspec.types import Forecast, PhaseSeconds, Round
 
 
-def played(part: str | None, drafted: int, accepted: int, seconds: float, forecast: Forecast | None = None) -> Round:
+def played(name: str | None, drafted: int, accepted: int, seconds: float, forecast: Forecast | None = None) -> Round:
     tokens = (7,) * (accepted + 1)
     phases = PhaseSeconds(draft=seconds / 4, verify=3 * seconds / 4)
-    return Round(drafted, drafted, accepted, tokens, None, None, phases, drafted_by=part, forecast=forecast)
+    return Round(drafted, drafted, accepted, tokens, None, None, phases, drafted_by=name, forecast=forecast)
 
 
 PLAIN = played("plain", 0, 0, 0.010, Forecast(100.0, 100.0))
@@ -27,31 +27,41 @@ REJECTED = played("copies", 2, 0, 0.014, Forecast(150.0, 100.0))
 
 
 def test_speeds_are_those_of_the_rounds_against_a_step_of_plain_decoding() -> None:
-    header, *rows = parts_table([PLAIN, COPIED, REJECTED])
-    assert header == ("part", "rounds", "drafted", "guessed", "accepted", "tokens", "ms/token", "speedup", "expected")
+    header, *rows = draft_table([PLAIN, COPIED, REJECTED])
+    assert header == (
+        "drafted by",
+        "rounds",
+        "drafted",
+        "guessed",
+        "accepted",
+        "tokens",
+        "ms/token",
+        "speedup",
+        "expected",
+    )
     assert rows == [
         ("plain", "1", "0.00", "0.00", "-", "1.00", "10.00", "1.00x", "1.00x"),
         ("copies", "2", "3.00", "0.00", "50%", "2.50", "6.00", "1.67x", "1.75x"),
     ]
 
 
-def test_parts_without_forecasts_have_times_alone() -> None:
-    header, row = parts_table([played("suffix", 4, 1, 0.010)])
+def test_strategies_without_forecasts_have_times_alone() -> None:
+    header, row = draft_table([played("suffix", 4, 1, 0.010)])
     assert header[-1] == "ms/token"
     assert row == ("suffix", "1", "4.00", "0.00", "25%", "2.00", "5.00")
     assert plain_reasons([played("suffix", 4, 1, 0.010)]) == ""
 
 
-def test_methods_without_parts_have_no_table() -> None:
-    assert parts_table([played(None, 4, 1, 0.010)]) == parts_lines([]) == []
+def test_methods_without_strategies_have_no_table() -> None:
+    assert draft_table([played(None, 4, 1, 0.010)]) == draft_lines([]) == []
 
 
 def test_lines_are_aligned_and_say_why_rounds_were_plain() -> None:
-    *table, reasons = parts_lines([PLAIN, HELD_BACK, HELD_BACK, COPIED])
+    *table, reasons = draft_lines([PLAIN, HELD_BACK, HELD_BACK, COPIED])
     assert len({len(line) for line in table}) == 1
     assert reasons == (
-        "plain rounds: no draft that saved time pays for was expected to be faster in 1, "
-        "no time was saved to pay for any draft in 2"
+        "plain rounds: no draft within the saved time was expected to be faster in 1, "
+        "no time was saved yet that a draft could cost in 2"
     )
 
 
@@ -71,5 +81,5 @@ def test_auto_says_what_it_expected(monkeypatch: pytest.MonkeyPatch) -> None:
         assert record.forecast is not None
         assert (record.forecast.speedup > 1) == (record.drafted_by != "plain")
     assert any(record.drafted_by == "8 bits" for record in rounds)
-    table = {row[0]: row for row in parts_table(rounds)}
+    table = {row[0]: row for row in draft_table(rounds)}
     assert float(table["8 bits"][-1].removesuffix("x")) > 1.5

@@ -1,0 +1,154 @@
+"""The numbers that ``--stats`` and ``/stats`` print: speed, draft tokens, and what each strategy drafted."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from selfspec.generation import Stream
+    from selfspec.types import Forecast, Generation, Round, TextPiece
+
+_HEADERS = ("drafted by", "rounds", "drafted", "guessed", "accepted", "tokens")
+_SPEED_HEADERS = ("ms/token", "speedup", "expected")
+
+_NO_FASTER = "no draft within the saved time was expected to be faster"
+_NOTHING_SAVED = "no time was saved yet that a draft could cost"
+
+
+def summary(result: "Generation") -> str:
+    """One line about an output: speed, drafts, memory and finish reason."""
+    return (
+        f"{result.method}: {result.new_token_count} tokens, {result.tokens_per_second:.1f} tokens/s, "
+        f"{result.round_count} rounds, {result.accepted} of {result.drafted} draft tokens accepted "
+        f"({result.acceptance_rate:.0%}), mean generated length {result.mean_generated_length:.2f}, "
+        f"peak memory {result.peak_memory_bytes / 2**20:.0f} MiB, ended by {result.finish_reason}"
+    )
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of one or more answers of a chat; they can be added.
+
+    ``seconds`` are those after the first token of each answer, ``cached`` the prompt tokens from the prefix cache.
+    """
+
+    answers: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    rounds: int = 0
+    committed: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    cached: int = 0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+    def __str__(self) -> str:
+        speed = (self.tokens - self.answers) / self.seconds if self.seconds else 0.0
+        rate = self.accepted / self.drafted if self.drafted else 0.0
+        length = self.committed / self.rounds if self.rounds else 0.0
+        known = f", {self.cached} prompt tokens not read again" if self.cached else ""
+        return (
+            f"{self.tokens} tokens, {speed:.1f} tokens/s, {self.accepted} of {self.drafted} draft tokens accepted "
+            f"({rate:.0%}), mean generated length {length:.2f}{known}"
+        )
+
+
+class AnswerLog:
+    """Records the pieces of one answer, so that a stopped answer is counted too."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._first = self._last = 0.0
+
+    def add(self, piece: "TextPiece") -> None:
+        """Records the next piece."""
+        self._last = time.perf_counter()
+        self._first = self._first or self._last
+        self._texts.append(piece.text)
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._texts)
+
+    def counts(self, stream: "Stream") -> Counts:
+        """The counts of the answer; ``stream`` is the stream of its pieces."""
+        rounds = stream.rounds
+        return Counts(
+            answers=1,
+            tokens=len(self._texts),
+            seconds=self._last - self._first,
+            rounds=len(rounds),
+            committed=sum(len(each.token_ids) for each in rounds),
+            drafted=sum(each.drafted for each in rounds),
+            accepted=sum(each.accepted for each in rounds),
+            cached=stream.cached_prompt_tokens,
+        )
+
+
+def draft_table(rounds: Sequence["Round"]) -> list[tuple[str, ...]]:
+    """A header and one row per ``Round.drafted_by``; empty if the method has one way to draft.
+
+    ``drafted``, ``guessed`` and ``tokens`` (committed) are means over the row's rounds. ``ms/token`` is their time
+    divided by their tokens. For a method that makes forecasts, ``speedup`` is the method's estimate of the time of an
+    autoregressive step divided by that time, and ``expected`` the speedup that the method planned with.
+    """
+    names = dict.fromkeys(each.drafted_by for each in rounds if each.drafted_by is not None)
+    if not names:
+        return []
+    forecasts = _forecasts(rounds)
+    headers = _HEADERS + (_SPEED_HEADERS if forecasts else _SPEED_HEADERS[:1])
+    step = fmean(1 / forecast.plain_tokens_per_second for forecast in forecasts) if forecasts else None
+    groups = {name: [each for each in rounds if each.drafted_by == name] for name in names}
+    return [headers, *((name, *_counts(group), *_speeds(group, step)) for name, group in groups.items())]
+
+
+def draft_lines(rounds: Sequence["Round"]) -> list[str]:
+    """The table as aligned lines of text, and why rounds were autoregressive."""
+    table = draft_table(rounds)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join(cell.rjust(width) if index else cell.ljust(width) for index, (cell, width) in enumerate(cells))
+        for cells in (list(zip(row, widths, strict=True)) for row in table)
+    ]
+    reasons = plain_reasons(rounds)
+    return [*lines, reasons] if reasons else lines
+
+
+def plain_reasons(rounds: Sequence["Round"]) -> str:
+    """One line: why rounds drafted nothing; empty if none did, or the method makes no forecasts."""
+    plain = [each.forecast for each in rounds if each.forecast and each.drafted_by == "plain"]
+    if not plain:
+        return ""
+    held = sum(forecast.held_back for forecast in plain)
+    reasons = {_NO_FASTER: len(plain) - held, _NOTHING_SAVED: held}
+    counts = [f"{reason} in {count}" for reason, count in reasons.items() if count]
+    return f"plain rounds: {', '.join(counts)}"
+
+
+def _forecasts(rounds: Sequence["Round"]) -> list["Forecast"]:
+    return [each.forecast for each in rounds if each.forecast is not None]
+
+
+def _counts(rounds: Sequence["Round"]) -> tuple[str, ...]:
+    drafted, guessed, tokens = (
+        fmean(counts)
+        for counts in zip(*((each.drafted, each.guessed, len(each.token_ids)) for each in rounds), strict=True)
+    )
+    accepted = f"{fmean(each.accepted for each in rounds) / drafted:.0%}" if drafted else "-"
+    return f"{len(rounds)}", f"{drafted:.2f}", f"{guessed:.2f}", accepted, f"{tokens:.2f}"
+
+
+def _speeds(rounds: Sequence["Round"], step: float | None) -> tuple[str, ...]:
+    """Milliseconds per token; with the seconds of an autoregressive step the other columns too."""
+    seconds = sum(each.seconds.total for each in rounds)
+    per_token = seconds / max(1, sum(len(each.token_ids) for each in rounds))
+    if step is None:
+        return (f"{1000 * per_token:.2f}",)
+    forecasts = _forecasts(rounds)
+    expected = f"{fmean(forecast.speedup for forecast in forecasts):.2f}x" if forecasts else "-"
+    return f"{1000 * per_token:.2f}", f"{step / per_token:.2f}x" if per_token else "-", expected
