@@ -9,8 +9,7 @@ import typer
 from selfspec.cli.chat_stats import AnswerLog, Counts
 from selfspec.cli.terminal import TextWriter, own_warnings
 from selfspec.conversation import Conversation
-from selfspec.engine import Engine
-from selfspec.generation import Stream
+from selfspec.engine import Engine, Stream
 from selfspec.methods import find_method, make_method
 from selfspec.methods.settings import parse_settings
 from selfspec.types import Round, SamplingParams

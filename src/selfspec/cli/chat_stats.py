@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from selfspec.generation import Stream
+    from selfspec.engine import Stream
     from selfspec.types import TextPiece
 
 

@@ -12,6 +12,7 @@ import typer
 
 from selfspec.cli import options
 from selfspec.cli import serve_options as given
+from selfspec.cli.engine import EngineChoice, with_engine_options
 from selfspec.cli.settings import read_settings
 from selfspec.cli.terminal import silence_libraries
 from selfspec.errors import InvalidParameterError, MissingPackageError
@@ -27,19 +28,13 @@ _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "pydantic")
 _MIB = 2**20
 
 
+@with_engine_options
 def serve(
     ctx: typer.Context,
-    model: options.Model = options.DEFAULT_MODEL,
-    method: options.Method = options.DEFAULT_METHOD,
-    settings: options.Settings = None,
+    engine: EngineChoice,
     name: given.Name = None,
     state: options.State = None,
     state_seconds: given.StateSeconds = 60.0,
-    dtype: options.Dtype = "auto",
-    weights: options.Weights = None,
-    device: options.Device = "auto",
-    runtime: options.Runtime = "auto",
-    keep_copies: options.KeepCopies = False,
     workers: given.Workers = 0,
     host: given.Host = "127.0.0.1",
     port: given.Port = 8000,
@@ -60,7 +55,7 @@ def serve(
 ) -> None:
     """Serves a model over HTTP, with the interface of OpenAI's API and a page to try it at /."""
     _check_packages()
-    method_settings = read_settings(method, settings, state)
+    method_settings = read_settings(engine.method, engine.settings, state)
 
     from selfspec.serve.address import Address
 
@@ -69,7 +64,7 @@ def serve(
     address.check_tls()
     listening = address.listen()  # a port that is in use is said before a model is loaded
     backend = _backend(ctx.params, method_settings)
-    _run(backend, name or [Path(model).name or model], address, listening, keys, ctx.params)
+    _run(backend, name or [Path(engine.model).name or engine.model], address, listening, keys, ctx.params)
 
 
 def _run(

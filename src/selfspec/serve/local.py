@@ -84,7 +84,7 @@ class LocalBackend:
         assert self._async is not None, "the backend is not started"
         assert self._engine is not None
         if isinstance(params.json_schema, str):  # compiled beside the event loop; submitting finds it
-            await asyncio.to_thread(self._engine.setup.grammars.mask, params.json_schema, len(token_ids))
+            await asyncio.to_thread(self._engine.grammars.mask, params.json_schema, len(token_ids))
         stream = self._async.submit(token_ids, params, method=method, request_id=request_id)
         return LocalAnswer(self, stream, self._plain)
 
@@ -157,7 +157,7 @@ class LocalAnswer:
     def __init__(self, backend: LocalBackend, stream: RequestStream, plain: PlainSteps | None) -> None:
         self._backend, self._stream = backend, stream
         self._savings = Savings(plain)
-        self._drafters = Drafters(stream.job.rounds, stream.job.method.name)
+        self._drafters = Drafters(stream.request.rounds, stream.request.method_name)
         self._rounds = self._drafted = self._accepted = 0
 
     def __aiter__(self) -> AsyncIterator[Sequence[Token]]:
@@ -185,7 +185,7 @@ class LocalAnswer:
         self._stream.cancel()
 
     def _note_rounds(self) -> None:
-        rounds, running = self._stream.job.rounds, self._backend.running
+        rounds, running = self._stream.request.rounds, self._backend.running
         for record in rounds[self._rounds :]:
             self._savings.note(record, running)
             self._drafted += record.drafted
