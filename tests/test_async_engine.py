@@ -28,7 +28,6 @@ from selfspec.errors import (
     RequestFailedError,
     UnknownMethodError,
 )
-from selfspec.worker import Worker
 
 DRAFTING: dict[str, dict[str, Any]] = {
     "uniform": {"skip_ratio": 0.5, "draft_length": 4, "confidence_threshold": 0.0},
@@ -173,6 +172,17 @@ def test_a_request_that_does_not_fit_is_refused_at_once(given: Any, options: Any
 def test_an_engine_refuses_what_makes_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameterError):
         AsyncEngine(make_engine(), **options)
+
+
+def test_the_options_of_the_engine_are_kept_or_changed() -> None:
+    engine = make_engine(max_waiting=3, memory_limit=2**20, prefix_cache=2**10)
+    assert AsyncEngine(engine).memory_limit == 2**20
+    assert AsyncEngine(engine, memory_limit=2**21).memory_limit == 2**21
+    assert AsyncEngine(engine).stats().prefix_cache.limit == 2**10
+    assert AsyncEngine(make_engine(memory_limit=2**20)).stats().prefix_cache.limit == 2**19
+    assert AsyncEngine(make_engine(prefix_cache=0)).stats().prefix_cache.limit == 0
+    with pytest.raises(InvalidParameterError, match="there is no option of AsyncEngine 'runtime'"):
+        AsyncEngine(engine, runtime="eager")
 
 
 def test_a_full_queue_refuses_and_takes_again() -> None:
@@ -382,7 +392,7 @@ def test_pieces_are_handed_over_as_the_next_step_computes_where_it_is_native(
     """Elsewhere at the end of their own step, as those of the last step are."""
     within: list[bool] = []
     stepping = [False]
-    step, hand_over = Scheduler.step, Worker._hand_over
+    step, hand_over = Scheduler.step, AsyncEngine._hand_over
 
     def noted_step(scheduler: Scheduler) -> Any:
         stepping[0] = True
@@ -391,12 +401,12 @@ def test_pieces_are_handed_over_as_the_next_step_computes_where_it_is_native(
         finally:
             stepping[0] = False
 
-    def noted_hand_over(worker: Worker) -> None:
-        within.extend([stepping[0]] if worker._ready else [])
-        hand_over(worker)
+    def noted_hand_over(served: AsyncEngine) -> None:
+        within.extend([stepping[0]] if served._ready else [])
+        hand_over(served)
 
     monkeypatch.setattr(Scheduler, "step", noted_step)
-    monkeypatch.setattr(Worker, "_hand_over", noted_hand_over)
+    monkeypatch.setattr(AsyncEngine, "_hand_over", noted_hand_over)
     engine = Engine(random_model(torch.bfloat16), method="suffix", runtime=runtime)
 
     async def scenario(served: AsyncEngine) -> list[Generation]:
@@ -404,7 +414,7 @@ def test_pieces_are_handed_over_as_the_next_step_computes_where_it_is_native(
 
     results = run(scenario, engine)
     assert within[-1] is False, "there is no next step"
-    overlaps = engine.target.independent_rows >= engine.setup.chunks.longest
+    overlaps = engine.target.independent_rows >= engine.chunks.longest
     assert any(within) == overlaps
     assert not overlaps or within.count(False) <= 2, "once at the end, or when the first request ended early"
     for length, result in zip((3, 9), results, strict=True):
@@ -421,6 +431,49 @@ def test_an_engine_that_fails_goes_on_with_the_next_requests(monkeypatch: pytest
         assert (await served.generate(prompt(4), **SHORT)).token_ids == plain_text("llama", prompt(4), 25)
 
     run(scenario)
+
+
+def test_a_thread_that_fails_ends_the_engine_and_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        served = AsyncEngine(make_engine(), max_batch=1)
+        served.start()
+        streams = [served.submit(prompt(7), **LONG), served.submit(prompt(8), **LONG)]
+        await anext(streams[0])
+        assert served.failure is None
+        closed = asyncio.create_task(served.wait_closed())
+        await asyncio.sleep(0)
+        assert not closed.done()
+        monkeypatch.setattr(Scheduler, "step", lambda _: 1 / 0)
+        await asyncio.wait_for(closed, 60)
+        assert isinstance(served.failure, ZeroDivisionError)
+        for stream in streams:
+            with pytest.raises(EngineClosedError, match="the engine failed: ZeroDivisionError: division by zero"):
+                async for _ in stream:
+                    pass
+        with pytest.raises(EngineClosedError, match="the engine failed: ZeroDivisionError: division by zero"):
+            served.submit([1])
+        stats = served.stats()
+        assert not stats.alive
+        assert (stats.running, stats.waiting, stats.failed) == (0, 0, 2)
+        await served.wait_closed()
+        await served.close()
+
+    asyncio.run(main())
+
+
+def test_waiting_for_the_end_of_an_engine_that_is_closed() -> None:
+    async def main(starts: bool) -> None:
+        served = AsyncEngine(make_engine())
+        if starts:
+            served.start()
+        closed = asyncio.create_task(served.wait_closed())
+        await asyncio.sleep(0)
+        await served.close()
+        await asyncio.wait_for(closed, 60)
+        assert served.failure is None
+
+    for starts in (False, True):
+        asyncio.run(main(starts))
 
 
 # Counts
@@ -455,12 +508,12 @@ def test_methods_are_made_once_and_keep_what_they_learn() -> None:
         for _ in range(2):
             await served.generate(prompt(5), max_new_tokens=4, method="swift")
         first, second = (served.submit(prompt(5), max_new_tokens=4, method="swift") for _ in range(2))
-        assert first.job.method is second.job.method
+        assert first.request.method is second.request.method
         own = served.submit(prompt(5), max_new_tokens=4, method="uniform", settings=DRAFTING["uniform"])
-        assert own.job.method is served.engine.method
+        assert own.request.method is served.engine.method
         changed = served.submit(prompt(5), max_new_tokens=4, settings={"draft_length": 2})
-        assert changed.job.method.settings.draft_length == 2
-        assert changed.job.method.settings.skip_ratio == served.engine.method.settings.skip_ratio
+        assert changed.request.method.settings.draft_length == 2
+        assert changed.request.method.settings.skip_ratio == served.engine.method.settings.skip_ratio
         for stream in (first, second, own, changed):
             async for _ in stream:
                 pass

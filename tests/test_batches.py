@@ -17,7 +17,6 @@ from selfspec.errors import (
     NonFiniteLogitsError,
     UnknownMethodError,
 )
-from selfspec.generation import Batch
 
 MODEL = build("llama")
 METHODS: dict[str, dict[str, Any]] = {
@@ -134,14 +133,14 @@ def test_a_stream_takes_one_prompt(prompts: Any) -> None:
 def results(monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
     """What the batches of a test have given."""
     seen: list[Generation] = []
-    finish = Batch.results
+    generate_each = Engine.generate_each
 
-    def watched(batch: Batch) -> list[Generation]:
-        found = finish(batch)
+    def watched(engine: Engine, *arguments: Any, **options: Any) -> list[Generation]:
+        found = generate_each(engine, *arguments, **options)
         seen.extend(found)
         return found
 
-    monkeypatch.setattr(Batch, "results", watched)
+    monkeypatch.setattr(Engine, "generate_each", watched)
     return seen
 
 

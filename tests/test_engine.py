@@ -1,9 +1,10 @@
 """The engine: prompts, streams, seeds, threads."""
 
 import copy
+import dataclasses
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from helpers.drafts import FINDERS
 from helpers.models import build, prompt
 from helpers.runs import METHODS_OF_ANY_MODEL as METHODS
-from selfspec import Engine, SamplingParams
+from selfspec import Engine, EngineOptions, SamplingParams
 from selfspec.errors import InvalidParameterError, InvalidPromptError
+from selfspec.options import EngineKeywords
 from selfspec.types import Generation
 
 MODEL = build("llama")
@@ -208,3 +210,25 @@ def test_warm_up_fits_a_short_context() -> None:
     model.get_input_embeddings().register_forward_pre_hook(lambda _, arguments: widths.append(len(arguments[0])))
     engine.warmup()
     assert widths == [1, 2, 4, 8, 16]
+
+
+def test_options_are_one_object_or_keywords_and_unknown_ones_are_refused() -> None:
+    options = EngineOptions(settings=SETTINGS["layerskip"], max_batch=3)
+    assert Engine(MODEL, None, "layerskip", options).options == options
+    assert Engine(MODEL, None, "layerskip", options, max_batch=5).options == dataclasses.replace(options, max_batch=5)
+    with pytest.raises(InvalidParameterError, match="there is no option 'max_bach'; did you mean 'max_batch'"):
+        Engine(MODEL, max_bach=3)
+    with pytest.raises(InvalidParameterError, match="dtype and device are for a model that is loaded by name"):
+        Engine(MODEL, dtype="float32")
+    names = {field.name for field in dataclasses.fields(EngineOptions)}
+    assert names == set(get_type_hints(EngineKeywords)), "the keywords of editors and type checkers"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"prefill_chunk": 0}, {"prefix_cache": -1}, {"max_batch": 0}, {"max_waiting": -1}, {"memory_limit": 0}]
+    + [{"max_read_seconds": seconds} for seconds in (0.0, -1.0)],
+)
+def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameterError, match=next(iter(wrong))):
+        EngineOptions(**wrong)

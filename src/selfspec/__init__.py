@@ -8,12 +8,12 @@ from selfspec.errors import SelfSpecError
 
 if TYPE_CHECKING:
     from selfspec.async_engine import AsyncEngine, RequestStream
-    from selfspec.engine import Engine
-    from selfspec.generation import Stream
+    from selfspec.engine import Engine, Stream
     from selfspec.hf.generate import custom_generate
     from selfspec.loading import load_model, quantise
     from selfspec.methods import METHODS
-    from selfspec.prompt_forms import Prompt, Prompts
+    from selfspec.options import EngineOptions
+    from selfspec.prompts import Prompt, Prompts
     from selfspec.types import Generation, Round, SamplingParams, TextPiece
 
 __version__ = "0.1.0"
@@ -22,6 +22,7 @@ __all__ = [
     "METHODS",
     "AsyncEngine",
     "Engine",
+    "EngineOptions",
     "Generation",
     "Prompt",
     "Prompts",
@@ -41,13 +42,14 @@ _HOMES = {
     "METHODS": "selfspec.methods",
     "AsyncEngine": "selfspec.async_engine",
     "Engine": "selfspec.engine",
+    "EngineOptions": "selfspec.options",
     "Generation": "selfspec.types",
-    "Prompt": "selfspec.prompt_forms",
-    "Prompts": "selfspec.prompt_forms",
+    "Prompt": "selfspec.prompts",
+    "Prompts": "selfspec.prompts",
     "RequestStream": "selfspec.async_engine",
     "Round": "selfspec.types",
     "SamplingParams": "selfspec.types",
-    "Stream": "selfspec.generation",
+    "Stream": "selfspec.engine",
     "TextPiece": "selfspec.types",
     "custom_generate": "selfspec.hf.generate",
     "load_model": "selfspec.loading",

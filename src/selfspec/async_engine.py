@@ -1,28 +1,43 @@
 """Many requests at once on one model, from asyncio."""
 
 import asyncio
+import logging
 import threading
+import time
 import uuid
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from selfspec.decoding.cache_memory import CacheMemory
-from selfspec.decoding.pace import Pace
+from selfspec.decoding.chunks import Pace
 from selfspec.decoding.prefix_cache import PrefixCache, PrefixCacheStats
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.engine import Engine
 from selfspec.engine_stats import EngineStats, MethodCounts, Tally
-from selfspec.errors import EngineClosedError, EngineFailedError, InvalidParameterError, QueueFullError, first_line
-from selfspec.generation import Job, changed
-from selfspec.memory import PeakMemory, free_bytes
+from selfspec.errors import (
+    EngineClosedError,
+    EngineFailedError,
+    InvalidParameterError,
+    QueueFullError,
+    RequestFailedError,
+    SelfSpecError,
+    first_line,
+)
+from selfspec.memory import free_bytes
 from selfspec.methods.pool import MethodPool
-from selfspec.prompt_forms import Prompt
+from selfspec.options import QueueKeywords, changed
+from selfspec.prompts import Prompt
 from selfspec.request_stream import RequestStream
+from selfspec.runtimes.overlap import overlapped
 from selfspec.runtimes.target import Target
-from selfspec.types import Generation, SamplingParams
-from selfspec.worker import Worker
+from selfspec.types import Generation, SamplingParams, TextPiece
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _FREE_SHARE = 0.5
 _UNKNOWN = 2**30
@@ -44,64 +59,51 @@ class AsyncEngine:
                 print(piece.text, end="")
 
     Args:
-        engine: the model, and the method of requests that name none.
-        max_batch: most requests that run at a time; the others wait.
-        max_waiting: most requests beside ``max_batch``; further ones are refused. ``None`` refuses none.
-        memory_limit: most bytes of keys and values, of requests and prefix cache together. A request is admitted when
-            its whole length fits. If not given, half of the memory that is free now.
-        prefix_cache_bytes: most bytes of the prefix cache, which gives way to requests; 0 keeps none. If not given, the
-            engine's own prefix cache, or half of the memory limit.
-        max_read_seconds: about as long as reading prompts may hold up, in each step, the outputs that are being
-            written; ``None`` for any time. Where chunks cannot be cut (see ``decoding.chunks``), one chunk is read.
+        engine: the model, its options, and the method of requests that name none.
+        prefix_cache_bytes: most bytes of the prefix cache, which gives way to requests; 0 keeps none. If not given,
+            what the engine's options say: its own prefix cache, or half of the memory limit.
+        **keywords: options that differ from the engine's: ``max_batch``, ``max_waiting``, ``memory_limit`` and
+            ``max_read_seconds`` (see ``EngineOptions``).
 
     Raises:
-        InvalidParameterError: an argument is out of range.
+        InvalidParameterError: there is no such option, or its value is out of range.
 
     Attributes:
         engine: see above.
-        memory_limit: see above, in bytes.
+        memory_limit: most bytes of keys and values.
+        failure: the exception that ended the thread; ``None`` unless it failed. Open and later requests then end with
+            ``EngineFailedError``.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        *,
-        max_batch: int = 16,
-        max_waiting: int | None = None,
-        memory_limit: int | None = None,
-        prefix_cache_bytes: int | None = None,
-        max_read_seconds: float | None = 0.1,
+        self, engine: Engine, *, prefix_cache_bytes: int | None = None, **keywords: "Unpack[QueueKeywords]"
     ) -> None:
-        _check_at_least(1, max_batch=max_batch, memory_limit=memory_limit)
-        _check_at_least(0, max_waiting=max_waiting, prefix_cache_bytes=prefix_cache_bytes)
-        if max_read_seconds is not None and not max_read_seconds > 0:
-            raise InvalidParameterError(f"max_read_seconds must be above 0, not {max_read_seconds}")
+        options = changed(engine.options, keywords, "option of AsyncEngine", QueueKeywords.__annotations__)
         self.engine = engine
-        setup = engine.setup
-        self.memory_limit = _default_limit(setup.target) if memory_limit is None else memory_limit
-        self._memory = CacheMemory(
-            setup.target, setup.chunks, self.memory_limit, self._prefix_cache(prefix_cache_bytes)
+        self.memory_limit = _default_limit(engine.target) if options.memory_limit is None else options.memory_limit
+        self.failure: BaseException | None = None
+        prefixes = self._prefix_cache(prefix_cache_bytes)
+        self._memory = CacheMemory(engine.target, engine.chunks, self.memory_limit, prefixes)
+        self._scheduler = Scheduler(
+            engine.target,
+            chunks=engine.chunks,
+            max_batch=options.max_batch,
+            memory=self._memory,
+            pace=Pace(options.max_read_seconds),
         )
         self._methods = MethodPool(engine.method)
-        self._most = None if max_waiting is None else max_batch + max_waiting
         self._tally = Tally()
-        self._scheduler = Scheduler(
-            setup.target, chunks=setup.chunks, max_batch=max_batch, memory=self._memory, pace=Pace(max_read_seconds)
-        )
-        self._worker = Worker(
-            self._scheduler,
-            PeakMemory(setup.target.device),
-            self._tally,
-            overlaps=setup.target.independent_rows >= setup.chunks.longest,  # then all forwards are native
-        )
-        self._lock = threading.Lock()
-        self._started = self._closed = False
-
-    def _prefix_cache(self, most_bytes: int | None) -> PrefixCache | None:
-        if most_bytes is None and self.engine.prefix_cache is not None:
-            return self.engine.prefix_cache
-        most_bytes = self.memory_limit // 2 if most_bytes is None else most_bytes
-        return PrefixCache(self.engine.target, most_bytes) if most_bytes else None
+        self._most = None if options.max_waiting is None else options.max_batch + options.max_waiting
+        # Hand pieces over when the next step begins to compute, some tenths of a millisecond later, so that event loops
+        # do not compete for the lock before. Only where all forwards are native (`runtimes.overlap`).
+        self._overlaps = engine.target.independent_rows >= engine.chunks.longest
+        self._ready: list[tuple[RequestStream, list[TextPiece], bool]] = []  # to be handed over
+        self._wake = threading.Condition()  # guards all of the following
+        self._commands: deque[Callable[[], None]] = deque()
+        self._open = 0  # requests that wait or run
+        self._waiters: list[asyncio.Future[None]] = []
+        self._started = self._draining = self._stopped = self._ended = False
+        self._thread = threading.Thread(target=self._run, name="selfspec-engine", daemon=True)
 
     async def __aenter__(self) -> "AsyncEngine":
         """Starts it."""
@@ -120,12 +122,12 @@ class AsyncEngine:
         Raises:
             EngineClosedError: it was closed.
         """
-        with self._lock:
-            if self._closed:
+        with self._wake:
+            if self._draining:
                 raise EngineClosedError("the engine is closed; make another one")
             if not self._started:
                 self._started = True
-                self._worker.start()
+                self._thread.start()
 
     async def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
         """Takes no more requests, and ends.
@@ -135,10 +137,21 @@ class AsyncEngine:
                 ``EngineClosedError``.
             timeout: seconds after which they fail all the same; ``None`` waits for them.
         """
-        with self._lock:
-            self._closed, started = True, self._started
+        with self._wake:
+            self._draining, started = True, self._started
         if started:
-            await asyncio.to_thread(self._worker.stop, drain=drain, timeout=timeout)
+            await asyncio.to_thread(self._stop, drain, timeout)
+        else:
+            self._resolve_waiters()
+
+    async def wait_closed(self) -> None:
+        """Waits until the engine has ended, because it was closed or because its thread failed (``failure``)."""
+        ended = asyncio.get_running_loop().create_future()
+        with self._wake:
+            if self._ended:
+                return
+            self._waiters.append(ended)
+        await ended
 
     def submit(
         self,
@@ -150,7 +163,7 @@ class AsyncEngine:
         request_id: str | None = None,
         **changes: Any,
     ) -> RequestStream:
-        """Takes a request, in the running event loop. Prompt and parameters are checked at once.
+        """Queues a request, in the running event loop. Prompt and parameters are checked at once.
 
         Args:
             prompt: text, token ids, or chat messages; one prompt.
@@ -171,17 +184,18 @@ class AsyncEngine:
             EngineClosedError: the engine does not run, or is being closed; ``EngineFailedError`` if it failed.
         """
         loop = asyncio.get_running_loop()
-        setup = self.engine.setup
-        if method is not None or settings:
-            setup = replace(setup, method=self._methods.get(method, settings))
-        job = Job(setup, prompt, changed(params or SamplingParams(), changes))
-        self._memory.check(job.request)
-        stream = RequestStream(job, request_id or uuid.uuid4().hex, loop, self._worker.cancel)
-        with self._lock:
+        params = changed(params or SamplingParams(), changes, "sampling parameter")
+        request = self.engine.request(prompt, params, method=self._methods.get(method, settings))
+        self._memory.check(request)
+        stream = RequestStream(request, request_id or uuid.uuid4().hex, loop, self._cancel)
+        request.listener = partial(self._collect, stream)
+        with self._wake:
             self._check_open()
-            if self._most is not None and self._worker.requests >= self._most:
+            if self._most is not None and self._open >= self._most:
                 raise QueueFullError(f"{self._most} requests run or wait, which is the most; try again later")
-            self._worker.add(stream)
+            self._open += 1
+            self._commands.append(partial(self._scheduler.add, request))
+            self._wake.notify()
         return stream
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Generation:
@@ -208,37 +222,165 @@ class AsyncEngine:
         """Requests that hold a place; as in ``stats``, at no cost."""
         return self._scheduler.running
 
-    @property
-    def failure(self) -> BaseException | None:
-        """The exception that ended its thread: it takes no more requests; ``None`` if there was none."""
-        return self._worker.failure
-
     def stats(self) -> EngineStats:
         """What it did so far, and what it holds now."""
         running, prefixes = self._scheduler.running, self._memory.prefixes
         return replace(
             self._tally.stats,
-            alive=self._worker.alive,
+            alive=self._started and not self._ended,
             running=running,
-            waiting=max(0, self._worker.requests - running),
+            waiting=max(0, self._open - running),
             cache_bytes=self._scheduler.held,
             cache_limit=self.memory_limit,
             prefix_cache=PrefixCacheStats() if prefixes is None else prefixes.stats,
         )
 
+    def _prefix_cache(self, most_bytes: int | None) -> PrefixCache | None:
+        if most_bytes is None and (self.engine.prefix_cache or self.engine.options.prefix_cache == 0):
+            return self.engine.prefix_cache
+        most_bytes = self.memory_limit // 2 if most_bytes is None else most_bytes
+        if most_bytes < 0:
+            raise InvalidParameterError(f"prefix_cache_bytes must be at least 0, not {most_bytes}")
+        return PrefixCache(self.engine.target, most_bytes) if most_bytes else None
+
     def _check_open(self) -> None:
-        if self._closed:
+        if self._draining:
             raise EngineClosedError("the engine is closed, or is being closed; make another one")
         if not self._started:
             raise EngineClosedError("the engine is not started; use it in 'async with', or call start() first")
-        if self.failure is not None:
-            raise EngineFailedError(f"the engine failed: {first_line(self.failure)}; make another engine")
+        if self._ended:
+            raise _closed_by(self.failure)
+
+    def _stop(self, drain: bool, timeout: float | None) -> None:
+        """Ends the thread; waits until it has ended."""
+        with self._wake:
+            self._stopped = not drain
+            self._wake.notify()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            with self._wake:
+                self._stopped = True
+                self._wake.notify()
+            self._thread.join()
+
+    # The thread: from here on, and only here, the scheduler is used.
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                if self._scheduler.busy:
+                    self._step()
+        except BaseException as failure:  # of the thread, not of a request: the engine ends
+            self.failure = failure
+            logging.getLogger("selfspec").critical("the engine's thread failed", exc_info=failure)
+        finally:
+            with self._wake:
+                self._ended = True
+            self._run_commands()
+            self._tally.step(self._scheduler.fail_all(_closed_by(self.failure)), 0.0)
+            self._hand_over()
+            self._resolve_waiters()
+
+    def _wait_for_work(self) -> bool:
+        """Waits for something to do and runs the commands; returns false where the thread is to end."""
+        with self._wake:
+            while not (self._commands or self._scheduler.busy or self._draining):
+                self._wake.wait()
+            draining, stopped = self._draining, self._stopped
+        self._run_commands()
+        return not stopped and (self._scheduler.busy or not draining)
+
+    def _run_commands(self) -> None:
+        with self._wake:
+            commands, self._commands = self._commands, deque()
+        for command in commands:
+            command()
+
+    def _step(self) -> None:
+        began = time.perf_counter()
+        with overlapped(self._hand_over):
+            events = self._scheduler.step()
+        self._tally.step(events, time.perf_counter() - began)
+        if not (self._overlaps and self._scheduler.busy):
+            self._hand_over()
+
+    def _collect(self, stream: RequestStream) -> None:
+        """Collects what an event of a request has to hand over."""
+        request = stream.request
+        try:
+            pieces = request.output.take_pieces()
+        except Exception as error:  # of the tokenizer
+            pieces, request.error, request.ended_at = [], request.error or error, time.perf_counter()
+        if pieces or request.ended:
+            self._ready.append((stream, pieces, request.ended))
+        if request.ended:
+            self._close_request()
+
+    def _hand_over(self) -> None:
+        """Gives each event loop what is ready for it, in one call."""
+        ready, self._ready = self._ready, []
+        of_loop: dict[asyncio.AbstractEventLoop, list[tuple[RequestStream, list[TextPiece], bool]]] = defaultdict(list)
+        for each in ready:
+            of_loop[each[0].loop].append(each)
+        for loop, own in of_loop.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, own)
+            except RuntimeError:  # the loop is closed: these streams are not read any more
+                for stream, *_ in own:
+                    self._cancel(stream)
+
+    def _cancel(self, stream: RequestStream) -> None:
+        """Drops a request before the next step. May be called from any thread."""
+        with self._wake:
+            self._commands.append(partial(self._drop, stream))
+            self._wake.notify()
+
+    def _drop(self, stream: RequestStream) -> None:
+        if not stream.request.ended:
+            self._scheduler.cancel(stream.request)
+            self._tally.cancelled(stream.request)
+            self._close_request()
+
+    def _close_request(self) -> None:
+        with self._wake:
+            self._open -= 1
+
+    def _resolve_waiters(self) -> None:
+        with self._wake:
+            self._ended, waiters, self._waiters = True, self._waiters, []
+        for waiter in waiters:
+            try:
+                waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
+            except RuntimeError:  # the loop is closed
+                continue
 
 
-def _check_at_least(least: int, **values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and value < least:
-            raise InvalidParameterError(f"{name} must be at least {least}, not {value}")
+def _deliver(ready: Iterable[tuple[RequestStream, list[TextPiece], bool]]) -> None:
+    for stream, pieces, ended in ready:
+        stream.deliver(pieces, ended, _as_request_error(stream.request.error) if ended else None)
+
+
+def _resolve(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _as_request_error(error: Exception | None) -> SelfSpecError | None:
+    if error is None or isinstance(error, SelfSpecError):
+        return error
+    failed = RequestFailedError(f"the request failed: {type(error).__name__}: {first_line(error)}")
+    failed.__cause__ = error
+    return failed
+
+
+def _closed_by(failure: BaseException | None) -> EngineClosedError:
+    if failure is None:
+        return EngineClosedError("the engine was closed before the request ended")
+    error = EngineFailedError(
+        f"the engine failed: {type(failure).__name__}: {first_line(failure)}; make another engine"
+    )
+    error.__cause__ = failure
+    return error
 
 
 def _default_limit(target: Target) -> int:

@@ -1,31 +1,41 @@
 """The public door: an engine generates with a model and a method that drafts with the model's own layers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from selfspec.decoding.cache_memory import CacheMemory
 from selfspec.decoding.chunks import chunks_of
+from selfspec.decoding.output import Output
 from selfspec.decoding.prefix_cache import PrefixCache
-from selfspec.errors import InvalidParameterError
-from selfspec.generation import Batch, Setup, Stream, changed, rule_of
+from selfspec.decoding.request import Request
+from selfspec.decoding.scheduler import Scheduler
+from selfspec.decoding.text import TextStream
+from selfspec.errors import InvalidParameterError, SelfSpecError
+from selfspec.limits import check_context
 from selfspec.loading import load_model
 from selfspec.methods import make_method
 from selfspec.methods.base import Method
 from selfspec.methods.registry import DEFAULT_METHOD, find_method
-from selfspec.methods.settings import parse_settings
+from selfspec.methods.settings import parse_settings, setting_values
 from selfspec.methods.state import read_state, write_state
-from selfspec.prompt_encoding import PromptEncoder
-from selfspec.prompt_forms import Prompt, Prompts, as_batch
+from selfspec.options import EngineKeywords, EngineOptions, changed
+from selfspec.prompts import Prompt, PromptEncoder, Prompts, as_batch
 from selfspec.runtimes.fingerprint import fingerprint
-from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.quantise import quantise
 from selfspec.runtimes.target import Target
 from selfspec.sampling.grammars import Grammars
-from selfspec.sampling.rules import Rule
-from selfspec.types import Generation, SamplingParams
+from selfspec.sampling.penalties import check_bias
+from selfspec.sampling.processors import ScoreProcessor, build_processors
+from selfspec.types import Generation, Round, SamplingParams, TextPiece
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _WARM_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -37,33 +47,29 @@ class Engine:
 
     Args:
         model: a supported Hugging Face causal language model, in eval mode. It computes what it did,
-            bit for bit; its weights may move in memory (see ``Target``).
+            bit for bit; its weights may move in memory (see ``Target``). With ``weights``, a copy of it runs, and its
+            memory can be freed by dropping it.
         tokenizer: its tokenizer; needed for text, not for token ids.
         method: the name of a method, a class of your own, or a method made for this model. ``auto`` takes what is
             fastest; ``autoregressive`` is plain decoding.
-        settings: values of the method's settings by name.
-        prefill_chunk: longest part of a prompt to run at once, in tokens; if not given, what suits the model and the
-            device (``decoding.chunks.chunks_of``).
-        max_batch: most prompts of a list to generate at a time; each of them holds a cache for its whole length.
-        runtime: how the model's sublayers run, one of ``selfspec.runtimes.target.RUNTIMES``.
-        weights: ``int8`` or ``int4`` to run a copy of the model with low-bit weights instead (see ``quantise``); the
-            given one stays as it is, and its memory can be freed by dropping it.
-        keep_copies: keep low-bit copies that draft in the user's cache folder, for later processes.
-        prefix_cache: most bytes of keys and values of earlier texts, which prompts that begin alike need not read
-            again; or the prefix cache of another engine for this model.
-        rule: makes the sampling rule of a request. Other functions than the default are for experiments: their rules
-            need not be lossless.
+        options: the options, all together.
+        **keywords: single options by name (see ``EngineOptions``), as in ``Engine(model, max_batch=4)``.
 
     Attributes:
         target: the model, taken apart.
         method: what drafts.
+        tokenizer: see above.
+        options: see above.
         eos_ids: tokens that end an output.
-        setup: all that a request is generated with.
+        chunks: how prompts are cut.
+        grammars: compiles the schemas of structured outputs.
+        prefix_cache: keys and values of earlier texts, if it keeps any.
 
     Raises:
         UnsupportedModelError: the model's family or a feature of it is not supported, or it cannot have low-bit
             weights.
         UnknownMethodError: there is no such method.
+        InvalidParameterError: there is no such option, or its value does not fit.
         InvalidSettingError: a setting is unknown, of the wrong type or out of range.
         TokenizerMismatchError: the tokenizer has ids that the model has no embedding for.
     """
@@ -73,80 +79,43 @@ class Engine:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         method: str | type[Method] | Method = DEFAULT_METHOD,
-        *,
-        settings: Mapping[str, Any] | None = None,
-        prefill_chunk: int | None = None,
-        max_batch: int = 16,
-        runtime: str = "auto",
-        weights: str | Precision | None = None,
-        keep_copies: bool = False,
-        prefix_cache: int | PrefixCache = 0,
-        rule: Callable[[SamplingParams, torch.device], Rule] = rule_of,
+        options: EngineOptions | None = None,
+        **keywords: "Unpack[EngineKeywords]",
     ) -> None:
-        if prefill_chunk is not None and prefill_chunk < 1:
-            raise InvalidParameterError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
-        if max_batch < 1:
-            raise InvalidParameterError(f"max_batch must be at least 1, not {max_batch}")
+        self.options = options = changed(options or EngineOptions(), keywords, "option")
+        if (options.dtype, options.device) != ("auto", "auto"):
+            raise InvalidParameterError("dtype and device are for a model that is loaded by name; move this one itself")
         if isinstance(method, Method):
-            if settings:
-                raise InvalidParameterError("a method that is made already has its settings; pass its name to set them")
-            if method.target.model is not model:
-                raise InvalidParameterError("this method was made for another model; pass its name instead")
-            if runtime not in ("auto", method.target.runtime):
-                raise InvalidParameterError("this method has a target with a runtime of its own; pass its name instead")
-            if weights is not None:
-                raise InvalidParameterError("this method has a target with weights of its own; pass its name instead")
-            self.target = method.target
-            self.method = method
+            _check_own_target(method, model, options)
+            self.target, self.method = method.target, method
         else:
-            model = model if weights is None else quantise(model, weights)
-            self.target = Target(model, runtime, keep_copies=keep_copies)
-            self.method = make_method(method, self.target, settings)
+            model = model if options.weights is None else quantise(model, options.weights)
+            self.target = Target(model, options.runtime, keep_copies=options.keep_copies)
+            self.method = make_method(method, self.target, options.settings)
         self.tokenizer = tokenizer
         self.eos_ids = _eos_ids(model, tokenizer)
-        encoder = PromptEncoder(tokenizer, self.target.vocab_size)
-        grammars = Grammars(tokenizer, self.target.vocab_size, self.eos_ids)
-        chunks = chunks_of(self.target, prefill_chunk)
-        prefixes = _prefix_cache(self.target, prefix_cache)
-        self.setup = Setup(
-            self.target, self.method, tokenizer, encoder, self.eos_ids, chunks, max_batch, rule, grammars, prefixes
-        )
+        self.chunks = chunks_of(self.target, options.prefill_chunk)
+        self.grammars = Grammars(tokenizer, self.target.vocab_size, self.eos_ids)
+        self.prefix_cache = _prefix_cache(self.target, options.prefix_cache)
+        self._encoder = PromptEncoder(tokenizer, self.target.vocab_size)
 
     @classmethod
     def from_pretrained(
         cls,
         name: str | Path,
         method: str | type[Method] = DEFAULT_METHOD,
-        *,
-        settings: Mapping[str, Any] | None = None,
-        dtype: str | torch.dtype = "auto",
-        device: str | torch.device = "auto",
-        runtime: str = "auto",
-        weights: str | Precision | None = None,
-        keep_copies: bool = False,
-        prefix_cache: int = 0,
+        options: EngineOptions | None = None,
+        **keywords: "Unpack[EngineKeywords]",
     ) -> "Engine":
         """Loads a model by name (see ``load_model``) and makes an engine for it.
 
-        With ``weights``, the weights of the checkpoint are given back as soon as their low-bit copies are made.
+        With ``weights``, the weights of the checkpoint are freed as soon as their low-bit copies are made.
         """
+        options = changed(options or EngineOptions(), keywords, "option")
         chosen = find_method(method)
-        parse_settings(chosen.Settings, chosen.name, settings or {})  # what is wrong there needs no weights
-        model, tokenizer = load_model(name, dtype=dtype, device=device, weights=weights)
-        return cls(
-            model,
-            tokenizer,
-            chosen,
-            settings=settings,
-            runtime=runtime,
-            keep_copies=keep_copies,
-            prefix_cache=prefix_cache,
-        )
-
-    @property
-    def prefix_cache(self) -> PrefixCache | None:
-        """Keys and values of earlier texts, if it keeps any."""
-        return self.setup.prefix_cache
+        parse_settings(chosen.Settings, chosen.name, options.settings or {})  # what is wrong there needs no weights
+        model, tokenizer = load_model(name, dtype=options.dtype, device=options.device, weights=options.weights)
+        return cls(model, tokenizer, chosen, replace(options, dtype="auto", device="auto", weights=None))
 
     def warmup(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Does ahead of the first request what would otherwise slow it down; the method learns nothing from it.
@@ -156,7 +125,7 @@ class Engine:
         before serving, superfluous otherwise.
 
         Args:
-            progress: is told what goes on, before each part that may take long.
+            progress: is called with what comes next, before each part that may take long.
         """
         progress(f"forwards of {_WARM_UP_ROWS[0]} to {_WARM_UP_ROWS[-1]} rows")
         self.target.warm_up(_WARM_UP_ROWS)
@@ -193,10 +162,26 @@ class Engine:
         prompts = as_batch(prompt)
         if prompts is None:
             return self.stream(prompt, params, **changes).result  # type: ignore[arg-type]
-        chosen = changed(params or SamplingParams(), changes)
-        return Batch(self.setup, [(one, chosen) for one in prompts]).results()
+        chosen = changed(params or SamplingParams(), changes, "sampling parameter")
+        return self.generate_each([(one, chosen) for one in prompts])
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **changes: Any) -> Stream:
+    def generate_each(self, prompts: Sequence[tuple[Prompt, SamplingParams]], name: str = "prompt") -> list[Generation]:
+        """Writes the outputs of several prompts together, each with parameters of its own.
+
+        Args:
+            prompts: each prompt with its parameters.
+            name: what an error calls a prompt, before its index.
+
+        Raises:
+            SelfSpecError: as ``generate``.
+        """
+        labels = [f"{name} {index}" if len(prompts) > 1 else "" for index in range(len(prompts))]
+        requests = [self.request(*each, label=label) for each, label in zip(prompts, labels, strict=True)]
+        for _ in self._decode(requests):
+            pass
+        return [request.result for request in requests]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **changes: Any) -> "Stream":
         """Writes the output piece by piece.
 
         Prompt and parameters are checked at once; the model runs when the stream is read.
@@ -212,7 +197,46 @@ class Engine:
         Raises:
             SelfSpecError: prompt or parameters do not fit.
         """
-        return Stream(self.setup, prompt, changed(params or SamplingParams(), changes))
+        request = self.request(prompt, changed(params or SamplingParams(), changes, "sampling parameter"))
+        return Stream(request, self._decode([request]))
+
+    def request(
+        self, prompt: Prompt, params: SamplingParams, *, method: Method | None = None, label: str = ""
+    ) -> Request:
+        """Checks a prompt and its parameters.
+
+        Args:
+            prompt: text, token ids, or chat messages; one prompt.
+            params: how to choose tokens and when to stop.
+            method: what drafts, if not the engine's own.
+            label: what errors call the request.
+
+        Returns:
+            What a ``Scheduler`` decodes.
+
+        Raises:
+            SelfSpecError: prompt or parameters do not fit.
+        """
+        with _labelled(label):
+            if params.stop and self.tokenizer is None:
+                raise InvalidParameterError("stop strings need a tokenizer; give the engine one")
+            prompt_ids = self._encoder.encode(prompt)
+            check_context(len(prompt_ids), params.max_new_tokens, self.target.context_limit)
+            check_bias(params.logit_bias, self.target.vocab_size)
+            method = method or self.method
+            return Request(
+                prompt_ids,
+                params.max_new_tokens,
+                rule=self.options.rule(params, self.target.device),
+                processor=self._processor(params, len(prompt_ids)),
+                output=self._output(params),
+                method=method,
+                logprobs=params.logprobs,
+                prompt_logprobs=params.prompt_logprobs,
+                label=label,
+                method_name=method.name,
+                settings=setting_values(method.settings),
+            )
 
     def save_state(self, path: str | Path) -> None:
         """Writes what the method has learned so far to a file.
@@ -247,28 +271,103 @@ class Engine:
         Raises:
             InvalidPromptError: the prompt is empty without a BOS token, out of vocabulary, or not one sequence.
         """
-        return self.setup.encoder.encode(prompt)
+        return self._encoder.encode(prompt)
 
-    def batch(self, prompts: Sequence[tuple[Prompt, SamplingParams]], name: str = "prompt") -> Batch:
-        """Prompts with parameters of their own, to be generated together piece by piece.
+    def _decode(self, requests: Sequence[Request]) -> Iterator[Request]:
+        """Runs requests to their ends; yields a request after each of its events."""
+        memory = CacheMemory(self.target, self.chunks, prefixes=self.prefix_cache)
+        scheduler = Scheduler(self.target, chunks=self.chunks, max_batch=self.options.max_batch, memory=memory)
+        for request in requests:
+            scheduler.add(request)
+        while scheduler.busy:
+            for event in scheduler.step():
+                if event.request.error is not None:
+                    with _labelled(event.request.label):
+                        raise event.request.error
+                yield event.request
 
-        Args:
-            prompts: each prompt with its parameters.
-            name: what an error calls a prompt, before its index.
+    def _processor(self, params: SamplingParams, prompt_length: int) -> ScoreProcessor:
+        schema = params.json_schema
+        assert schema is None or isinstance(schema, str)
+        mask = None if schema is None else self.grammars.mask(schema, prompt_length)
+        ends = frozenset(params.stop_token_ids) | self._end_ids(params)
+        return ScoreProcessor(build_processors(params, prompt_length, ends, mask))
 
-        Raises:
-            SelfSpecError: a prompt or its parameters do not fit; the message names the prompt.
-        """
-        return Batch(self.setup, prompts, name)
+    def _output(self, params: SamplingParams) -> Output:
+        return Output(
+            max_new_tokens=params.max_new_tokens,
+            eos_ids=self._end_ids(params),
+            stop_ids=frozenset(params.stop_token_ids),
+            text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
+            criteria=params.stopping_criteria,
+        )
+
+    def _end_ids(self, params: SamplingParams) -> frozenset[int]:
+        return frozenset() if params.ignore_eos else self.eos_ids
 
 
-def _prefix_cache(target: Target, given: int | PrefixCache) -> PrefixCache | None:
+class Stream(Iterator[TextPiece]):
+    """The pieces of one output, as they become certain.
+
+    Made by ``Engine.stream``. Abandoning it half-way, by an exception too, leaves nothing behind in the engine.
+    """
+
+    def __init__(self, request: Request, steps: Iterator[Request]) -> None:
+        self._request, self._steps = request, steps
+        self._pieces: deque[TextPiece] = deque()
+
+    def __next__(self) -> TextPiece:
+        while not self._pieces:
+            next(self._steps)
+            self._pieces.extend(self._request.output.take_pieces())
+        return self._pieces.popleft()
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """The rounds so far, also of a stream that was abandoned."""
+        return tuple(self._request.rounds)
+
+    @property
+    def cached_prompt_tokens(self) -> int:
+        """Tokens of the prompt that were found in a prefix cache, once it is read."""
+        return self._request.cached_tokens
+
+    @property
+    def result(self) -> Generation:
+        """The finished output; reads the rest of the stream first."""
+        for _ in self._steps:
+            pass
+        return self._request.result
+
+
+@contextmanager
+def _labelled(label: str) -> Iterator[None]:
+    """Puts the label of a request before the messages of its errors."""
+    try:
+        yield
+    except SelfSpecError as error:
+        if not label:
+            raise
+        raise type(error)(f"{label}: {error}") from error
+
+
+def _check_own_target(method: Method, model: PreTrainedModel, options: EngineOptions) -> None:
+    """Refuses options that contradict the target that a method was made for."""
+    if options.settings:
+        raise InvalidParameterError("a method that is made already has its settings; pass its name to set them")
+    if method.target.model is not model:
+        raise InvalidParameterError("this method was made for another model; pass its name instead")
+    if options.runtime not in ("auto", method.target.runtime):
+        raise InvalidParameterError("this method has a target with a runtime of its own; pass its name instead")
+    if options.weights is not None:
+        raise InvalidParameterError("this method has a target with weights of its own; pass its name instead")
+
+
+def _prefix_cache(target: Target, given: int | PrefixCache | None) -> PrefixCache | None:
     if isinstance(given, PrefixCache):
         if given.target is not target:
             raise InvalidParameterError("this prefix cache is of another model; give a number of bytes instead")
         return given
-    if given < 0:
-        raise InvalidParameterError(f"prefix_cache must be at least 0 bytes, not {given}")
     return PrefixCache(target, given) if given else None
 
 

@@ -2,13 +2,13 @@
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from selfspec.decoding.events import Advanced, Event, Prefilled
+from selfspec.decoding.events import Advanced, Event, Failed, Finished, Prefilled
 from selfspec.decoding.prefix_cache import PrefixCacheStats
-from selfspec.request_stream import RequestStream
+from selfspec.decoding.request import Request
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class MethodCounts:
     Attributes:
         requests: how many have ended, in whichever way.
         tokens: tokens of their outputs.
-        rounds: rounds played.
+        rounds: number of rounds.
         drafted: draft tokens.
         accepted: draft tokens that were accepted.
     """
@@ -35,7 +35,7 @@ class EngineStats:
     """Counts since the engine was made, and what it holds now.
 
     Attributes:
-        alive: the worker runs; an engine whose worker does not run takes no requests.
+        alive: its thread runs; without it, no requests are taken.
         running: requests that are being read or written.
         waiting: requests that wait to be admitted.
         finished, cancelled, failed: requests that ended, by how.
@@ -66,9 +66,9 @@ class EngineStats:
 
 
 class Tally:
-    """Counts what a worker's thread does, for other threads to read.
+    """Counts what the thread of an engine does, for other threads to read.
 
-    Counting is part of every step, so that it adds to plain numbers; ``stats`` makes them what is read.
+    Counting is part of every step, so it adds to plain numbers, from which ``stats`` is made.
     """
 
     def __init__(self) -> None:
@@ -77,37 +77,18 @@ class Tally:
         self._longest_step = 0.0
         self._methods: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
-    def event(self, event: Event, method: str) -> None:
-        """Counts what happened to a request.
-
-        Args:
-            event: of the request.
-            method: name of its method.
-        """
-        if isinstance(event, Prefilled):
-            request = event.sequence.request
-            with self._lock:
-                self._counts["prompt_tokens"] += len(request.prompt_ids)
-                self._count_tokens(method, min(1, request.max_new_tokens))
-        elif isinstance(event, Advanced):
-            with self._lock:
-                self._count_tokens(method, len(event.round.token_ids))
-                counts = self._methods[method]
-                counts["rounds"] += 1
-                counts["drafted"] += event.round.drafted
-                counts["accepted"] += event.round.accepted
-
-    def ended(self, how: Literal["finished", "cancelled", "failed"], stream: RequestStream) -> None:
-        """Counts a request that ended."""
-        with self._lock:
-            self._methods[stream.job.method.name]["requests"] += 1
-            self._counts[how] += 1
-
-    def step(self, seconds: float) -> None:
+    def step(self, events: Iterable[Event], seconds: float) -> None:
         """Counts a step."""
         with self._lock:
             self._counts["steps"] += 1
             self._longest_step = max(seconds, self._longest_step)
+            for event in events:
+                self._count(event, self._methods[event.request.method_name])
+
+    def cancelled(self, request: Request) -> None:
+        """Counts a request that was cancelled."""
+        with self._lock:
+            self._end("cancelled", self._methods[request.method_name])
 
     @property
     def stats(self) -> EngineStats:
@@ -116,6 +97,25 @@ class Tally:
             methods = {name: MethodCounts(**counts) for name, counts in self._methods.items()}
             return EngineStats(**self._counts, longest_step_seconds=self._longest_step, methods=methods)  # type: ignore[arg-type]
 
-    def _count_tokens(self, method: str, tokens: int) -> None:
+    def _count(self, event: Event, method: Counter[str]) -> None:
+        match event:
+            case Prefilled():
+                self._counts["prompt_tokens"] += len(event.request.prompt_ids)
+                self._count_tokens(min(1, event.request.max_new_tokens), method)
+            case Advanced():
+                self._count_tokens(len(event.round.token_ids), method)
+                method["rounds"] += 1
+                method["drafted"] += event.round.drafted
+                method["accepted"] += event.round.accepted
+            case Finished():
+                self._end("finished", method)
+            case Failed():
+                self._end("failed", method)
+
+    def _count_tokens(self, tokens: int, method: Counter[str]) -> None:
         self._counts["output_tokens"] += tokens
-        self._methods[method]["tokens"] += tokens
+        method["tokens"] += tokens
+
+    def _end(self, how: Literal["finished", "cancelled", "failed"], method: Counter[str]) -> None:
+        self._counts[how] += 1
+        method["requests"] += 1

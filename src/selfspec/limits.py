@@ -1,20 +1,12 @@
 """Limits of a request: the model's context and the memory of the device."""
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 
 from selfspec.errors import ContextLengthError, OutOfMemoryError
 
 
 def check_context(prompt_length: int, max_new_tokens: int, context_limit: int) -> None:
-    """Refuses a request that could exceed the model's context.
-
-    Args:
-        prompt_length: tokens of the prompt.
-        max_new_tokens: longest output, in tokens.
-        context_limit: tokens of the context.
+    """Refuses a request that could exceed the model's context, all in tokens.
 
     Raises:
         ContextLengthError: prompt and new tokens together are longer than the context.
@@ -28,33 +20,8 @@ def check_context(prompt_length: int, max_new_tokens: int, context_limit: int) -
         )
 
 
-@contextlib.contextmanager
-def explain_out_of_memory(prompt_length: int, max_new_tokens: int) -> Iterator[None]:
-    """Turns every out-of-memory exception into one error that says what to reduce.
-
-    Args:
-        prompt_length: tokens of the prompt.
-        max_new_tokens: longest output, in tokens.
-
-    Raises:
-        OutOfMemoryError: the device or the host ran out of memory.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        # Without the cause: its frames would keep the tensors alive that did not fit.
-        raise out_of_memory(prompt_length, max_new_tokens) from None
-
-
 def out_of_memory(prompt_length: int, max_new_tokens: int) -> OutOfMemoryError:
-    """The error of a request that ran out of memory, which says what to reduce.
-
-    Args:
-        prompt_length: tokens of the prompt.
-        max_new_tokens: longest output, in tokens.
-    """
+    """The error of a request that ran out of memory, which says what to reduce."""
     return OutOfMemoryError(
         f"out of memory with a prompt of {prompt_length} tokens and up to {max_new_tokens} new ones; "
         "reduce max_new_tokens, the prompt, or prefill_chunk, or load the model in bfloat16"

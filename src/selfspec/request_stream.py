@@ -4,33 +4,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Literal
 
-from selfspec.decoding.events import Event, Prefilled, Started
+from selfspec.decoding.request import Request
 from selfspec.errors import RequestCancelledError, SelfSpecError
-from selfspec.generation import Job
-from selfspec.memory import PeakMemory
 from selfspec.types import Generation, Round, TextPiece
 
 Status = Literal["waiting", "reading", "writing", "finished", "cancelled", "failed"]
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """What the worker hands over to the event loop for one stream.
-
-    Attributes:
-        stream: whose it is.
-        pieces: the next pieces.
-        ended: no more will come.
-        error: why it ended, unless the output is complete.
-    """
-
-    stream: "RequestStream"
-    pieces: list[TextPiece]
-    ended: bool = False
-    error: SelfSpecError | None = None
 
 
 class RequestStream(AsyncIterator[TextPiece]):
@@ -42,24 +22,23 @@ class RequestStream(AsyncIterator[TextPiece]):
     Attributes:
         request_id: as given to ``submit``.
         loop: the event loop it belongs to.
-        job: the request with its checks and its result.
-        submitted_at, started_at, first_token_at, ended_at: when it was submitted, admitted, had its first token, and
-            ended, in seconds of ``time.perf_counter``; ``None`` while that has not happened.
+        request: what is decoded.
+        ended_at: when the end arrived here, in seconds of ``time.perf_counter``; ``None`` before.
     """
 
     def __init__(
-        self, job: Job, request_id: str, loop: asyncio.AbstractEventLoop, on_cancel: "Callable[[RequestStream], None]"
+        self,
+        request: Request,
+        request_id: str,
+        loop: asyncio.AbstractEventLoop,
+        on_cancel: "Callable[[RequestStream], None]",
     ) -> None:
         self.request_id = request_id
         self.loop = loop
-        self.job = job
-        self.submitted_at = time.perf_counter()
-        self.started_at: float | None = None
-        self.first_token_at: float | None = None
+        self.request = request
         self.ended_at: float | None = None
         self._on_cancel = on_cancel
         self._pieces: deque[TextPiece] = deque()
-        self._ended = False
         self._error: SelfSpecError | None = None
         self._reader: asyncio.Future[None] | None = None
 
@@ -73,7 +52,7 @@ class RequestStream(AsyncIterator[TextPiece]):
         while not self._pieces:
             if self._error is not None:
                 raise self._error
-            if self._ended:
+            if self.ended_at is not None:
                 raise StopAsyncIteration
             assert self._reader is None, "a stream has one reader"
             self._reader = self.loop.create_future()
@@ -96,22 +75,37 @@ class RequestStream(AsyncIterator[TextPiece]):
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         """Tokens of the prompt."""
-        return tuple(self.job.prompt_ids)
+        return tuple(self.request.prompt_ids)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
         """The rounds so far, also of a request that was cancelled or failed."""
-        return tuple(self.job.rounds)
+        return tuple(self.request.rounds)
 
     @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt whose keys and values were found in the prefix cache."""
-        return self.job.cached_prompt_tokens
+        return self.request.cached_tokens
+
+    @property
+    def submitted_at(self) -> float:
+        """When it was submitted, in seconds of ``time.perf_counter``."""
+        return self.request.submitted_at
+
+    @property
+    def started_at(self) -> float | None:
+        """When it was admitted; ``None`` before."""
+        return self.request.started_at
+
+    @property
+    def first_token_at(self) -> float | None:
+        """When it had its first token; ``None`` before."""
+        return self.request.first_token_at
 
     @property
     def status(self) -> Status:
-        """Where the request is."""
-        if self._ended:
+        """The state of the request."""
+        if self.ended_at is not None:
             cancelled = isinstance(self._error, RequestCancelledError)
             return "finished" if self._error is None else "cancelled" if cancelled else "failed"
         if self.first_token_at is not None:
@@ -133,47 +127,25 @@ class RequestStream(AsyncIterator[TextPiece]):
         """
         if self._error is not None:
             raise self._error
-        if not self._ended:
+        if self.ended_at is None:
             raise RuntimeError("the request has not ended yet; read its stream first")
-        return self.job.result
+        return self.request.result
 
     def cancel(self) -> None:
         """Ends the request now: its memory is free before the next step. Reading then raises ``RequestCancelledError``.
 
         A request that has ended stays as it is.
         """
-        if not self._ended:
+        if self.ended_at is None:
             self.deliver([], True, RequestCancelledError(f"request {self.request_id} was cancelled"))
             self._on_cancel(self)
 
-    def note(self, event: Event, memory: PeakMemory) -> None:
-        """Notes what happened to the request; called by the worker.
-
-        Args:
-            event: of this request.
-            memory: measures the process.
-
-        Raises:
-            Exception: it failed.
-        """
-        if isinstance(event, Started):
-            self.started_at = event.at
-        elif isinstance(event, Prefilled):
-            self.first_token_at = event.at
-        self.job.observe(event, memory)
-
     def deliver(self, pieces: list[TextPiece], ended: bool, error: SelfSpecError | None) -> None:
-        """Takes what the worker hands over; called in the event loop.
-
-        Args:
-            pieces: the next pieces.
-            ended: no more will come.
-            error: why, unless the output is complete.
-        """
-        if self._ended:  # cancelled meanwhile
+        """Adds pieces, and the end if it ended; called in the event loop."""
+        if self.ended_at is not None:  # cancelled meanwhile
             return
         self._pieces.extend(pieces)
         if ended:
-            self._ended, self._error, self.ended_at = True, error, time.perf_counter()
+            self._error, self.ended_at = error, time.perf_counter()
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)

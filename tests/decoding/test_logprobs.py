@@ -14,7 +14,6 @@ from helpers.checkpoints import make_tokenizer
 from helpers.models import VOCABULARY, build, prompt
 from helpers.runs import METHODS_OF_ANY_MODEL as METHODS
 from selfspec import Engine, SamplingParams
-from selfspec.decoding import prompt_scores
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.runtimes.target import RUNTIMES
 from selfspec.sampling.logprobs import token_logprobs
@@ -113,7 +112,7 @@ def test_an_output_that_ends_inside_a_draft_has_as_many_logprobs_as_tokens() -> 
 @pytest.mark.parametrize("chunk", [1, 5, 1024])
 @pytest.mark.parametrize("memory", [1, 3 * 4 * VOCABULARY, 2**26])
 def test_a_prompt_is_scored_alike_in_chunks_and_parts(chunk: int, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_scores, "MOST_BYTES", memory)
+    monkeypatch.setattr("selfspec.decoding.prompt.MOST_LOGITS_BYTES", memory)
     result = engine(prefill_chunk=chunk).generate(PROMPT, max_new_tokens=3, prompt_logprobs=4)
     assert result.prompt_logprobs is not None
     first, *others = result.prompt_logprobs

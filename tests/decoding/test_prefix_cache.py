@@ -192,7 +192,7 @@ def test_bits_are_those_of_reading_where_rows_are_independent() -> None:
         pytest.skip("there are no kernels for this many rows on this machine")
     model = random_model(torch.bfloat16)
     engine = Engine(model, method="suffix", prefix_cache=2**20, prefill_chunk=16)
-    assert engine.setup.chunks.grain == 1
+    assert engine.chunks.grain == 1
     results = turns(engine, [token % 100 for token in prompt(50)], tokens=30)
     text = [*(token % 100 for token in prompt(50)), *results[0].token_ids, *prompt(5, 0), *results[1].token_ids]
     assert sum(each.drafted for each in results) > 0
@@ -206,7 +206,7 @@ def test_bits_are_those_of_reading_where_rows_are_independent() -> None:
 def test_whole_chunks_are_reused_where_rows_depend_on_each_other() -> None:
     model = random_model(torch.bfloat16)
     engine = Engine(model, method="suffix", prefix_cache=2**20, prefill_chunk=16, runtime="eager")
-    assert engine.setup.chunks.grain == 16
+    assert engine.chunks.grain == 16
     results = turns(engine, [token % 100 for token in prompt(50)], tokens=10)
     assert [each.cached_prompt_tokens for each in results] == [0, 48, 64]  # of the prompts, but not of the answers
     plain = turns(

@@ -11,10 +11,9 @@ from transformers import LogitsProcessorList
 
 from helpers.models import build, plain_text, prompt
 from selfspec.decoding.cache_memory import CacheMemory
-from selfspec.decoding.chunks import Chunks, chunks_of
+from selfspec.decoding.chunks import Chunks, Pace, chunks_of
 from selfspec.decoding.events import Event, Failed, Finished, Prefilled, Started
 from selfspec.decoding.output import Output
-from selfspec.decoding.pace import Pace
 from selfspec.decoding.prefix_cache import PrefixCache
 from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
@@ -228,7 +227,7 @@ def test_any_arrivals_and_cancellations(seed: int) -> None:
                 live.append(coming.pop())
                 scheduler.add(live[-1])
         if live and draw.random() < 0.1:
-            scheduler.remove(live.pop(draw.randrange(len(live))))
+            scheduler.cancel(live.pop(draw.randrange(len(live))))
         events = scheduler.step()
         ended += [event.sequence.request for event in events if isinstance(event, Finished)]
         live = [each for each in live if each not in ended]

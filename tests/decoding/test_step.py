@@ -209,8 +209,8 @@ def test_a_request_that_is_removed_is_gone() -> None:
         scheduler.add(each)
     scheduler.step()
     scheduler.step()
-    scheduler.remove(running)
-    scheduler.remove(waiting)
+    scheduler.cancel(running)
+    scheduler.cancel(waiting)
     play(scheduler)
     assert len(running.output.token_ids) == 2
     assert not waiting.output.token_ids

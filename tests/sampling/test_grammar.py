@@ -179,7 +179,7 @@ def test_requests_of_a_batch_have_their_own_grammars() -> None:
     shared = engine()
     schemas = [ONE_OF, RECORD, None, LETTERS]
     requests = [(PROMPT, SamplingParams(max_new_tokens=120, json_schema=schema)) for schema in schemas]
-    together = shared.batch(requests).results()
+    together = shared.generate_each(requests)
     for (_, params), result in zip(requests, together, strict=True):
         assert result.token_ids == shared.generate(PROMPT, params).token_ids
 

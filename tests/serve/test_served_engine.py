@@ -15,7 +15,6 @@ from helpers.models import build
 from helpers.serving import contents, events, make_client
 from selfspec.engine import Engine
 from selfspec.errors import StateError
-from selfspec.serve.engine_options import EngineOptions
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.types import SamplingParams
 
@@ -27,7 +26,7 @@ def make_engine(method: str = "suffix", **settings: Any) -> Engine:
 
 
 def serve(engine: Engine, **options: Any) -> ServedEngine:
-    return ServedEngine(EngineOptions("tiny", engine.method.name), engine, **options)
+    return ServedEngine(lambda: engine, **options)
 
 
 @pytest.fixture(scope="module")
@@ -203,14 +202,14 @@ def test_a_method_that_learns_nothing_has_no_state_to_keep(tmp_path: Path) -> No
 
 
 def test_without_memory_for_one_more_a_request_waits() -> None:
-    engine = make_engine("autoregressive")
-    prompt, params = engine.encode(PROMPT), SamplingParams(max_new_tokens=100)
-    expected = engine.generate(PROMPT, params).token_ids
-    enough_for_one = engine.target.slot_bytes * 3 * (len(prompt) + 100) // 2
-    options = EngineOptions("tiny", engine.method.name, memory_limit=enough_for_one, prefix_cache=0)
+    alone = make_engine("autoregressive")
+    prompt, params = alone.encode(PROMPT), SamplingParams(max_new_tokens=100)
+    expected = alone.generate(PROMPT, params).token_ids
+    enough_for_one = alone.target.slot_bytes * 3 * (len(prompt) + 100) // 2
+    engine = Engine(alone.target.model, alone.tokenizer, "autoregressive", memory_limit=enough_for_one, prefix_cache=0)
 
     async def run() -> None:
-        served = ServedEngine(options, engine)
+        served = serve(engine)
         await served.start()
         first, second = [await served.submit(prompt, params, method=None, request_id=name) for name in "ab"]
         begun = [piece.token_id for piece in await first.next_pieces()]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from selfspec.cli import options
-from selfspec.cli.engine import load_engine
+from selfspec.cli.engine import EngineChoice, with_engine_options
 from selfspec.cli.inputs import decode_utf8, kept_state, read_settings, sampling_params
 from selfspec.cli.terminal import prepare_method, silence_libraries
 from selfspec.errors import InvalidPromptError
@@ -24,20 +24,14 @@ FAILED = 2
 """Exit code if a message or a command from a pipe failed."""
 
 
+@with_engine_options
 def chat(
     ctx: typer.Context,
-    model: options.Model = "smollm2",
-    method: options.Method = options.DEFAULT_METHOD,
-    settings: options.Settings = None,
+    engine: EngineChoice,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The system prompt; default: that of the chat template.")
     ] = None,
     state: options.State = None,
-    dtype: options.Dtype = "auto",
-    weights: options.Weights = None,
-    device: options.Device = "auto",
-    runtime: options.Runtime = "auto",
-    keep_copies: options.KeepCopies = False,
     max_new_tokens: Annotated[
         int, typer.Option(help="Longest answer, in tokens.", rich_help_panel=options.CHOOSING)
     ] = 512,
@@ -50,22 +44,22 @@ def chat(
     show_drafts: options.ShowDrafts = False,
 ) -> None:
     """Chats with a model in the terminal. From a pipe, each line is a message. /help lists the commands."""
-    method_settings = read_settings(method, settings, state)
+    method_settings = read_settings(engine.method, engine.settings, state)
 
     from selfspec.cli.chat_repl import ChatCommands
     from selfspec.cli.chat_session import ChatSession
 
     silence_libraries()
     params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
-    _check_template_early(model)
-    engine = load_engine(ctx.params, method_settings, prefix_cache=PREFIX_CACHE)
-    _check_template(model, engine.tokenizer)
-    prepare_method(engine)
+    _check_template_early(engine.model)
+    loaded = engine.load(method_settings, prefix_cache=PREFIX_CACHE)
+    _check_template(engine.model, loaded.tokenizer)
+    prepare_method(loaded)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    session = ChatSession(engine, params, system=system, show_drafts=show_drafts, interactive=interactive)
-    with kept_state(engine, state):
+    session = ChatSession(loaded, params, system=system, show_drafts=show_drafts, interactive=interactive)
+    with kept_state(loaded, state):
         if interactive:
-            _talk(ChatCommands(session), model)
+            _talk(ChatCommands(session), engine.model)
         else:
             _read_lines(ChatCommands(session))
 

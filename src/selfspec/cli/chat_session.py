@@ -8,9 +8,8 @@ import typer
 
 from selfspec.cli.stats import AnswerLog, Counts
 from selfspec.cli.terminal import TextWriter, own_warnings
-from selfspec.engine import Engine
+from selfspec.engine import Engine, Stream
 from selfspec.errors import ContextLengthError
-from selfspec.generation import Stream
 from selfspec.methods import find_method, make_method
 from selfspec.methods.settings import parse_settings
 from selfspec.types import Round, SamplingParams

@@ -7,31 +7,25 @@ from typing import TYPE_CHECKING
 import typer
 
 from selfspec.cli import options
-from selfspec.cli.engine import load_engine
+from selfspec.cli.engine import EngineChoice, with_engine_options
 from selfspec.cli.inputs import kept_state, read_prompt, read_settings, sampling_params
 from selfspec.cli.stats import draft_lines, summary
 from selfspec.cli.terminal import TextWriter, own_warnings, prepare_method, silence_libraries
 from selfspec.errors import InvalidParameterError
 
 if TYPE_CHECKING:
-    from selfspec.generation import Stream
+    from selfspec.engine import Stream
     from selfspec.types import Generation
 
 
+@with_engine_options
 def generate(
     ctx: typer.Context,
+    engine: EngineChoice,
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
-    model: options.Model = options.DEFAULT_MODEL,
-    method: options.Method = options.DEFAULT_METHOD,
-    settings: options.Settings = None,
     state: options.State = None,
     chat: options.Chat = False,
-    dtype: options.Dtype = "auto",
-    weights: options.Weights = None,
-    device: options.Device = "auto",
-    runtime: options.Runtime = "auto",
-    keep_copies: options.KeepCopies = False,
     max_new_tokens: options.MaxNewTokens = 128,
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
@@ -52,14 +46,14 @@ def generate(
 ) -> None:
     """Generates a continuation of a prompt and streams it to standard output."""
     _check_output(as_json=as_json, show_drafts=show_drafts, logprobs=logprobs)
-    text, method_settings = read_prompt(prompt, prompt_file), read_settings(method, settings, state)
+    text, method_settings = read_prompt(prompt, prompt_file), read_settings(engine.method, engine.settings, state)
     silence_libraries()
     params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
-    engine = load_engine(ctx.params, method_settings)
-    prepare_method(engine)
-    stream = engine.stream([{"role": "user", "content": text}] if chat else text, params)
+    loaded = engine.load(method_settings)
+    prepare_method(loaded)
+    stream = loaded.stream([{"role": "user", "content": text}] if chat else text, params)
     writer = TextWriter(sys.stdout, show_drafts=show_drafts)
-    with own_warnings(), kept_state(engine, state):
+    with own_warnings(), kept_state(loaded, state):
         if as_json:
             typer.echo(json.dumps(stream.result.to_dict(), allow_nan=False))
         else:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Mapping
+from functools import partial
 from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import typer
 
 from selfspec.cli import options
 from selfspec.cli import serve_options as given
+from selfspec.cli.engine import EngineChoice, with_engine_options
 from selfspec.cli.inputs import read_settings
 from selfspec.cli.terminal import silence_libraries
 from selfspec.errors import EngineFailedError, InvalidParameterError, MissingPackageError
@@ -29,19 +31,13 @@ _FAILED = 1
 """The exit status where the engine failed, after which a supervisor should start the server again."""
 
 
+@with_engine_options
 def serve(
     ctx: typer.Context,
-    model: options.Model = options.DEFAULT_MODEL,
-    method: options.Method = options.DEFAULT_METHOD,
-    settings: options.Settings = None,
+    engine: EngineChoice,
     name: given.Name = None,
     state: options.State = None,
     state_seconds: given.StateSeconds = 60.0,
-    dtype: options.Dtype = "auto",
-    weights: options.Weights = None,
-    device: options.Device = "auto",
-    runtime: options.Runtime = "auto",
-    keep_copies: options.KeepCopies = False,
     host: given.Host = "127.0.0.1",
     port: given.Port = 8000,
     api_key: given.ApiKeys = None,
@@ -61,7 +57,7 @@ def serve(
 ) -> None:
     """Serves a model over HTTP, with the interface of OpenAI's API and a page to try it at /."""
     _check_packages()
-    method_settings = read_settings(method, settings, state)
+    method_settings = read_settings(engine.method, engine.settings, state)
 
     from selfspec.serve.address import Address
 
@@ -69,8 +65,8 @@ def serve(
     address = Address(host, port, ssl_certfile, ssl_keyfile)
     address.check_tls()
     listening = address.listen()  # a port that is in use is said before a model is loaded
-    engine = _engine(ctx.params, method_settings)
-    _run(engine, name or [Path(model).name or model], address, listening, keys, ctx.params)
+    served = _served(engine, ctx.params, method_settings)
+    _run(served, name or [Path(engine.model).name or engine.model], address, listening, keys, ctx.params)
 
 
 def _run(
@@ -149,26 +145,18 @@ def _limits(params: Mapping[str, Any]) -> "RequestLimits":
     )
 
 
-def _engine(params: Mapping[str, Any], settings: Mapping[str, str]) -> "ServedEngine":
-    """The engine that the options describe, which is loaded when the server starts."""
-    from selfspec.serve.engine_options import EngineOptions
+def _served(engine: EngineChoice, params: Mapping[str, Any], settings: Mapping[str, str]) -> "ServedEngine":
     from selfspec.serve.served_engine import ServedEngine
 
-    options = EngineOptions(
-        params["model"],
-        params["method"],
+    load = partial(
+        engine.load,
         settings,
-        dtype=params["dtype"],
-        device=params["device"],
-        weights=params["weights"],
-        runtime=params["runtime"],
-        keep_copies=params["keep_copies"],
         max_batch=params["max_batch"],
-        waiting=params["max_waiting"],
+        max_waiting=params["max_waiting"],
         memory_limit=_bytes(params["memory_limit"]),
         prefix_cache=_bytes(params["prefix_cache"]),
     )
-    return ServedEngine(options, state=params["state"], state_seconds=params["state_seconds"])
+    return ServedEngine(load, state=params["state"], state_seconds=params["state_seconds"])
 
 
 def _check_packages() -> None:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from selfspec.generation import Stream
+    from selfspec.engine import Stream
     from selfspec.types import Forecast, Generation, Round, TextPiece
 
 _HEADERS = ("drafted by", "rounds", "drafted", "guessed", "accepted", "tokens")

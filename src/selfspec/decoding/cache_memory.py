@@ -10,17 +10,11 @@ from selfspec.runtimes.target import Target
 
 
 class CacheMemory:
-    """Says what fits, and lets prompts begin with keys and values that are known.
-
-    Args:
-        target: the model.
-        chunks: how prompts are cut.
-        limit: most bytes that requests and prefix cache hold together; ``None`` for any.
-        prefixes: keys and values of earlier texts; ``None`` keeps none.
+    """Which requests fit, and which keys and values of their prompts are known.
 
     Attributes:
-        limit: see above.
-        prefixes: see above.
+        limit: most bytes that requests and prefix cache hold together; ``None`` for any.
+        prefixes: keys and values of earlier texts; ``None`` keeps none.
     """
 
     def __init__(
@@ -33,9 +27,6 @@ class CacheMemory:
 
     def check(self, request: Request) -> None:
         """Refuses a request that could never be admitted.
-
-        Args:
-            request: the request.
 
         Raises:
             RequestTooLargeError: it needs more memory than there is for all requests together.
@@ -52,11 +43,9 @@ class CacheMemory:
         )
 
     def admits(self, request: Request, held: int) -> bool:
-        """Whether a request fits beside others; the prefix cache makes room for it.
+        """Whether a request fits beside others that hold ``held`` bytes; the prefix cache makes room for it.
 
-        Args:
-            request: the request. One that does not fit even alone is admitted, for ``check`` to refuse.
-            held: bytes of the others.
+        One that does not fit even alone is admitted, for ``check`` to refuse.
         """
         needed = request.bytes(self._target)
         if self.limit is None or needed > self.limit:
@@ -68,11 +57,7 @@ class CacheMemory:
         return left >= 0
 
     def fill(self, sequence: Sequence) -> None:
-        """Takes over what is known of a prompt that is not read to its end.
-
-        Args:
-            sequence: whose prompt it is.
-        """
+        """Copies known keys and values of a prompt that is not read to its end."""
         if self.prefixes is None:
             return
         known = sequence.request.prompt_ids[: sequence.reusable]
@@ -82,20 +67,14 @@ class CacheMemory:
         )
 
     def count(self, sequence: Sequence) -> None:
-        """Counts how much of a prompt that is read was known.
-
-        Args:
-            sequence: whose prompt it is.
-        """
+        """Counts how much of a prompt that is read was known."""
         if self.prefixes is not None:
             self.prefixes.count(len(sequence.request.prompt_ids), sequence.cached_tokens)
 
     def keep(self, sequence: Sequence, held: int) -> None:
         """Copies keys and values of a sequence, as far as any request may use them, into the prefix cache.
 
-        Args:
-            sequence: the sequence.
-            held: bytes of the requests that go on.
+        The requests that go on hold ``held`` bytes.
         """
         if self.prefixes is None:
             return

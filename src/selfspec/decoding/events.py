@@ -1,4 +1,4 @@
-"""What happens to sequences in a step."""
+"""What happens to requests in a step; ``at`` is when, in seconds of ``time.perf_counter``."""
 
 import time
 from dataclasses import dataclass, field
@@ -11,68 +11,47 @@ from selfspec.types import Round
 
 
 @dataclass(frozen=True)
-class Started:
-    """A request was admitted.
-
-    Attributes:
-        sequence: its sequence.
-        at: when, in seconds of ``time.perf_counter``.
-    """
-
+class _OfSequence:
     sequence: Sequence
+
+    @property
+    def request(self) -> Request:
+        """Whose event it is."""
+        return self.sequence.request
+
+
+@dataclass(frozen=True)
+class Started(_OfSequence):
+    """A request was admitted."""
+
     at: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
-class Prefilled:
-    """A prompt was read to its end, and the first token chosen.
+class Prefilled(_OfSequence):
+    """A prompt was read to its end, and the first token chosen."""
 
-    Attributes:
-        sequence: the sequence.
-        at: when, in seconds of ``time.perf_counter``.
-    """
-
-    sequence: Sequence
     at: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
-class Advanced:
-    """A round was played.
+class Advanced(_OfSequence):
+    """A round ended."""
 
-    Attributes:
-        sequence: the sequence.
-        round: what came of it.
-        at: when, in seconds of ``time.perf_counter``.
-    """
-
-    sequence: Sequence
     round: Round
     at: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
-class Finished:
-    """An output ended.
+class Finished(_OfSequence):
+    """An output ended."""
 
-    Attributes:
-        sequence: the sequence.
-        at: when, in seconds of ``time.perf_counter``.
-    """
-
-    sequence: Sequence
     at: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A request cannot be admitted, or its sequence cannot go on; the others can.
-
-    Attributes:
-        request: the request.
-        error: why.
-        at: when, in seconds of ``time.perf_counter``.
-    """
+    """A request cannot be admitted, or its sequence cannot go on; the others can."""
 
     request: Request
     error: Exception
@@ -82,10 +61,7 @@ class Failed:
     def by(request: Request, error: Exception) -> "Failed":
         """A request that an exception ended.
 
-        Args:
-            request: the request.
-            error: the exception. One that means that memory ran out is replaced, since its frames would keep the
-                tensors alive that did not fit.
+        One that means that memory ran out is replaced: its frames would keep the tensors alive that did not fit.
         """
         if is_out_of_memory(error):
             error = out_of_memory(len(request.prompt_ids), request.max_new_tokens)

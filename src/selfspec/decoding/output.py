@@ -11,7 +11,7 @@ from selfspec.types import FinishReason, TextPiece, TokenLogprobs, TokenOrigin
 
 
 class Output:
-    """Takes tokens one by one and ends exactly where plain decoding would.
+    """The tokens of an output, which ends exactly where plain decoding would end it.
 
     Args:
         max_new_tokens: longest output.
@@ -57,16 +57,9 @@ class Output:
         context: Callable[[], torch.Tensor],
         logprobs: TokenLogprobs | None = None,
     ) -> bool:
-        """Takes the next token.
+        """Adds the next token; returns whether it was the last one.
 
-        Args:
-            token_id: the token.
-            origin: who chose it first.
-            context: gives prompt and output up to this token, long ``[1, length]``, for stopping criteria.
-            logprobs: its log-probability, where it is reported.
-
-        Returns:
-            Whether it was the last one.
+        ``context`` gives prompt and output up to this token, long ``[1, length]``, for stopping criteria.
         """
         assert self.finish_reason is None, "the output has ended"
         self.token_ids.append(token_id)
@@ -99,6 +92,10 @@ class Output:
         if pieces and self.finish_reason is not None and self._text is not None:
             pieces[-1] = replace(pieces[-1], text=pieces[-1].text + self._text.flush())
         return pieces
+
+    def decode(self) -> str:
+        """The text of all tokens; empty without a tokenizer."""
+        return "" if self._text is None else self._text.whole(self.token_ids)
 
     def _decode(self) -> None:
         """Turns the tokens since the last call into pieces."""

@@ -8,22 +8,20 @@ import torch
 from selfspec.decoding.draft import empty_proposal
 from selfspec.decoding.events import Event, Failed, Finished, Prefilled
 from selfspec.decoding.judging import judge, not_finite
-from selfspec.decoding.prompt_scores import score_prompt
 from selfspec.decoding.sequence import Sequence
 from selfspec.model.forward import Forward
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
+from selfspec.sampling.logprobs import token_logprobs
+from selfspec.types import TokenLogprobs
+
+MOST_LOGITS_BYTES = 2**26
+"""Of logits in float32 at a time, where a prompt is scored. A part has at least one row, even if that takes more."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens of a prompt to run: the first ones whose keys and values are not computed yet.
-
-    Attributes:
-        sequence: whose prompt it is.
-        start: the first of them; as many are in the cache.
-        end: the one after the last of them; see ``chunks.Chunks`` for where a chunk may end.
-    """
+    """Tokens ``start`` to ``end`` of a prompt: the first ones whose keys and values are not computed yet."""
 
     sequence: Sequence
     start: int
@@ -35,7 +33,7 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of tokens."""
         return self.end - self.start
 
     @property
@@ -45,19 +43,10 @@ class Chunk:
 
 
 def read_chunks(target: Target, chunks: Many[Chunk]) -> list[Event]:
-    """Runs the next tokens of prompts through the model, in one forward.
+    """Runs the next tokens of prompts through the model, in one forward. If it raises, nothing was committed.
 
-    Args:
-        target: the model.
-        chunks: at least one, of different sequences. Several only where rows do not depend on each other
-            (``Target.independent_rows``), and of sequences whose method asks for no states of the prompt.
-
-    Returns:
-        For each prompt that is read to its end: that it is, and whether the first token ended the output; or that its
-        sequence failed.
-
-    Raises:
-        Exception: the forward failed; nothing was committed.
+    The chunks are of different sequences: several only where rows do not depend on each other
+    (``Target.independent_rows``), and of sequences whose method asks for no states of the prompt.
     """
     states = torch.split(_run(target, chunks), [chunk.rows for chunk in chunks])
     ending = [rows[-1:] for chunk, rows in zip(chunks, states, strict=True) if chunk.ends_prompt]
@@ -95,7 +84,7 @@ def _conclude(target: Target, chunk: Chunk, states: torch.Tensor, logits: Logits
     context.cache.commit(range(chunk.rows))
     if (alternatives := sequence.request.prompt_logprobs) is not None:
         scored = sequence.request.prompt_ids[chunk.start + 1 : chunk.end + 1]
-        sequence.output.prompt_logprobs += score_prompt(target, states[: len(scored)], scored, alternatives)
+        sequence.output.prompt_logprobs += _score_prompt(target, states[: len(scored)], scored, alternatives)
     if logits is None:
         return []
     judgement = judge([context], [empty_proposal(context)], [logits])[0]
@@ -106,3 +95,15 @@ def _conclude(target: Target, chunk: Chunk, states: torch.Tensor, logits: Logits
     else:
         sequence.output.end_without_tokens()
     return [Prefilled(sequence), Finished(sequence)] if sequence.finished else [Prefilled(sequence)]
+
+
+def _score_prompt(
+    target: Target, hidden_states: torch.Tensor, token_ids: Many[int], alternatives: int
+) -> list[TokenLogprobs]:
+    """Scores tokens ``[n]`` of a prompt; row ``i`` of the last states ``[n, hidden]`` predicts token ``i``."""
+    rows = max(1, MOST_LOGITS_BYTES // (target.vocab_size * torch.float32.itemsize))
+    scored: list[TokenLogprobs] = []
+    for first in range(0, len(token_ids), rows):
+        part = slice(first, first + rows)
+        scored += token_logprobs(target.logits(hidden_states[part]), token_ids[part], alternatives)
+    return scored

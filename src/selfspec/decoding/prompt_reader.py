@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
 from selfspec.decoding.cache_memory import CacheMemory
-from selfspec.decoding.chunks import Chunks
+from selfspec.decoding.chunks import Chunks, Pace
 from selfspec.decoding.events import Event, Failed
-from selfspec.decoding.pace import Pace
 from selfspec.decoding.prompt import Chunk
 from selfspec.decoding.sequence import Sequence
 from selfspec.decoding.step import read
@@ -21,7 +20,7 @@ MOST_ROWS = 128
 FORWARD_ROWS = 16
 """Rows of a large forward that take about as long as a forward of one row takes.
 
-As many tokens prompts have to have in common for one of them to wait for a forward of its own after the other's.
+A prompt waits for another one if they share at least this many leading tokens.
 """
 
 
@@ -31,11 +30,7 @@ class PromptReader:
     Chunks of several prompts share a forward where rows do not depend on each other, so that each has the bits that it
     has alone. Prompts that begin alike read what they have in common once.
 
-    Args:
-        target: the model.
-        chunks: how prompts are cut.
-        memory: knows what earlier texts begin with.
-        pace: how much a step reads.
+    ``memory`` has keys and values of earlier texts; ``pace`` limits how much a step reads.
     """
 
     def __init__(self, target: Target, chunks: Chunks, memory: CacheMemory, pace: Pace) -> None:
@@ -45,17 +40,7 @@ class PromptReader:
         self._pace = pace
 
     def read(self, unread: Iterable[Sequence], *, step: int, writing: bool, held: int) -> list[Event]:
-        """Reads parts of prompts.
-
-        Args:
-            unread: sequences whose prompts are not read to their ends.
-            step: number of the step; the sequences that are read from note it.
-            writing: whether outputs are being written meanwhile.
-            held: bytes that all sequences hold.
-
-        Returns:
-            What happened.
-        """
+        """Reads parts of prompts; ``held`` is the bytes of all sequences, ``writing`` whether outputs are written."""
         most = self._pace.tokens(writing)
         left = self._chunks.longest if math.isinf(most) else int(most)
         waiting = sorted(unread, key=lambda each: each.last_read)
@@ -65,11 +50,11 @@ class PromptReader:
             chunks = self._next_forward(waiting, left - tokens)
             tokens += sum(chunk.rows for chunk in chunks)
             happened = read(self._target, chunks)
-            failed = {id(event.request) for event in happened if isinstance(event, Failed)}
+            failed = {event.request for event in happened if isinstance(event, Failed)}
             for chunk in chunks:
                 waiting.remove(chunk.sequence)
                 chunk.sequence.last_read = step
-                if id(chunk.sequence.request) not in failed:
+                if chunk.sequence.request not in failed:
                     self._memory.keep(chunk.sequence, held)
             events += happened
         if self._pace.is_bounded:

@@ -1,16 +1,19 @@
-"""What is asked of the decoder: a prompt, how to choose tokens, when to stop, what drafts."""
+"""A request: a prompt to continue, how its tokens are chosen, and what has come of it so far."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from selfspec.decoding.drafter import DraftingMethod
 from selfspec.decoding.output import Output
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Rule
+from selfspec.types import Generation, Round
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Request:
     """A prompt to continue. Nothing is computed or allocated for it before it is admitted.
 
@@ -19,10 +22,18 @@ class Request:
         max_new_tokens: longest output.
         rule: how tokens are chosen and accepted.
         processor: logits processors, applied to draft and target alike.
-        output: takes the tokens, and says when to end.
+        output: its tokens and text, and where it ends.
         method: what drafts.
         logprobs: how many alternatives to report with the log-probability of each token; ``None`` reports none.
         prompt_logprobs: the same for the tokens of the prompt.
+        label: what errors call it, such as ``prompt 3``.
+        method_name: name of the method.
+        settings: of the method, by name.
+        listener: called after each event of the request.
+        submitted_at, started_at, first_token_at, ended_at: seconds of ``time.perf_counter``.
+        rounds: the rounds so far.
+        cached_tokens: tokens of the prompt whose keys and values were in the prefix cache.
+        error: why it failed.
     """
 
     prompt_ids: Sequence[int]
@@ -33,6 +44,23 @@ class Request:
     method: DraftingMethod
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    label: str = ""
+    method_name: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    listener: Callable[[], None] | None = None
+    submitted_at: float = field(default_factory=time.perf_counter, init=False)
+    started_at: float | None = field(default=None, init=False)
+    first_token_at: float | None = field(default=None, init=False)
+    ended_at: float | None = field(default=None, init=False)
+    rounds: list[Round] = field(default_factory=list, init=False)
+    cached_tokens: int = field(default=0, init=False)
+    peak_memory_bytes: int = field(default=0, init=False)
+    error: Exception | None = field(default=None, init=False)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is finished, failed or cancelled."""
+        return self.ended_at is not None
 
     @property
     def needs_whole_prompt(self) -> bool:
@@ -46,13 +74,37 @@ class Request:
         return len(self.prompt_ids) + self.max_new_tokens + max(needs.sibling_rows, needs.probe_rows)
 
     def bytes(self, target: Target) -> int:
-        """Bytes that it holds from its admission to its end: keys and values, token ids, states that its method needs.
-
-        Args:
-            target: the model.
-        """
+        """Bytes that it holds from its admission to its end: keys and values, token ids, states for its method."""
         needs = self.method.needs
         rows = min(needs.prompt_rows, len(self.prompt_ids)) * len(needs.prompt_states)
         states = rows * target.hidden_size * target.dtype.itemsize
         token_ids = 8 * (len(self.prompt_ids) + self.max_new_tokens)
         return self.slots * target.slot_bytes + token_ids + states
+
+    @property
+    def result(self) -> Generation:
+        """The finished output.
+
+        Raises:
+            RuntimeError: the output is not complete.
+        """
+        output = self.output
+        if output.finish_reason is None or self.ended_at is None:
+            raise RuntimeError("the stream ended before the output was complete")
+        started, first_token = self.started_at or 0.0, self.first_token_at or 0.0
+        return Generation(
+            text=output.decode(),
+            token_ids=tuple(output.token_ids),
+            origins=tuple(output.origins),
+            prompt_token_count=len(self.prompt_ids),
+            method=self.method_name,
+            settings=self.settings,
+            finish_reason=output.finish_reason,
+            seconds=self.ended_at - started,
+            prefill_seconds=first_token - started,
+            rounds=tuple(self.rounds),
+            peak_memory_bytes=self.peak_memory_bytes,
+            cached_prompt_tokens=self.cached_tokens,
+            logprobs=None if self.logprobs is None else tuple(output.logprobs),
+            prompt_logprobs=None if self.prompt_logprobs is None else (None, *output.prompt_logprobs),
+        )

@@ -1,16 +1,19 @@
-"""Admits requests, plays steps for those that run, and lets finished ones go."""
+"""The one driver of requests: ``Engine`` runs its steps in place, ``AsyncEngine`` in a thread."""
 
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from selfspec.decoding.cache_memory import CacheMemory
-from selfspec.decoding.chunks import Chunks
-from selfspec.decoding.events import Event, Failed, Finished, Prefilled, Started
-from selfspec.decoding.pace import Pace
+from selfspec.decoding.chunks import Chunks, Pace
+from selfspec.decoding.events import Advanced, Event, Failed, Finished, Prefilled, Started
 from selfspec.decoding.prompt_reader import PromptReader
 from selfspec.decoding.request import Request
 from selfspec.decoding.sequence import Sequence
 from selfspec.decoding.step import play
+from selfspec.errors import RequestFailedError, first_line
+from selfspec.limits import is_out_of_memory
+from selfspec.memory import PeakMemory
 from selfspec.runtimes.target import Target
 
 
@@ -18,13 +21,14 @@ class Scheduler:
     """Decodes many requests, several of them at a time.
 
     Requests are admitted in the order of their arrival, as places and memory allow. Prompts that are being read take
-    turns; the sequences whose prompts are read play their rounds together.
+    turns; the sequences whose prompts are read play their rounds together. What happens to a request is written into
+    it, and its listener is called.
 
     Args:
         target: the model.
         chunks: how prompts are cut.
         max_batch: most sequences at a time; each holds a cache for its whole length.
-        memory: says what fits; any number of requests if not given.
+        memory: what fits; any number of requests if not given.
         pace: how much of prompts a step reads; about a chunk if not given.
     """
 
@@ -41,6 +45,7 @@ class Scheduler:
         self._max_batch = max_batch
         self._memory = memory or CacheMemory(target, chunks)
         self._prompts = PromptReader(target, chunks, self._memory, pace or Pace(None))
+        self._peak = PeakMemory(target.device)
         self._waiting: deque[Request] = deque()
         self._running: list[Sequence] = []
         self._steps = 0
@@ -58,38 +63,55 @@ class Scheduler:
     @property
     def held(self) -> int:
         """Bytes that the requests that run hold."""
-        return sum(sequence.bytes for sequence in list(self._running))
+        return _bytes(list(self._running))
 
     def add(self, request: Request) -> None:
-        """Lets a request wait for its turn."""
+        """Queues a request."""
         self._waiting.append(request)
 
-    def remove(self, request: Request) -> None:
-        """Drops a request, whether it waits or runs; its cache is free at once."""
+    def cancel(self, request: Request) -> None:
+        """Drops a request that waits or runs; its cache is free at once."""
+        request.ended_at = request.ended_at or time.perf_counter()
         self._waiting = deque(each for each in self._waiting if each is not request)
         dropped = [each for each in self._running if each.request is request]
         self._running = [each for each in self._running if each.request is not request]
         for sequence in dropped:
             self._memory.keep(sequence, self.held)
 
-    def drop_running(self) -> list[Request]:
-        """Drops all requests that run, and returns them."""
-        dropped, self._running = [each.request for each in self._running], []
-        return dropped
+    def fail_all(self, error: Exception) -> list[Event]:
+        """Ends all requests with an error."""
+        events: list[Event] = [Failed(request, error) for request in (*self._waiting, *self._requests_running())]
+        self._waiting.clear()
+        self._note(events)
+        return events
 
     def step(self) -> list[Event]:
-        """Admits as many requests as fit, plays one step, and drops what finished or failed.
+        """Admits the requests that fit, runs one step, and drops those that finished or failed.
 
         Returns:
-            What happened.
+            What happened. An exception that is not of one request ends all that run; those that wait go on.
         """
+        try:
+            events = self._step()
+        except Exception as error:
+            events = [Failed.by(request, _of_engine(error)) for request in self._requests_running()]
+        self._note(events)
+        return events
+
+    def _step(self) -> list[Event]:
         events = self._admit()
         writing = [sequence for sequence in self._running if not sequence.unread]
         unread = [sequence for sequence in self._running if sequence.unread]
         events += self._prompts.read(unread, step=self._steps, writing=bool(writing), held=self.held)
         events += play(self._target, writing, alone=not unread) if writing else []
         self._steps += 1
-        self._let_go(events)
+        ended = {event.request for event in events if isinstance(event, Finished | Failed)}
+        held = _bytes(each for each in self._running if each.request not in ended)
+        for event in events:
+            if isinstance(event, Prefilled):
+                self._memory.count(event.sequence)
+            elif isinstance(event, Finished):
+                self._memory.keep(event.sequence, held)
         return events
 
     def _admit(self) -> list[Event]:
@@ -110,11 +132,39 @@ class Scheduler:
             events.append(Started(sequence, admitted))
         return events
 
-    def _let_go(self, events: list[Event]) -> None:
-        failed = {id(event.request) for event in events if isinstance(event, Failed)}
-        self._running = [each for each in self._running if not each.finished and id(each.request) not in failed]
+    def _note(self, events: Iterable[Event]) -> None:
+        """Writes into requests what happened to them, calls their listeners, and drops those that ended."""
         for event in events:
-            if isinstance(event, Prefilled):
-                self._memory.count(event.sequence)
-            if isinstance(event, Finished):
-                self._memory.keep(event.sequence, self.held)
+            request = event.request
+            if request.ended:
+                continue
+            match event:
+                case Started():
+                    request.started_at = event.at
+                case Prefilled():
+                    request.first_token_at, request.cached_tokens = event.at, event.sequence.cached_tokens
+                case Advanced():
+                    request.rounds.append(event.round)
+                case Finished():
+                    request.ended_at, request.peak_memory_bytes = event.at, self._peak.peak_bytes()
+                case Failed():
+                    request.ended_at, request.error = event.at, event.error
+            if request.listener is not None:
+                request.listener()
+        self._running = [sequence for sequence in self._running if not sequence.request.ended]
+
+    def _requests_running(self) -> list[Request]:
+        return [sequence.request for sequence in self._running]
+
+
+def _of_engine(error: Exception) -> Exception:
+    """The error of a request that failed because a whole step did."""
+    if is_out_of_memory(error):
+        return error
+    failed = RequestFailedError(f"the engine failed: {first_line(error)}")
+    failed.__cause__ = error
+    return failed
+
+
+def _bytes(sequences: Iterable[Sequence]) -> int:
+    return sum(sequence.bytes for sequence in sequences)

@@ -61,15 +61,12 @@ class TextStream:
         """Whether there are stop strings, so that ``stopped`` may change with any token."""
         return bool(self._stop)
 
+    def whole(self, token_ids: list[int]) -> str:
+        """The text of a finished output, decoded at once."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens))
+
     def push(self, token_id: int) -> str:
-        """Takes the next token.
-
-        Args:
-            token_id: the token.
-
-        Returns:
-            The text that is certain now and was not before; often one word, sometimes empty.
-        """
+        """Adds a token; returns the text that is certain now and was not before, often one word, sometimes none."""
         token = self._tokenizer.convert_ids_to_tokens(token_id)
         if not isinstance(token, str) or self._is_skipped(token_id):
             return ""
@@ -85,11 +82,7 @@ class TextStream:
         return piece
 
     def flush(self) -> str:
-        """The text still held back, as it stands: the output ends here.
-
-        Returns:
-            The rest of the text, empty if nothing was held back.
-        """
+        """The text still held back, as it stands: the output ends here."""
         return self._give(self._decode(self._window))
 
     def _give(self, certain: str) -> str:

@@ -150,13 +150,17 @@ class CustomGenerate:
         params = self._parameters(input_ids, stopping_criteria, generation_config)
         copies = generation_config.num_return_sequences or 1
         requests = [(row.token_ids, self._for_row(row, params, logits_processor, copies)) for row in rows]
-        batch = self._engine_for(model).batch(requests, name="row")
-        for _, piece in batch.pieces():
-            if streamer is not None:
+        engine = self._engine_for(model)
+        if streamer is None:
+            results = engine.generate_each(requests, name="row")
+        else:
+            (request,) = requests  # `_check_config` refused a batch
+            stream = engine.stream(*request)
+            for piece in stream:
                 streamer.put(torch.tensor([piece.token_id]))
-        if streamer is not None:
             streamer.end()
-        outputs = [list(result.token_ids) for result in batch.results()]
+            results = [stream.result]
+        outputs = [list(result.token_ids) for result in results]
         sequences = torch.cat([input_ids, _pad(outputs, generation_config, input_ids)], dim=1)
         if generation_config.return_dict_in_generate:
             return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]

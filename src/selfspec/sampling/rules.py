@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from selfspec.model import transfer
+from selfspec.params import SamplingParams
 from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching
 from selfspec.sampling.noise import gumbel_noise, seed_key
 from selfspec.sampling.rejection import accept_rejection
@@ -171,6 +172,22 @@ class Speculative:
 def seeded_generator(seed: int, device: torch.device | str) -> torch.Generator:
     """A new generator for ``Speculative`` on the scores' device; the seed is any integer, also beyond 64 bits."""
     return torch.Generator(device).manual_seed(seed_key(seed))
+
+
+def rule_of(params: SamplingParams, device: torch.device) -> Rule:
+    """The sampling rule of a request.
+
+    Args:
+        params: how to choose tokens.
+        device: where random numbers are drawn.
+    """
+    if not params.samples:
+        return Greedy()
+    if params.acceptance == "coupled" or (params.acceptance == "auto" and params.seed is not None):
+        assert params.seed is not None
+        return Coupled(params.seed)
+    seed = params.seed if params.seed is not None else int(torch.randint(2**62, (1,)))
+    return Speculative(seeded_generator(seed, device))
 
 
 def accept_choices(tree: TokenTree, draft_tokens: torch.Tensor, choices: torch.Tensor) -> Verdict:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from selfspec.decoding.text import TextStream
 from selfspec.errors import SelfSpecError
-from selfspec.prompt_encoding import PromptEncoder
+from selfspec.prompts import PromptEncoder
 from selfspec.serve.api_errors import ApiError, as_api_error
 from selfspec.serve.requests import ChatRequest, CompletionRequest, FunctionCall, Message, Tool
 from selfspec.serve.tools import TAG

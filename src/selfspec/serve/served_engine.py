@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -12,7 +12,6 @@ from selfspec.async_engine import AsyncEngine, EngineStats, RequestStream
 from selfspec.engine import Engine
 from selfspec.errors import SelfSpecError
 from selfspec.methods import METHODS
-from selfspec.serve.engine_options import EngineOptions
 from selfspec.serve.logs import log
 from selfspec.serve.speedup import PlainSteps, measure_forwards
 from selfspec.types import SamplingParams
@@ -22,8 +21,7 @@ class ServedEngine:
     """An ``AsyncEngine`` with what a server needs around it.
 
     Args:
-        options: what makes the engine.
-        engine: an engine that is made already, for ``options``; otherwise ``start`` loads it.
+        load: makes the engine, when the server starts.
         state: a file for what the method learns; ``None`` forgets it.
         state_seconds: between two savings while requests come.
 
@@ -45,13 +43,13 @@ class ServedEngine:
 
     def __init__(
         self,
-        options: EngineOptions,
-        engine: Engine | None = None,
+        load: Callable[[], Engine],
         *,
         state: Path | None = None,
         state_seconds: float = 60.0,
     ) -> None:
-        self._options, self._model = options, engine
+        self._load: Callable[[], Engine] = load
+        self._model: Engine | None = None
         self._state, self._state_seconds = state, state_seconds
         self._engine: AsyncEngine | None = None
         self._saver: asyncio.Task[None] | None = None
@@ -87,7 +85,7 @@ class ServedEngine:
         self.vocab_size, self.context = model.target.vocab_size, model.target.context_limit
         self.method = model.method.name
         self.methods = tuple(dict.fromkeys((self.method, *METHODS)))
-        self._engine = self._options.serve(model)
+        self._engine = AsyncEngine(model)
         self._engine.start()
         if self._state is not None:
             self._saver = asyncio.create_task(self._save_regularly(self._state))
@@ -102,7 +100,7 @@ class ServedEngine:
         """
         assert self._engine is not None, "the engine is not started"
         if isinstance(params.json_schema, str):  # may take long, so not in the event loop
-            await asyncio.to_thread(self._engine.engine.setup.grammars.compile, params.json_schema)
+            await asyncio.to_thread(self._engine.engine.grammars.compile, params.json_schema)
         return self._engine.submit(token_ids, params, method=method, request_id=request_id)
 
     async def close(self) -> None:
@@ -115,14 +113,14 @@ class ServedEngine:
                 await self._save(self._state)
 
     def _prepare(self) -> Engine:
-        model = self._model or self._options.load()
+        model = self._load()
         model.method.prepare(lambda text: log(f"preparing {model.method.name}: {text}"))
         if self._state is not None:
             model.method.state()  # refuses a method that has nothing to save now, not at the end
             if self._state.exists():
                 model.load_state(self._state)
                 log(f"loaded what {model.method.name} has learned from '{self._state}'")
-        self.plain = PlainSteps(measure_forwards(model.target, self._options.max_batch))
+        self.plain = PlainSteps(measure_forwards(model.target, model.options.max_batch))
         return model
 
     async def _save_regularly(self, path: Path) -> None:

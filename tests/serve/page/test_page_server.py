@@ -13,7 +13,6 @@ from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from helpers.models import build
 from selfspec.engine import Engine
 from selfspec.serve.app import AppOptions, create_app
-from selfspec.serve.engine_options import EngineOptions
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.service import Service
 
@@ -25,7 +24,7 @@ Open = Callable[..., Any]
 @contextmanager
 def running(engine: Engine, options: AppOptions | None = None) -> Iterator[tuple[str, Service]]:
     """A server in a thread of this process: its address, and its service."""
-    service = Service(ServedEngine(EngineOptions("tiny", engine.method.name), engine), ["tiny"])
+    service = Service(ServedEngine(lambda: engine), ["tiny"])
     server = uvicorn.Server(uvicorn.Config(create_app(service, options), port=0, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()

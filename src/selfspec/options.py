@@ -1,0 +1,117 @@
+"""The options of an engine, in one place for ``Engine``, ``AsyncEngine``, the command line and the server."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+import torch
+
+from selfspec.decoding.prefix_cache import PrefixCache
+from selfspec.errors import InvalidParameterError
+from selfspec.methods.settings import suggest
+from selfspec.runtimes.precision import Precision
+from selfspec.sampling.rules import Rule, rule_of
+from selfspec.types import SamplingParams
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    T = TypeVar("T", bound=DataclassInstance)
+
+_LEAST = {"prefill_chunk": 1, "prefix_cache": 0, "max_batch": 1, "max_waiting": 0, "memory_limit": 1}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The options of an engine, checked when they are made.
+
+    Attributes:
+        settings: values of the method's settings by name.
+        dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto``: that of the checkpoint. Only for a model that is
+            loaded by name.
+        device: a torch device, or ``auto``: an accelerator if there is one. Only for a model that is loaded by name.
+        weights: ``int8`` or ``int4`` to run the model with low-bit weights (see ``quantise``).
+        runtime: how the model's sublayers run, one of ``selfspec.runtimes.target.RUNTIMES``.
+        keep_copies: keep low-bit draft weights in the user's cache folder, for later processes.
+        prefill_chunk: longest part of a prompt to run at once, in tokens; if not given, what suits the model and the
+            device (``decoding.chunks.chunks_of``).
+        prefix_cache: most bytes of keys and values of earlier texts, which prompts that begin alike need not read
+            again; or the prefix cache of another engine for this model. 0 keeps none. If not given, ``Engine`` keeps
+            none and ``AsyncEngine`` up to half of its memory limit.
+        max_batch: most requests that run at a time; each of them holds a cache for its whole length.
+        max_waiting: most requests of an ``AsyncEngine`` beside ``max_batch``; further ones are refused. ``None``
+            refuses none.
+        memory_limit: most bytes of keys and values of an ``AsyncEngine``, requests and prefix cache together. A
+            request is admitted when its whole length fits. If not given, half of the memory that is free.
+        max_read_seconds: about how long an ``AsyncEngine`` reads prompts in a step while outputs are written; ``None``
+            for any time. Where chunks cannot be cut (see ``decoding.chunks``), one chunk is read.
+        rule: makes the sampling rule of a request. Other functions than the default are for experiments: their rules
+            need not be lossless.
+
+    Raises:
+        InvalidParameterError: an option is out of range.
+    """
+
+    settings: Mapping[str, Any] | None = None
+    dtype: str | torch.dtype = "auto"
+    device: str | torch.device = "auto"
+    weights: str | Precision | None = None
+    runtime: str = "auto"
+    keep_copies: bool = False
+    prefill_chunk: int | None = None
+    prefix_cache: int | PrefixCache | None = None
+    max_batch: int = 16
+    max_waiting: int | None = None
+    memory_limit: int | None = None
+    max_read_seconds: float | None = 0.1
+    rule: Callable[[SamplingParams, torch.device], Rule] = rule_of
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if isinstance(value, int) and value < least:
+                raise InvalidParameterError(f"{name} must be at least {least}, not {value}")
+        if self.max_read_seconds is not None and not self.max_read_seconds > 0:
+            raise InvalidParameterError(f"max_read_seconds must be above 0, not {self.max_read_seconds}")
+
+
+class QueueKeywords(TypedDict, total=False):
+    """The options that an ``AsyncEngine`` may change of its engine's, for editors and type checkers."""
+
+    max_batch: int
+    max_waiting: int | None
+    memory_limit: int | None
+    max_read_seconds: float | None
+
+
+class EngineKeywords(QueueKeywords, total=False):
+    """``EngineOptions`` as keywords of ``Engine``, for editors and type checkers."""
+
+    settings: Mapping[str, Any] | None
+    dtype: str | torch.dtype
+    device: str | torch.device
+    weights: str | Precision | None
+    runtime: str
+    keep_copies: bool
+    prefill_chunk: int | None
+    prefix_cache: int | PrefixCache | None
+    rule: Callable[[SamplingParams, torch.device], Rule]
+
+
+def changed(values: "T", changes: Mapping[str, Any], kind: str, known: Collection[str] | None = None) -> "T":
+    """A dataclass of options or parameters with some of them changed.
+
+    Args:
+        values: the dataclass.
+        changes: values by name.
+        kind: what errors call one of them.
+        known: names that may be changed; ``None`` for all.
+
+    Raises:
+        InvalidParameterError: a name is unknown, and the message names the nearest; or a value does not fit.
+    """
+    allowed = dict.fromkeys([field.name for field in fields(values)] if known is None else known)
+    for name in changes:
+        if name not in allowed:
+            raise InvalidParameterError(f"there is no {kind} '{name}'{suggest(name, allowed)}")
+    return replace(values, **changes) if changes else values

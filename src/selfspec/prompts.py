@@ -1,0 +1,203 @@
+"""Prompts: their forms, how a list of prompts is distinguished from one prompt, and their token ids."""
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any, TypeGuard
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from selfspec.errors import InvalidPromptError, TokenizerMismatchError
+
+Prompt = str | Sequence[int] | torch.Tensor | Sequence[Mapping[str, str]]
+"""Text, token ids (a sequence, or a tensor ``[length]`` or ``[1, length]``), or chat messages."""
+
+Prompts = (
+    list[str]
+    | tuple[str, ...]
+    | Sequence[Sequence[int]]
+    | Sequence[torch.Tensor]
+    | Sequence[Sequence[Mapping[str, str]]]
+)
+"""A list or tuple of prompts, all of one form: texts, sequences of token ids, or chats."""
+
+_ROWS_REMEDY = (
+    ", whose rows may hold padding; give Engine.generate a list of rows without padding, or give the tensor and its "
+    "attention mask to model.generate with custom_generate"
+)
+
+
+def as_batch(prompt: Prompt | Prompts) -> list[Prompt] | None:
+    """The prompts of a list of prompts in order; ``None`` if ``prompt`` is one prompt.
+
+    The first element decides: a list of numbers is one prompt of token ids and a list of messages is one chat, but a
+    list of texts, sequences or tensors is several prompts.
+
+    Raises:
+        InvalidPromptError: the list is empty, or its elements have different forms.
+    """
+    if not isinstance(prompt, (list, tuple)):
+        return None
+    if not prompt:
+        raise InvalidPromptError(
+            "the list is empty: it has neither prompts nor token ids; an empty text, '', starts from the BOS token, "
+            "if there is one"
+        )
+    if not isinstance(prompt[0], (str, Sequence, torch.Tensor)):
+        return None
+    wanted = _form(prompt[0])
+    for index, element in enumerate(prompt):
+        if (form := _form(element)) != wanted:
+            raise InvalidPromptError(
+                f"prompt {index} of the list is {form}, but prompt 0 is {wanted}; give prompts of one form"
+            )
+    return list(prompt)
+
+
+def is_chat(prompt: object) -> TypeGuard[Sequence[Mapping[str, str]]]:
+    """Whether a prompt is a list of chat messages.
+
+    Raises:
+        InvalidPromptError: the first element is a message, another one is not.
+    """
+    if not (isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping)):
+        return False
+    for index, message in enumerate(prompt):
+        if not isinstance(message, Mapping):
+            raise InvalidPromptError(
+                f"message {index} of the chat is {type(message).__name__}, not a dict with 'role' and 'content'"
+            )
+    return True
+
+
+def as_ids(prompt: object) -> list[int]:
+    """The token ids of a prompt that is neither text nor chat.
+
+    Raises:
+        InvalidPromptError: it is not one sequence of whole numbers.
+    """
+    if isinstance(prompt, torch.Tensor):
+        if prompt.dim() not in (1, 2) or (prompt.dim() == 2 and prompt.shape[0] != 1) or prompt.is_floating_point():
+            raise InvalidPromptError(
+                f"a prompt is one sequence of token ids, not a {prompt.dtype} tensor of shape {list(prompt.shape)}"
+                + (_ROWS_REMEDY if prompt.dim() == 2 else "")
+            )
+        prompt = prompt.flatten().tolist()
+    if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
+        raise InvalidPromptError(
+            f"a prompt is text, a sequence of token ids, or a list of chat messages, not {type(prompt).__name__}"
+        )
+    for index, token_id in enumerate(prompt):
+        if isinstance(token_id, bool) or not isinstance(token_id, Integral):
+            several = isinstance(token_id, (str, Sequence, torch.Tensor))
+            raise InvalidPromptError(
+                f"a prompt is a sequence of token ids, but {token_id!r} at index {index} is not a token id"
+                + ("; give a list of prompts to Engine.generate" if several else "")
+            )
+    return [int(token_id) for token_id in prompt]
+
+
+def _form(prompt: object) -> str:
+    """The form of a prompt, for messages."""
+    if isinstance(prompt, str):
+        return "text"
+    if is_chat(prompt):
+        return "a chat"
+    if isinstance(prompt, (Sequence, torch.Tensor)):
+        return "a sequence of token ids"
+    return f"{type(prompt).__name__} {prompt!r:.60}"
+
+
+class PromptEncoder:
+    """Encodes prompts with a tokenizer, or takes token ids.
+
+    Args:
+        tokenizer: of the model; ``None`` takes token ids only.
+        vocab_size: number of token ids that the model knows.
+
+    Raises:
+        TokenizerMismatchError: the tokenizer has ids that the model has no embedding for.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        largest = -1 if tokenizer is None else max(tokenizer.get_vocab().values(), default=-1)
+        if largest >= vocab_size:
+            raise TokenizerMismatchError(
+                f"the tokenizer's largest id is {largest}, but the model has {vocab_size} embeddings; "
+                "load the tokenizer that belongs to this model"
+            )
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt.
+
+        Args:
+            prompt: text, token ids, or chat messages (through the tokenizer's chat template).
+
+        Raises:
+            InvalidPromptError: the prompt is empty without a BOS token, out of vocabulary, or not one sequence.
+        """
+        if isinstance(prompt, str):
+            return self.encode_text(prompt)
+        if is_chat(prompt):
+            return self.encode_chat(prompt)
+        return self._check(as_ids(prompt))
+
+    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text; the tokenizer may add special tokens such as BOS.
+
+        Raises:
+            InvalidPromptError: it is empty without a BOS token, or no valid text.
+        """
+        return self._check(self._encode_text(text, add_special_tokens=add_special_tokens))
+
+    def encode_chat(self, messages: Sequence[Any], **variables: Any) -> list[int]:
+        """The token ids of a chat; ``variables`` are those of the template, such as ``add_generation_prompt``.
+
+        Raises:
+            InvalidPromptError: there is no chat template, or it refuses the messages.
+        """
+        return self._check(self._encode_chat(messages, **variables))
+
+    def _encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        tokenizer = self._require_tokenizer()
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidPromptError(
+                f"the prompt is not valid text: character {error.start} is a lone surrogate, {text[error.start]!r}; "
+                "decode the bytes that it came from as what they are"
+            ) from error
+        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def _encode_chat(self, messages: Sequence[Any], **variables: Any) -> list[int]:
+        tokenizer = self._require_tokenizer()
+        if not getattr(tokenizer, "chat_template", None):
+            raise InvalidPromptError("the tokenizer has no chat template; give a plain prompt")
+        try:
+            text = tokenizer.apply_chat_template(
+                list(messages), tokenize=False, **{"add_generation_prompt": True, **variables}
+            )
+        except Exception as error:  # templates raise whatever they like
+            raise InvalidPromptError(f"the chat template refused the messages: {error}") from error
+        starts_with_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
+        return self._encode_text(text, add_special_tokens=not starts_with_bos)
+
+    def _check(self, token_ids: list[int]) -> list[int]:
+        if not token_ids:
+            bos = getattr(self._tokenizer, "bos_token_id", None)
+            if bos is None:
+                raise InvalidPromptError("the prompt is empty and there is no BOS token to start from; give some text")
+            return [bos]
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidPromptError(
+                    f"token id {token_id} of the prompt is outside the model's vocabulary of {self._vocab_size}"
+                )
+        return token_ids
+
+    def _require_tokenizer(self) -> Any:
+        if self._tokenizer is None:
+            raise InvalidPromptError("text needs a tokenizer; give the engine one, or give token ids")
+        return self._tokenizer
