@@ -25,7 +25,7 @@ PROMPTS = {
     torch.bfloat16: (f"Sum up this note in one sentence.\n\n{_NOTE}",),
 }
 """Short messages, since most of the time of these tests goes into reading prompts."""
-SEARCHING = ("adaptive-cosine", "clasp", "knapspec", "self-spec", "swift")
+SEARCHING = ("clasp", "knapspec", "self-spec", "swift")
 """Methods that choose which sublayers draft by what they see of the model."""
 
 _FILE = find_installed(INSTALLABLE["smollm2"])

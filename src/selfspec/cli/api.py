@@ -4,7 +4,9 @@ A package adds a command by an entry point of the group ``selfspec.commands``; s
 """
 
 from selfspec.cli import options
-from selfspec.cli.settings import parse_assignments
+from selfspec.cli.generate import summary
+from selfspec.cli.prompt import read_prompt
+from selfspec.cli.settings import parse_assignments, read_settings
 from selfspec.cli.terminal import make_console, own_warnings, silence_libraries, takes_colour
 
 __all__ = [
@@ -12,6 +14,9 @@ __all__ = [
     "options",
     "own_warnings",
     "parse_assignments",
+    "read_prompt",
+    "read_settings",
     "silence_libraries",
+    "summary",
     "takes_colour",
 ]

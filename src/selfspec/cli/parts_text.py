@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from statistics import fmean
 
-from selfspec.inspection import Stretch, by_part
 from selfspec.types import Forecast, Round
 
 _HEADERS = ("part", "rounds", "drafted", "guessed", "accepted", "tokens")
@@ -24,7 +23,8 @@ def parts_table(records: Sequence[Round]) -> list[tuple[str, ...]]:
     Args:
         records: rounds in order.
     """
-    parts = by_part(records)
+    names = dict.fromkeys(record.drafted_by for record in records if record.drafted_by is not None)
+    parts = {name: [record for record in records if record.drafted_by == name] for name in names}
     if not parts:
         return []
     forecasts = _forecasts(records)
@@ -68,14 +68,16 @@ def _forecasts(records: Sequence[Round]) -> list[Forecast]:
     return [record.forecast for record in records if record.forecast is not None]
 
 
-def _counts(rounds: tuple[Round, ...]) -> tuple[str, ...]:
-    whole = Stretch(1, rounds)
-    rate, guessed = whole.acceptance_rate, fmean(record.guessed for record in rounds)
-    accepted = "-" if rate is None else f"{rate:.0%}"
-    return f"{len(rounds)}", f"{whole.drafted:.2f}", f"{guessed:.2f}", accepted, f"{whole.mean_generated_length:.2f}"
+def _counts(rounds: Sequence[Round]) -> tuple[str, ...]:
+    drafted, guessed, tokens = (
+        fmean(counts)
+        for counts in zip(*((each.drafted, each.guessed, len(each.token_ids)) for each in rounds), strict=True)
+    )
+    accepted = f"{fmean(each.accepted for each in rounds) / drafted:.0%}" if drafted else "-"
+    return f"{len(rounds)}", f"{drafted:.2f}", f"{guessed:.2f}", accepted, f"{tokens:.2f}"
 
 
-def _speeds(rounds: tuple[Round, ...], step: float | None) -> tuple[str, ...]:
+def _speeds(rounds: Sequence[Round], step: float | None) -> tuple[str, ...]:
     """Milliseconds a token; with the seconds of a step of plain decoding the other columns too."""
     seconds = sum(sum(astuple(record.seconds)) for record in rounds)
     each = seconds / max(1, sum(len(record.token_ids) for record in rounds))
