@@ -50,7 +50,7 @@ def summarise(name: str, summary: Mapping[str, Any]) -> list[str]:
     over = [f"{rates['auto'] / rates[peer]:.2f}" if peer in rates else "" for peer in _LLAMA]
     worst, best = min(own, key=lambda key: own[key]), max(own, key=lambda key: own[key])
     return [
-        name,
+        name + (" (uncommitted changes)" if summary["stamp"]["dirty"] else ""),
         f"{auto['speedup']:.2f} ({low:.2f} to {high:.2f})",
         f"{mean(own.values()):.2f}",
         f"{own[worst]:.2f}" + (f" ({worst})" if len(own) > 1 else ""),

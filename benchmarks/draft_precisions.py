@@ -1,6 +1,6 @@
 """Runs methods that draft with layers at several precisions, in turns with plain decoding.
 
-``python benchmarks/draft_precisions.py --model smollm2 --offset 16``
+``python benchmarks/draft_precisions.py --model smollm2 --perturb``
 ``python benchmarks/draft_precisions.py --model tiny --widen 8 --prompts 5 --new-tokens 48``
 
 Prompts are chat messages, or the prompts of the three domains for a model without a chat template. Every output is
@@ -20,10 +20,11 @@ from typing import Any
 from selfspec import Engine
 from selfspec.errors import NoGainWarning
 from selfspec.files import replace_file
-from selfspec.measuring import StepBytes
 from selfspec.types import Generation
 from selfspec_lab.bench.cost import decoding_bytes
-from selfspec_lab.bench.stamp import make_stamp
+from selfspec_lab.bench.stamp import make_stamp, parse_and_check
+from selfspec_lab.measuring import StepBytes
+from selfspec_lab.perturbing import perturb
 from selfspec_lab.prompts import CHAT_PROMPTS, PROMPTS
 from selfspec_lab.widening import load_model
 
@@ -82,17 +83,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--widen", type=int, default=1)
-    parser.add_argument("--offset", type=int, default=0)
+    parser.add_argument("--perturb", action="store_true", help="take weights of a 4-bit file off its grid")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--only", nargs="*", default=list(DRAFTS), help="names of drafts")
-    options = parser.parse_args(arguments)
+    options = parse_and_check(parser, arguments)
     warnings.simplefilter("ignore", NoGainWarning)
     model, tokenizer = load_model(options.model, dtype="bfloat16", device="cpu", widen=options.widen)
+    if options.perturb:
+        perturb(model)
     engines = {PLAIN: Engine(model, tokenizer, PLAIN)}
     for name in options.only:
         method, settings = DRAFTS[name]
-        settings = settings if settings.get("draft_bits") == 16 else {**settings, "offset": options.offset}
         engines[name] = Engine(model, tokenizer, method, settings=settings)
     for engine in engines.values():
         engine.warmup()

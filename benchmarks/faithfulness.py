@@ -18,9 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from method_settings import Figures, read_prompts, summarise
 from selfspec import Engine
 from selfspec.loading import load_model
+from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 
 Settings = Mapping[str, Any]
 
@@ -80,11 +83,19 @@ def run(options: argparse.Namespace) -> None:
     """Measures the cases and writes them."""
     model, tokenizer = load_model(options.model, dtype="bfloat16", device="cpu")
     rows = json.loads(options.out.read_text()) if options.append and options.out.exists() else []
+    stamp = {"stamp": make_stamp(torch.device("cpu"))}
     params = {"temperature": options.temperature, "seed": 0} if options.temperature else {}
     for method in options.methods.split(","):
         for settings in CASES[method][:1] if options.defaults else CASES[method]:
             found = measure(model, tokenizer, method, settings, (options.prompts, options.new_tokens), **params)
-            row = {"version": options.label, "method": method, "settings": dict(settings), **params, **asdict(found)}
+            row = {
+                "version": options.label,
+                "method": method,
+                "settings": dict(settings),
+                **params,
+                **asdict(found),
+                **stamp,
+            }
             rows.append(row)
             print(row, flush=True)
             options.out.write_text(json.dumps(rows, indent=1) + "\n")
@@ -99,9 +110,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         chosen = ", ".join(f"{name}={value}" for name, value in row["settings"].items()) or "defaults"
         chosen += f", temperature {row['temperature']}" if "temperature" in row else ""
+        dirty = " (uncommitted changes)" if row.get("stamp", {}).get("dirty") else ""
         acceptance = f"{row['acceptance']:.2f}" if row["idle_share"] < 1 else "-"
         lines.append(
-            f"| {row['version']} | `{row['method']}` | {chosen} | {acceptance} | {row['tokens_per_round']:.2f} "
+            f"| {row['version']}{dirty} | `{row['method']}` | {chosen} | {acceptance} | {row['tokens_per_round']:.2f} "
             f"| {row['kept_share']:.2f} | {row['idle_share']:.0%} | {row['selection_share']:.1%} |"
         )
     return "\n".join(lines)
@@ -123,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measuring.add_argument("--temperature", type=float, default=0.0)
     printing = commands.add_parser("table")
     printing.add_argument("file", type=Path)
-    options = parser.parse_args(arguments)
+    options = parse_and_check(parser, arguments, lambda given: given.command == "measure")
     if options.command == "measure":
         run(options)
     else:

@@ -30,7 +30,7 @@ from selfspec.files import replace_file
 from selfspec.runtimes import native
 from selfspec.runtimes.chain import Chained
 from selfspec.runtimes.structures import NativeCall
-from selfspec_lab.bench.stamp import make_stamp
+from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 from selfspec_lab.widening import load_model
 
 RESULTS = Path(__file__).parent / "results"
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--only", nargs="*", default=list(METHODS), help="names of methods")
-    options = parser.parse_args(arguments)
+    options = parse_and_check(parser, arguments)
     figures = {name: measure(options.model, name, METHODS[name], options.new_tokens) for name in options.only}
     for name, kinds in figures.items():
         for kind, found in kinds.items():

@@ -22,11 +22,11 @@ import torch
 
 from rows import BITS, step_seconds
 from selfspec.files import replace_file
-from selfspec.measuring import Target
 from selfspec_lab.bench.llama_cpp.decoding import LlamaCpp
 from selfspec_lab.bench.llama_cpp.library import import_library
 from selfspec_lab.bench.llama_cpp.weights import WeightsFile
-from selfspec_lab.bench.stamp import make_stamp
+from selfspec_lab.bench.stamp import make_stamp, parse_and_check
+from selfspec_lab.measuring import Target
 from selfspec_lab.widening import load_model
 
 QUANTISED = ("Q8_0", "Q4_0")
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = parse_and_check(parser)
     model, _ = load_model(options.model, dtype="bfloat16", device="cpu", widen=options.widen)
     found = ratios(measure(model, options.context, options.repeats))
     for name, figures in found.items():

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -22,10 +23,10 @@ from tqdm import tqdm
 from selfspec.engine import Engine
 from selfspec.files import replace_file
 from selfspec.loading import bundled_models, load_model
-from selfspec.methods import METHODS
+from selfspec.methods import all_methods
 from selfspec.types import Generation
 from selfspec_lab.bench.resident_peak import ResidentPeak
-from selfspec_lab.bench.stamp import make_stamp
+from selfspec_lab.bench.stamp import commit_text, make_stamp, parse_and_check
 from selfspec_lab.prompts import PROMPTS
 
 PLAIN = "autoregressive"
@@ -79,7 +80,7 @@ def measure(checkpoint: str, prompts: int, max_new_tokens: int) -> list[Row]:
     generate(plain, texts["code"][:1], max_new_tokens)  # warms up
     wanted = {domain: generate(plain, chosen, max_new_tokens) for domain, chosen in texts.items()}
     rows = []
-    for method in tqdm([name for name in METHODS if name != PLAIN], checkpoint):
+    for method in tqdm([name for name in all_methods()[0] if name != PLAIN], checkpoint):
         engine = Engine(model, tokenizer, method, settings=settings_of(method))
         for domain, chosen in texts.items():
             rows.append(summarize(checkpoint, domain, generate(engine, chosen, max_new_tokens), wanted[domain]))
@@ -160,7 +161,7 @@ def main() -> int:
     parser.add_argument("--max-new-tokens", type=int, default=96, help="longest output")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--memory-of", nargs=2, metavar=("CHECKPOINT", "METHOD"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parse_and_check(parser, writes=lambda given: not given.memory_of)
     warnings.simplefilter("ignore")
     if options.memory_of:
         print(*peak_memory(*options.memory_of, options.max_new_tokens))
@@ -169,7 +170,7 @@ def main() -> int:
     rows = [
         row for checkpoint in bundled_models() for row in measure(checkpoint, options.prompts, options.max_new_tokens)
     ]
-    methods = [name for name in METHODS if name != PLAIN]
+    methods = [name for name in all_methods()[0] if name != PLAIN]
     memory = {
         checkpoint: {
             method: memory_above_plain(checkpoint, method, options.max_new_tokens)
@@ -177,13 +178,13 @@ def main() -> int:
         }
         for checkpoint in bundled_models()
     }
-    found = {
+    found: dict[str, Any] = {
         "stamp": make_stamp(torch.device("cpu")),
         "rows": [asdict(row) for row in rows],
         "memory_above_plain": memory,
     }
     replace_file(options.out / "methods.json", json.dumps(found, indent=2) + "\n")
-    table = render(rows, memory)
+    table = f"{render(rows, memory)}\nCommit {commit_text(found['stamp'])}.\n"
     replace_file(options.out / "methods.md", table)
     print(table)
     return 0 if all(row.identical == row.drafting == row.outputs for row in rows) else 1

@@ -25,14 +25,18 @@ from scipy.stats import spearmanr
 
 from selfspec.loading import load_model
 from selfspec.methods.auto.own_text import OwnText, write_text
-from selfspec.methods.mixed.losses import SKIP, ChangedModel
-from selfspec.methods.mixed.plan import Plan, fill, part_seconds
 from selfspec.runtimes.latency import measure_latencies
 from selfspec.runtimes.precision import FULL_BITS, LOW_BITS, Precision
 from selfspec.runtimes.target import Target
-from selfspec_lab.bench.stamp import make_stamp
+from selfspec_lab.bench.stamp import make_stamp, parse_and_check
+from selfspec_lab.methods.mixed.losses import SKIP, ChangedModel
+from selfspec_lab.methods.mixed.plan import Plan, fill, part_seconds
+from selfspec_lab.perturbing import perturb
 
 Losses = list[Mapping[int, float]]
+
+GROUP = 32
+"""Weights of a row that share a scale."""
 
 BUDGETS = (0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7)
 """Times of a draft step ÷ that of the whole model at full bits."""
@@ -65,11 +69,11 @@ def measure(model: ChangedModel, total: int) -> Losses:
     ]
 
 
-def agreement(target: Target, bits: Sequence[int], text: OwnText, precision: Precision) -> float:
+def agreement(target: Target, bits: Sequence[int], text: OwnText) -> float:
     """How often a draft with these bits chooses what the target chooses."""
     plan = Plan(tuple(bits), 1, 0.0, 0.0, 0.0)
     target.release_copies()
-    model, rows = target.at(plan.precision(precision.group, precision.offset)), len(text.token_ids)
+    model, rows = target.at(plan.precision(GROUP)), len(text.token_ids)
     forward = target.lay_out(target.new_sequence(rows, rows, rows), rows)
     states = model.run(target.embed(text.token_ids), plan.kept.sublayers, forward).hidden_states
     return float((model.logits(states).argmax(-1) == text.choices).float().mean())
@@ -88,32 +92,30 @@ def random_mix(parts: int, generator: random.Random) -> tuple[int, ...]:
 
 
 @torch.inference_mode()
-def compare(target: Target, rows: int, mixes: int, precision: Precision) -> dict[str, Any]:
+def compare(target: Target, rows: int, mixes: int) -> dict[str, Any]:
     """Measures both values, and what they predict.
 
     Args:
         target: the model.
         rows: tokens of the text that values are measured on, and of the one that they are compared on.
         mixes: random mixes.
-        precision: group and offset of the copies.
     """
     text = write_text(target, 2 * rows)
     held_out = OwnText(text.token_ids[rows:], text.choices[rows:])
     total = target.sublayer_count
-    options = {"group": precision.group, "offset": precision.offset}
     losses = {
-        "divergence": measure(ChangedModel(target, text.token_ids[:rows], **options), total),
-        "cosine": measure(CosineModel(target, text.token_ids[:rows], **options), total),
+        "divergence": measure(ChangedModel(target, text.token_ids[:rows], GROUP), total),
+        "cosine": measure(CosineModel(target, text.token_ids[:rows], GROUP), total),
     }
     profiles = {FULL_BITS: measure_latencies(target)}
     for bits in LOW_BITS:
         target.release_copies()
-        profiles[bits] = measure_latencies(target, precision=Precision.of(bits, **options))
+        profiles[bits] = measure_latencies(target, precision=Precision.of(bits, GROUP))
     seconds = part_seconds(profiles, target.layer_count, 256)
     full = sum(each[FULL_BITS] for each in seconds)
     generator = random.Random(0)
     tried = [random_mix(total + 1, generator) for _ in range(mixes)]
-    agreements = [agreement(target, bits, held_out, precision) for bits in tried]
+    agreements = [agreement(target, bits, held_out) for bits in tried]
     found: dict[str, Any] = {"agreements": agreements}
     for name, values in losses.items():
         sums = [sum(value[bits] for value, bits in zip(values, mix, strict=True)) for mix in tried]
@@ -122,9 +124,7 @@ def compare(target: Target, rows: int, mixes: int, precision: Precision) -> dict
         for budget in BUDGETS:
             affordable = [each for each in candidates if each.seconds <= budget * full]
             if affordable:
-                filled[budget] = agreement(
-                    target, min(affordable, key=lambda each: each.loss).bits, held_out, precision
-                )
+                filled[budget] = agreement(target, min(affordable, key=lambda each: each.loss).bits, held_out)
         found[name] = {"rank_correlation": -float(spearmanr(sums, agreements)[0]), "agreement_by_budget": filled}
     return found
 
@@ -135,12 +135,14 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rows", type=int, default=192)
     parser.add_argument("--mixes", type=int, default=60)
-    parser.add_argument("--offset", type=int, default=16, help="SmolLM2's file is on a grid of 4 bits in groups of 32")
+    parser.add_argument("--perturb", action="store_true", help="take weights of a 4-bit file off its grid")
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = parse_and_check(parser)
     model, _ = load_model(options.model, dtype="bfloat16", device="cpu")
+    if options.perturb:
+        perturb(model)
     target = Target(model)
-    found = compare(target, options.rows, options.mixes, Precision.of(4, 32, options.offset))
+    found = compare(target, options.rows, options.mixes)
     found |= {"model": options.model, "rows": options.rows, "stamp": make_stamp(target.device)}
     print(json.dumps({name: value for name, value in found.items() if name != "agreements"}, indent=1))
     if options.out:

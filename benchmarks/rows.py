@@ -26,11 +26,11 @@ from typing import Any
 import torch
 
 from selfspec.files import replace_file
-from selfspec.measuring import StepBytes, Target, copy_bytes_per_second
 from selfspec.runtimes.kernel_build import find_compiler
 from selfspec.runtimes.levels import choose_level
 from selfspec.runtimes.precision import FULL_BITS, Precision
-from selfspec_lab.bench.stamp import make_stamp
+from selfspec_lab.bench.stamp import make_stamp, parse_and_check
+from selfspec_lab.measuring import StepBytes, Target, copy_bytes_per_second
 from selfspec_lab.widening import load_model
 
 HERE = Path(__file__).parent
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--table", type=Path, help="print the table of this file, and measure nothing")
-    options = parser.parse_args(arguments)
+    options = parse_and_check(parser, arguments, lambda given: not given.table)
     if options.table:
         print(table(json.loads(options.table.read_text(encoding="utf-8"))))
         return

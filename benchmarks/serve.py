@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from selfspec.files import replace_file
-from selfspec_lab.bench.stamp import make_stamp
+from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 from serving.alone import generate_alone
 from serving.figures import aims, table
 from serving.known import Chat, answer_alone, varied
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     writing = commands.add_parser("page", help="write a file of load into docs/serving.md")
     for each in (showing, writing):
         each.add_argument("file", type=Path)
-    options = parser.parse_args(arguments)
+    options = parse_and_check(parser, arguments, lambda given: given.command in ("load", "soak", "faults"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that servers are ended
     {"load": load, "alone": alone, "soak": soak_server, "table": show, "page": write_page}[options.command](options)
 

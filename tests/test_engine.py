@@ -50,7 +50,7 @@ PARAMS = {
     "greedy penalty": SamplingParams(repetition_penalty=1.5),
     "greedy processor": SamplingParams(logits_processors=(PrefersEvenTokens(),)),
 }
-EVERY_KIND = ("uniform", "layerskip-dv", "swift", "lookahead", "token-recycling", "auto")
+EVERY_KIND = ("uniform", "layerskip-dv", "swift", "token-recycling", "auto")
 """Methods that draft in every way there is: chains and trees, with scores and without, of one part and of several."""
 CASES = [(method, kind) for method in METHODS for kind in PARAMS if method in EVERY_KIND or kind.endswith("processor")]
 

@@ -24,7 +24,7 @@ PROMPTS = {
     torch.bfloat16: (f"Sum up this note in one sentence.\n\n{_NOTE}",),
 }
 """Short messages, since most of the time of these tests goes into reading prompts."""
-SEARCHING = ("adaptive-cosine", "clasp", "knapspec", "self-spec", "swift")
+SEARCHING = ("clasp", "knapspec", "self-spec", "swift")
 """Methods that choose which sublayers draft by what they see of the model."""
 QUICK = ("autoregressive", "auto", "clasp", "low-bit", "suffix")
 """Methods that are compared with transformers each time; all are in bfloat16."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from selfspec_lab.bench.stamp import commit_text
+
 Result = Mapping[str, Any]
 
 _HEAD = """# Compatibility with OpenAI clients
@@ -36,9 +38,8 @@ def _yes(holds: bool) -> str:
 
 def _served(result: Result) -> str:
     stamp = result["stamp"]
-    commit = (stamp["commit"] or "unknown")[:9] + (" with changes" if stamp["dirty"] else "")
     hardware = f"{stamp['hardware']['processor']}, {stamp['threads']} threads"
-    return f"Asked of `{result['server']}`, commit {commit}, {hardware}; {result['wall_seconds']:.0f} s."
+    return f"Asked of `{result['server']}`, commit {commit_text(stamp, 9)}, {hardware}; {result['wall_seconds']:.0f} s."
 
 
 def _checks_in_short(found: Result) -> str:

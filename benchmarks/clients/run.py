@@ -26,7 +26,7 @@ from run_scripts import LANGCHAIN, OPENAI
 from served import serve
 
 from selfspec.loading import load_model
-from selfspec_lab.bench.stamp import make_stamp
+from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 
 CLIENTS = {client.name: client for client in (OPENAI, LANGCHAIN, LM_EVAL, SCHEMATHESIS, GUIDELLM)}
 RESULTS = HERE.parent / "results" / "clients"
@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument("what", nargs="+", choices=[*CLIENTS, "all", "report"])
     parser.add_argument("--quick", action="store_true", help="a short run; the results are printed and not kept")
     parser.add_argument("--environments", type=Path, default=HERE.parents[1] / ".clients", help="where they are kept")
-    given = parser.parse_args()
+    given = parse_and_check(parser, writes=lambda given: not given.quick and given.what != ["report"])
     names = list(CLIENTS) if "all" in given.what else [name for name in given.what if name != "report"]
     holds, stamp = True, make_stamp(torch.device("cpu"))
     for name in names:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from selfspec_lab.bench.stamp import commit_text
 from serving.figures import aims, table
 
 BEGIN, END = "<!-- benchmarks/serve.py page writes this -->", "<!-- up to here -->"
@@ -23,13 +24,14 @@ def load_section(result: Mapping[str, Any]) -> str:
     Args:
         result: of ``load``.
     """
-    options, stamp, samples = result["options"], result["stamps"][-1], result["samples"]
+    options, samples = result["options"], result["samples"]
+    stamp = {**result["stamps"][-1], "dirty": any(each["dirty"] for each in result["stamps"])}
     repeats = 1 + max(sample["repeat"] for sample in samples)
     threads = len(options["server_cpus"] or ()) or stamp["threads"]
     where = "clients on other processors" if options["client_cpus"] else "clients on the same processors"
     lines = [
         f"`{options['model']}`, {repeats} repeats, {threads} threads of {_article(stamp['hardware']['processor'])}, "
-        f"{where}; commit {stamp['commit'][:9]}, load average of the machine before it {stamp['load_average']:.1f}.",
+        f"{where}; commit {commit_text(stamp, 9)}, load average of the machine before it {stamp['load_average']:.1f}.",
     ]
     for figure, title, scale, digits in _TABLES:
         lines += [f"{title}:", table(samples, figure, scale=scale, digits=digits)]

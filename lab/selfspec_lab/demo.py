@@ -13,11 +13,11 @@ from rich.table import Table
 from selfspec import Engine, Prompt
 from selfspec.errors import ModelLoadError
 from selfspec.loading import INSTALLABLE, find_installed, load_model
-from selfspec.measuring import verifies_exactly
 from selfspec.methods import make_method
 from selfspec.types import SamplingParams
 from selfspec_lab.bench.baseline import generate_timed
 from selfspec_lab.bench.benchmark import Candidate, Outcome, Sample, run_benchmark
+from selfspec_lab.measuring import verifies_exactly
 from selfspec_lab.prompts import CHAT_PROMPTS, PROMPTS
 
 PLAIN = "autoregressive"

@@ -41,7 +41,8 @@ def test_the_table_of_changes_towards_the_papers_is_that_of_the_results(monkeypa
 
 def test_the_tests_that_the_page_of_changes_names_exist() -> None:
     page = (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
-    sources = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    tests = [path for folder in ("tests", "lab/tests") for path in (ROOT / folder).rglob("test_*.py")]
+    sources = {path.name: path.read_text(encoding="utf-8") for path in tests}
     files = set(re.findall(r"\btest_\w+\.py\b", page))
     functions = set(re.findall(r"\btest_\w+\b(?!\.py)", page))
     assert files

@@ -13,6 +13,8 @@ from selfspec.cli import plugins
 from selfspec.cli.app import app
 from selfspec.errors import ModelLoadError
 from selfspec.loading import bundled_models, catalog, resolve_name
+from selfspec.methods import outside
+from selfspec.methods.registry import LAB_METHODS
 
 MODULE = '''
 import typer
@@ -29,8 +31,8 @@ CHECKPOINT = "somewhere"
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **groups: dict[str, str]) -> None:
-    """Makes these the only entry points of the two groups."""
-    for module, group in ((plugins, "commands"), (catalog, "models")):
+    """Makes these the only entry points of the three groups."""
+    for module, group in ((plugins, "commands"), (catalog, "models"), (outside, "methods")):
         found = EntryPoints(EntryPoint(name, value, group) for name, value in groups.get(group, {}).items())
         monkeypatch.setattr(module, "entry_points", lambda *, group, found=found: found)
 
@@ -71,7 +73,16 @@ def test_own_commands_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     "arguments",
-    [("bench",), ("bench", "run", "--out", "x"), ("experiments", "list"), ("demo",), ("models", "widen", "a", "b")],
+    [
+        ("bench",),
+        ("bench", "run", "--out", "x"),
+        ("experiments", "list"),
+        ("demo",),
+        ("inspect", "Why?"),
+        ("models", "widen", "a", "b"),
+        ("profile",),
+        ("tune", "self-spec"),
+    ],
 )
 def test_commands_of_the_laboratory_say_what_to_install(
     arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -83,6 +94,17 @@ def test_commands_of_the_laboratory_say_what_to_install(
     assert "pip install selfspec-lab" in result.stderr
     assert result.stderr.count("\n") == 1
     assert run("--help").exit_code == 0
+
+
+@pytest.mark.parametrize("method", LAB_METHODS)
+def test_methods_of_the_laboratory_say_what_to_install(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    for name in (method, f"cascade(suffix, {method})"):
+        result = run("generate", "abc", "--model", "./no-such-model", "--method", name)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr == (
+            f"error: the method '{method}' is part of selfspec-lab; run `pip install selfspec-lab`\n"
+        )
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-early-exit"])

@@ -70,7 +70,6 @@ def test_the_counter_counts() -> None:
 
 SMALL_SETTINGS = {
     "knapspec": {"recent_tokens": 2},
-    "lookahead": {"window_size": 4},
     "token-recycling": {"tree_size": 16},
 }
 """Settings under which the states and logits of a method are small even beside a tiny model's cache."""

@@ -16,7 +16,7 @@ from selfspec.sampling.tree import TokenTree
 Model = Callable[[tuple[int, ...]], int]
 """The next token of a text."""
 
-FINDERS = ("jacobi", "lookahead", "prompt-lookup", "suffix", "token-recycling")
+FINDERS = ("prompt-lookup", "suffix", "token-recycling")
 """They draft without layers: on a random model they are right by luck or where it repeats itself, not in every run."""
 
 

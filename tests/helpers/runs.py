@@ -7,10 +7,8 @@ from helpers.models import LAYERS
 from selfspec.methods import METHODS
 from selfspec.methods.base import Method
 
-METHODS_OF_ANY_MODEL: dict[str, type[Method]] = {
-    name: each for name, each in METHODS.items() if name not in ("low-bit", "mixed")
-}
-"""Methods that need no kernels; ``test_low_bit_drafts.py`` and ``test_mixed.py`` try the others on models with them."""
+METHODS_OF_ANY_MODEL: dict[str, type[Method]] = {name: each for name, each in METHODS.items() if name != "low-bit"}
+"""Methods that need no kernels; ``test_low_bit_drafts.py`` tries the other one on models with them."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +26,6 @@ RUNS: dict[str, tuple[Run, ...]] = {
         Run(1, {"skipped_layers": 2, "update_interval": 1, "draft_exit_threshold": 0.2, "draft_length": 4}),
         Run(17, {"skip_ratio": 0.5, "update_interval": 3, "draft_exit_threshold": 0.0, "draft_length": 3}),
         Run(64, {"skipped_layers": 1, "update_interval": 2, "draft_exit_threshold": 0.3, "draft_length": 8}),
-    ),
-    "adaptive-cosine": (
-        Run(1, {"skip_ratio": 0.3, "update_interval": 1, "confidence_threshold": 0.0, "draft_length": 3}),
-        Run(17, {"skip_ratio": 0.5, "candidates": "attention", "confidence_threshold": 0.2}),
-        Run(64, {"skip_ratio": 0.4, "update_interval": 3, "recent_rounds": 2, "confidence_threshold": 0.3}),
     ),
     "uniform": (
         Run(1, {"skip_ratio": 0.5, "draft_length": 3, "confidence_threshold": 0.0}),
@@ -69,16 +62,6 @@ RUNS: dict[str, tuple[Run, ...]] = {
     "self-spec": (
         Run(2, {"threshold": 0.2}),
         Run(64, {"skip_ratio": 0.7, "threshold": 0.8, "step": 0.1}),
-    ),
-    "jacobi": (
-        Run(1, {"block_size": 8, "initial": "prompt"}, new_tokens=48),
-        Run(17, {"block_size": 16, "initial": "prompt"}, new_tokens=48),
-        Run(2, {"block_size": 24, "initial": "prompt"}, new_tokens=64),
-    ),
-    "lookahead": (
-        Run(1, {"window_size": 4, "ngram_size": 3, "guess_set_size": 4}, new_tokens=48),
-        Run(17, {"window_size": 5, "ngram_size": 4, "guess_set_size": 3, "keep_pool": True}, new_tokens=48),
-        Run(64, {"window_size": 3, "ngram_size": 2, "guess_set_size": 8, "pool_from_prompt": True}, new_tokens=33),
     ),
     "prompt-lookup": (
         Run(1, {"num_tokens": 4}, new_tokens=48),

@@ -7,8 +7,6 @@ import torch
 from hypothesis import settings
 
 from helpers.auto import eager_preparation
-from selfspec.methods.mixed.measuring import Conditions, Found
-from selfspec.methods.mixed.plan import Plan
 from selfspec.runtimes.latency import LatencyProfile, measure_latencies
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
@@ -38,13 +36,6 @@ def no_kept_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfspec.methods.knapspec_latencies.read_latencies", lambda _: None)
     monkeypatch.setattr("selfspec.methods.knapspec_latencies.keep_latencies", lambda *_: None)
     monkeypatch.setattr("selfspec.methods.knapspec_latencies.kept_latencies", measured_latencies)
-    monkeypatch.setattr("selfspec.methods.mixed.method.find_plan", given_plan)
-
-
-def given_plan(target: Target, _: Conditions) -> Found:
-    """A plan of ``mixed`` that drafts, whatever the speed of this machine."""
-    bits = (8, 6) * target.layer_count + (8,)
-    return Found(Plan(bits, draft_length=4, acceptance=0.9, seconds=1e-3, tokens_per_second=2e3), pays=True)
 
 
 def measured_latencies(target: Target, precision: Precision) -> LatencyProfile:

@@ -36,7 +36,6 @@ def test_at_least_one_is_skipped() -> None:
     ("method", "others"),
     [
         ("uniform", {"confidence_threshold": 0.0}),
-        ("adaptive-cosine", {"confidence_threshold": 0.0}),
         ("swift", {"confidence_threshold": 0.0, "max_optimization_steps": 0}),
         ("clasp", {"draft_exit_threshold": 0.0}),
         ("self-spec", {"threshold": 0.0}),

@@ -14,14 +14,12 @@ from helpers.scripted import Scripted
 from selfspec import Engine, SamplingParams
 from selfspec.decoding.draft import NoDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback, Needs
-from selfspec.decoding.proposal import Proposal
 from selfspec.errors import InvalidSettingError, MethodLoadError, StateError, UnknownMethodError
 from selfspec.methods import find_method, make_method
 from selfspec.methods.cascade import Cascade
 from selfspec.methods.settings import parse_settings, setting_values
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import Target
-from selfspec.sampling.acceptance import Acceptance
 from selfspec.sampling.tree import TokenTree
 
 MODEL = random_model()
@@ -31,7 +29,6 @@ CASES: dict[str, dict[str, Any]] = {
     "cascade(suffix, low-bit)": {**LOW_BIT, "suffix.min_match_length": 2},
     "cascade(prompt-lookup, suffix, low-bit)": {**LOW_BIT, "prompt-lookup.min_matching_ngram_size": 2},
     "cascade(token-recycling, low-bit)": {**LOW_BIT, "token-recycling.tree_size": 20},
-    "cascade(lookahead, low-bit)": {**LOW_BIT, "lookahead.window_size": 4, "lookahead.ngram_size": 3},
 }
 LAYER_CASES: dict[str, dict[str, Any]] = {
     "cascade(suffix, uniform)": {**SHORT, "uniform.skip_ratio": 0.3, "uniform.confidence_threshold": 0.0},
@@ -39,8 +36,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "cascade(prompt-lookup, swift)": {"swift.context_window": 6, "swift.confidence_threshold": 0.1},
     "cascade(suffix, knapspec)": {**SHORT, "knapspec.interval": 4, "knapspec.recent_tokens": 2},
     "cascade(suffix, del)": SHORT,
-    "cascade(jacobi, layerskip)": {"layerskip.exit_layer": 4},
-    "cascade(token-recycling, adaptive-cosine)": {"token-recycling.tree_size": 20},
+    "cascade(token-recycling, layerskip)": {"token-recycling.tree_size": 20, "layerskip.exit_layer": 4},
 }
 PROMPTS = [prompt(length, length) for length in (1, 30, 9, 17)]
 
@@ -191,26 +187,6 @@ def test_what_others_drafted_is_learned(name: str) -> None:
     for _ in range(20):
         play(Both(), model, text, VOCABULARY)  # type: ignore[arg-type]
     assert watching.plan() == playing.plan() != NoDraft()
-
-
-def observed(tokens: tuple[int, ...]) -> Feedback:
-    """A round of another drafter that drafted nothing of use and committed some tokens."""
-    rows = tuple(range(len(tokens)))
-    proposal = Proposal(torch.tensor(tokens[:-1], dtype=torch.long), TokenTree.chain(len(tokens) - 1))
-    return Feedback(NoDraft(), proposal, Acceptance(rows, tokens), lambda: torch.zeros(len(tokens), VOCABULARY))
-
-
-def test_guesses_of_jacobi_and_the_window_of_lookahead_move_on() -> None:
-    target = Target(build("llama"))
-    jacobi = begin(make_method("jacobi", target, {"block_size": 6, "initial": "prompt"}), [5, 6, 7, 8])
-    before = jacobi.plan().token_ids
-    jacobi.observe(observed((1, 2)))
-    assert jacobi.plan().token_ids[:4] == before[2:]
-    lookahead: Any = begin(make_method("lookahead", target, {"window_size": 4, "ngram_size": 3}), [5, 6, 7, 8])
-    levels = [list(level) for level in lookahead.window.levels]
-    lookahead.observe(observed((1, 2)))
-    assert [level[:2] for level in lookahead.window.levels] == [level[2:] for level in levels]
-    assert {len(level) for level in lookahead.window.levels} == {4}
 
 
 # Settings

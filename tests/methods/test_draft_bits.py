@@ -29,7 +29,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "clasp": {"skipped_layers": 1, "update_interval": 2, "draft_exit_threshold": 0.0, "draft_length": 4},
     "knapspec": {"interval": 3, "recent_tokens": 6, "confidence_threshold": 0.0},
     "swift": {"skip_ratio": 0.3, "context_window": 6, "max_matchness": 1.0, "confidence_threshold": 0.0},
-    "adaptive-cosine": {"skip_ratio": 0.3, "update_interval": 2, "confidence_threshold": 0.0},
     "self-spec": {"skip_ratio": 0.3, "threshold": 0.0},
     "del": {"allow_no_draft": False},
     "layerskip": {"exit_layer": 3},

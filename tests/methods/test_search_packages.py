@@ -2,14 +2,12 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from helpers.models import build, prompt
 from selfspec import Engine
 from selfspec.errors import MissingPackageError
-from selfspec.tuning import check_request
 
 RANDOM = {"context_window": 8, "bayesian_interval": 25, "max_optimization_steps": 24, "skip_ratio": 0.4}
 
@@ -44,9 +42,3 @@ def test_a_state_that_leads_to_a_gaussian_process_is_refused() -> None:
     begun_anew = replace(state, values={**state.values, "steps": 24, "begun": 24})
     with pytest.raises(MissingPackageError, match=r"selfspec\[search\]"):
         method.restore(begun_anew)
-
-
-def test_tune_measures_uniform_skipping_alone(tmp_path: Path) -> None:
-    check_request("self-spec", 1, 8, tmp_path / "profile")
-    with pytest.raises(MissingPackageError, match=r"selfspec\[search\]"):
-        check_request("self-spec", 2, 8, tmp_path / "profile")

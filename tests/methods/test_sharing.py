@@ -28,7 +28,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "clasp": {"schedule": "paper", "update_interval": 2, "skipped_layers": 2, "draft_exit_threshold": 0.2},
     "knapspec": {"schedule": "paper", "interval": 3, "recent_rounds": 1, "confidence_threshold": 0.3},
     "del": {"schedule": "paper"},
-    "adaptive-cosine": {"update_interval": 2, "confidence_threshold": 0.2},
 }
 """With choices often enough for contexts to differ. A batch of SWIFT has one set in any case."""
 

@@ -1,4 +1,4 @@
-"""Jacobi, prompt lookup, suffix and token recycling against slow references. Lookahead has a file of its own."""
+"""Prompt lookup, suffix and token recycling against slow references."""
 
 import itertools
 import threading
@@ -28,8 +28,6 @@ from selfspec.runtimes.target import Target
 
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 METHODS: dict[str, dict[str, Any]] = {
-    "jacobi": {"block_size": 16},
-    "lookahead": {"window_size": 5, "ngram_size": 4, "guess_set_size": 6},
     "prompt-lookup": {"num_tokens": 5},
     "suffix": {"max_spec_factor": 3.0},
     "token-recycling": {"candidates": 4, "tree_size": 20},
@@ -179,42 +177,6 @@ def test_recycling_expects_the_likeliest_tokens() -> None:
         expected.append(model((expected[-1],)))
     assert drafter.continue_after(()).token_ids == tuple(expected[1:])
     assert drafter.continue_after(expected[1:2]).token_ids[:2] == tuple(expected[2:])
-
-
-@pytest.mark.parametrize("room", [1000, 3])
-def test_jacobi_guesses_are_the_targets_choices_behind_the_last_guesses(room: int) -> None:
-    random_model, text, block = ngram_model(1, 8), [1, 2, 3], 6
-
-    def model(text: tuple[int, ...]) -> int:
-        return random_model(text[:-1])  # a guess behind a wrong one can be right
-
-    drafter = begin(make("jacobi", block_size=block, initial="prompt"), text)
-    guesses: list[int] = []
-    accepted = 0
-    for round_number in range(20):
-        before = list(text)
-        draft, stood = play(drafter, model, text, VOCABULARY, room)
-        assert len(draft.token_ids) == block
-        assert list(draft.token_ids[: len(guesses)]) == guesses, round_number
-        assert set(draft.token_ids[len(guesses) :]) <= {1, 2}, "a first guess that is no prompt token"
-        # y_i <- argmax p(y | y_1 ... y_(i-1)) over the whole block; what is committed leaves it at the front.
-        seen = draft.token_ids[:room]
-        iterate = [model((*before, *seen[:length])) for length in range(len(seen) + 1)]
-        assert text[len(before) :] == iterate[: stood + 1]
-        guesses = iterate[stood + 1 :]
-        accepted += stood
-    assert accepted > 0
-
-
-def test_jacobi_guesses_at_first_are_the_pad_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = build("llama").config
-    monkeypatch.setattr(config, "eos_token_id", [VOCABULARY, 9])
-    assert begin(make("jacobi", block_size=3), [1, 2]).plan().token_ids == (9, 9, 9)
-    monkeypatch.setattr(config, "pad_token_id", 0)
-    assert begin(make("jacobi", block_size=3), [1, 2]).plan().token_ids == (0, 0, 0)
-    monkeypatch.setattr(config, "pad_token_id", -1)
-    monkeypatch.setattr(config, "eos_token_id", None)
-    assert begin(make("jacobi", block_size=3), [1, 2]).plan().token_ids == (1, 1, 1)
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 5))
@@ -379,10 +341,8 @@ def test_coupled_text_depends_on_the_seed_alone(name: str, method: str) -> None:
     assert greedy.accepted > 0
 
 
-@pytest.mark.parametrize("method", ["token-recycling", "lookahead"])
-def test_threads_share_what_is_learned(method: str) -> None:
-    changes = {**METHODS[method], **({"keep_pool": True} if method == "lookahead" else {})}
-    engine = Engine(build("llama"), method=method, settings=changes)
+def test_threads_share_what_is_learned() -> None:
+    engine = Engine(build("llama"), method="token-recycling", settings=METHODS["token-recycling"])
     texts: dict[int, tuple[int, ...]] = {}
 
     def run(length: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from selfspec.measuring import wait_for
+from selfspec_lab.measuring import wait_for
 
 VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
     "dynamic": dict,

@@ -8,11 +8,11 @@ from typing import Any
 from selfspec import Engine, Generation
 from selfspec.errors import InvalidParameterError
 from selfspec.limits import check_context
-from selfspec.measuring import Target, in_turn
 from selfspec.methods import make_method
 from selfspec_lab.bench.options import PLAIN, BenchOptions, make_engines
 from selfspec_lab.bench.spread import Measured
 from selfspec_lab.bench.stamp import make_stamp
+from selfspec_lab.measuring import Target, in_turn
 from selfspec_lab.prompts import CHAT_PROMPTS, PROMPTS
 from selfspec_lab.widening import load_model
 

@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from selfspec.measuring import in_turn
 from selfspec.types import Generation
+from selfspec_lab.measuring import in_turn
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from selfspec.measuring import StepBytes
 from selfspec.types import Generation, Round
+from selfspec_lab.measuring import StepBytes
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Any
 from selfspec import Engine
 from selfspec.errors import InvalidParameterError
 from selfspec.loading import parse_device, parse_dtype
-from selfspec.measuring import RUNTIMES, Target
-from selfspec.methods import METHODS, find_method, make_method
+from selfspec.methods import all_methods, find_method, make_method
 from selfspec.methods.api import Method
 from selfspec.methods.settings import parse_settings, setting_values
 from selfspec_lab.bench.benchmark import explain
+from selfspec_lab.measuring import RUNTIMES, Target
 from selfspec_lab.widening import check_factor
 
 PLAIN = "autoregressive"
@@ -73,7 +73,7 @@ class BenchOptions:
     @property
     def method_names(self) -> list[str]:
         """The methods to measure, without plain decoding, which is always measured."""
-        names = METHODS if "all" in self.methods else {find_method(name).name: None for name in self.methods}
+        names = all_methods()[0] if "all" in self.methods else {find_method(name).name: None for name in self.methods}
         return [name for name in names if name != PLAIN]
 
 

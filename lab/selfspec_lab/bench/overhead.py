@@ -10,7 +10,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from selfspec import Engine
 from selfspec.errors import InvalidParameterError
 from selfspec.limits import check_context
-from selfspec.measuring import ROW_COUNTS, StepBytes, Target, copy_bytes_per_second
 from selfspec.methods import make_method
 from selfspec.types import SamplingParams
 from selfspec_lab.bench import overhead_figures as figures
@@ -24,6 +23,7 @@ from selfspec_lab.bench.resident_peak import ResidentPeak
 from selfspec_lab.bench.spread import Measured
 from selfspec_lab.bench.stamp import make_stamp
 from selfspec_lab.bench.verify_rows import verify_rows_seconds
+from selfspec_lab.measuring import ROW_COUNTS, StepBytes, Target, copy_bytes_per_second
 from selfspec_lab.prompts import PROMPTS
 from selfspec_lab.widening import load_model
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from selfspec.measuring import StepBytes
 from selfspec.types import Generation, PhaseSeconds
 from selfspec_lab.bench.benchmark import Sample
 from selfspec_lab.bench.cost import decoding_bytes
 from selfspec_lab.bench.spread import Measured
+from selfspec_lab.measuring import StepBytes
 
 Figures = dict[str, float | None]
 

@@ -8,6 +8,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from selfspec_lab.bench.stamp import commit_text
+
 _COLUMNS = (
     ("speedup", "speedup", "{:.2f}x"),
     ("ideal\nspeedup", "ideal_speedup", "{:.2f}x"),
@@ -42,6 +44,7 @@ def _summary(report: Mapping[str, Any]) -> RenderableType:
     table.add_row("model", f"{options['model']}{wide}, {options['parameters']:,} parameters, {options['dtype']}")
     hardware = stamp["hardware"]
     device = hardware["device"] if hardware["device"] != "cpu" else hardware["processor"]
+    table.add_row("commit", commit_text(stamp))
     table.add_row("device", f"{device}, {stamp['threads']} threads, load {stamp['load_average']}")
     copy = f"{report['copy_bytes_per_second'] / 1e9:.1f} GB/s"
     table.add_row("copy", copy + _range(report, "copy_bytes_per_second", 1e9))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from selfspec.measuring import PeakMemory
+from selfspec_lab.measuring import PeakMemory
 
 
 class ResidentPeak:

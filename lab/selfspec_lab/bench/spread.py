@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from selfspec.measuring import interleaved_samples
+from selfspec_lab.measuring import interleaved_samples
 
 Name = TypeVar("Name", bound=Hashable)
 

@@ -1,10 +1,11 @@
 """The stamp of a result: commit, versions and hardware, so that it can be reproduced."""
 
+import argparse
 import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,56 @@ import torch
 import transformers
 
 import selfspec
+from selfspec.errors import InvalidParameterError
+
+DIRTY_HELP = "measure in a checkout with uncommitted changes; the result and its pages say so"
 
 _GIT_SECONDS = 20
+_RESULTS = (":(top,exclude)benchmarks/results", ":(top,exclude)docs")
+"""What benchmarks write. Changes there do not change what is measured."""
+
+
+def check_clean(dirty: bool) -> None:
+    """Refuses to measure in a checkout with uncommitted changes, whose results nobody could reproduce.
+
+    Every command that writes a result calls it before it loads a model.
+
+    Args:
+        dirty: measure all the same (``--dirty``).
+
+    Raises:
+        InvalidParameterError: there are changes or new files outside of results and pages.
+    """
+    if not dirty and git_state(Path(selfspec.__file__))[1]:
+        raise InvalidParameterError(
+            "the checkout has uncommitted changes, so nobody could reproduce the result; commit them, or insist with "
+            "--dirty"
+        )
+
+
+def parse_and_check(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None = None,
+    writes: Callable[[argparse.Namespace], bool] = lambda _: True,
+) -> argparse.Namespace:
+    """Parses the options of a script, with ``--dirty``; checks the checkout if the script then writes a result."""
+    parser.add_argument("--dirty", action="store_true", help=DIRTY_HELP)
+    options = parser.parse_args(arguments)
+    try:
+        check_clean(options.dirty or not writes(options))
+    except InvalidParameterError as error:
+        parser.error(str(error))
+    return options
+
+
+def commit_text(stamp: Mapping[str, Any], digits: int = 12) -> str:
+    """The commit of a result, as pages show it."""
+    commit = stamp["commit"][:digits] if stamp["commit"] else "none (not a checkout)"
+    return f"{commit}, with uncommitted changes" if stamp["dirty"] else commit
 
 
 def make_stamp(device: torch.device, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Makes the stamp of a result.
-
-    Args:
-        device: the device of the measurement.
-        packages: further packages whose versions belong to the result.
+    """Makes the stamp of a result, with the versions of further packages.
 
     Returns:
         ``date`` (UTC), ``commit`` and ``dirty`` (``None`` outside of a checkout), ``versions``, ``hardware``,
@@ -64,16 +105,14 @@ def package_version(name: str) -> str | None:
 
 
 def git_state(file: Path) -> tuple[str | None, bool | None]:
-    """The commit of a file's checkout, and whether the checkout has changes or new files.
+    """The commit of a file's checkout, and whether it has changes or new files beside results and pages.
 
-    Args:
-        file: a file of the package. If the repository does not track it, for instance in a virtual environment inside
-            another checkout, both results are ``None``.
+    Both are ``None`` if the repository does not track the file, as in a virtual environment inside another checkout.
     """
     folder = file.parent
     if _git(folder, "ls-files", "--error-unmatch", file.name) is None:
         return None, None
-    commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain")
+    commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain", "--", ":/", *_RESULTS)
     return commit, None if changes is None else bool(changes)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from selfspec.measuring import ROW_COUNTS, Target
 from selfspec_lab.bench.spread import median_seconds
+from selfspec_lab.measuring import ROW_COUNTS, Target
 
 _REPEATS = 5
 

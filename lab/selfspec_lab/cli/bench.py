@@ -43,12 +43,14 @@ def overhead(
         bool, typer.Option("--llama-cpp/--no-llama-cpp", help="Also measure llama.cpp if it is installed.")
     ] = True,
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+    dirty: options.Dirty = False,
     as_json: shared_options.Json = False,
 ) -> None:
     """Measures plain decoding against bandwidth, transformers and llama.cpp, and every method against its ideal."""
     by_method = parse_method_settings(settings or ())
 
     from selfspec_lab.bench.overhead import OverheadOptions, check_out, run_overhead
+    from selfspec_lab.bench.stamp import check_clean
 
     asked = OverheadOptions(
         model=model,
@@ -65,6 +67,7 @@ def overhead(
         llama_cpp=llama_cpp,
     )
     if out is not None:
+        check_clean(dirty)
         check_out(out)
     silence_libraries()
     report = run_overhead(asked, progress=lambda text: typer.echo(text, err=True))

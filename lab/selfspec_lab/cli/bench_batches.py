@@ -26,6 +26,7 @@ def batches(
     repeats: options.Repeats = 3,
     max_new_tokens: options.MaxNewTokens = 48,
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+    dirty: options.Dirty = False,
     as_json: shared_options.Json = False,
 ) -> None:
     """Measures several prompts generated together, beside plain decoding of one prompt at a time."""
@@ -33,6 +34,7 @@ def batches(
 
     from selfspec_lab.bench.batches import BatchesOptions, run_batches
     from selfspec_lab.bench.overhead import check_out
+    from selfspec_lab.bench.stamp import check_clean
 
     asked = BatchesOptions(
         model=model,
@@ -47,6 +49,7 @@ def batches(
         sizes=_parse_sizes(sizes),
     )
     if out is not None:
+        check_clean(dirty)
         check_out(out)
     silence_libraries()
     report = run_batches(asked, progress=lambda text: typer.echo(text, err=True))

@@ -17,6 +17,11 @@ Out = Annotated[Path, typer.Option(help="Folder of the results.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 
+Dirty = Annotated[
+    bool,
+    typer.Option("--dirty", help="Measure in a checkout with uncommitted changes; the result and its pages say so."),
+]
+
 Model = Annotated[str, typer.Option(help=options.MODEL_HELP, rich_help_panel=_WHAT)]
 Widen = Annotated[
     int,

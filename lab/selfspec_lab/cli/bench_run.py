@@ -34,6 +34,7 @@ def run(
     runtime: options.Runtime = "auto",
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
+    dirty: options.Dirty = False,
 ) -> None:
     """Measures methods, transformers and llama.cpp on the prompts of a suite, in turns, and writes a report.
 
@@ -42,7 +43,9 @@ def run(
     by_method = parse_method_settings(settings or ())
 
     from selfspec_lab.bench.run.options import RunOptions
+    from selfspec_lab.bench.stamp import check_clean
 
+    check_clean(dirty)
     asked = RunOptions(
         model=model,
         widen=widen,
@@ -70,10 +73,10 @@ def run(
 
 def _measure(asked: "RunOptions", out: Path, *, resume: bool, overwrite: bool) -> set[str]:
     """Measures and writes the report; returns the names of the candidates that failed."""
-    from selfspec.plots import check_drawing
     from selfspec_lab.bench.report import write_report
     from selfspec_lab.bench.run.runner import run as run_benchmark
     from selfspec_lab.cli.bench_progress import RunProgress
+    from selfspec_lab.plots import check_drawing
 
     check_drawing()
     silence_libraries()
@@ -94,8 +97,8 @@ def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders that `selfspec bench run` wrote.")],
 ) -> None:
     """Rewrites the report of a run, or compares several runs."""
-    from selfspec.plots import check_drawing
     from selfspec_lab.bench.report import compare_runs, write_report
+    from selfspec_lab.plots import check_drawing
 
     if len(folders) > 1:
         typer.echo(compare_runs(folders))

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from selfspec.cli.api import options, silence_libraries
+from selfspec_lab.cli.bench_options import Dirty
 
 experiments = typer.Typer(no_args_is_help=True, help="Tests the claims of the papers, and says which hold.")
 
@@ -29,17 +30,20 @@ def run(
     device: options.Device = "auto",
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for a JSON file and a picture of each.")] = None,
+    dirty: Dirty = False,
 ) -> None:
     """Runs experiments, and prints each verdict with its figures."""
     from selfspec.errors import InvalidParameterError
     from selfspec.loading import parse_device
-    from selfspec.plots import check_drawing
+    from selfspec_lab.bench.stamp import check_clean
     from selfspec_lab.experiments import EXPERIMENTS, find_experiment
+    from selfspec_lab.plots import check_drawing
 
     chosen = list(EXPERIMENTS) if name == "all" else [each.strip() for each in name.split(",")]
     found = {each: find_experiment(each) for each in chosen}
     parse_device(device)
     if out is not None:
+        check_clean(dirty)
         check_drawing()
         if out.exists() and not out.is_dir():
             raise InvalidParameterError(f"--out '{out}' is a file; name a folder")

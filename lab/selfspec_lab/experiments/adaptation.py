@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from selfspec import Engine
-from selfspec.measuring import Target
 from selfspec.methods import make_method
 from selfspec.methods.layer_search import (
     Observations,
@@ -23,6 +22,7 @@ from selfspec_lab.experiments.base import Check, Data, Experiment, register
 from selfspec_lab.experiments.lab import Lab, bootstrap_interval
 from selfspec_lab.experiments.panels import make_panels
 from selfspec_lab.experiments.sets import DOMAIN_STYLES, WINDOW, Windows, halves, hold_to, vary_prompts, write_texts
+from selfspec_lab.measuring import Target
 from selfspec_lab.prompts import PROMPTS
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from selfspec.measuring import Target
 from selfspec.methods.api import Needs
 from selfspec.methods.dynamic_exit import shadow_tokens
 from selfspec.methods.testing import ShadowHead
 from selfspec.types import Generation
 from selfspec_lab.experiments.prefilled import prefill_text
+from selfspec_lab.measuring import Target
 
 _LOGITS_BYTES = 1 << 26
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from selfspec_lab.bench.stamp import commit_text
 from selfspec_lab.experiments.base import EXPERIMENTS
 
 
@@ -64,10 +65,10 @@ def _provenance(result: Mapping[str, Any]) -> str:
     stamp = result["stamp"]
     hardware, versions = stamp["hardware"], stamp["versions"]
     amount = "quick" if result["quick"] else "full"
-    commit = (stamp["commit"] or "no checkout")[:12] + (" with changes" if stamp["dirty"] else "")
     return (
         f"*{result['model']}, {amount}, seed {result['seed']}; {hardware['processor']}, {stamp['threads']} threads, "
-        f"torch {versions['torch']}, transformers {versions['transformers']}, commit {commit}, {stamp['date'][:10]}.*"
+        f"torch {versions['torch']}, transformers {versions['transformers']}, commit {commit_text(stamp)}, "
+        f"{stamp['date'][:10]}.*"
     )
 
 

@@ -7,14 +7,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from selfspec import Engine
-from selfspec.inspection import add_seconds, shares
-from selfspec.measuring import Target
 from selfspec.methods import make_method
 from selfspec.types import Generation
 from selfspec_lab.experiments.base import Check, Data
 from selfspec_lab.experiments.knapspec_scene import MODEL, knapspec_with, measure_profile
 from selfspec_lab.experiments.lab import Lab, bootstrap_interval
 from selfspec_lab.experiments.sampled import TEMPERATURE, write_in_turn
+from selfspec_lab.inspection import add_seconds, shares
+from selfspec_lab.measuring import Target
 from selfspec_lab.prompts import PROMPTS
 
 if TYPE_CHECKING:

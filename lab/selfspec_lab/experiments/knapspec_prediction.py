@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from selfspec import Engine
-from selfspec.measuring import LatencyProfile, Target
 from selfspec.methods.api import KeptSet
 from selfspec.methods.objective import tokens_per_time
 from selfspec_lab.experiments.base import Check, Data
@@ -24,6 +23,7 @@ from selfspec_lab.experiments.knapspec_sets import (
     uniform_sets,
 )
 from selfspec_lab.experiments.lab import TIMED_WIDENING, Lab
+from selfspec_lab.measuring import LatencyProfile, Target
 from selfspec_lab.prompts import PROMPTS
 
 if TYPE_CHECKING:

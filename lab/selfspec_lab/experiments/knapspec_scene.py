@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from selfspec.errors import InvalidParameterError
-from selfspec.measuring import LatencyProfile, Target, measure_latencies
 from selfspec.methods.api import LearnedState, Prefill
 from selfspec.methods.knapsack import Selection
 from selfspec.methods.knapspec import KnapSpec, KnapSpecDrafter, KnapSpecSettings
 from selfspec_lab.experiments.prefilled import prefill_text
+from selfspec_lab.measuring import LatencyProfile, Target, measure_latencies
 
 MODEL = "tiny"
 """The default checkpoint."""

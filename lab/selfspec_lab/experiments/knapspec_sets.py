@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from selfspec.measuring import Target
 from selfspec.methods.api import Drafter, FixedDrafter, KeptSet, LayerDraft, Method, Needs, Prefill
 from selfspec.methods.knapsack import integer_weights
 from selfspec.methods.knapspec import KnapSpec
@@ -15,6 +14,7 @@ from selfspec.methods.testing import run_selection
 from selfspec.methods.uniform import evenly_skipped
 from selfspec_lab.experiments.knapspec_scene import read
 from selfspec_lab.experiments.prefilled import prefill_text
+from selfspec_lab.measuring import Target
 
 _WINDOW = 16
 """Tokens per window on which acceptance is estimated, as in KnapSpec."""

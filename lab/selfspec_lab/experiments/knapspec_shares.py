@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from selfspec.errors import InvalidParameterError
-from selfspec.measuring import LatencyProfile, Target
 from selfspec.methods.api import Prefill
 from selfspec.methods.knapsack import integer_weights
 from selfspec.methods.knapspec import KnapSpec
-from selfspec.plots import ATTENTION, MLP
 from selfspec_lab.experiments.base import Check, Data
 from selfspec_lab.experiments.knapspec_scene import (
     MODEL,
@@ -22,6 +20,8 @@ from selfspec_lab.experiments.knapspec_scene import (
     select,
 )
 from selfspec_lab.experiments.lab import Lab, bootstrap_interval
+from selfspec_lab.measuring import LatencyProfile, Target
+from selfspec_lab.plots import ATTENTION, MLP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,11 +10,11 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec import Engine
-from selfspec.measuring import Target, in_turn
 from selfspec.methods import make_method
 from selfspec.methods.api import Method
 from selfspec.types import Generation, SamplingParams
 from selfspec_lab.bench.bootstrap import bootstrap_interval
+from selfspec_lab.measuring import Target, in_turn
 from selfspec_lab.prompts import PROMPTS
 from selfspec_lab.widening import load_model
 

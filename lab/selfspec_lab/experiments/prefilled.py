@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from selfspec.measuring import Target
 from selfspec.methods.api import Needs, Prefill
 from selfspec.methods.testing import read_text
+from selfspec_lab.measuring import Target
 
 
 def prefill_text(target: Target, token_ids: Sequence[int], needs: Needs) -> Prefill:

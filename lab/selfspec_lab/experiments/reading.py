@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from selfspec import Engine
-from selfspec.measuring import Target
 from selfspec.methods.api import KeptSet, Needs
 from selfspec.methods.clasp import choose_skipped, program
 from selfspec.methods.testing import Branches, read_text, run_selection
 from selfspec_lab.experiments.lab import Lab
 from selfspec_lab.experiments.sampled import TEMPERATURE
+from selfspec_lab.measuring import Target
 from selfspec_lab.prompts import PROMPTS
 
 ROWS = 128

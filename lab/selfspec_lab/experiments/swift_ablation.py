@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from selfspec import Engine
-from selfspec.measuring import Target
 from selfspec.methods import make_method
 from selfspec.methods.layer_search import starting_set
 from selfspec.methods.swift import Swift
@@ -17,6 +16,7 @@ from selfspec_lab.experiments.base import Check, Data, Experiment, register
 from selfspec_lab.experiments.lab import TIMED_WIDENING, Lab, bootstrap_interval
 from selfspec_lab.experiments.panels import make_panels
 from selfspec_lab.experiments.sets import DOMAIN_STYLES, halves, hold_to, vary_prompts
+from selfspec_lab.measuring import Target
 from selfspec_lab.prompts import PROMPTS
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from selfspec import Engine
-from selfspec.measuring import Target
 from selfspec.methods import make_method
 from selfspec.methods.layer_search import skipped_by
 from selfspec.methods.swift import Swift
@@ -16,6 +15,7 @@ from selfspec_lab.experiments.base import Check, Data, Experiment, register
 from selfspec_lab.experiments.lab import Lab
 from selfspec_lab.experiments.panels import make_panels
 from selfspec_lab.experiments.sets import DOMAIN_STYLES, WINDOW, Windows, halves, vary_prompts, write_texts
+from selfspec_lab.measuring import Target
 from selfspec_lab.prompts import PROMPTS
 
 if TYPE_CHECKING:

@@ -4,13 +4,13 @@ import pytest
 
 from helpers.models import SUBLAYERS, build
 from round_makers import output, record
-from selfspec.measuring import StepBytes
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 from selfspec.types import PhaseSeconds
 from selfspec_lab.bench.benchmark import Sample
 from selfspec_lab.bench.cost import decoding_bytes
 from selfspec_lab.bench.overhead_figures import method_figures, plain_figures
+from selfspec_lab.measuring import StepBytes
 
 
 def test_figures_of_a_repeat_by_hand() -> None:

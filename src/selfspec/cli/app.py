@@ -10,14 +10,11 @@ from selfspec import __version__
 from selfspec.cli.chat import chat
 from selfspec.cli.generate import generate
 from selfspec.cli.info import info
-from selfspec.cli.inspect import inspect
 from selfspec.cli.methods import methods
 from selfspec.cli.models import models
 from selfspec.cli.plugins import PluginGroup
-from selfspec.cli.profile import profile
 from selfspec.cli.serve import serve
 from selfspec.cli.terminal import tolerate_encoding
-from selfspec.cli.tune import tune
 from selfspec.errors import SelfSpecError
 
 USER_ERROR = 2
@@ -66,11 +63,8 @@ app = typer.Typer(
 app.command(epilog='Example: selfspec generate "Write a haiku." --chat --model smollm2 --method suffix')(generate)
 app.command(epilog='Example: selfspec chat --model smollm2 --system "You answer in one sentence."')(chat)
 app.command(epilog="Example: selfspec serve --model smollm2 --port 8000")(serve)
-app.command(epilog='Example: selfspec inspect "Why?" --model tiny --method swift --out rounds.png')(inspect)
 app.command(epilog="Example: selfspec methods --json")(methods)
 app.command(epilog="Example: selfspec info --model smollm2")(info)
-app.command(epilog="Example: selfspec tune self-spec --model tiny --prompts prompts.txt --out profile")(tune)
-app.command(epilog="Example: selfspec profile --model smollm2 --dtype bfloat16")(profile)
 app.add_typer(models, name="models")
 
 

@@ -16,6 +16,9 @@ METHODS: dict[str, type[Method]] = {}
 COMPOSITIONS: dict[str, type[Any]] = {}
 """What makes methods of methods, by name: ``cascade(suffix, low-bit)``."""
 
+LAB_METHODS = ("adaptive-cosine", "jacobi", "lookahead", "mixed")
+"""Methods of selfspec-lab. Without that package, an error says what to install."""
+
 DEFAULT_METHOD = "auto"
 """The method where none is named."""
 
@@ -59,6 +62,8 @@ def find_method(method: str | type[Method]) -> type[Method]:
     outside = outside_methods()
     if method in outside:
         return load_entry_point(method, outside[method])
+    if method in LAB_METHODS:
+        raise UnknownMethodError(f"the method '{method}' is part of selfspec-lab; run `pip install selfspec-lab`")
     known = [*METHODS, *outside]
     raise UnknownMethodError(
         f"there is no method '{method}'{suggest(str(method), dict.fromkeys(known))} (methods: {', '.join(known)}; or "

@@ -63,7 +63,7 @@ class Profile:
 class SelfSpec(Method):
     """Self-speculative decoding as in Draft & Verify (Zhang et al. 2024).
 
-    The skipped sublayers come from an offline search (``selfspec.tuning``), which saves them as a state file of this
+    The skipped sublayers come from an offline search (``selfspec tune``), which saves them as a state file of this
     method. A draft ends below a confidence threshold that adapts to hold an acceptance rate. As in the authors'
     evaluation, a request starts with the threshold at which the last one ended; requests that run at the same time
     adapt copies of their own. The acceptance rate that it adapts by starts at 0 in every request, and the search weighs

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from selfspec.errors import InvalidParameterError
 from selfspec.files import replace_file
-from selfspec.plots import check_drawing
 from selfspec_lab.bench.report.compare import compare_summaries
 from selfspec_lab.bench.report.html import to_html
 from selfspec_lab.bench.report.markdown import to_markdown
@@ -14,6 +13,7 @@ from selfspec_lab.bench.report.plots import draw_pictures
 from selfspec_lab.bench.report.read import read_run
 from selfspec_lab.bench.report.summary import summarise
 from selfspec_lab.bench.run.folder import REPORTS
+from selfspec_lab.plots import check_drawing
 
 _SUMMARY, _MARKDOWN, _HTML = REPORTS
 

@@ -7,7 +7,8 @@ from typing import Any
 from selfspec_lab.bench.options import PLAIN
 from selfspec_lab.bench.report.markdown import bullets, escape, table_text
 from selfspec_lab.bench.report.tables import NOTHING, Cell, Table, by_speedup, speedup_cell
-from selfspec_lab.bench.report.words import commit_text, counted, device_text, notes
+from selfspec_lab.bench.report.words import counted, device_text, notes
+from selfspec_lab.bench.stamp import commit_text
 
 Summary = Mapping[str, Any]
 

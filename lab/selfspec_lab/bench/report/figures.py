@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from selfspec.measuring import LatencyProfile
 from selfspec_lab.bench.report.medians import (
     Samples,
     decode_speed,
@@ -16,6 +15,7 @@ from selfspec_lab.bench.report.medians import (
 )
 from selfspec_lab.bench.report.rounds import round_figures
 from selfspec_lab.bench.run.measurement import Measurement
+from selfspec_lab.measuring import LatencyProfile
 
 Figures = dict[str, Any]
 

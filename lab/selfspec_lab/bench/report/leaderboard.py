@@ -8,6 +8,7 @@ from typing import Any
 
 from selfspec.errors import InvalidParameterError
 from selfspec.loading import bundled_models
+from selfspec_lab.bench.stamp import commit_text
 
 _COLUMNS = ("speedup", "95 %", "ideal", "acceptance", "M", "identical", "÷ transformers", "memory")
 
@@ -82,7 +83,7 @@ def _section(folder: Path, summary: Summary, page: Path) -> str:
     about = (
         f"{summary['parameters'] / 1e6:,.0f} million parameters, {decoding}, {summary['prompts']} prompts{chat}, up to "
         f"{options['max_new_tokens']} new tokens, {repeats}; {device}, {stamp['threads']} threads, "
-        f"torch {stamp['versions']['torch']}, commit {(stamp['commit'] or 'none')[:12]}, {stamp['date'][:10]}; "
+        f"torch {stamp['versions']['torch']}, commit {commit_text(stamp)}, {stamp['date'][:10]}; "
         f"[full report]({report})."
     )
     return "\n\n".join([f"## {name}, {summary['dtype']}: {suite}", about, _table(summary), _settings(summary)]).rstrip()

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from selfspec.errors import InvalidParameterError, SelfSpecError
-from selfspec.inspection import PHASES
-from selfspec.measuring import LatencyProfile
 from selfspec.types import Round
 from selfspec_lab.bench.run.folder import DESCRIPTION, MEASUREMENTS
 from selfspec_lab.bench.run.measurement import Measurement
+from selfspec_lab.inspection import PHASES
+from selfspec_lab.measuring import LatencyProfile
 
 _FIELDS: dict[str, tuple[type, ...]] = {
     "stamp": (dict,),

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from selfspec.inspection import draft_kind
-from selfspec.plots import ACCEPTED, ATTENTION, DRAFTED, MLP, SKIPPED
 from selfspec.types import Round
 from selfspec_lab.bench.report.read import Run
 from selfspec_lab.bench.report.styles import Picture, Styles, grid, shown, tidy
 from selfspec_lab.bench.run.measurement import Measurement
+from selfspec_lab.inspection import draft_kind
+from selfspec_lab.plots import ACCEPTED, ATTENTION, DRAFTED, MLP, SKIPPED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from selfspec.inspection import add_seconds
-from selfspec.measuring import LatencyProfile
 from selfspec.methods.api import KeptSet
 from selfspec.methods.objective import tokens_per_time
 from selfspec.types import Round
 from selfspec_lab.bench.report.medians import Samples, medians_by_prompt
 from selfspec_lab.bench.run.measurement import Measurement
+from selfspec_lab.inspection import add_seconds
+from selfspec_lab.measuring import LatencyProfile
 
 
 def round_figures(samples: Samples, latencies: LatencyProfile) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfspec_lab.bench.options import PLAIN
+from selfspec_lab.bench.stamp import commit_text
 
 _MOST_NAMED = 8
 
@@ -96,13 +97,6 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("outputs", f"up to {options['max_new_tokens']} tokens, {sampling}, {counted(options['repeats'], 'repeat')}"),
         ("plain decoding", _plain_text(summary)),
     ]
-
-
-def commit_text(stamp: Mapping[str, Any]) -> str:
-    """The commit, and whether the checkout had other changes."""
-    if not stamp["commit"]:
-        return "none (not a checkout)"
-    return f"{stamp['commit'][:12]}{', with uncommitted changes' if stamp['dirty'] else ''}"
 
 
 def counted(number: int, name: str, plural: str = "") -> str:

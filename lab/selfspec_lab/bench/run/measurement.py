@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
-from selfspec.measuring import StepBytes
 from selfspec.types import Generation, Round
 from selfspec_lab.bench.cost import DecodingBytes, decoding_bytes
+from selfspec_lab.measuring import StepBytes
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import torch
 from selfspec import Engine
 from selfspec.errors import InvalidParameterError
 from selfspec.loading import parse_device
-from selfspec.measuring import StepBytes, copy_bytes_per_second, kept_profile
 from selfspec.methods.settings import setting_values
 from selfspec.types import SamplingParams
 from selfspec_lab.bench.benchmark import explain
@@ -25,6 +24,7 @@ from selfspec_lab.bench.run.peers import Peers
 from selfspec_lab.bench.run.prompts import RunPrompt, Skipped, answer_suite
 from selfspec_lab.bench.stamp import make_stamp
 from selfspec_lab.bench.suites import Suite, read_suite
+from selfspec_lab.measuring import StepBytes, copy_bytes_per_second, kept_profile
 from selfspec_lab.widening import load_model
 
 _WARM_UP_TOKENS = 16

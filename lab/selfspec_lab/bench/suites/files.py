@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from selfspec.errors import InvalidParameterError, InvalidPromptError
-from selfspec.tuning import read_prompts
 from selfspec_lab.bench.suites.types import Question, ReadyPart
+from selfspec_lab.tuning import read_prompts
 
 Entry = dict[str, Any]
 

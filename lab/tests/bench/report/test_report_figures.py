@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from helpers.models import LAYERS, SUBLAYERS, build, prompt
 from selfspec import Engine
-from selfspec.measuring import StepBytes
 from selfspec.runtimes.latency import measure_latencies
 from selfspec_lab.bench.benchmark import Sample
 from selfspec_lab.bench.cost import DecodingBytes
@@ -21,6 +20,7 @@ from selfspec_lab.bench.report.figures import FIGURES
 from selfspec_lab.bench.report.medians import median_interval
 from selfspec_lab.bench.report.rounds import accepted_by_position, predicted_tokens_per_second, tokens_per_loaded_layer
 from selfspec_lab.bench.run.measurement import Measurement, output_fields
+from selfspec_lab.measuring import StepBytes
 from written_runs import LATENCIES, PLAIN_ROUNDS, THREE_ROUNDS, failed, measured, played, summary_of, three_prompts
 
 

@@ -11,12 +11,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from selfspec.model.kept import KeptSet
-from selfspec.plots import ATTENTION, SKIPPED
 from selfspec_lab.bench.report.plots import draw_pictures
 from selfspec_lab.bench.report.read import read_run
 from selfspec_lab.bench.report.styles import Picture
 from selfspec_lab.bench.report.summary import summarise
 from selfspec_lab.bench.run.measurement import Measurement
+from selfspec_lab.plots import ATTENTION, SKIPPED
 from written_runs import PICTURES, many, measured, played, three_prompts, write_run
 
 
