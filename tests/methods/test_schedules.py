@@ -74,16 +74,16 @@ def test_clasp_starts_with_the_last_choice_and_saves_it() -> None:
 
 def test_choices_that_promise_less_than_plain_decoding_are_declined() -> None:
     made = engine("clasp", pays=False)
-    choice = made.method.adopt((1, 2))
+    made.method.adopt(made.method.choice_of((1, 2)))
     for _ in range(200):
-        choice.record.note_round(4, 0)
+        made.method.last_choice.record.note_round(4, 0)
     assert write(made).drafted == 0
     swift = engine("swift", pays=False)
     for _ in range(200):
-        swift.method.record.note_round(4, 0)
+        swift.method.last_choice.record.note_round(4, 0)
     assert write(swift).drafted == 0
     leaving = engine("del", pays=False)
-    for record in leaving.method.records:
+    for record in leaving.method._records:
         for _ in range(200):
             record.note_round(4, 0)
     assert write(leaving).drafted == 0
@@ -91,13 +91,13 @@ def test_choices_that_promise_less_than_plain_decoding_are_declined() -> None:
 
 def test_the_record_of_swift_belongs_to_its_best_set() -> None:
     method = engine("swift", pays=False).method
-    before = method.record
-    assert method.record is before
+    before = method.last_choice.record
+    assert method.last_choice.record is before
     candidate = method.search.next_candidate()
     method.search.observe(candidate, 0.1)
     better = method.search.next_candidate()
     method.search.observe(better, 0.9)
-    assert method.record is not before
+    assert method.last_choice.record is not before
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0.01, 1))
