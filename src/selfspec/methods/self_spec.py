@@ -95,9 +95,6 @@ class SelfSpec(Method):
     def adopt(self, profile: Profile) -> None:
         """Skips other sublayers from now on, with the threshold of the settings.
 
-        Args:
-            profile: the sublayers.
-
         Raises:
             InvalidSettingError: a skipped sublayer does not exist.
         """
