@@ -49,6 +49,7 @@ def tune(
     Yields:
         Each trial when it is finished. The iterator may be abandoned at any time.
     """
+    from selfspec.methods.draft_verify import SelfSpec
     from selfspec.methods.layer_search import (
         DRAFT_VERIFY_KAPPA,
         Observations,
@@ -57,7 +58,6 @@ def tune(
         skipped_by,
         suggest_point,
     )
-    from selfspec.methods.self_spec import SelfSpec
 
     method = engine.method
     assert isinstance(method, SelfSpec)
@@ -74,7 +74,7 @@ def tune(
 
 
 def _measure(engine: Any, skipped: tuple[int, ...], prompts: Sequence[str], max_new_tokens: int) -> Trial:
-    from selfspec.methods.self_spec import Profile
+    from selfspec.methods.draft_verify import Profile
 
     engine.method.adopt(Profile(skipped))
     results = [engine.generate(prompt, max_new_tokens=max_new_tokens, ignore_eos=True) for prompt in prompts]
@@ -99,7 +99,7 @@ def write_profile(engine: Any, best: Trial, iterations: int, path: Path) -> None
     Raises:
         StateError: the file cannot be written.
     """
-    from selfspec.methods.self_spec import Profile
+    from selfspec.methods.draft_verify import Profile
 
     versions = _versions() | {"device": str(engine.target.device)}
     engine.method.adopt(Profile(best.skipped, best.tokens_per_second, iterations, versions))

@@ -14,7 +14,7 @@ from selfspec.cli.app import app
 from selfspec.engine import Engine
 from selfspec.errors import InvalidPromptError, InvalidSettingError, StateError
 from selfspec.methods import layer_search, make_method
-from selfspec.methods.self_spec import Profile, SelfSpec
+from selfspec.methods.draft_verify import Profile, SelfSpec
 from selfspec.methods.state import LearnedState
 from selfspec.methods.uniform import evenly_skipped
 from selfspec.model.kept import KeptSet
