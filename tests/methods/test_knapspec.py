@@ -540,23 +540,6 @@ def test_selections_are_repeated_where_the_clock_allows_it(
     assert (len(method.drafters[0].looked_at) > 1) == repeats
 
 
-def test_a_set_that_promises_less_than_plain_decoding_is_declined() -> None:
-    method = observed(recent_tokens=6)
-    write(method, "llama")
-    selection = method.last_choice.selection
-    method.payoff = Always(False)
-    method.adopt(method.choice_of(selection, context=20))
-    record = method.last_choice.record
-    for _ in range(200):
-        record.note_round(4, 0)
-    assert write(method, "llama").drafted == 0
-    method.adopt(method.choice_of(selection, context=20))
-    record = method.last_choice.record
-    for _ in range(200):
-        record.note_round(4, 4)
-    assert write(method, "llama").accepted > 0
-
-
 def masked_table(
     references: torch.Tensor, weights: list[int | None], budget: int, threshold: float, run: Any
 ) -> tuple[dict[int, float], list[set[int]], int]:
@@ -834,16 +817,6 @@ def test_another_candidate_drafts_once_live_rounds_speak_against_the_first() -> 
         calibration.note_round(large, drafted=1, accepted=accepted)
     assert write(method, "llama", new_tokens=80).drafted >= NEW
     assert method.last_choice.selection.kept != large
-
-
-def test_a_selection_is_saved_and_taken_up() -> None:
-    method = observed(recent_tokens=6)
-    write(method, "llama")
-    other = observed(recent_tokens=6)
-    other.restore(method.state())
-    assert other.last_choice.selection == method.last_choice.selection
-    other.payoff = Always(False)
-    assert write(other, "llama").rounds[0].kept == method.last_choice.selection.kept
 
 
 @pytest.mark.parametrize(
