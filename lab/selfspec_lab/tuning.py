@@ -37,6 +37,7 @@ def tune(
     Yields:
         Each trial when it is finished. The iterator may be abandoned at any time.
     """
+    from selfspec.methods.draft_verify import SelfSpec
     from selfspec.methods.layer_search import (
         DRAFT_VERIFY_KAPPA,
         Observations,
@@ -45,7 +46,6 @@ def tune(
         skipped_by,
         suggest_point,
     )
-    from selfspec.methods.self_spec import SelfSpec
 
     method = engine.method
     assert isinstance(method, SelfSpec)
@@ -62,7 +62,7 @@ def tune(
 
 
 def _measure(engine: Any, skipped: tuple[int, ...], prompts: Sequence[str], max_new_tokens: int) -> Trial:
-    from selfspec.methods.self_spec import Profile
+    from selfspec.methods.draft_verify import Profile
 
     engine.method.adopt(Profile(skipped))
     results = [engine.generate(prompt, max_new_tokens=max_new_tokens, ignore_eos=True) for prompt in prompts]
@@ -77,7 +77,7 @@ def _measure(engine: Any, skipped: tuple[int, ...], prompts: Sequence[str], max_
 
 def write_profile(engine: Any, best: Trial, iterations: int, path: Path) -> None:
     """Writes a trial as a profile, a state file for ``Engine.load_state``, which the engine uses from then on."""
-    from selfspec.methods.self_spec import Profile
+    from selfspec.methods.draft_verify import Profile
 
     versions = _versions() | {"device": str(engine.target.device)}
     engine.method.adopt(Profile(best.skipped, best.tokens_per_second, iterations, versions))

@@ -53,18 +53,11 @@ def test_the_text_is_the_models_own(name: str, sampling: dict[str, Any]) -> None
     assert sum(result.accepted for result in results) > 0
 
 
-@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", LAYER_CASES)
-def test_with_every_kind_of_layer_draft(name: str, fused: bool) -> None:
+def test_with_every_kind_of_layer_draft(name: str) -> None:
     composed: Any = find_method(name)
     parts = {part.name: part for part in composed.parts}
-    settings = dict(LAYER_CASES[name])
-    if fused:
-        fusing = [part for part in parts if "fused_selection" in setting_values(parts[part].Settings())]
-        if not fusing:
-            pytest.skip("no part selects")
-        settings |= {f"{part}.fused_selection": True for part in fusing}
-    engine = Engine(build("llama"), method=name, settings=settings, max_batch=3)
+    engine = Engine(build("llama"), method=name, settings=LAYER_CASES[name], max_batch=3)
     results = engine.generate(PROMPTS, max_new_tokens=48, ignore_eos=True)
     for each, result in zip(PROMPTS, results, strict=True):
         assert result.token_ids == plain_text("llama", each, 48)

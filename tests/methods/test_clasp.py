@@ -14,7 +14,6 @@ from helpers.recording import record
 from selfspec import Engine, load_model
 from selfspec.decoding.context import Context
 from selfspec.decoding.drafter import Needs, Prefill
-from selfspec.decoding.fused_selection import SelectionSteps, run_selection
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.reading import read_text
 from selfspec.errors import InvalidSettingError
@@ -77,10 +76,10 @@ def compare_with_every_state(target: Target, prompt_ids: list[int], **settings: 
     method = make_method("clasp", target, settings)
     assert isinstance(method, Clasp)
     _, prefilled = started(target, prompt_ids, method.needs)
-    aims = torch.stack([prefilled.hidden_states[index][-1] for index in sorted(method.boundaries)])
+    aims = torch.stack([prefilled.hidden_states[index][-1] for index in sorted(method.watched)])
     alone = Alone(target, prompt_ids)
     wanted = every_state(alone.after, method.layers, method.skips)
-    rows = run_selection(program(aims, method.layers, method.skips), prefilled.probe.branches(1).run)
+    rows = program(aims, method.layers, method.skips, prefilled.probe.branches(1).run)
     compared = 0
     for i, row in enumerate(rows, start=1):
         for j, state in enumerate(row.states, start=row.lowest):
@@ -88,7 +87,7 @@ def compare_with_every_state(target: Target, prompt_ids: list[int], **settings: 
             compared += 1
     assert compared > len(rows)
     assert max(len(row.runs) for row in rows) == method.needs.probe_rows
-    skipped = run_selection(choose_skipped(aims, method.layers, method.skips), prefilled.probe.branches(1).run)
+    skipped = choose_skipped(aims, method.layers, method.skips, prefilled.probe.branches(1).run)
     assert skipped == tuple(layer for layer in method.layers if layer not in wanted[len(rows), method.skips])
 
 
@@ -127,7 +126,7 @@ class Rotations:
 
     def choose(self, skips: int, layers: range | None = None) -> tuple[int, ...]:
         layers = layers or range(len(self.angles))
-        return run_selection(choose_skipped(self.aims(layers), layers, skips), self.run)
+        return choose_skipped(self.aims(layers), layers, skips, self.run)
 
 
 def test_rotations_by_hand() -> None:
@@ -157,7 +156,7 @@ def test_every_state_is_the_nearer_of_its_two(degrees: list[int], data: st.DataO
     skips = data.draw(st.integers(1, len(layers)))
     aims = rotations.aims(layers)
     before = {0: aims[0]}
-    for i, row in enumerate(run_selection(program(aims, layers, skips), rotations.run), start=1):
+    for i, row in enumerate(program(aims, layers, skips, rotations.run), start=1):
         states = dict(enumerate(row.states, start=row.lowest))
         assert set(states) == set(range(max(0, skips - len(layers) + i), min(i, skips) + 1))
         for j, state in states.items():
@@ -186,8 +185,8 @@ def rank(target: Target, prompt_ids: list[int], **settings: Any) -> tuple[float,
     method = make_method("clasp", target, settings)
     assert isinstance(method, Clasp)
     _, prefilled = started(target, prompt_ids, method.needs)
-    aims = torch.stack([prefilled.hidden_states[index][-1] for index in sorted(method.boundaries)])
-    chosen = run_selection(choose_skipped(aims, method.layers, method.skips), prefilled.probe.branches(1).run)
+    aims = torch.stack([prefilled.hidden_states[index][-1] for index in sorted(method.watched)])
+    chosen = choose_skipped(aims, method.layers, method.skips, prefilled.probe.branches(1).run)
     alone = Alone(target, prompt_ids)
     start = alone.after(tuple(range(method.layers.start)))[None]
     similarities = {
@@ -238,8 +237,8 @@ def generate(name: str = "llama", prompt_length: int = 17, new_tokens: int = 40,
 def test_it_chooses_once_every_interval(interval: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[tuple[int, ...]] = []
 
-    def choose(*arguments: Any) -> SelectionSteps[tuple[int, ...]]:
-        chosen.append((yield from choose_skipped(*arguments)))
+    def choose(*arguments: Any) -> tuple[int, ...]:
+        chosen.append(choose_skipped(*arguments))
         return chosen[-1]
 
     monkeypatch.setattr(clasp, "choose_skipped", choose)
@@ -267,7 +266,7 @@ def test_it_chooses_by_the_states_of_the_last_committed_token(name: str, monkeyp
         heads.append(probe.token_ids[: probe.committed].tolist())
         return branches(probe, rows, **options)
 
-    def choose(states: torch.Tensor, *arguments: Any) -> SelectionSteps[tuple[int, ...]]:
+    def choose(states: torch.Tensor, *arguments: Any) -> tuple[int, ...]:
         seen.append((heads[-1], states.clone()))
         return choose_skipped(states, *arguments)
 

@@ -27,7 +27,7 @@ from selfspec.decoding.reading import read_text
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
 from selfspec.methods import dynamic_exit, make_method
-from selfspec.methods.dynamic_exit import Choice, Del, DelSettings, Statistics, choose, count_matches, shadow_tokens
+from selfspec.methods.dynamic_exit import Del, DelSettings, Exit, Statistics, choose, count_matches, shadow_tokens
 from selfspec.runtimes.shadow_head import ShadowHead
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation
@@ -41,7 +41,7 @@ class Recorded(Del):
     """DEL, keeping what it chose before every round, and what came of it."""
 
     def begin(self, prefill: Prefill) -> Drafter:
-        self.rounds: list[tuple[Choice, Feedback]] = []
+        self.rounds: list[tuple[Exit, Feedback]] = []
         return _WithChoices(self, super().begin(prefill))
 
 
@@ -52,7 +52,7 @@ class _WithChoices(Recording):
 
     def learn(self, feedback: Feedback) -> None:
         drafter: Any = self.drafter
-        self.rounds.append((drafter.choice, feedback))
+        self.rounds.append((drafter.exit, feedback))
         super().learn(feedback)
 
 
@@ -112,7 +112,7 @@ class SlowDel:
             mean[key] = self.decayed(layer, key) / count if count > 1e-9 else 0.0
         return (mean["tcs"] + mean["fcs"]) / 2
 
-    def check(self, choice: Choice) -> None:
+    def check(self, choice: Exit) -> None:
         table = {
             (layer, length): self.objective(layer, length)
             for layer in range(1, LAYERS)
@@ -156,7 +156,7 @@ def check_rounds(method: Recorded, slow: SlowDel, length: int, *, keep: int = 0)
     return chosen
 
 
-def assert_planned(draft: Draft, choice: Choice, settings: DelSettings) -> None:
+def assert_planned(draft: Draft, choice: Exit, settings: DelSettings) -> None:
     if choice.draft_length == 0:
         assert draft == NoDraft()
         return
@@ -213,7 +213,7 @@ def test_shadow_tokens_are_those_of_truncated_models(name: str) -> None:
     assert isinstance(method, Del)
     _, prefilled = read_text(method.target, prompt(PROMPT), method.needs, max_new_tokens=4, chunk=16)
     with torch.inference_mode():
-        states = [prefilled.hidden_states[boundary] for boundary in method.boundaries]
+        states = [prefilled.hidden_states[boundary] for boundary in method.watched]
         tokens, confidences = shadow_tokens(ShadowHead(method.target, 1), states)
     wanted = [layer[PROMPT - 32 :] for layer in predictions(name, prompt(PROMPT))]
     assert tokens.tolist() == [[token for token, _ in layer] for layer in wanted]
@@ -300,7 +300,7 @@ def test_the_choice_is_the_best_of_all(counts: list[tuple[int, int]], d_max: int
 
 
 def test_choices_by_hand() -> None:
-    def with_alphas(*alphas: float) -> Choice:
+    def with_alphas(*alphas: float) -> Exit:
         matched = torch.tensor(alphas, dtype=torch.float64)
         return choose(Statistics(torch.stack([torch.stack([matched, 1 - matched])] * 2)), 18)
 
@@ -308,15 +308,15 @@ def test_choices_by_hand() -> None:
     assert with_alphas(0.2, 0.4, 0.7).draft_length == 0, (
         "an exit layer has to agree more often than its share of layers"
     )
-    assert with_alphas(1.0, 1.0, 1.0) == Choice(1, 18, 0.5), "the earliest of equals, as long as possible"
-    assert with_alphas(0.3, 0.0, 0.0) == Choice(1, 1, pytest.approx(1.0))
+    assert with_alphas(1.0, 1.0, 1.0) == Exit(1, 18, 0.5), "the earliest of equals, as long as possible"
+    assert with_alphas(0.3, 0.0, 0.0) == Exit(1, 1, pytest.approx(1.0))
     assert with_alphas(0.3, 0.9, 0.9).exit_layer == 2
 
 
 def test_a_choice_of_at_least_one_token() -> None:
     matched = torch.tensor([0.0, 0.4, 0.7], dtype=torch.float64)
     statistics = Statistics(torch.stack([torch.stack([matched, 1 - matched])] * 2))
-    assert choose(statistics, 18) == Choice(1, 0, 0.5)
+    assert choose(statistics, 18) == Exit(1, 0, 0.5)
     # One token: 1.0 / 5, 1.4 / 6, 1.7 / 7; two: 1.0 / 6, 1.56 / 8, 2.19 / 10.
     chosen = choose(statistics, 18, shortest=1)
     assert (chosen.exit_layer, chosen.draft_length) == (3, 1)
@@ -330,7 +330,7 @@ def test_the_second_choice_rests_on_the_prompt_if_that_is_kept(
     keep_prompt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr(Del, "choose", lambda method, statistics: seen.append(statistics.sums) or Choice(2, 3, 0.0))
+    monkeypatch.setattr(Del, "choose", lambda method, statistics: seen.append(statistics.sums) or Exit(2, 3, 0.0))
     counted: list[torch.Tensor] = []
     count = Del.count
     monkeypatch.setattr(Del, "count", lambda *arguments: counted.append(count(*arguments)) or counted[-1])
@@ -364,7 +364,7 @@ class StartsPlain(Del):
 
     def begin(self, prefill: Prefill) -> Drafter:
         drafter: Any = super().begin(prefill)
-        drafter.choice = Choice(1, 0, 0.0)
+        drafter.exit = Exit(1, 0, 0.0)
         return drafter
 
 

@@ -10,7 +10,6 @@ from helpers.models import build, prompt
 from selfspec import Engine, SamplingParams
 from selfspec.decoding.draft import NoDraft
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.fused_selection import run_selection
 from selfspec.decoding.layer_draft import LayerDraft, with_precision
 from selfspec.decoding.reading import read_text
 from selfspec.errors import InvalidSettingError, UnsupportedModelError
@@ -48,7 +47,7 @@ def test_every_method_that_drafts_with_layers_has_them() -> None:
 
 @pytest.mark.filterwarnings("ignore::selfspec.errors.NoGainWarning")
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "seed"])
-@pytest.mark.parametrize("bits", [{"draft_bits": 8}, {"draft_bits": 4, "head_bits": 16, "offset": 16}], ids=str)
+@pytest.mark.parametrize("bits", [{"draft_bits": 8}, {"draft_bits": 4, "head_bits": 16}], ids=str)
 @pytest.mark.parametrize("method", LAYER_METHODS)
 def test_the_text_is_the_models_own(method: str, bits: dict[str, Any], sampling: dict[str, Any]) -> None:
     params = SamplingParams(max_new_tokens=40, ignore_eos=True, **sampling)
@@ -116,8 +115,8 @@ def test_knapspec_measures_the_copies() -> None:
     context, prefill = read_text(target, prompt(40), Needs(0, 200, rows, states))
     references = torch.stack([prefill.hidden_states[index] for index in sorted(states)])
     branches = prefill.probe.branches(rows, 200, precision)
-    steps = find_candidates(target, references, weights=(1, 2), similarity_threshold=-1.0, precision=precision)
-    found = run_selection(steps, branches.run)
+    options: dict[str, Any] = {"weights": (1, 2), "similarity_threshold": -1.0, "precision": precision}
+    found = find_candidates(target, references, branches.run, **options)
     own, copy = target.logits(references[-1]).argmax(-1), target.at(precision)
     assert len(found.kept) > 3
     for kept, acceptance in zip(found.kept, found.acceptance.tolist(), strict=True):
@@ -142,19 +141,12 @@ def test_the_whole_model_at_few_bits_is_a_draft_of_knapspec() -> None:
         ({"draft_bits": 5}, "cannot have 5 bits"),
         ({"draft_bits": 8, "head_bits": 12}, "the head cannot have 12 bits"),
         ({"draft_bits": 8, "group": 48}, "no groups of 48"),
-        ({"draft_bits": 8, "offset": 32}, "offset of groups of 32"),
     ],
     ids=str,
 )
 def test_bad_settings_are_refused(method: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSettingError, match=message):
         engine(method, **settings)
-
-
-@pytest.mark.parametrize("method", ["clasp", "knapspec"])
-def test_a_fused_selection_does_not_judge_copies(method: str) -> None:
-    with pytest.raises(InvalidSettingError, match="fused_selection"):
-        engine(method, draft_bits=4, fused_selection=True)
 
 
 @pytest.mark.parametrize("method", LAYER_METHODS)

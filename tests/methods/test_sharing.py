@@ -92,15 +92,6 @@ def numbers_of_sets(plans: list[tuple[list[Any], list[Draft]]]) -> list[int]:
     return [len(set(several)) for several in kept_sets if len(several) > 1]
 
 
-@pytest.mark.parametrize("method", ["clasp", "knapspec"])
-def test_a_batch_shares_with_fused_selections_too(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = plans_of(method, monkeypatch)
-    for ids, result in zip(PROMPTS, generate(method, fused_selection=True), strict=True):
-        assert result.token_ids == plain_text("llama", ids, NEW_TOKENS)
-        assert result.accepted > 0
-    assert set(numbers_of_sets(plans)) == {1}
-
-
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("method", SETTINGS)
 def test_a_batch_shares_a_kept_set_and_writes_the_plain_text(
@@ -146,7 +137,9 @@ def test_requests_of_del_draft_with_their_own_threshold_of_the_shared_layer(monk
         means = [
             total / number if number else 0.0 for total, number in zip(confidences, (matched, mismatched), strict=True)
         ]
-        draft = drafter.draft_with(KeptSet.early_exit(exit_layer, SUBLAYERS))
+        stop = ConfidenceThreshold(drafter.exit.threshold)
+        draft = drafter.adapted(LayerDraft(KeptSet.early_exit(exit_layer, SUBLAYERS), 3, stop))
+        assert isinstance(draft, LayerDraft)
         assert draft.kept == KeptSet.early_exit(exit_layer, SUBLAYERS)
         assert draft.stop is not None
         assert draft.stop.threshold == pytest.approx(sum(means) / 2)

@@ -66,7 +66,7 @@ def select(method: KnapSpec, prefilled: Prefill) -> Selection:
     """The method's selection at the end of a text."""
     drafter = method.begin(prefilled)
     assert isinstance(drafter, KnapSpecDrafter)
-    drafter.select(torch.stack([prefilled.hidden_states[index] for index in method.watched]))
+    drafter.choose(torch.stack([prefilled.hidden_states[index] for index in method.watched]))
     assert drafter.selection is not None
     return drafter.selection
 

@@ -10,7 +10,6 @@ from selfspec.methods.api import Drafter, FixedDrafter, KeptSet, LayerDraft, Met
 from selfspec.methods.knapsack import integer_weights
 from selfspec.methods.knapspec import KnapSpec
 from selfspec.methods.knapspec_candidates import find_candidates
-from selfspec.methods.testing import run_selection
 from selfspec.methods.uniform import evenly_skipped
 from selfspec_lab.experiments.knapspec_scene import read
 from selfspec_lab.experiments.prefilled import prefill_text
@@ -80,14 +79,14 @@ def knapspec_sets(method: KnapSpec, token_ids: Sequence[int], count: int) -> lis
     prefilled = read(method, token_ids)
     references = torch.stack([prefilled.hidden_states[index] for index in method.watched])
     profile, context = method.profile, prefilled.probe.committed
-    passage = find_candidates(
+    branches = prefilled.probe.branches(references.shape[1], method.selection_rows)
+    found = find_candidates(
         method.target,
         references,
+        branches.run,
         weights=integer_weights(profile.attention(context), profile.mlp),
         similarity_threshold=method.settings.similarity_threshold,
-    )
-    branches = prefilled.probe.branches(references.shape[1], method.selection_rows)
-    found = run_selection(passage, branches.run).kept[1:]  # the first is the whole model
+    ).kept[1:]  # the first is the whole model
     return [found[(len(found) - 1) * (index + 1) // count] for index in range(count)] if found else []
 
 

@@ -11,7 +11,6 @@ import torch
 from selfspec.methods.api import Prefill
 from selfspec.methods.knapsack import fill_table, integer_weights
 from selfspec.methods.knapspec import KnapSpec
-from selfspec.methods.testing import run_selection
 from selfspec_lab.experiments.base import Check, Data
 from selfspec_lab.experiments.knapspec_scene import (
     MODEL,
@@ -111,8 +110,7 @@ def count_states(method: KnapSpec, prefilled: Prefill) -> int:
 
     threshold = method.settings.similarity_threshold
     tables = (
-        run_selection(fill_table(references[: last + 1], items[:last], budget, threshold), run)
-        for last in range(1, len(items) + 1)
+        fill_table(references[: last + 1], items[:last], budget, threshold, run) for last in range(1, len(items) + 1)
     )
     return sum(int((table.similarities > -math.inf).sum()) for table in tables)
 

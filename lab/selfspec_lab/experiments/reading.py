@@ -7,7 +7,7 @@ import torch
 from selfspec import Engine
 from selfspec.methods.api import KeptSet, Needs
 from selfspec.methods.clasp import choose_skipped, program
-from selfspec.methods.testing import Branches, read_text, run_selection
+from selfspec.methods.testing import Branches, read_text
 from selfspec_lab.experiments.lab import Lab
 from selfspec_lab.experiments.sampled import TEMPERATURE
 from selfspec_lab.measuring import Target
@@ -47,7 +47,7 @@ class Reading:
             skips: number of layers to skip.
         """
         states = self.states[layers.start : layers.stop + 1, position]
-        return run_selection(choose_skipped(states, layers, skips), self._branches(position).run)
+        return choose_skipped(states, layers, skips, self._branches(position).run)
 
     def program_state(self, position: int, skips: int) -> torch.Tensor:
         """The state after the layers that CLaSp's dynamic program keeps for a token.
@@ -59,8 +59,8 @@ class Reading:
         Returns:
             ``[hidden]``, ``g(L, M)`` of Algorithm 1, the input of the final norm.
         """
-        passage = program(self.states[:, position], range(self.target.layer_count), skips)
-        return run_selection(passage, self._branches(position).run)[-1].states[0]
+        layers = range(self.target.layer_count)
+        return program(self.states[:, position], layers, skips, self._branches(position).run)[-1].states[0]
 
     def run_layer(self, layer: int, position: int, states: torch.Tensor) -> torch.Tensor:
         """Runs a layer over the states of several kept sets at one token.

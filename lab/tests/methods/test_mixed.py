@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import build, prompt
 from selfspec import Engine, SamplingParams
-from selfspec.decoding.fused_selection import run_selection
 from selfspec.errors import InvalidSettingError, UnsupportedModelError
 from selfspec.methods.knapsack import backtrack, fill_table
 from selfspec.methods.objective import expected_tokens
@@ -70,7 +69,7 @@ def test_with_skip_and_full_alone_it_is_knapspecs_knapsack(sublayers: list[tuple
         cosine, sine = math.cos(angles[index]), math.sin(angles[index])
         return states @ torch.tensor([[cosine, sine], [-sine, cosine]])
 
-    table = run_selection(fill_table(references, weights, total, -1.0), turn)
+    table = fill_table(references, weights, total, -1.0, turn)
     skipped = backtrack(table.skips, weights)
     losses = dict.fromkeys(range(total + 1), math.inf)
     for weight in table.weights:

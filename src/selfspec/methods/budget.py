@@ -42,11 +42,6 @@ def most_skipped(target: Target) -> float:
 
 
 def default_skip_ratio(target: Target, candidates: int) -> float:
-    """The share of candidates to skip in a model, by its size, but at least one of them.
-
-    Args:
-        target: the model.
-        candidates: how many sublayers or layers may be skipped.
-    """
+    """The share of candidates to skip in a model, by its size, but at least one of them."""
     ratio = skip_ratio_of_size(target.parameter_count)
     return max(ratio, min(1.0, 1 / candidates)) if candidates > 0 else ratio

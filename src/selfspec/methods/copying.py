@@ -24,15 +24,6 @@ def continuation(tokens: Sequence[int], start: int, count: int, drafted: Sequenc
 
     If the text ends before ``count`` tokens are copied, the copy repeats: the text is then likely to be periodic, with
     the distance of the suffix to its earlier occurrence as the period.
-
-    Args:
-        tokens: prompt and output.
-        start: position after the earlier occurrence, before the end of the text and the drafted tokens.
-        count: number of tokens, at least 1.
-        drafted: tokens after the text that are not part of it yet.
-
-    Returns:
-        ``count`` token ids.
     """
     piece = [*tokens[start : start + count], *drafted][:count]
     repeats = -(-count // len(piece))

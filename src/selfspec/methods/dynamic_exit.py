@@ -1,9 +1,8 @@
 """DEL: early exit at a layer and for a draft length chosen by what every layer would have drafted."""
 
-import threading
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,28 +11,15 @@ from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
-from selfspec.methods.base import Method
-from selfspec.methods.dynamic_exit_choice import Choice, Statistics, choose, count_matches, shadow_tokens
-from selfspec.methods.payoff import SCHEDULE_HELP, Payoff, Record, draft_cost
-from selfspec.methods.precision_settings import PrecisionSettings
+from selfspec.methods.objective import tokens_per_layer
+from selfspec.methods.payoff import Record, draft_cost
 from selfspec.methods.registry import register
+from selfspec.methods.selecting import SelectingDrafter, SelectingMethod, SelectingSettings
 from selfspec.methods.settings import setting
-from selfspec.methods.sharing import SHARE_HELP, share_kept_set
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.shadow_head import ShadowHead
 from selfspec.runtimes.target import Target
-
-__all__ = [
-    "Choice",
-    "Del",
-    "DelDrafter",
-    "DelSettings",
-    "Statistics",
-    "choose",
-    "count_matches",
-    "shadow_tokens",
-]
 
 LOGITS_SHARE = 0.005
 """Largest memory of the logits of shadow tokens, as a share of the model's weights."""
@@ -43,10 +29,9 @@ JUDGED_ROUNDS, LEAST_GAIN = 64, 1.15
 
 
 @dataclass(frozen=True)
-class DelSettings(PrecisionSettings):
+class DelSettings(SelectingSettings):
     """Settings of ``del``."""
 
-    schedule: str = setting("ours", f"when it counts matches: {SCHEDULE_HELP}, every round", choices=("ours", "paper"))
     d_max: int = setting(18, "longest draft, in tokens", minimum=1, maximum=64)
     omega: float = setting(0.95, "factor by which a round's counts decay each round (ω)", minimum=0.0, maximum=1.0)
     context_window: int = setting(
@@ -62,11 +47,102 @@ class DelSettings(PrecisionSettings):
         False,
         "with schedule=paper too, a request starts with the counts of those before it (in the paper, without counts)",
     )
-    share_kept_set: bool = setting(True, SHARE_HELP)
+
+
+def shadow_tokens(head: ShadowHead, hidden_states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The greedy tokens that final norm and LM head give for intermediate hidden states (section 4.2).
+
+    All layers' rows (``[rows, hidden]`` each) go through the head in a single pass, as in the paper, if the head can be
+    sliced. Returns the tokens, long ``[layers, rows]``, and their probabilities, float32 ``[layers, rows]``.
+    """
+    tokens, confidences = head.read(torch.cat(list(hidden_states)))
+    shape = len(hidden_states), -1
+    return tokens.view(shape), confidences.view(shape)
+
+
+def count_matches(tokens: torch.Tensor, confidences: torch.Tensor) -> torch.Tensor:
+    """A round's ``c``, ``u - c``, ``tcs`` and ``fcs`` for every exit layer (sections 4.2 and 4.4).
+
+    Args:
+        tokens: long ``[L, rows]``, the shadow tokens of the valid rows; the last layer's are the target's own.
+        confidences: float32 ``[L, rows]``.
+
+    Returns:
+        float64 ``[2, 2, L - 1]`` on the CPU: (count, sum of confidences) × (matched, mismatched) × layer.
+    """
+    matched = tokens[:-1] == tokens[-1]
+    kinds = torch.stack([matched, ~matched]).to(confidences.dtype)
+    return torch.stack([kinds.sum(-1), (kinds * confidences[:-1]).sum(-1)]).cpu().double()
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The decayed sums ``S(a) = Σ ω^(r-i-1) a[i]`` over the rounds so far, in the form of ``count_matches``."""
+
+    sums: torch.Tensor
+
+    @classmethod
+    def empty(cls, layer_count: int) -> "Statistics":
+        """The sums before the first round."""
+        return cls(torch.zeros(2, 2, layer_count - 1, dtype=torch.float64))
+
+    def then(self, counts: torch.Tensor, omega: float) -> "Statistics":
+        """The sums after one more round."""
+        return Statistics(omega * self.sums + counts)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not bool(self.sums[0].any())
+
+    @property
+    def acceptance(self) -> torch.Tensor:
+        """Expected acceptance rate ``α`` of every exit layer (equation 2), float64 ``[L - 1]``."""
+        matched, mismatched = self.sums[0, 0], self.sums[0, 1]
+        return matched / (matched + mismatched)
+
+    @property
+    def thresholds(self) -> torch.Tensor:
+        """Midpoint of mean matched and mean mismatched confidence, ``τ`` (equation 3), float64 ``[L - 1]``.
+
+        A mean over no token counts as 0 (ours; the paper does not define it).
+        """
+        counts, confidences = self.sums[0], self.sums[1]
+        return torch.where(counts > 0, confidences / counts, torch.zeros_like(counts)).mean(0)
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The exit of the next round.
+
+    Attributes:
+        exit_layer: ``E``, layers of the draft.
+        draft_length: ``γ``, the draft length of highest objective; 0 if no draft is worth its time.
+        threshold: ``τ`` of that layer: the confidence below which the draft ends.
+    """
+
+    exit_layer: int
+    draft_length: int
+    threshold: float
+
+
+def choose(statistics: Statistics, d_max: int, shortest: int = 0) -> Exit:
+    """Exit layer and draft length of highest TPL (equation 1), over all layers but the last and all lengths.
+
+    The lengths of section 4.3 start at 0, where TPL is ``1 / L`` for every layer. So the paper does not define the exit
+    layer where 0 is best; with ``shortest`` 1 it is the best one for a draft (ours).
+    """
+    alphas = statistics.acceptance
+    layer_count = len(alphas) + 1
+    layers = torch.arange(1, layer_count)
+    lengths = torch.arange(shortest, d_max + 1)
+    objective = tokens_per_layer(alphas[:, None], layers[:, None], lengths, layer_count)
+    layer_index, length_index = divmod(int(objective.argmax()), len(lengths))
+    return Exit(int(layers[layer_index]), int(lengths[length_index]), float(statistics.thresholds[layer_index]))
 
 
 @register
-class Del(Method):
+class Del(SelectingMethod):
     """Chooses exit layer and draft length for every round, by the shadow tokens of all layers.
 
     A draft has at most ``d_max`` tokens and ends below the layer's confidence threshold. The token at which it ends is
@@ -84,13 +160,11 @@ class Del(Method):
     With ``draft_bits`` the shadow tokens still come from the verification's states, which take no forward: acceptance
     rates are those of exits at full precision, and the objective, the paper's, counts layers whatever they cost.
 
-    With ``schedule=ours`` matches are counted only in rounds where that pays (``selfspec.methods.payoff``): the shadow
-    tokens of all layers take the LM head for each of them. Counts are carried from request to request, those of the
-    prompt included. An exit layer whose live acceptance promises less than plain decoding is declined.
+    With ``schedule=ours`` matches are counted only in rounds where that pays: the shadow tokens of all layers take the
+    LM head for each of them. Counts are carried from request to request, those of the prompt included.
 
-    In a batch the drafts share one exit layer, as ``selfspec.methods.sharing`` says, unless ``share_kept_set`` is off:
-    the median of the requests' choices. Each request drafts with its own threshold of that layer, and still makes its
-    own choices.
+    The exit layer that a batch shares is the median of the requests' choices. Each request drafts with its own
+    threshold of that layer.
     """
 
     name = "del"
@@ -98,64 +172,59 @@ class Del(Method):
     source = "DEL (Entezari Zarch et al. 2025)"
     Settings = DelSettings
     settings: DelSettings
-    learns = True
 
     def __init__(self, target: Target, settings: DelSettings) -> None:
         super().__init__(target, settings)
         layers = target.layer_count
         if layers < 2:
             raise InvalidSettingError("del needs a model of at least 2 layers to exit early from; take another method")
-        self.boundaries = tuple(range(2, target.sublayer_count + 1, 2))
         self.kept = tuple(KeptSet.early_exit(layer, target.sublayer_count) for layer in range(1, layers))
         weights = sum(parameter.numel() * parameter.element_size() for parameter in target.model.parameters())
         self.head = ShadowHead(target, int(LOGITS_SHARE * weights))
-        self._lock = threading.Lock()
         self._carried = Statistics.empty(layers)
         self._worth = _Worth(layers)
-        self.payoff = Payoff()
-        self.ours = settings.schedule == "ours"
-        self.records = tuple(
+        self._records = [
             Record(self.payoff, draft_cost(kept, self.draft_precision, target.dtype)) for kept in self.kept
-        )
+        ]
+
+    @property
+    def watched(self) -> tuple[int, ...]:
+        """The states after every layer, which give the shadow tokens."""
+        return tuple(range(2, self.target.sublayer_count + 1, 2))
 
     @property
     def needs(self) -> Needs:
         """The hidden states after every layer, of the prompt's last tokens."""
-        return Needs(prompt_rows=self.settings.context_window, prompt_states=frozenset(self.boundaries))
+        return Needs(prompt_rows=self.settings.context_window, prompt_states=frozenset(self.watched))
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
         return DelDrafter(self, prefill)
+
+    def record_of(self, exit_layer: int) -> Record:
+        """What came of an exit layer, over all requests; an empty record for 0, which drafts nothing."""
+        return self._records[exit_layer - 1] if exit_layer else Record(self.payoff)
+
+    def arrange(self, drafters: Sequence[Drafter], drafts: Sequence[Draft]) -> list[Draft]:
+        """One exit layer for the drafts of a batch, each with its request's own threshold."""
+        shared = super().arrange(drafters, drafts)
+        pairs = zip(drafters, shared, strict=True)
+        return [one.adapted(draft) if isinstance(one, DelDrafter) else draft for one, draft in pairs]
+
+    def count(self, hidden_states: Mapping[int, torch.Tensor], rows: int) -> torch.Tensor:
+        """Counts the matches in the first rows of a forward; see ``count_matches``."""
+        states = [hidden_states[boundary][:rows] for boundary in self.watched]
+        return count_matches(*shadow_tokens(self.head, states))
+
+    def choose(self, statistics: Statistics) -> Exit:
+        """The exit of the next round, by statistics and settings."""
+        return choose(statistics, self.settings.d_max, shortest=0 if self.settings.allow_no_draft else 1)
 
     @property
     def carried(self) -> Statistics:
         """The counts of earlier requests; empty if there are none, or if they are not carried over."""
         with self._lock:
             return self._carried
-
-    def arrange(self, drafters: Sequence[Drafter], drafts: Sequence[Draft]) -> list[Draft]:
-        """One exit layer for the drafts of a batch, unless ``share_kept_set`` is off."""
-        if not self.settings.share_kept_set:
-            return list(drafts)
-        shared = share_kept_set(drafts)
-        for index, (drafter, draft) in enumerate(zip(drafters, shared, strict=True)):
-            if isinstance(drafter, DelDrafter) and isinstance(draft, LayerDraft):
-                shared[index] = drafter.draft_with(draft.kept)
-        return shared
-
-    def count(self, hidden_states: Mapping[int, torch.Tensor], rows: int) -> torch.Tensor:
-        """Counts the matches in the first rows of a forward; see ``count_matches``.
-
-        Args:
-            hidden_states: the residual stream after every layer, by sublayer.
-            rows: number of valid rows.
-        """
-        states = [hidden_states[boundary][:rows] for boundary in self.boundaries]
-        return count_matches(*shadow_tokens(self.head, states))
-
-    def choose(self, statistics: Statistics) -> Choice:
-        """The choice for the next round, by statistics and settings."""
-        return choose(statistics, self.settings.d_max, shortest=0 if self.settings.allow_no_draft else 1)
 
     def carry(self, counts: torch.Tensor) -> None:
         """Adds counts to those that later requests start with, if they do."""
@@ -166,8 +235,7 @@ class Del(Method):
     def note(self, feedback: Feedback) -> None:
         """Counts a round of any request, and warns if drafting turns out to gain nothing."""
         layers = len(feedback.draft.kept.sublayers) // 2 if isinstance(feedback.draft, LayerDraft) else 0
-        if layers and feedback.drafted:
-            self.records[layers - 1].note_round(feedback.drafted, feedback.accepted)
+        self.record_of(layers).note_round(feedback.drafted, feedback.accepted)
         with self._lock:
             complaint = self._worth.after(layers, feedback.drafted, feedback.accepted)
         if complaint is not None:
@@ -179,9 +247,9 @@ class Del(Method):
         Raises:
             StateError: ``carry_over`` is off.
         """
-        self._require_carry_over()
-        with self._lock:
-            return LearnedState(tensors={"sums": self._carried.sums.clone()})
+        if not self.ours and not self.settings.carry_over:
+            raise StateError("del starts every request afresh, so it has no state; set carry_over=true to keep one")
+        return LearnedState(tensors={"sums": self.carried.sums.clone()})
 
     def restore(self, state: LearnedState) -> None:
         """Loads counts saved by a method with the same settings.
@@ -189,8 +257,7 @@ class Del(Method):
         Raises:
             StateError: they are none, or ``carry_over`` is off.
         """
-        self._require_carry_over()
-        sums, like = state.tensors.get("sums"), self._carried.sums
+        sums, like = state.tensors.get("sums"), self.state().tensors["sums"]
         if sums is None or sums.shape != like.shape or sums.dtype != like.dtype:
             raise StateError(f"the state has no counts for {self.target.layer_count - 1} exit layers; learn it again")
         if not bool(torch.isfinite(sums).all()) or bool((sums < 0).any()):
@@ -198,102 +265,79 @@ class Del(Method):
         with self._lock:
             self._carried = Statistics(sums.clone())
 
-    def _require_carry_over(self) -> None:
-        if not self.ours and not self.settings.carry_over:
-            raise StateError("del starts every request afresh, so it has no state; set carry_over=true to keep one")
 
+class DelDrafter(SelectingDrafter):
+    """One request: its statistics, and ``exit``, the exit of the coming round."""
 
-class DelDrafter(Drafter):
-    """One request: its statistics and the choice for the coming round.
-
-    Args:
-        method: its method.
-        prefill: of the request.
-
-    Attributes:
-        choice: the choice for the coming round.
-    """
+    method: Del
 
     def __init__(self, method: Del, prefill: Prefill) -> None:
-        self._method = method
-        self._probe = prefill.probe
+        super().__init__(method, prefill)
         self._statistics = self._chosen_by = method.carried
-        self._watches = False
-        self._started = 0.0
-        counted = self._statistics.is_empty
-        if counted:
+        if self._statistics.is_empty:
             self._count_prompt(prefill)
-        self.choice = method.choose(self._chosen_by)
-        if not counted and self._counts_now():
-            self._count_prompt(prefill)
-            self.choice = method.choose(self._chosen_by)
+        else:
+            self.exit = method.choose(self._chosen_by)
+            if self.pays():
+                self._count_prompt(prefill)
 
     def _count_prompt(self, prefill: Prefill) -> None:
-        method = self._method
+        method = self.method
         with method.payoff.selection():
-            counts = method.count(prefill.hidden_states, len(prefill.hidden_states[method.boundaries[0]]))
+            counts = method.count(prefill.hidden_states, len(prefill.hidden_states[method.watched[0]]))
         self._chosen_by = self._statistics.then(counts, method.settings.omega)
         if method.ours or method.settings.keep_prompt:
             self._statistics = self._chosen_by
         if method.ours:
             method.carry(counts)
+        self.exit = method.choose(self._chosen_by)
 
-    def plan(self) -> Draft:
+    def select(self) -> None:
+        """The exit was chosen after the last round that was counted."""
+
+    def watches(self) -> bool:
+        """In the rounds whose matches are counted."""
+        return self.pays()
+
+    @property
+    def record(self) -> Record:
+        """What came of the exit layer that it would draft with."""
+        return self.method.record_of(self.exit.exit_layer if self.exit.draft_length else 0)
+
+    @property
+    def declined(self) -> bool:
+        """Whether its exit layer promises less than plain decoding, where it may draft nothing."""
+        return self.method.settings.allow_no_draft and super().declined
+
+    def draft(self) -> Draft:
         """Drafts with the chosen exit layer; nothing where the best draft length is 0."""
-        choice, method = self.choice, self._method
-        self._watches = self._counts_now()
-        self._started = method.payoff.clock()
-        declined = method.ours and method.settings.allow_no_draft and self._record.declined
-        if declined or not choice.draft_length:
+        if not self.exit.draft_length:
             return NoDraft()
-        kept = method.kept[choice.exit_layer - 1]
-        return LayerDraft(kept, method.settings.d_max, stop=ConfidenceThreshold(choice.threshold))
+        kept = self.method.kept[self.exit.exit_layer - 1]
+        return LayerDraft(kept, self.method.settings.d_max, stop=ConfidenceThreshold(self.exit.threshold))
 
-    @property
-    def _record(self) -> Record:
-        """What came of the exit layer that it would draft with; an empty one where it drafts nothing."""
-        return (
-            self._method.records[self.choice.exit_layer - 1]
-            if self.choice.draft_length
-            else Record(self._method.payoff)
-        )
+    def adapted(self, draft: Draft) -> Draft:
+        """A draft with the exit layer of another request, and this request's own threshold of it."""
+        if not isinstance(draft, LayerDraft) or len(draft.kept.sublayers) == 2 * self.exit.exit_layer:
+            return draft
+        threshold = float(self._chosen_by.thresholds[len(draft.kept.sublayers) // 2 - 1])
+        return replace(draft, stop=ConfidenceThreshold(threshold))
 
-    def _counts_now(self) -> bool:
-        method = self._method
-        if not method.ours:
-            return True
-        return method.payoff.pays(self._probe.remaining_tokens, self._record.gain)
+    def judge(self, feedback: Feedback, seconds: float) -> None:
+        """Counts a round in the record of the exit layer that drafted it, its own or that of its batch."""
+        self.method.note(feedback)
 
-    def draft_with(self, kept: KeptSet) -> LayerDraft:
-        """Drafts with an exit layer of another request, and this request's own threshold of it.
-
-        Args:
-            kept: the kept set of an early exit.
-        """
-        exit_layer = len(kept.sublayers) // 2
-        threshold = self.choice.threshold
-        if exit_layer != self.choice.exit_layer:
-            threshold = float(self._chosen_by.thresholds[exit_layer - 1])
-        return LayerDraft(kept, self._method.settings.d_max, stop=ConfidenceThreshold(threshold))
-
-    @property
-    def watched(self) -> Collection[int]:
-        """The hidden states after every layer, which give the shadow tokens, in rounds that are counted."""
-        return self._method.boundaries if self._watches else ()
-
-    def learn(self, feedback: Feedback) -> None:
+    def keep(self, feedback: Feedback) -> None:
         """Counts the round's matches, if they are to be counted, and chooses again."""
-        method = self._method
-        method.payoff.note_round(method.payoff.clock() - self._started, len(feedback.acceptance.rows))
-        method.note(feedback)
         if not feedback.hidden_states:
             return
+        method = self.method
         # The valid rows are those whose context is committed, including the first one that the draft got wrong.
         with method.payoff.selection():
             counts = method.count(feedback.hidden_states, feedback.accepted + 1)
         method.carry(counts)
         self._statistics = self._chosen_by = self._statistics.then(counts, method.settings.omega)
-        self.choice = method.choose(self._statistics)
+        self.exit = method.choose(self._statistics)
 
 
 class _Worth:

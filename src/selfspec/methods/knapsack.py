@@ -1,32 +1,31 @@
 """Which sublayers to skip, as a 0/1 knapsack: KnapSpec's two stages as functions of tensors, without a model."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
 
-from selfspec.decoding.fused_selection import SelectionSteps
 from selfspec.methods.objective import tokens_per_time
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.latency import LatencyProfile
+
+Run = Callable[[int, torch.Tensor], torch.Tensor]
+"""Runs one sublayer on independent states ``[count, rows, hidden]`` of the same tokens, as ``Branches.run`` does."""
 
 MAX_WEIGHT = 5
 """Largest weight of a sublayer: the lighter kind weighs 1, the other at most this (authors' code)."""
 _SMALLEST_NORM = 1e-8
 """Norms below this count as this, so that the cosine of a state of norm 0 is 0."""
+_DOUBT = 1.0
+"""Rows without a match that are added to those of a selection, for sets that match on every one of a few rows."""
 
 
 def integer_weights(attention_seconds: float, mlp_seconds: float) -> tuple[int, int]:
     """Latencies as integers: ``w = round(t / Δ)`` with ``Δ = min(t_attn, t_mlp)``, at most ``MAX_WEIGHT``.
 
-    Args:
-        attention_seconds: ``t_attn(n)``, above 0.
-        mlp_seconds: ``t_mlp``, above 0.
-
-    Returns:
-        Weight of an attention and of an MLP sublayer (KnapSpec, section 3.4, integer weight normalization).
+    Returns the weight of an attention and of an MLP sublayer (KnapSpec, section 3.4, integer weight normalization).
     """
     unit = min(attention_seconds, mlp_seconds)
     attention, mlp = (math.floor(min(seconds / unit, MAX_WEIGHT) + 0.5) for seconds in (attention_seconds, mlp_seconds))
@@ -88,10 +87,11 @@ def fill_table(
     weights: Sequence[int | None],
     budget: int,
     similarity_threshold: float,
-    first: int = 0,
+    run: Run,
     *,
+    first: int = 0,
     exact: bool = True,
-) -> SelectionSteps[Table]:
+) -> Table:
     """Algorithm 1 of KnapSpec: for every skipped weight the states closest to the target's own.
 
     ``g[i, j]`` is the better of running sublayer ``i`` on ``g[i - 1, j]`` and of skipping it, ``g[i - 1, j - w]``, by
@@ -104,18 +104,16 @@ def fill_table(
         weights: of each sublayer; ``None`` for one that is never skipped.
         budget: largest skipped weight.
         similarity_threshold: ``τ``, smallest mean cosine of a state that is kept.
+        run: runs a sublayer on several entries.
         first: index of the first of the ``n`` sublayers.
         exact: whether sublayers run on the weights that gave ``X``, so that ``g[i, 0]`` is ``X(i)``.
-
-    Returns:
-        The filled table.
     """
     used, states = [0], references[:1]
     similarities = torch.zeros(budget + 1)
     skips = torch.zeros((len(weights), budget + 1), dtype=torch.bool)
     for index, weight in enumerate(weights):
         reference = references[index + 1]
-        ran = yield from _run(first + index, states, reference if exact else None, budget)
+        ran = _run_entries(first + index, states, reference if exact else None, budget, run)
         movable = 0 if weight is None else sum(one + weight <= budget for one in used)
         moved = [one + (weight or 0) for one in used[:movable]]
         offered = torch.cat([_cosines(part, reference) for part in (ran, states[:movable])])
@@ -132,7 +130,9 @@ def fill_table(
     return Table(tuple(used), states, similarities, skips)
 
 
-def _run(sublayer: int, states: torch.Tensor, known: torch.Tensor | None, budget: int) -> SelectionSteps[torch.Tensor]:
+def _run_entries(
+    sublayer: int, states: torch.Tensor, known: torch.Tensor | None, budget: int, run: Run
+) -> torch.Tensor:
     """Runs a sublayer on all entries but the first if its result is known; ``[entries, rows, hidden]``.
 
     Entries of zeros are added until there are as many as one of four sizes, so that few masks are made.
@@ -144,7 +144,7 @@ def _run(sublayer: int, states: torch.Tensor, known: torch.Tensor | None, budget
         return known[None]
     quarter = -(-most // 4)
     more = min(most, -(-count // quarter) * quarter) - count
-    ran = yield sublayer, functional.pad(states[first:], (0, 0, 0, 0, 0, more)) if more else states[first:]
+    ran = run(sublayer, functional.pad(states[first:], (0, 0, 0, 0, 0, more)) if more else states[first:])
     return ran[:count] if known is None else torch.cat([known[None], ran[:count]])
 
 
@@ -158,13 +158,8 @@ def _chosen(
 ) -> torch.Tensor:
     """The states of the entries that exist, ascending by weight.
 
-    Args:
-        ran: states after running the sublayer, one for each of ``used``.
-        used: their skipped weights.
-        skipped: states before it.
-        moved: skipped weights of the first of these if they skip it.
-        skips: bool ``[budget + 1]``, the entries that skip it.
-        runs: bool ``[budget + 1]``, those that run it.
+    ``ran`` and ``skipped`` are the states after and before the sublayer, of the weights ``used`` and, of the first of
+    them, ``moved``; ``skips`` and ``runs``, bool ``[budget + 1]``, are the entries that skip and run it.
     """
     exists = (skips | runs).nonzero().flatten()
     states = ran.new_empty(len(exists), *ran.shape[1:])
@@ -179,12 +174,8 @@ def _chosen(
 def backtrack(skips: torch.Tensor, weights: Sequence[int | None]) -> torch.Tensor:
     """Which sublayers each entry of the last row skips (KnapSpec, algorithm 2, for all entries at once).
 
-    Args:
-        skips: from a table, bool ``[n, budget + 1]``, on the host.
-        weights: as the table was filled with.
-
-    Returns:
-        bool ``[budget + 1, n]``; rows of entries that do not exist are undefined.
+    ``skips`` and ``weights`` are those of the table. Returns bool ``[budget + 1, n]``; rows of entries that do not
+    exist are undefined.
     """
     entry = torch.arange(skips.shape[1])
     skipped = torch.zeros(skips.shape[1], skips.shape[0], dtype=torch.bool)
@@ -205,18 +196,16 @@ def best_candidate(
 ) -> Selection:
     """The second stage (section 3.5): set and draft length of the highest TPT (equation 4).
 
-    The whole model is among the candidates. Its TPT is that of plain decoding, for any draft length.
+    The whole model is among the candidates. Its TPT is that of plain decoding, for any draft length. On a tie it is
+    the candidate that skips less, then the shorter length.
 
     Args:
         candidates: of the dynamic program.
-        profile: the latencies.
+        profile: the latencies of the target.
         context: tokens in the cache.
         max_draft_length: ``D``; lengths from 1 on are tried.
         with_head: count the time of a step outside of its sublayers.
         draft_profile: the latencies of the weights that draft; ``profile`` if not given.
-
-    Returns:
-        The best one; on a tie the one that skips less, then the shorter one.
     """
     drafting = draft_profile or profile
     steps = [drafting.draft_step(kept, context, with_head=with_head) for kept in candidates.kept]
@@ -244,3 +233,36 @@ def _cosines(states: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     norms = torch.linalg.vector_norm(rows, dim=-1) * torch.linalg.vector_norm(reference, dim=-1)
     cosines: torch.Tensor = (products / norms.clamp_min(_SMALLEST_NORM)).mean(-1)
     return cosines.nan_to_num(nan=-math.inf)
+
+
+class Calibration:
+    """The line ``α = 1 - κ (1 - similarity)`` through the candidates of a selection, corrected by live rounds.
+
+    A selection measures acceptance on a few rows, and the set of the highest objective is often one that was lucky on
+    them. Similarity varies less from set to set: on SmolLM2-135M the acceptance on the next 100 tokens correlates with
+    it by 0.78 and with ``α̂`` of nine rows by 0.63 (twelve contexts, ten sets of each). So ``κ`` is fitted to all
+    candidates by least squares, and counts as much as the ``rows`` that it was fitted to. Each tested draft token is
+    one more. (Ours: the first choice is the paper's, by ``α̂``; it is made again once drafts have been tested.)
+    """
+
+    def __init__(self, candidates: Candidates, rows: int) -> None:
+        self._candidates = candidates
+        self._gaps = gaps = 1 - candidates.similarities
+        missed = 1 - candidates.acceptance * rows / (rows + _DOUBT)
+        others = gaps > 0
+        self._expected = rows * float(gaps[others].mean()) if bool(others.any()) else 0.0
+        slope = float((gaps * missed)[others].sum() / gaps[others].square().sum()) if self._expected else 0.0
+        self._missed = slope * self._expected
+
+    def note_round(self, kept: KeptSet, drafted: int, accepted: int) -> None:
+        """Counts a round of one of the candidates: its accepted tokens, and the first one that was not."""
+        if kept in self._candidates.kept:
+            missed = int(accepted < drafted)
+            self._expected += (accepted + missed) * float(self._gaps[self._candidates.kept.index(kept)])
+            self._missed += missed
+
+    @property
+    def candidates(self) -> Candidates:
+        """The candidates, with the acceptance that is expected of them now."""
+        slope = self._missed / self._expected if self._expected else 0.0
+        return replace(self._candidates, acceptance=(1 - slope * self._gaps).clamp(0.0, 1.0))

@@ -1,42 +1,95 @@
 """KnapSpec: the draft is what an integer knapsack over attention and MLP latencies says is worth its time."""
 
-import threading
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from selfspec.decoding.draft import Draft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.fused_selection import FusedSelection, run_selection
 from selfspec.decoding.layer_draft import LayerDraft
-from selfspec.decoding.probe import Branches, Probe
+from selfspec.decoding.probe import Branches
 from selfspec.decoding.stopping import ConfidenceThreshold
-from selfspec.methods.base import Method
+from selfspec.errors import StateError
 from selfspec.methods.budget import most_skipped
-from selfspec.methods.knapsack import Candidates, Selection, best_candidate, integer_weights
-from selfspec.methods.knapspec_calibration import Calibration
-from selfspec.methods.knapspec_candidates import PAPER_SKIP_RATIO, find_candidates, selection_rows
-from selfspec.methods.knapspec_choice import Choice, Ground, read_selection, selection_values
+from selfspec.methods.knapsack import Calibration, Candidates, Selection, best_candidate, integer_weights
+from selfspec.methods.knapspec_candidates import (
+    PAPER_SKIP_RATIO,
+    RecentRounds,
+    SpreadRows,
+    find_candidates,
+    selection_rows,
+)
 from selfspec.methods.knapspec_latencies import Latencies, read_profile
-from selfspec.methods.knapspec_schedule import OurSchedule, PaperSchedule, Schedule
-from selfspec.methods.knapspec_settings import KnapSpecSettings
-from selfspec.methods.payoff import NEW, Payoff, Record
+from selfspec.methods.layer_search import check_skipped, free_sublayers
+from selfspec.methods.payoff import NEW, Record
 from selfspec.methods.registry import register
-from selfspec.methods.sharing import share_kept_set
+from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings
+from selfspec.methods.settings import setting
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.latency import LatencyProfile
 from selfspec.runtimes.target import Target
 
-__all__ = ["KnapSpec", "KnapSpecDrafter", "KnapSpecSettings"]
-
 _LARGE_MODEL = 10_000_000_000
 _TOKENS = 40
 """Output tokens before the first selection of our schedule."""
 
+_SELECTION = "selection"
+_SELECTION_NUMBERS = ("draft_length", "acceptance", "tokens_per_second")
+
+
+@dataclass(frozen=True)
+class KnapSpecSettings(SelectingSettings):
+    """Settings of ``knapspec``."""
+
+    interval: int | None = setting(
+        None,
+        "rounds between two selections, at least; none is 64 below 10 billion parameters and 128 from there",
+        minimum=1,
+    )
+    recent_rounds: int = setting(
+        5,
+        "with schedule=paper, rounds that the whole model drafts before the first selection, and rounds whose tokens a "
+        "selection uses",
+        minimum=1,
+        maximum=64,
+    )
+    recent_tokens: int | None = setting(
+        None,
+        "with schedule=ours, output tokens over which the rows of a selection are spread; none is 40. There are as "
+        "many rows as a 64th of the hidden size, at least 8, which bounds the memory",
+        minimum=1,
+        maximum=128,
+    )
+    similarity_threshold: float = setting(
+        0.5, "prune states whose mean cosine to the target's is lower", minimum=-1.0, maximum=1.0
+    )
+    max_draft_length: int = setting(10, "longest draft, in the objective too", minimum=1, maximum=64)
+    confidence_threshold: float = setting(
+        0.7,
+        "stop drafting after a token less confident than this; 0 drafts the selected length",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    tpt: str = setting(
+        "paper",
+        "time of a step in the objective: paper counts attention and MLP, with_head adds embedding, norm and LM head",
+        choices=("paper", "with_head"),
+    )
+
+
+@dataclass(frozen=True)
+class CalibratedChoice(Choice):
+    """A selection in use, with the calibration of its candidates; ``None`` with ``schedule=paper`` or from a state."""
+
+    calibration: Calibration | None = None
+
 
 @register
-class KnapSpec(Method):
+class KnapSpec(SelectingMethod):
     """Drafts with the sublayers and the length that promise the most tokens per time (KnapSpec, algorithm 1).
 
     With ``schedule=paper`` the whole model drafts ``recent_rounds`` rounds, which takes no longer than plain decoding.
@@ -46,9 +99,8 @@ class KnapSpec(Method):
 
     With ``schedule=ours`` the first request drafts nothing until its output has ``recent_tokens`` tokens (40). A
     selection uses rows spread over the last 40, as many as a 64th of the hidden size (at least 8), which bounds the
-    memory; a row sees the target's keys, as the first token of a draft does. Later requests start with the last
-    selection, and there is another one where it pays (``selfspec.methods.payoff``), at least ``interval`` rounds after
-    the last. A set whose live acceptance promises less than plain decoding is declined.
+    memory; a row sees the target's keys, as the first token of a draft does. There is another selection at least
+    ``interval`` rounds after the last.
 
     Candidates skip at most half as much again as ``selfspec.methods.budget`` gives a model of this size (a half in the
     paper), and once drafts have been tested the choice among them is made again (``Calibration``).
@@ -68,9 +120,6 @@ class KnapSpec(Method):
 
     With ``draft_bits`` branches, acceptance and the latencies of drafts are those of the copies; the branches start
     from the target's ``h[2]``. The whole model is a draft then, too.
-
-    In a batch the layer drafts share one kept set, as ``selfspec.methods.sharing`` says, unless ``share_kept_set`` is
-    off. Each request still makes its own selections.
     """
 
     name = "knapspec"
@@ -78,24 +127,23 @@ class KnapSpec(Method):
     source = "KnapSpec (Cha et al. 2026)"
     Settings = KnapSpecSettings
     settings: KnapSpecSettings
-    learns = True
 
     def __init__(self, target: Target, settings: KnapSpecSettings) -> None:
         super().__init__(target, settings)
-        self.interval = settings.interval or _default_interval(target)
+        self.interval = settings.interval or (64 if target.parameter_count < _LARGE_MODEL else 128)
         # The first and the last layer are never skipped (authors' code), so the program starts after the first.
         self.has_choice = target.layer_count > 2
-        self.watched = range(2, target.sublayer_count + 1) if self.has_choice else range(0)
         self.tokens = settings.recent_tokens or _TOKENS
         self.rows = min(self.tokens, max(8, target.hidden_size // 64))
-        ours = settings.schedule == "ours"
-        most_tokens = self.rows if ours else settings.recent_rounds * (settings.max_draft_length + 1)
+        most_tokens = self.rows if self.ours else settings.recent_rounds * (settings.max_draft_length + 1)
         self.selection_rows = selection_rows(target, most_tokens)
-        self.skip_ratio = most_skipped(target) if ours else PAPER_SKIP_RATIO
-        self.payoff = Payoff()
-        self._choice: Choice | None = None
+        self.skip_ratio = most_skipped(target) if self.ours else PAPER_SKIP_RATIO
         self.latencies = Latencies(target, self.draft_precision)
-        self._lock = threading.Lock()
+
+    @property
+    def watched(self) -> Collection[int]:
+        """Every state after the first layer."""
+        return range(2, self.target.sublayer_count + 1) if self.has_choice else range(0)
 
     @property
     def needs(self) -> Needs:
@@ -112,25 +160,8 @@ class KnapSpec(Method):
         """The latencies of the weights that draft; see ``Latencies.of_drafts``."""
         return self.latencies.of_drafts
 
-    def schedule(self, probe: Probe) -> Schedule:
-        """The schedule of a request."""
-        if self.settings.schedule == "paper":
-            return PaperSchedule(probe, self.interval, self.settings.recent_rounds)
-        return OurSchedule(probe, self.interval, self.tokens, self.rows)
-
-    @property
-    def last_choice(self) -> Choice | None:
-        """The last selection of any request, and what came of it; ``None`` before the first."""
-        with self._lock:
-            return self._choice
-
     def best_of(self, candidates: Candidates, context: int) -> Selection:
-        """The second stage: the set and the length that promise most.
-
-        Args:
-            candidates: of the first stage.
-            context: tokens in the cache.
-        """
+        """The second stage: the set and the length that promise most at this many tokens in the cache."""
         return best_candidate(
             candidates,
             self.profile,
@@ -140,23 +171,24 @@ class KnapSpec(Method):
             draft_profile=self.draft_profile,
         )
 
-    def adopt(self, selection: Selection, context: int, ground: Ground | None = None) -> Choice:
-        """Takes a selection as the last one.
-
-        Args:
-            selection: the selection.
-            context: tokens in the cache.
-            ground: what it was selected from, where that can be looked at again.
-        """
-        with_head, profile = self.settings.tpt == "with_head", self.profile
+    def choice_of(
+        self, selection: Selection, context: int = 0, calibration: Calibration | None = None
+    ) -> CalibratedChoice:
+        """Drafts by a selection. The whole model as its own draft gains nothing, so it becomes plain decoding."""
+        if not selection.kept.skipped and self.draft_precision is None:
+            return CalibratedChoice(selection, NoDraft(), Record(self.payoff), calibration)
+        with_head = self.settings.tpt == "with_head"
         step = self.draft_profile.draft_step(selection.kept, context, with_head=with_head)
-        cost = step / profile.target_step(context, with_head=with_head)
-        drafts = bool(selection.kept.skipped) or self.draft_precision is not None
-        record = Record(self.payoff, cost if drafts else None)
-        choice = Choice(selection, record, ground)
-        with self._lock:
-            self._choice = choice
-        return choice
+        record = Record(self.payoff, step / self.profile.target_step(context, with_head=with_head))
+        return CalibratedChoice(selection, self.draft(selection.kept, selection.draft_length), record, calibration)
+
+    def draft(self, kept: KeptSet, selected_length: int) -> LayerDraft:
+        """Drafts with a kept set until confidence is low, or else to the selected length."""
+        settings = self.settings
+        if settings.confidence_threshold == 0:
+            return LayerDraft(kept, selected_length)
+        # Section 3.5, dynamic drafting exit: confidence decides instead of the selected length.
+        return LayerDraft(kept, settings.max_draft_length, ConfidenceThreshold(settings.confidence_threshold))
 
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Makes the copies that draft, and measures the latencies unless they are saved."""
@@ -168,174 +200,133 @@ class KnapSpec(Method):
         """Starts on a request."""
         return KnapSpecDrafter(self, prefill)
 
-    def arrange(self, drafters: Sequence[Drafter], drafts: Sequence[Draft]) -> list[Draft]:
-        """One kept set for the drafts of a batch, unless ``share_kept_set`` is off."""
-        return share_kept_set(drafts) if self.settings.share_kept_set else list(drafts)
+    def values_of(self, selection: Selection | None) -> dict[str, Any]:
+        """The latency profile, if there is one yet, and the selection."""
+        if selection is None:
+            return {**self.latencies.values(), _SELECTION: None}
+        numbers = {name: getattr(selection, name) for name in _SELECTION_NUMBERS}
+        return {**self.latencies.values(), _SELECTION: {"skipped": list(selection.kept.skipped), **numbers}}
 
-    def state(self) -> LearnedState:
-        """The latency profile and the last selection, if there are any yet."""
-        choice = self.last_choice
-        selection = selection_values(None if choice is None else choice.selection)
-        return LearnedState({**self.latencies.values(), **selection})
-
-    def restore(self, state: LearnedState) -> None:
-        """Loads a latency profile, so that none is measured, and a selection.
-
-        Args:
-            state: from ``state``.
-
-        Raises:
-            StateError: it is damaged, or the latencies were measured on another device or in another dtype.
-        """
+    def read(self, state: LearnedState) -> Selection | None:
+        """The selection of a state; takes up its latency profile, so that none is measured."""
         profile = read_profile(state, self.target)
-        selection = read_selection(state, self.target, self.settings.max_draft_length)
+        selection = _read_selection(state, self.target, self.settings.max_draft_length)
         self.latencies.adopt(profile)
-        with self._lock:
-            self._choice = None
-        if profile is not None and selection is not None:
-            self.adopt(selection, context=0)
+        return None if profile is None else selection
 
 
-class KnapSpecDrafter(Drafter):
-    """One request's selections.
+def _read_selection(state: LearnedState, target: Target, longest: int) -> Selection | None:
+    values: Any = state.values.get(_SELECTION)
+    if values is None:
+        return None
+    if not isinstance(values, Mapping) or values.keys() != {"skipped", *_SELECTION_NUMBERS}:
+        raise StateError("the state's selection is damaged; learn it again")
+    if values["skipped"] != []:
+        check_skipped(values["skipped"], free_sublayers(target.layer_count))
+    length, *rates = (values[name] for name in _SELECTION_NUMBERS)
+    are_rates = all(type(rate) is float and 0 <= rate < math.inf for rate in rates)
+    if type(length) is not int or not 1 <= length <= longest or not are_rates:
+        raise StateError(f"the state's selection is not one of drafts of up to {longest} tokens; learn it again")
+    return Selection(KeptSet.skipping(values["skipped"], target.sublayer_count), length, *rates)
 
-    Args:
-        method: its method.
-        prefill: of the request.
 
-    Attributes:
-        selection: the last one; ``None`` before the first, and if the model is too small to skip anything.
-        probe: of the request.
-    """
+class KnapSpecDrafter(SelectingDrafter):
+    """One request's selections."""
+
+    method: KnapSpec
 
     def __init__(self, method: KnapSpec, prefill: Prefill) -> None:
-        self.probe = prefill.probe
-        self._method = method
-        self._settings = method.settings
-        self._schedule = method.schedule(self.probe)
-        self._ours = self._settings.schedule == "ours"
-        self._choice: Choice | None = None
-        self._draft: Draft = NoDraft()
-        self._fused: FusedSelection[Candidates] | None = None
-        self._rows = 0
-        self._started = 0.0
+        super().__init__(method, prefill)
+        recent_rounds = method.settings.recent_rounds
+        self._rows: SpreadRows | RecentRounds = (
+            SpreadRows(method.tokens, method.rows) if method.ours else RecentRounds(recent_rounds)
+        )
+        # The first selection is as soon as there are rows for it.
+        self.rounds = method.interval - (0 if method.ours else min(recent_rounds, method.interval))
         if method.has_choice:
             _ = method.profile, method.draft_profile  # measured before the first round, if at all
-            if not self._ours:
-                self._draft = self._draft_with(
-                    KeptSet.full(method.target.sublayer_count), self._settings.max_draft_length
-                )
 
     @property
     def selection(self) -> Selection | None:
         """The last one; ``None`` before the first, and if the model is too small to skip anything."""
-        return None if self._choice is None else self._choice.selection
+        return None if self.choice is None else self.choice.selection
 
-    def plan(self) -> Draft:
-        """Selects again if it is time to, then drafts with the last selection."""
-        method = self._method
-        if self._ours and self._choice is None and (choice := method.last_choice) is not None:
-            self._use(choice)
-        if method.has_choice and self._schedule.is_due(self._ours and self._pays()):
-            with method.payoff.selection():
-                self.select(*self._schedule.take(method.selection_rows, method.draft_precision))
-        self._started = method.payoff.clock()
-        declined = self._ours and self._choice is not None and self._choice.record.declined
-        return NoDraft() if declined else self._draft
-
-    def _pays(self) -> bool:
-        record = Record(self._method.payoff) if self._choice is None else self._choice.record
-        return self._method.payoff.pays(self.probe.remaining_tokens, record.gain)
-
-    @property
-    def watched(self) -> Collection[int]:
-        """Every state after the first layer, in the rounds whose tokens a selection will use."""
-        return self._method.watched if self._schedule.watching else ()
-
-    @property
-    def fused_selection(self) -> FusedSelection[Candidates] | None:
-        """The selection, where it runs with the verification."""
-        return self._fused
-
-    def learn(self, feedback: Feedback) -> None:
-        """Counts the round, and keeps the states of its tokens."""
-        seconds, rows = self._method.payoff.clock() - self._started, len(feedback.acceptance.rows)
-        kept = feedback.draft.kept if isinstance(feedback.draft, LayerDraft) else None
-        if self._fused is not None:
-            self._choose(self._fused.outcome)
-            self._fused = None
-        else:
-            self._method.latencies.note_round(kept, feedback.drafted, self.probe.committed, seconds)
-            if kept is not None and self._choice is not None:
-                self._judge(self._choice, kept, feedback.drafted, feedback.accepted)
-        self._method.payoff.note_round(seconds, rows)
-        states = [feedback.hidden_states[index][:rows] for index in self._method.watched if feedback.hidden_states]
-        self._schedule.note_round(torch.stack(states) if states else None, rows)
-
-    def _judge(self, choice: Choice, kept: KeptSet, drafted: int, accepted: int) -> None:
-        """Counts a round of a choice, and takes another of its candidates if that promises more by now."""
-        before = choice.record.drafted // NEW
-        choice.record.note_round(drafted, accepted)
-        if choice.ground is None:
+    def select(self) -> None:
+        """Selects again if there are rows, ``interval`` rounds after the last selection."""
+        method = self.method
+        if not (self.rounds >= method.interval and self._rows.ready and self.pays()):
             return
-        choice.ground.note_round(kept, drafted, accepted)
-        if choice.record.drafted // NEW > before:
-            selection = self._method.best_of(choice.ground.calibrated, self.probe.committed)
-            if selection.kept != choice.selection.kept:
-                self._use(self._method.adopt(selection, self.probe.committed, choice.ground))
+        with method.payoff.selection():
+            self.choose(*self._rows.take(self.probe, method.selection_rows, method.draft_precision))
+        self.rounds = 0
+        if method.ours or method.interval >= method.settings.recent_rounds:
+            self._rows.clear()  # otherwise the next selection uses some of them again
 
-    def observe(self, feedback: Feedback) -> None:
-        """Drops the states kept so far: a selection is over those of successive rounds of its own."""
-        self._schedule.restart()
-
-    def select(self, references: torch.Tensor, branches: Branches | None = None) -> None:
-        """Selects again, at once or fused.
+    def choose(self, references: torch.Tensor, branches: Branches | None = None) -> None:
+        """Drafts with the best of the candidates from now on.
 
         Args:
             references: ``[2L - 1, rows, hidden]``, the target's states ``h[2] … h[2L]`` of committed tokens.
             branches: of the same rows; those of the last committed tokens if not given.
         """
-        method, settings = self._method, self._settings
-        self._rows = references.shape[1]
-        profile, context = method.draft_profile, self.probe.committed
+        method, context, rows = self.method, self.probe.committed, references.shape[1]
+        profile = method.draft_profile
         if branches is None:
-            branches = self.probe.branches(references.shape[1], method.selection_rows, method.draft_precision)
-        steps = find_candidates(
+            branches = self.probe.branches(rows, method.selection_rows, method.draft_precision)
+        candidates = find_candidates(
             method.target,
             references,
+            branches.run,
             weights=integer_weights(profile.attention(context), profile.mlp),
-            similarity_threshold=settings.similarity_threshold,
+            similarity_threshold=method.settings.similarity_threshold,
             skip_ratio=method.skip_ratio,
             precision=method.draft_precision,
         )
-        if settings.fused_selection:
-            self._fused = FusedSelection(steps, branches)
-        else:
-            self._choose(run_selection(steps, branches.run))
+        calibration = Calibration(candidates, rows) if method.ours else None
+        self.use(method.choice_of(method.best_of(candidates, context), context, calibration))
 
-    def _choose(self, candidates: Candidates) -> None:
-        """Drafts with the best of the candidates from now on."""
-        ground = Ground(candidates, Calibration(candidates, self._rows)) if self._ours else None
-        selection = self._method.best_of(candidates, self.probe.committed)
-        self._use(self._method.adopt(selection, self.probe.committed, ground))
+    def watches(self) -> bool:
+        """In the rounds whose tokens a selection will use."""
+        method, left = self.method, self.method.interval - self.rounds
+        if not method.ours:
+            return left <= method.settings.recent_rounds
+        collects = left <= method.tokens and self.pays()
+        if not collects:
+            self._rows.clear()
+        return collects
 
-    def _use(self, choice: Choice) -> None:
-        self._choice, self._draft = choice, self._as_draft(choice.selection)
+    def draft(self) -> Draft:
+        """By its choice; with ``schedule=paper`` the whole model drafts until there is one."""
+        method = self.method
+        if self.choice is None and not method.ours and method.has_choice:
+            return method.draft(KeptSet.full(method.target.sublayer_count), method.settings.max_draft_length)
+        return super().draft()
 
-    def _as_draft(self, selection: Selection) -> Draft:
-        """What drafts by a selection. The whole model as its own draft gains nothing, so it becomes plain decoding."""
-        if not selection.kept.skipped and self._method.draft_precision is None:
-            return NoDraft()
-        return self._draft_with(selection.kept, selection.draft_length)
+    def judge(self, feedback: Feedback, seconds: float) -> None:
+        """Counts a round of its choice, and takes another of its candidates if that promises more by now."""
+        method, context, choice = self.method, self.probe.committed, self.choice
+        kept = feedback.draft.kept if isinstance(feedback.draft, LayerDraft) else None
+        method.latencies.note_round(kept, feedback.drafted, context, seconds)
+        if kept is None or choice is None:
+            return
+        before = choice.record.drafted // NEW
+        choice.record.note_round(feedback.drafted, feedback.accepted)
+        calibration = choice.calibration if isinstance(choice, CalibratedChoice) else None
+        if calibration is None:
+            return
+        calibration.note_round(kept, feedback.drafted, feedback.accepted)
+        if choice.record.drafted // NEW > before:
+            selection = method.best_of(calibration.candidates, context)
+            if selection.kept != choice.selection.kept:
+                self.use(method.choice_of(selection, context, calibration))
 
-    def _draft_with(self, kept: KeptSet, selected_length: int) -> LayerDraft:
-        settings = self._settings
-        if settings.confidence_threshold == 0:
-            return LayerDraft(kept, selected_length)
-        # Section 3.5, dynamic drafting exit: confidence decides instead of the selected length.
-        stop = ConfidenceThreshold(settings.confidence_threshold)
-        return LayerDraft(kept, settings.max_draft_length, stop)
+    def keep(self, feedback: Feedback) -> None:
+        """Keeps the states of its tokens."""
+        if feedback.hidden_states:
+            rows = len(feedback.acceptance.rows)
+            states = torch.stack([feedback.hidden_states[index][:rows] for index in self.method.watched])
+            self._rows.add(self.probe.committed - rows, states)
 
-
-def _default_interval(target: Target) -> int:
-    return 64 if target.parameter_count < _LARGE_MODEL else 128
+    def observe(self, feedback: Feedback) -> None:
+        """Drops the states kept so far: a selection is over those of successive rounds of its own."""
+        self._rows.clear()

@@ -1,11 +1,12 @@
-"""KnapSpec's first stage: one candidate set for every skipped weight, with its similarity and acceptance."""
+"""KnapSpec's first stage: the rows of a selection, and one candidate set for every skipped weight."""
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
 
-from selfspec.decoding.fused_selection import SelectionSteps
-from selfspec.methods.knapsack import MAX_WEIGHT, Candidates, backtrack, fill_table
+from selfspec.decoding.probe import Branches, Probe
+from selfspec.methods.knapsack import MAX_WEIGHT, Candidates, Run, backtrack, fill_table
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
@@ -21,33 +22,33 @@ _FEWEST_ROWS, _MOST_ROWS = 96, 1024
 def find_candidates(
     target: Target,
     references: torch.Tensor,
+    run: Run,
     *,
     weights: tuple[int, int],
     similarity_threshold: float,
     skip_ratio: float = PAPER_SKIP_RATIO,
     precision: AnyPrecision | None = None,
-) -> SelectionSteps[Candidates]:
+) -> Candidates:
     """The first stage of KnapSpec (section 3.4): one set for every skipped weight up to ``K · skip_ratio``.
 
-    ``K`` is the weight of all ``2L`` sublayers. First and last layer always run (authors' code).
+    ``K`` is the weight of all ``2L`` sublayers. First and last layer always run (authors' code). The sets that were
+    not pruned are returned, that of the whole model first.
 
     Args:
         target: the model.
         references: ``X``, ``[2L - 1, rows, hidden]``: the target's states ``h[2] … h[2L]`` at the recent tokens.
+        run: runs a sublayer on several branches of these tokens.
         weights: integer latencies of attention and MLP.
         similarity_threshold: ``τ``.
         skip_ratio: largest skipped share of ``K``; a half in the paper.
         precision: of the weights that draft, on which the candidates are run from ``h[2]`` on; ``None`` for the
             target's own.
-
-    Returns:
-        The sets that were not pruned, that of the whole model first.
     """
     layers = target.layer_count
     items: list[int | None] = [*weights * (layers - 2), None, None]
     budget = min(int(layers * sum(weights) * skip_ratio), (layers - 2) * sum(weights))
     exact = precision is None
-    table = yield from fill_table(references, items, budget, similarity_threshold, first=2, exact=exact)
+    table = fill_table(references, items, budget, similarity_threshold, run, first=2, exact=exact)
     found = list(table.weights)
     skipped = backtrack(table.skips, items)[found]
     own = None if exact else references[-1]
@@ -75,9 +76,6 @@ def acceptance_rates(
         most_rows: of one pass through the LM head; if not given, as many as have logits of 0.5 % of the weights' bytes.
         reference: ``[rows, hidden]``, the target's own; the first of the states if not given.
         precision: of the LM head that reads the states; ``None`` for the target's own.
-
-    Returns:
-        float32 ``[n]``.
     """
     logits_bytes = target.vocab_size * states.element_size()
     affordable = max(states.shape[1], _weight_bytes(target) // _SCRATCH_SHARE // logits_bytes)
@@ -108,3 +106,64 @@ def selection_rows(target: Target, tokens: int) -> int:
     affordable = _weight_bytes(target) // _SCRATCH_SHARE // slot
     rows = min(max(affordable, _FEWEST_ROWS), _MOST_ROWS, most_branches * tokens)
     return max(rows, tokens)
+
+
+class RecentRounds:
+    """All tokens of the last rounds, as windows in which each branch sees its own keys (the paper)."""
+
+    def __init__(self, rounds: int) -> None:
+        self._recent: deque[torch.Tensor] = deque(maxlen=rounds)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are any."""
+        return bool(self._recent)
+
+    def add(self, first: int, states: torch.Tensor) -> None:
+        """Adds the states ``[2L - 1, rows, hidden]`` of a round's tokens, the first of them at a position."""
+        self._recent.append(states)
+
+    def take(self, probe: Probe, most_rows: int, precision: AnyPrecision | None) -> tuple[torch.Tensor, Branches]:
+        """The target's states ``[2L - 1, rows, hidden]``, and what runs branches of these rows."""
+        references = torch.cat(list(self._recent), dim=1)
+        return references, probe.branches(references.shape[1], most_rows, precision)
+
+    def clear(self) -> None:
+        """Drops all states."""
+        self._recent.clear()
+
+
+class SpreadRows:
+    """``rows`` rows spread evenly over the last ``tokens`` tokens (ours).
+
+    A row sees the target's keys, so rows need not be neighbours: spread ones differ more, and so say more about the
+    text than as many in a row. The members are those of ``RecentRounds``.
+    """
+
+    def __init__(self, tokens: int, rows: int) -> None:
+        self._tokens = tokens
+        self._stride = tokens // rows
+        self._rows: deque[tuple[int, torch.Tensor]] = deque(maxlen=rows)
+        self._seen = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are enough tokens."""
+        return self._seen >= self._tokens
+
+    def add(self, first: int, states: torch.Tensor) -> None:
+        """Keeps the states of every n-th token."""
+        for row in range(states.shape[1]):
+            if self._seen % self._stride == 0:
+                self._rows.append((first + row, states[:, row].clone()))
+            self._seen += 1
+
+    def take(self, probe: Probe, most_rows: int, precision: AnyPrecision | None) -> tuple[torch.Tensor, Branches]:
+        """The states that were kept, and what runs branches of their rows."""
+        references = torch.stack([states for _, states in self._rows], dim=1)
+        return references, probe.points([place for place, _ in self._rows], most_rows, precision)
+
+    def clear(self) -> None:
+        """Drops all states."""
+        self._rows.clear()
+        self._seen = 0

@@ -37,10 +37,6 @@ _FIRST = 2  # sublayers of the first layer, which no point skips
 def starting_set(layer_count: int, skip_ratio: float) -> tuple[int, ...]:
     """The sublayers that a search skips at first: evenly spread ones.
 
-    Args:
-        layer_count: layers of the model.
-        skip_ratio: share of the free sublayers to skip, 0 to 1.
-
     Raises:
         InvalidSettingError: the ratio skips none.
     """
@@ -111,11 +107,7 @@ def discretise(values: npt.NDArray[np.float64], count: int | None) -> npt.NDArra
 
 
 class Observations:
-    """The last scored points, oldest first.
-
-    Args:
-        free: coordinates of a point.
-    """
+    """The last scored points, oldest first."""
 
     def __init__(self, free: int) -> None:
         self.free = free
@@ -150,10 +142,6 @@ class Observations:
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor], free: int) -> "Observations":
         """Observations from ``tensors``.
 
-        Args:
-            tensors: of a state file.
-            free: coordinates of a point.
-
         Raises:
             StateError: shapes, types or values are not those of observations of ``free`` coordinates.
         """
@@ -171,9 +159,6 @@ class Observations:
 
 def require_gaussian_process(remedy: str = "") -> None:
     """Imports scikit-learn, so that no request waits for the import.
-
-    Args:
-        remedy: what else the user can do without scikit-learn, for the message.
 
     Raises:
         MissingPackageError: scikit-learn is not installed.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Feedback, FixedDrafter, Prefill
 from selfspec.decoding.layer_draft import LayerDraft
-from selfspec.decoding.stopping import DraftVerifyThreshold
 from selfspec.methods.base import Method
+from selfspec.methods.draft_verify import ThresholdDrafter, ThresholdSettings
 from selfspec.methods.precision_settings import PrecisionSettings
 from selfspec.methods.registry import register
 from selfspec.methods.settings import setting
@@ -99,15 +99,8 @@ class _FiniteState(Drafter):
 
 
 @dataclass(frozen=True)
-class DraftVerifySettings(EarlyExitSettings):
+class DraftVerifySettings(EarlyExitSettings, ThresholdSettings):
     """Settings of ``layerskip-dv``."""
-
-    max_draft_length: int = setting(12, "longest draft", minimum=1, maximum=64)
-    threshold: float = setting(0.6, "confidence threshold at the start of a request", minimum=0.0, maximum=1.0)
-    target_acceptance: float = setting(
-        0.9, "acceptance rate that the threshold adapts to hold", minimum=0.0, maximum=1.0
-    )
-    step: float = setting(0.01, "step of the threshold after a round", minimum=0.0, maximum=1.0)
 
 
 @register
@@ -122,22 +115,4 @@ class LayerSkipDraftVerify(_EarlyExit):
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        threshold = DraftVerifyThreshold(
-            self.settings.threshold, target_acceptance=self.settings.target_acceptance, step=self.settings.step
-        )
-        return _DraftVerify(self.kept, self.settings.max_draft_length, threshold)
-
-
-class _DraftVerify(Drafter):
-    def __init__(self, kept: KeptSet, max_draft_length: int, threshold: DraftVerifyThreshold) -> None:
-        self._draft = LayerDraft(kept, max_draft_length, stop=threshold)
-        self._threshold = threshold
-
-    def plan(self) -> Draft:
-        """Drafts with the first layers, until a confidence is below the threshold."""
-        return self._draft
-
-    def learn(self, feedback: Feedback) -> None:
-        """Moves the threshold by the round's acceptance."""
-        reached_limit = feedback.drafted == self._draft.limit
-        self._threshold.update(feedback.drafted, feedback.accepted, reached_limit=reached_limit)
+        return ThresholdDrafter(self.kept, self.settings, self.settings.threshold)

@@ -31,10 +31,6 @@ def outside_methods() -> dict[str, list[EntryPoint]]:
 def load_entry_point(name: str, entries: list[EntryPoint]) -> type[Method]:
     """The method of an entry point.
 
-    Args:
-        name: the entry point's name.
-        entries: all entry points of this name.
-
     Raises:
         MethodLoadError: there are several, it cannot be imported, or it is no method of this name.
     """
@@ -51,9 +47,6 @@ def load_entry_point(name: str, entries: list[EntryPoint]) -> type[Method]:
 
 def import_method(reference: str) -> type[Method]:
     """Imports a method, also from a module in the current folder.
-
-    Args:
-        reference: ``module:Class``.
 
     Raises:
         MethodLoadError: there is no such module, importing it fails, or the class is no method.
@@ -80,10 +73,6 @@ def import_method(reference: str) -> type[Method]:
 
 def check_method_class(value: object, described: str) -> type[Method]:
     """Returns the value if it is a method class that can be used.
-
-    Args:
-        value: what was given as a method.
-        described: how messages call it.
 
     Raises:
         MethodLoadError: it is no subclass of ``Method``, is abstract, or does not describe itself.

@@ -8,9 +8,8 @@ The papers select by a fixed schedule, made for models whose selections take a s
 - if the method's selections, this one included, take no more than an allowance, 3 % of the time. So choices whose
   worth is unknown are tried, and a stream of requests can follow another kind of text.
 
-What a choice saves is judged by its ``Record``: its speedup over plain decoding, in steps, while it was in use. A new
-choice is expected to reach what choices so far have reached when they were new. A choice that promises less than plain
-decoding is declined: nothing is drafted until there is another one.
+A choice is judged by its ``Record``: its speedup over plain decoding, in steps, while it was in use. A new choice is
+expected to reach what choices so far have reached when they were new.
 """
 
 import statistics
@@ -25,9 +24,6 @@ import torch
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.precision import FULL_BITS, AnyPrecision
 
-SCHEDULE_HELP = "ours, only where a choice is expected to save more time than it takes; paper, as published"
-"""Help of the setting ``schedule``, after what it selects."""
-
 ALLOWANCE = 0.03
 """Share of the time that selections may take whose saving is unknown."""
 
@@ -40,15 +36,7 @@ _MEMORY = 256.0
 
 
 class Payoff:
-    """What selections have cost and rounds have taken, over all requests of a method; safe from several threads.
-
-    Args:
-        clock: seconds from any start.
-        allowance: see ``ALLOWANCE``.
-
-    Attributes:
-        clock: as given; methods read it to time their rounds.
-    """
+    """What selections have cost and rounds have taken, over all requests of a method; safe from several threads."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, allowance: float = ALLOWANCE) -> None:
         self.clock = clock
@@ -64,21 +52,13 @@ class Payoff:
         """Times a selection, which runs inside."""
         started = self.clock()
         yield
-        self.note_selection(self.clock() - started)
-
-    def note_selection(self, seconds: float) -> None:
-        """Counts a selection."""
+        seconds = self.clock() - started
         with self._lock:
             self._costs.append(seconds)
             self._selecting += seconds
 
     def note_round(self, seconds: float, tokens: int) -> None:
-        """Counts a round of a request.
-
-        Args:
-            seconds: what it took, selections excluded. In a batch this is the time of all requests' rounds.
-            tokens: what it wrote.
-        """
+        """Counts a round: its seconds without selections (in a batch those of all requests), and its tokens."""
         with self._lock:
             fade = max(0.0, 1 - tokens / _MEMORY)
             self._decoding += seconds
@@ -107,7 +87,7 @@ class Payoff:
 
         Args:
             remaining_tokens: most tokens that the request may still write.
-            gain: share of their time that the selection is expected to save; ``None`` if nothing is known of it.
+            gain: share of their time that the selection is expected to save; ``None`` if unknown.
         """
         cost = self.cost
         with self._lock:
@@ -123,9 +103,7 @@ class Payoff:
 class Record:
     """What came of a choice: the tokens of its rounds against their steps, the last ones counting most.
 
-    Args:
-        payoff: of the method.
-        cost: time of a draft step by this choice ÷ time of a target step; ``None`` for plain decoding.
+    ``cost`` is the time of a draft step ÷ that of a target step; ``None`` for plain decoding.
     """
 
     def __init__(self, payoff: Payoff, cost: float | None = None) -> None:
@@ -177,12 +155,7 @@ class Record:
 def draft_cost(kept: KeptSet, precision: AnyPrecision | None, dtype: torch.dtype) -> float:
     """``c``, time of a draft step ÷ time of a target step, by the bits of the sublayers' weights that are read.
 
-    As in the papers' objectives the LM head is not counted.
-
-    Args:
-        kept: the sublayers that run.
-        precision: of the weights that draft; ``None`` for the target's own.
-        dtype: of the target's weights.
+    As in the papers' objectives the LM head is not counted. ``dtype`` is that of the target's weights.
     """
     if precision is None:
         return len(kept.sublayers) / kept.total
@@ -195,12 +168,7 @@ def expected_speedup(acceptance: float, cost: float, longest: int) -> float:
     """Highest expected speedup over plain decoding, over draft lengths.
 
     The same as ``tokens_per_time`` (KnapSpec, equation 4) with a target step as the unit of time, in plain numbers: it
-    is asked for in every round.
-
-    Args:
-        acceptance: ``α``, probability that a draft token is accepted.
-        cost: time of a draft step ÷ time of a target step.
-        longest: longest draft; lengths from 1 on are tried.
+    is called in every round. ``cost`` is the time of a draft step, lengths are 1 to ``longest``.
     """
     best, tokens, power = 0.0, 1.0, 1.0
     for length in range(1, longest + 1):

@@ -18,10 +18,6 @@ class NgramIndex:
     """The position of the last occurrence of each n-gram of a growing text, found in constant time.
 
     Only n-grams with a following token are in it, so the end of the text does not find itself.
-
-    Args:
-        max_size: longest n-grams to index, in tokens.
-        tokens: the text so far.
     """
 
     def __init__(self, max_size: int, tokens: Iterable[int] = ()) -> None:
@@ -41,11 +37,7 @@ class NgramIndex:
             text.append(token)
 
     def match_after(self, drafted: Sequence[int] = ()) -> Match:
-        """The last occurrence in the text of the longest n-gram that the text and drafted tokens end with.
-
-        Args:
-            drafted: tokens after the text.
-        """
+        """The last occurrence in the text of the longest n-gram that the text and drafted tokens end with."""
         ending = (*self.tokens[-self._max_size :], *drafted)[-self._max_size :]
         for start in range(len(ending)):
             if (position := self._after.get(ending[start:])) is not None:

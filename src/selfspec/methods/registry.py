@@ -89,11 +89,7 @@ def _compose(text: str) -> type[Method]:
 
 
 def all_methods() -> tuple[dict[str, type[Method]], list[MethodLoadError]]:
-    """The methods of this package and those of entry points.
-
-    Returns:
-        The methods by name, and for every entry point that gives none what is wrong with it.
-    """
+    """The methods of this package and those of entry points."""
     methods, errors = dict(METHODS), []
     for name, entries in outside_methods().items():
         try:

@@ -34,17 +34,7 @@ def setting(
 
 
 def part_settings(field: str, part: str, settings_class: type, defaults: Mapping[str, Any]) -> tuple[str, type, Any]:
-    """Makes a field that holds the settings of a part of a method, which are set as ``part.name``.
-
-    Args:
-        field: name of the field.
-        part: name of the part.
-        settings_class: class of its settings.
-        defaults: defaults that differ from those of the class.
-
-    Returns:
-        What ``dataclasses.make_dataclass`` takes.
-    """
+    """Makes a field that holds the settings of a part of a method, which are set as ``part.name``."""
     make = functools.partial(settings_class, **defaults)
     return field, settings_class, dataclasses.field(default_factory=make, metadata={"part": part})
 

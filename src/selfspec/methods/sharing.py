@@ -27,9 +27,6 @@ def medoid(kept_sets: Sequence[KeptSet]) -> KeptSet:
     """The kept set with the smallest sum of differences to all sets, the first of these on a tie.
 
     The difference of two sets is the number of sublayers that one keeps and the other skips.
-
-    Args:
-        kept_sets: at least one.
     """
     members = [frozenset(kept.sublayers) for kept in kept_sets]
     differences = [sum(len(one ^ other) for other in members) for one in members]
@@ -37,14 +34,7 @@ def medoid(kept_sets: Sequence[KeptSet]) -> KeptSet:
 
 
 def share_kept_set(drafts: Sequence[Draft]) -> list[Draft]:
-    """Gives the layer drafts of a batch one kept set, their medoid.
-
-    Args:
-        drafts: of the requests of a batch.
-
-    Returns:
-        The drafts, in the same order; see ``with_kept_set``.
-    """
+    """Gives the layer drafts of a batch one kept set, their medoid."""
     kept_sets = [draft.kept for draft in drafts if isinstance(draft, LayerDraft)]
     return with_kept_set(drafts, medoid(kept_sets)) if kept_sets else list(drafts)
 

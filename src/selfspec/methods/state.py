@@ -41,12 +41,6 @@ def write_state(path: Path, state: LearnedState, method: str, model: Mapping[str
     An existing file is replaced atomically: readers get the old or the new state, an interrupted write loses nothing,
     and of several writers the last one wins.
 
-    Args:
-        path: the file; a link is followed.
-        state: what was learned.
-        method: name of the method that learned it.
-        model: the model's fingerprint (``selfspec.runtimes.fingerprint``).
-
     Raises:
         StateError: the file cannot be written, or JSON cannot represent a value.
     """
@@ -70,11 +64,6 @@ def write_state(path: Path, state: LearnedState, method: str, model: Mapping[str
 
 def read_state(path: Path, method: str, model: Mapping[str, Any]) -> LearnedState:
     """Reads a state file.
-
-    Args:
-        path: the file.
-        method: name of the method that reads it.
-        model: the model's fingerprint.
 
     Raises:
         StateError: there is no such file, it is no state file, it is damaged, or it is of another version, method or

@@ -16,9 +16,6 @@ class SuffixAutomaton:
     ends elsewhere. So the state of the whole text links to its longest suffix that has occurred before, which is the
     match of SAM decoding (Hu et al. 2024, section 3).
 
-    Args:
-        tokens: the text so far.
-
     Attributes:
         tokens: the text.
         match_length: length of the longest suffix of the text that has occurred before, 0 if none has.
@@ -44,14 +41,7 @@ class SuffixAutomaton:
             self._append(token)
 
     def match_after(self, drafted: Sequence[int]) -> Match:
-        """The longest suffix of the text and drafted tokens that occurs in the text.
-
-        Args:
-            drafted: tokens after the text; with none of them it is the text's own match.
-
-        Returns:
-            Its last occurrence, with the exception named at ``match_end``.
-        """
+        """The longest suffix of the text and drafted tokens that occurs in the text."""
         if not drafted:
             return Match(self.match_length, self.match_end)
         state, length = self._link[self._whole], self.match_length

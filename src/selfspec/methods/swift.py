@@ -1,21 +1,19 @@
 """SWIFT: searches a set of skipped sublayers during generation, and drafts token trees with the best one so far."""
 
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.stopping import ConfidenceThreshold, TreeWidths
-from selfspec.methods.base import Method
 from selfspec.methods.budget import default_skip_ratio
 from selfspec.methods.layer_search import free_sublayers, skipped_by
-from selfspec.methods.payoff import SCHEDULE_HELP, Payoff, Record, draft_cost, expected_speedup
-from selfspec.methods.precision_settings import PrecisionSettings
+from selfspec.methods.payoff import Record, draft_cost, expected_speedup
 from selfspec.methods.registry import register
+from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings
 from selfspec.methods.settings import setting
 from selfspec.methods.sharing import with_kept_set
 from selfspec.methods.state import LearnedState
@@ -35,12 +33,9 @@ _AUTHORS_GREEDY_WIDTHS = (3, 5, 8, MOST_CANDIDATES)
 
 
 @dataclass(frozen=True)
-class SwiftSettings(SwiftSearchSettings, PrecisionSettings):
+class SwiftSettings(SwiftSearchSettings, SelectingSettings):
     """Settings of ``swift``: of its search, of the weights that draft, and of its drafts."""
 
-    schedule: str = setting(
-        "ours", f"when the search makes a step: {SCHEDULE_HELP}, every round", choices=("ours", "paper")
-    )
     context_window: int = setting(
         32, "output tokens on which candidates are scored; the search starts when there are as many (γ)", minimum=1
     )
@@ -68,26 +63,12 @@ class SwiftSettings(SwiftSearchSettings, PrecisionSettings):
 
 
 def candidate_count(confidence: float) -> int:
-    """The number of candidates to verify at a draft position (section 4.2, dynamic verification).
-
-    Args:
-        confidence: the draft's largest probability there, 0 to 1.
-
-    Returns:
-        1 to 10.
-    """
+    """1 to 10 candidates to verify at a draft position, by its confidence (section 4.2, dynamic verification)."""
     return _width(confidence, _PAPER_WIDTHS)
 
 
 def authors_greedy_count(confidence: float) -> int:
-    """``candidate_count`` of the authors' code in greedy decoding. In sampling it is the paper's.
-
-    Args:
-        confidence: the draft's largest probability there, 0 to 1.
-
-    Returns:
-        3 to 10.
-    """
+    """``candidate_count`` of the authors' code in greedy decoding, 3 to 10. In sampling it is the paper's."""
     return _width(confidence, _AUTHORS_GREEDY_WIDTHS)
 
 
@@ -107,9 +88,6 @@ def matchness(
         end: length of prompt and output up to the window's end; if not given, that of the whole context with the
             pending token.
         precision: of the weights that predict; ``None`` for the target's own.
-
-    Returns:
-        0 to 1.
     """
     predicted = probe.score(kept, window, end, precision).argmax(-1)
     end = probe.committed + 1 if end is None else end
@@ -122,18 +100,7 @@ def matchness_if_above(
     """``matchness`` where it can be above the best one, and else that of the window's first quarter, which is not.
 
     Most candidates are wrong on too many of the first tokens for the others to make up for it. They cost a forward of a
-    quarter of the rows.
-
-    Args:
-        probe: of the request.
-        kept: the candidate.
-        window: number of tokens (γ).
-        best: the score to beat, 0 to 1.
-        end: as for ``matchness``.
-        precision: as for ``matchness``.
-
-    Returns:
-        0 to 1; above ``best`` exactly where the matchness is.
+    quarter of the rows. The result is above ``best`` exactly where the matchness is.
     """
     first = window // _FIRST_PART
     if first:
@@ -144,7 +111,7 @@ def matchness_if_above(
 
 
 @register
-class Swift(Method):
+class Swift(SelectingMethod):
     """SWIFT (Xia et al. 2025), sections 4.1 and 4.2.
 
     Until a request has γ output tokens, the best set so far drafts (context accumulation). After that every round
@@ -162,10 +129,9 @@ class Swift(Method):
 
     With ``draft_bits`` candidates are scored at the precision at which they draft.
 
-    With ``schedule=ours`` a round begins with a step only where that pays (``selfspec.methods.payoff``). What a step is
-    expected to save follows from the expected improvement of the best score (``SwiftSearch.expected_improvement``).
-    Candidates that cannot be the best any more after a quarter of their tokens are not tried on the others. A set whose
-    live rounds promise less than plain decoding is declined.
+    With ``schedule=ours`` a round begins with a step only where that pays. What a step is expected to save follows from
+    the expected improvement of the best score (``SwiftSearch.expected_improvement``). Candidates that cannot be the
+    best any more after a quarter of their tokens are not tried on the others.
 
     In a batch the optimisation steps of all requests come first, and then all requests draft with the same set.
     """
@@ -173,7 +139,6 @@ class Swift(Method):
     name = "swift"
     summary = "searches the skipped sublayers during generation, drafts token trees by confidence"
     source = "SWIFT (Xia et al. 2025)"
-    learns = True
     Settings = SwiftSettings
     settings: SwiftSettings
 
@@ -183,9 +148,6 @@ class Swift(Method):
         if ratio is None:
             ratio = default_skip_ratio(target, free_sublayers(target.layer_count))
         self.search = SwiftSearch(target.layer_count, replace(settings, skip_ratio=ratio))
-        self.payoff = Payoff()
-        self._lock = threading.Lock()
-        self._record = self._new_record(self.search.kept)
 
     @property
     def needs(self) -> Needs:
@@ -205,31 +167,36 @@ class Swift(Method):
 
     def arrange(self, drafters: Sequence[Drafter], drafts: Sequence[Draft]) -> list[Draft]:
         """The best set after the optimisation steps of all requests drafts for every one of them."""
-        return with_kept_set(drafts, self.search.kept)
+        return with_kept_set(drafts, self.search.kept) if self.settings.share_kept_set else list(drafts)
 
-    def draft(self, samples: bool) -> LayerDraft:
-        """Drafts with the best set so far.
+    @property
+    def last_choice(self) -> Choice:
+        """The best set so far, and what came of it over all requests."""
+        kept = self.search.kept
+        with self._lock:
+            if self._choice is None or self._choice.selection != kept:
+                self._choice = self.choice_of(kept)
+            return self._choice
 
-        Args:
-            samples: whether the request samples its tokens, for ``tree_widths=authors``.
-        """
+    def choice_of(self, selection: KeptSet) -> Choice:
+        """Drafts with a kept set."""
+        record = Record(self.payoff, draft_cost(selection, self.draft_precision, self.target.dtype))
+        return Choice(selection, self.draft(selection, samples=False), record)
+
+    def draft(self, kept: KeptSet, samples: bool) -> LayerDraft:
+        """Drafts with a kept set, for a request that samples its tokens or not (``tree_widths=authors``)."""
         settings = self.settings
         threshold = settings.confidence_threshold
         return LayerDraft(
-            self.search.kept,
+            kept,
             limit=settings.max_draft_length,
             stop=ConfidenceThreshold(threshold) if threshold > 0 else None,
             widths=self._widths(samples) if settings.dynamic_verification else None,
         )
 
-    @property
-    def record(self) -> Record:
-        """What came of the best set so far, over all requests."""
-        kept = self.search.kept
-        with self._lock:
-            if self._recorded != kept:
-                self._record = self._new_record(kept)
-            return self._record
+    def _widths(self, samples: bool) -> TreeWidths:
+        authors = self.settings.tree_widths == "authors" and not samples
+        return authors_greedy_count if authors else candidate_count
 
     def gain(self) -> float | None:
         """Share of the time that the next step of the search is expected to save; ``None`` if nothing is known."""
@@ -240,15 +207,6 @@ class Swift(Method):
         cost = draft_cost(self.search.kept, self.draft_precision, self.target.dtype)
         now, then = (expected_speedup(rate, cost, longest) for rate in (best, min(1.0, best + improvement)))
         return 1 - max(1.0, now) / max(1.0, then)
-
-    def _new_record(self, kept: KeptSet) -> Record:
-        self._recorded = kept
-        cost = draft_cost(kept, self.draft_precision, self.target.dtype)
-        return Record(self.payoff, cost)
-
-    def _widths(self, samples: bool) -> TreeWidths:
-        authors = self.settings.tree_widths == "authors" and not samples
-        return authors_greedy_count if authors else candidate_count
 
     def state(self) -> LearnedState:
         """The state of the search."""
@@ -263,47 +221,50 @@ class Swift(Method):
         self.search.restore(state)
 
 
-class _SwiftDrafter(Drafter):
+class _SwiftDrafter(SelectingDrafter):
+    method: Swift
+
     def __init__(self, method: Swift, prefill: Prefill) -> None:
-        self._method = method
-        self._probe = prefill.probe
+        super().__init__(method, prefill)
         self._prompt_length = len(prefill.prompt_ids)
-        self._ours = method.settings.schedule == "ours"
-        self._started = 0.0
 
-    def plan(self) -> Draft:
-        """Does an optimisation step if there are enough output tokens, and drafts with the best set so far."""
-        method = self._method
-        if self._probe.committed + 1 - self._prompt_length >= method.settings.context_window:
-            self._optimise(method.search)
-        self._started = method.payoff.clock()
-        return NoDraft() if self._ours and method.record.declined else method.draft(self._probe.samples)
+    @property
+    def gain(self) -> float | None:
+        """Share of the time that the next step of the search is expected to save."""
+        return self.method.gain()
 
-    def _optimise(self, search: SwiftSearch) -> None:
-        """One step of the search if it pays, or the check of a search that has ended if it is due."""
-        payoff = self._method.payoff
+    @property
+    def record(self) -> Record:
+        """What came of the best set so far, over all requests."""
+        return self.method.last_choice.record
+
+    def draft(self) -> Draft:
+        """Drafts with the best set so far."""
+        return self.method.draft(self.method.search.kept, self.probe.samples)
+
+    def select(self) -> None:
+        """One step of the search, or the check of a search that has ended if it is due; after γ output tokens."""
+        method, search = self.method, self.method.search
+        if self.probe.committed + 1 - self._prompt_length < method.settings.context_window:
+            return
         if search.check_is_due():
             search.note_check(self._matchness(search.kept, None))
-        elif not self._ours or payoff.pays(self._probe.remaining_tokens, self._method.gain()):
-            best = search.matchness if self._ours else None
+        elif self.pays():
+            best = search.matchness if method.ours else None
             if (candidate := search.next_candidate()) is not None:
-                kept = KeptSet.skipping(skipped_by(candidate), self._method.target.sublayer_count)
-                with payoff.selection():
+                kept = KeptSet.skipping(skipped_by(candidate), method.target.sublayer_count)
+                with method.payoff.selection():
                     search.observe(candidate, self._matchness(kept, best))
 
     def _matchness(self, kept: KeptSet, best: float | None) -> float:
         """The score of a set; of one that cannot be above the best score, only roughly."""
-        settings, precision = self._method.settings, self._method.draft_precision
+        settings, precision = self.method.settings, self.method.draft_precision
         fixed, window = settings.window == "fixed", settings.context_window
-        end = self._prompt_length + window if fixed else self._probe.committed + 1
+        end = self._prompt_length + window if fixed else self.probe.committed + 1
         if best is None:
-            return matchness(self._probe, kept, window, end, precision)
-        return matchness_if_above(self._probe, kept, window, best, end, precision)
+            return matchness(self.probe, kept, window, end, precision)
+        return matchness_if_above(self.probe, kept, window, best, end, precision)
 
-    def learn(self, feedback: Feedback) -> None:
-        """Counts the round's time and tokens, for the search and for whether drafting pays."""
-        method = self._method
-        method.payoff.note_round(method.payoff.clock() - self._started, len(feedback.acceptance.rows))
-        if feedback.drafted:
-            method.record.note_round(feedback.drafted, feedback.accepted)
-        method.search.note_round(feedback.drafted, feedback.accepted)
+    def keep(self, feedback: Feedback) -> None:
+        """Counts what was accepted, for the search's skip ratio."""
+        self.method.search.note_round(feedback.drafted, feedback.accepted)

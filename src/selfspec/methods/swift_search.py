@@ -93,13 +93,7 @@ class _Progress:
 
 
 def expected_improvement(best: float, mean: float, deviation: float) -> float:
-    """``E[max(0, X - best)]`` of a normally distributed ``X``.
-
-    Args:
-        best: the score to improve on.
-        mean: of ``X``.
-        deviation: of ``X``, 0 or more.
-    """
+    """``E[max(0, X - best)]`` of a normally distributed ``X``."""
     if deviation == 0:
         return max(0.0, mean - best)
     normal, lead = statistics.NormalDist(), (mean - best) / deviation
@@ -180,9 +174,6 @@ class SwiftSearch:
 
         Scores so far are taken as draws from a normal distribution (the expected improvement of Bayesian optimisation,
         Jones et al. 1998, for a candidate of which nothing is known).
-
-        Returns:
-            0 to 1; ``None`` while fewer than three sets have scores.
         """
         with self._lock:
             best, scores = self._progress.matchness, self._observations.scores
@@ -209,12 +200,7 @@ class SwiftSearch:
         return suggest_point(*known, count, generator)
 
     def observe(self, point: Point, matchness: float) -> None:
-        """Records a candidate's score.
-
-        Args:
-            point: from ``next_candidate``.
-            matchness: its score, 0 to 1.
-        """
+        """Records a candidate's score."""
         with self._lock:
             progress = self._progress
             self._observations.add(point, matchness)

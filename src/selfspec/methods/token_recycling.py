@@ -61,11 +61,6 @@ def best_template(size: int, candidates: int, depth: int) -> Template:
     A node is accepted with the product of the hit rates of its path, and the expected length is the sum of that over
     all nodes. No node is likelier than its parent or the sibling of lower rank, so the ``size`` likeliest nodes are a
     tree.
-
-    Args:
-        size: nodes; the tree has fewer if the other arguments allow fewer.
-        candidates: ``k``, most children of a node.
-        depth: most levels.
     """
     chosen: list[tuple[int, ...]] = []
     # Heap of paths of ranks from the root, the likeliest first.
@@ -87,11 +82,6 @@ class Candidates:
     """The adjacency matrix: for each token the ``k`` likeliest next tokens when the target last ran over it.
 
     All requests share it, from several threads.
-
-    Args:
-        vocab_size: number of token ids.
-        count: ``k``.
-        device: where the target is.
     """
 
     def __init__(self, vocab_size: int, count: int, device: torch.device) -> None:
@@ -120,9 +110,6 @@ class Candidates:
         Args:
             token: the root.
             levels: for each level two long tensors ``[nodes]``: each node's parent in the level above, and its rank.
-
-        Returns:
-            A token for each node; -1 where the matrix has none.
         """
         tokens = torch.full((1,), token, dtype=torch.int32, device=self._matrix.device)
         filled = []

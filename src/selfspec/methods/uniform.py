@@ -35,13 +35,6 @@ def evenly_skipped(layer_count: int, skip_ratio: float) -> tuple[int, ...]:
     """Sublayers to skip, spread evenly over all layers but the first and the last.
 
     As in SWIFT, ``int(2 (L - 2) r)`` sublayers are skipped; half of them attention, half MLP, each kind evenly spread.
-
-    Args:
-        layer_count: ``L``.
-        skip_ratio: ``r``, 0 to 1.
-
-    Returns:
-        Ascending sublayer indices.
     """
     middle = layer_count - 2
     skipped = int(2 * middle * skip_ratio) if middle > 0 else 0

@@ -1,4 +1,4 @@
-"""``schedule=ours`` of clasp, del and swift: what they do where a selection pays, and where it does not."""
+"""``SelectingMethod``: what every selecting method does where a selection pays, and where it does not."""
 
 import warnings
 from typing import Any
@@ -14,17 +14,27 @@ from selfspec.decoding.drafter import Needs
 from selfspec.decoding.reading import read_text
 from selfspec.engine import Engine
 from selfspec.errors import StateError
+from selfspec.methods.payoff import Record
 from selfspec.methods.state import LearnedState
 from selfspec.methods.swift import matchness, matchness_if_above
 from selfspec.methods.swift_search import expected_improvement
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.latency import LatencyProfile
 from selfspec.runtimes.target import Target
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "clasp": {"skipped_layers": 2, "draft_exit_threshold": 0.2, "update_interval": 3},
     "del": {},
+    "knapspec": {"interval": 4, "recent_tokens": 6},
     "swift": {"context_window": 8, "bayesian_interval": 50, "max_matchness": 1.0},
 }
+
+
+@pytest.fixture(autouse=True)
+def one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KnapSpec selects with the same latencies in every test."""
+    profile = LatencyProfile("cpu", "float32", SUBLAYERS // 2, 0.0, 1e-3, 1e-3, 0.0, 0.0)
+    monkeypatch.setattr("selfspec.methods.knapspec_latencies.measure_latencies", lambda _: profile)
 
 
 def engine(method: str, pays: bool) -> Engine:
@@ -57,47 +67,52 @@ def test_selections_are_made_only_where_they_pay(method: str) -> None:
     assert selections(made) == steps
 
 
-def test_clasp_starts_with_the_last_choice_and_saves_it() -> None:
-    made = engine("clasp", pays=True)
+@pytest.mark.parametrize("method", ["clasp", "knapspec"])
+def test_a_request_starts_with_the_last_choice_which_is_saved(method: str) -> None:
+    made = engine(method, pays=True)
     write(made)
-    other = engine("clasp", pays=False)
+    other = engine(method, pays=False)
     assert write(other).drafted == 0, "it has no choice yet, and none pays"
     other.method.restore(made.method.state())
     other.method.payoff = Always(False)
     result = write(other)
+    assert other.method.last_choice.selection == made.method.last_choice.selection
     assert {record.kept for record in result.rounds if record.kept} == {made.method.last_choice.draft.kept}
     assert result.accepted > 0
-    for skipped in ([0], [1, 0], [0, 9], "all"):
-        with pytest.raises(StateError, match="learn it again"):
-            other.method.restore(LearnedState({"skipped": skipped}))
 
 
-def test_choices_that_promise_less_than_plain_decoding_are_declined() -> None:
-    made = engine("clasp", pays=False)
-    choice = made.method.adopt((1, 2))
-    for _ in range(200):
-        choice.record.note_round(4, 0)
-    assert write(made).drafted == 0
-    swift = engine("swift", pays=False)
-    for _ in range(200):
-        swift.method.record.note_round(4, 0)
-    assert write(swift).drafted == 0
-    leaving = engine("del", pays=False)
-    for record in leaving.method.records:
-        for _ in range(200):
-            record.note_round(4, 0)
-    assert write(leaving).drafted == 0
+@pytest.mark.parametrize("skipped", [[0], [1, 0], [0, 9], "all"])
+def test_layers_that_do_not_fit_are_refused(skipped: Any) -> None:
+    with pytest.raises(StateError, match="learn it again"):
+        engine("clasp", pays=False).method.restore(LearnedState({"skipped": skipped}))
+
+
+def records(method: Any) -> list[Record]:
+    """The records of whatever it may draft with."""
+    return method._records if method.name == "del" else [method.last_choice.record]
+
+
+@pytest.mark.parametrize("method", SETTINGS)
+def test_a_choice_that_promises_less_than_plain_decoding_is_declined(method: str) -> None:
+    made = engine(method, pays=True)
+    write(made)
+    made.method.payoff = Always(False)
+    for accepted in (0, 4):
+        for each in records(made.method):
+            for _ in range(400):
+                each.note_round(4, accepted)
+        assert (write(made).drafted > 0) == (accepted > 0)
 
 
 def test_the_record_of_swift_belongs_to_its_best_set() -> None:
     method = engine("swift", pays=False).method
-    before = method.record
-    assert method.record is before
+    before = method.last_choice.record
+    assert method.last_choice.record is before
     candidate = method.search.next_candidate()
     method.search.observe(candidate, 0.1)
     better = method.search.next_candidate()
     method.search.observe(better, 0.9)
-    assert method.record is not before
+    assert method.last_choice.record is not before
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0.01, 1))

@@ -1,7 +1,7 @@
 """Draft & Verify: a set of skipped sublayers from an offline search, and an adaptive confidence threshold."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -22,7 +22,48 @@ from selfspec.runtimes.target import Target
 
 
 @dataclass(frozen=True)
-class SelfSpecSettings(PrecisionSettings):
+class ThresholdSettings(PrecisionSettings):
+    """Settings of drafts that end below the adaptive threshold of Draft & Verify."""
+
+    max_draft_length: int = setting(12, "longest draft", minimum=1, maximum=64)
+    threshold: float = setting(
+        0.6,
+        "confidence threshold at the start: of a stream of requests in self-spec, of a request in layerskip-dv",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    target_acceptance: float = setting(
+        0.9, "acceptance rate that the threshold adapts to hold", minimum=0.0, maximum=1.0
+    )
+    step: float = setting(0.01, "step of the threshold after a round", minimum=0.0, maximum=1.0)
+
+
+class ThresholdDrafter(Drafter):
+    """Drafts with one kept set until a confidence is below a threshold, which moves with the acceptance of each round.
+
+    ``note`` is called with every new threshold.
+    """
+
+    def __init__(
+        self, kept: KeptSet, settings: ThresholdSettings, start: float, note: Callable[[float], None] = lambda _: None
+    ) -> None:
+        self._threshold = DraftVerifyThreshold(start, target_acceptance=settings.target_acceptance, step=settings.step)
+        self._draft = LayerDraft(kept, settings.max_draft_length, stop=self._threshold)
+        self._note = note
+
+    def plan(self) -> Draft:
+        """The one draft."""
+        return self._draft
+
+    def learn(self, feedback: Feedback) -> None:
+        """Moves the threshold by the round's acceptance."""
+        reached_limit = feedback.drafted == self._draft.limit
+        self._threshold.update(feedback.drafted, feedback.accepted, reached_limit=reached_limit)
+        self._note(self._threshold.threshold)
+
+
+@dataclass(frozen=True)
+class SelfSpecSettings(ThresholdSettings):
     """Settings of ``self-spec``."""
 
     skip_ratio: float | None = setting(
@@ -32,14 +73,6 @@ class SelfSpecSettings(PrecisionSettings):
         minimum=0.0,
         maximum=1.0,
     )
-    max_draft_length: int = setting(12, "longest draft", minimum=1, maximum=64)
-    threshold: float = setting(
-        0.6, "confidence threshold at the start of a stream of requests", minimum=0.0, maximum=1.0
-    )
-    target_acceptance: float = setting(
-        0.9, "acceptance rate that the threshold adapts to hold", minimum=0.0, maximum=1.0
-    )
-    step: float = setting(0.01, "step of the threshold after a round", minimum=0.0, maximum=1.0)
 
 
 @dataclass(frozen=True)
@@ -95,9 +128,6 @@ class SelfSpec(Method):
     def adopt(self, profile: Profile) -> None:
         """Skips other sublayers from now on, with the threshold of the settings.
 
-        Args:
-            profile: the sublayers.
-
         Raises:
             InvalidSettingError: a skipped sublayer does not exist.
         """
@@ -107,11 +137,9 @@ class SelfSpec(Method):
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        settings = self.settings
         with self._lock:
             kept, start = self._kept, self._threshold
-        threshold = DraftVerifyThreshold(start, target_acceptance=settings.target_acceptance, step=settings.step)
-        return _SelfSpecDrafter(self, LayerDraft(kept, settings.max_draft_length, stop=threshold), threshold)
+        return ThresholdDrafter(kept, self.settings, start, self.note_threshold)
 
     def note_threshold(self, threshold: float) -> None:
         """Sets the threshold with which later requests start."""
@@ -137,23 +165,6 @@ class SelfSpec(Method):
         profile = _check_profile(values, self.free)
         self.adopt(profile)
         self.note_threshold(threshold)
-
-
-class _SelfSpecDrafter(Drafter):
-    def __init__(self, method: SelfSpec, draft: LayerDraft, threshold: DraftVerifyThreshold) -> None:
-        self._method = method
-        self._draft = draft
-        self._threshold = threshold
-
-    def plan(self) -> Draft:
-        """Drafts with the kept set of the request, until a confidence is below the threshold."""
-        return self._draft
-
-    def learn(self, feedback: Feedback) -> None:
-        """Moves the threshold by the round's acceptance, for later requests too."""
-        reached_limit = feedback.drafted == self._draft.limit
-        self._threshold.update(feedback.drafted, feedback.accepted, reached_limit=reached_limit)
-        self._method.note_threshold(self._threshold.threshold)
 
 
 def _check_profile(values: Mapping[str, Any], free: int) -> Profile:

@@ -1,0 +1,190 @@
+"""What methods share that choose the drafting sublayers while they generate: CLaSp, SWIFT, DEL and KnapSpec.
+
+A paper's method says what it ``needs``, what it selects from, and how (``SelectingDrafter.select``). The rest is here:
+when a selection pays, what came of the last one, what later requests start with, and one kept set for a batch.
+"""
+
+import threading
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.drafter import Drafter, Feedback, Prefill
+from selfspec.methods.base import Method
+from selfspec.methods.payoff import Payoff, Record
+from selfspec.methods.precision_settings import PrecisionSettings
+from selfspec.methods.settings import setting
+from selfspec.methods.sharing import SHARE_HELP, share_kept_set
+from selfspec.methods.state import LearnedState
+from selfspec.runtimes.target import Target
+
+
+@dataclass(frozen=True)
+class SelectingSettings(PrecisionSettings):
+    """Settings of every method that selects while it generates."""
+
+    schedule: str = setting(
+        "ours",
+        "when it selects: ours, only where that is expected to save more time than it takes; paper, as published",
+        choices=("ours", "paper"),
+    )
+    share_kept_set: bool = setting(True, SHARE_HELP)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A selection in use: what was selected, what drafts by it, and what came of its rounds."""
+
+    selection: Any
+    draft: Draft
+    record: Record
+
+
+class SelectingMethod(Method):
+    """A method whose requests select what drafts.
+
+    With ``schedule=ours`` a selection is made only where it pays (``payoff``), a request starts with the last choice of
+    any request, and a choice whose live acceptance promises less than plain decoding is declined. With
+    ``schedule=paper`` it selects as published, and nothing is carried from one request to the next.
+    """
+
+    learns = True
+    settings: SelectingSettings
+
+    def __init__(self, target: Target, settings: SelectingSettings) -> None:
+        super().__init__(target, settings)
+        self.ours = settings.schedule == "ours"
+        self.payoff = Payoff()
+        self._lock = threading.Lock()
+        self._choice: Choice | None = None
+
+    @property
+    def watched(self) -> Collection[int]:
+        """The sublayers whose states a selection uses."""
+        return ()
+
+    def choice_of(self, selection: Any) -> Choice:
+        """What drafts by a selection, with an empty record."""
+        raise NotImplementedError
+
+    @property
+    def last_choice(self) -> Choice | None:
+        """The last choice of any request; ``None`` before the first."""
+        with self._lock:
+            return self._choice
+
+    def adopt(self, choice: Choice | None) -> None:
+        """Makes a choice the last one."""
+        with self._lock:
+            self._choice = choice
+
+    def arrange(self, drafters: Sequence[Drafter], drafts: Sequence[Draft]) -> list[Draft]:
+        """One kept set for the drafts of a batch, unless ``share_kept_set`` is off."""
+        return share_kept_set(drafts) if self.settings.share_kept_set else list(drafts)
+
+    def values_of(self, selection: Any) -> dict[str, Any]:
+        """A selection (``None`` before the first) as the values of a state."""
+        raise NotImplementedError
+
+    def read(self, state: LearnedState) -> Any:
+        """The selection of a state, ``None`` if it has none; raises a ``StateError`` where it does not fit."""
+        raise NotImplementedError
+
+    def state(self) -> LearnedState:
+        """The last selection."""
+        choice = self.last_choice
+        return LearnedState(self.values_of(None if choice is None else choice.selection))
+
+    def restore(self, state: LearnedState) -> None:
+        """Loads a selection, which requests then start with."""
+        selection = self.read(state)
+        self.adopt(None if selection is None else self.choice_of(selection))
+
+
+class SelectingDrafter(Drafter):
+    """One request of a selecting method.
+
+    Attributes:
+        method: its method.
+        probe: of the request.
+        choice: what it drafts with; ``None`` before the first selection.
+        rounds: rounds since its last selection.
+    """
+
+    method: SelectingMethod
+
+    def __init__(self, method: SelectingMethod, prefill: Prefill) -> None:
+        self.method = method
+        self.probe = prefill.probe
+        self.choice = method.last_choice if method.ours else None
+        self.rounds = 0
+        self._watches = False
+        self._started = 0.0
+
+    @abstractmethod
+    def select(self) -> None:
+        """Selects again, if it is time to and what it selects from is there; called before every round."""
+
+    def watches(self) -> bool:
+        """Whether the states of the coming round are needed."""
+        return False
+
+    def keep(self, feedback: Feedback) -> None:
+        """Keeps what a later selection needs of a round."""
+
+    @property
+    def record(self) -> Record:
+        """What came of its choice; an empty record without one."""
+        return Record(self.method.payoff) if self.choice is None else self.choice.record
+
+    @property
+    def gain(self) -> float | None:
+        """Share of the time that a selection is expected to save; ``None`` if nothing is known of it."""
+        return self.record.gain
+
+    @property
+    def declined(self) -> bool:
+        """Whether its choice promises less than plain decoding; never on the paper's schedule."""
+        return self.method.ours and self.record.declined
+
+    def pays(self) -> bool:
+        """Whether a selection is worth its time; always on the paper's schedule."""
+        return not self.method.ours or self.method.payoff.pays(self.probe.remaining_tokens, self.gain)
+
+    def use(self, choice: Choice) -> None:
+        """Drafts with a choice from now on, and so do later requests."""
+        self.choice = choice
+        self.method.adopt(choice)
+
+    def draft(self) -> Draft:
+        """What its choice drafts."""
+        return NoDraft() if self.choice is None else self.choice.draft
+
+    def plan(self) -> Draft:
+        """Selects again if it is time to, then drafts with its choice unless that is declined."""
+        if self.choice is None and self.method.ours:
+            self.choice = self.method.last_choice
+        self.select()
+        self._watches = self.watches()
+        self.rounds += 1
+        self._started = self.method.payoff.clock()
+        return NoDraft() if self.declined else self.draft()
+
+    @property
+    def watched(self) -> Collection[int]:
+        """The states that a selection uses, in the rounds whose states it will use."""
+        return self.method.watched if self._watches else ()
+
+    def learn(self, feedback: Feedback) -> None:
+        """Counts the round, and keeps what a later selection needs of it."""
+        seconds = self.method.payoff.clock() - self._started
+        self.method.payoff.note_round(seconds, len(feedback.acceptance.rows))
+        self.judge(feedback, seconds)
+        self.keep(feedback)
+
+    def judge(self, feedback: Feedback, seconds: float) -> None:
+        """Counts a round that took this long in the record of what drafted it."""
+        if feedback.drafted:
+            self.record.note_round(feedback.drafted, feedback.accepted)
