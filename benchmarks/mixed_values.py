@@ -27,7 +27,7 @@ from selfspec.loading import load_model
 from selfspec.methods.auto.own_text import OwnText, write_text
 from selfspec.methods.mixed.losses import SKIP, ChangedModel
 from selfspec.methods.mixed.plan import Plan, fill, part_seconds
-from selfspec.runtimes.latency import measure_latencies
+from selfspec.runtimes.costs.parts import measure_latencies
 from selfspec.runtimes.precision import FULL_BITS, LOW_BITS, Precision
 from selfspec.runtimes.target import Target
 from selfspec_lab.bench.stamp import make_stamp

@@ -8,8 +8,8 @@ from selfspec import Engine
 from selfspec.cli.parts_text import parts_lines, parts_table, plain_reasons
 from selfspec.methods.auto.assignments import Assignment
 from selfspec.methods.auto.preparation import LayerTrial, Preparation
-from selfspec.methods.auto.row_costs import RowCosts
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.precision import Precision
 from selfspec.types import Forecast, PhaseSeconds, Round
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from selfspec.methods.auto.assignments import Assignment
 from selfspec.methods.auto.preparation import LayerTrial, Preparation, Terms
-from selfspec.methods.auto.row_costs import RowCosts
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.target import Target
 
 

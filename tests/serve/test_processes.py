@@ -17,7 +17,7 @@ import pytest
 
 from helpers.checkpoints import CHAT_TEMPLATE, save_checkpoint
 from selfspec.errors import SelfSpecError
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.serve import processes
 from selfspec.serve.engine_options import EngineOptions, StateFile
 from selfspec.serve.messages import Accepted, Close, Ready, Step, Submit

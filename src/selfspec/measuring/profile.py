@@ -12,8 +12,8 @@ from selfspec.engine import Engine
 from selfspec.measuring.bandwidth import copy_bytes_per_second
 from selfspec.measuring.step_bytes import StepBytes
 from selfspec.methods import make_method
-from selfspec.runtimes.latency import PartSeconds, latency_profile, measure_parts
-from selfspec.runtimes.latency_store import keep_profile, read_profile
+from selfspec.runtimes.costs.parts import PartSeconds, latency_profile, measure_parts
+from selfspec.runtimes.costs.store import keep_profile, read_profile
 from selfspec.runtimes.target import Target
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)

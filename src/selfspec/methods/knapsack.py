@@ -10,7 +10,7 @@ from torch.nn import functional
 from selfspec.decoding.fused_selection import SelectionSteps
 from selfspec.methods.objective import tokens_per_time
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency import LatencyProfile
+from selfspec.runtimes.costs.parts import LatencyProfile
 
 MAX_WEIGHT = 5
 """Largest weight of a sublayer: the lighter kind weighs 1, the other at most this (authors' code)."""

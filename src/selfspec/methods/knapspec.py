@@ -17,7 +17,6 @@ from selfspec.methods.knapsack import Candidates, Selection, best_candidate, int
 from selfspec.methods.knapspec_calibration import Calibration
 from selfspec.methods.knapspec_candidates import PAPER_SKIP_RATIO, find_candidates, selection_rows
 from selfspec.methods.knapspec_choice import Choice, Ground, read_selection, selection_values
-from selfspec.methods.knapspec_latencies import Latencies, read_profile
 from selfspec.methods.knapspec_schedule import OurSchedule, PaperSchedule, Schedule
 from selfspec.methods.knapspec_settings import KnapSpecSettings
 from selfspec.methods.payoff import NEW, Payoff, Record
@@ -25,7 +24,8 @@ from selfspec.methods.registry import register
 from selfspec.methods.sharing import share_kept_set
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency import LatencyProfile
+from selfspec.runtimes.costs.live import Latencies, saved_latencies
+from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.target import Target
 
 __all__ = ["KnapSpec", "KnapSpecDrafter", "KnapSpecSettings"]
@@ -59,7 +59,7 @@ class KnapSpec(Method):
 
     The latencies are minima of repeated measurements, and are remembered in the user's cache folder, so that selections
     do not depend on what else the machine does. They are measured again if live rounds are clearly faster than they
-    predict (``LatencyCheck``).
+    predict (``selfspec.runtimes.costs.live.Latencies``).
 
     A selection's branches go through a sublayer in one forward of at most ``selection_rows`` rows, or in several where
     they have more. Memory above plain decoding: cache slots for that many rows (0.5 % of the weights, or 96 rows if
@@ -187,7 +187,7 @@ class KnapSpec(Method):
         Raises:
             StateError: it is damaged, or the latencies were measured on another device or in another dtype.
         """
-        profile = read_profile(state, self.target)
+        profile = saved_latencies(state.values, self.target)
         selection = read_selection(state, self.target, self.settings.max_draft_length)
         self.latencies.adopt(profile)
         with self._lock:

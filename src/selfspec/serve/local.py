@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from selfspec.async_engine import AsyncEngine, RequestStream
 from selfspec.engine import Engine
 from selfspec.errors import SelfSpecError
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.serve.backend import Ended, Load, ModelInfo, Progress, Token
 from selfspec.serve.engine_options import EngineOptions, StateFile
 from selfspec.serve.logs import log
-from selfspec.serve.speedup import PlainSteps, Savings, measure_forwards
+from selfspec.serve.speedup import Savings, measure_forwards
 from selfspec.types import Generation, Round, SamplingParams, TextPiece
 
 
@@ -37,7 +38,7 @@ class LocalBackend:
         self._options, self._engine, self._state, self.costs = options, engine, state, costs
         self._async: AsyncEngine | None = None
         self._model: ModelInfo | None = None
-        self._plain: PlainSteps | None = None
+        self._plain: LiveCosts | None = None
         self._saver: asyncio.Task[None] | None = None
         self._ended = 0
 
@@ -126,7 +127,7 @@ class LocalBackend:
             self._state = None
         if self.costs is None:
             self.costs = measure_forwards(engine.target, self._options.max_batch)
-        self._plain = PlainSteps(self.costs)
+        self._plain = LiveCosts(self.costs)
         return engine
 
     async def _save_regularly(self, state: StateFile) -> None:
@@ -154,7 +155,7 @@ class LocalAnswer:
         plain: what plain decoding takes; ``None`` for no estimate.
     """
 
-    def __init__(self, backend: LocalBackend, stream: RequestStream, plain: PlainSteps | None) -> None:
+    def __init__(self, backend: LocalBackend, stream: RequestStream, plain: LiveCosts | None) -> None:
         self._backend, self._stream = backend, stream
         self._savings = Savings(plain)
         self._drafters = Drafters(stream.job.rounds, stream.job.method.name)

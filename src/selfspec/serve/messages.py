@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from selfspec.errors import SelfSpecError
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.serve.backend import Ended, Load, ModelInfo, Token
 from selfspec.types import SamplingParams
 

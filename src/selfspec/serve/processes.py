@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from selfspec.errors import SelfSpecError
 from selfspec.loading import parse_device
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.serve.engine_options import EngineOptions, StateFile
 from selfspec.serve.logs import log
 from selfspec.serve.template import Fork, Forked, Loaded, Reap, Reaped, run_template

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 
 from selfspec.errors import SelfSpecError, WorkerDiedError
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.serve.backend import Ended, Load, ModelInfo, Token
 from selfspec.serve.engine_options import StateFile
 from selfspec.serve.logs import log

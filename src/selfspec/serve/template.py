@@ -26,7 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from selfspec.engine import Engine
 from selfspec.errors import SelfSpecError, WorkerDiedError
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.serve.engine_options import EngineOptions, StateFile
 from selfspec.serve.logs import log, set_up_logs
 from selfspec.serve.speedup import measure_forwards

@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from selfspec.engine import Engine
 from selfspec.errors import RequestFailedError, SelfSpecError, first_line
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.serve.backend import Answer, Load
 from selfspec.serve.engine_options import EngineOptions, StateFile
 from selfspec.serve.local import LocalBackend

@@ -21,10 +21,10 @@ from selfspec.methods.auto.copies import Copies
 from selfspec.methods.auto.drafter import AutoDrafter
 from selfspec.methods.auto.own_text import write_text
 from selfspec.methods.auto.preparation import LayerTrial, Preparation, Terms
-from selfspec.methods.auto.row_costs import RowCosts
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency_store import write_kept
+from selfspec.runtimes.costs.rows import RowCosts
+from selfspec.runtimes.costs.store import write_kept
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
@@ -325,8 +325,8 @@ def test_another_processor_or_version_finds_out_again(kept: Path, monkeypatch: p
         assert preparation.prepare(target, terms) == result
     assert len(found) == 1
     for place, value in {
-        "selfspec.runtimes.latency_store.processor_name": lambda: "another processor",
-        "selfspec.runtimes.latency_store.version": lambda _: "99.0",
+        "selfspec.runtimes.costs.store.processor_name": lambda: "another processor",
+        "selfspec.runtimes.costs.store.version": lambda _: "99.0",
         "selfspec.methods.auto.preparation._FORMAT": 99,
     }.items():
         with monkeypatch.context() as elsewhere:

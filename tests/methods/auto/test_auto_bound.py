@@ -17,9 +17,9 @@ from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Acce
 from selfspec.methods.auto.assignments import Assignment
 from selfspec.methods.auto.copies import Copies
 from selfspec.methods.auto.drafter import CREDIT, AutoDrafter, CopiesToConfirm, Experience, LayerChoice, plan_together
-from selfspec.methods.auto.live_costs import LiveCosts
-from selfspec.methods.auto.row_costs import RowCosts
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.precision import Precision
 from selfspec.sampling import acceptance
 from selfspec.sampling.tree import TokenTree

@@ -15,9 +15,7 @@ from selfspec.decoding.proposal import Proposal
 from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, SharedAcceptance
 from selfspec.methods.auto.assignments import Assignment
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
-from selfspec.methods.auto.live_costs import LiveCosts
 from selfspec.methods.auto.plans import best_copy, best_layers, plain
-from selfspec.methods.auto.row_costs import RowCosts, monotone
 from selfspec.methods.auto.shared_round import (
     SharedRound,
     least_acceptance,
@@ -25,6 +23,8 @@ from selfspec.methods.auto.shared_round import (
     with_caution,
 )
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import RowCosts, monotone
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.precision import Precision
 from selfspec.sampling.acceptance import Acceptance

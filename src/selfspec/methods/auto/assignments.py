@@ -9,10 +9,10 @@ import torch
 from selfspec.errors import OutOfMemoryError, UnsupportedModelError
 from selfspec.methods.auto.own_text import OwnText
 from selfspec.methods.auto.plans import best_layers
-from selfspec.methods.auto.row_costs import RowCosts, measure_row_costs, measure_together
 from selfspec.methods.budget import default_skip_ratio
 from selfspec.methods.uniform import evenly_skipped
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.costs.rows import RowCosts, measure_row_costs, measure_together
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 

@@ -11,10 +11,9 @@ from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.plain_run import MOST_STEPS
 from selfspec.methods.auto.acceptance import Acceptance, SharedAcceptance
-from selfspec.methods.auto.allowance import Allowance
+from selfspec.methods.auto.allowance import Allowance, PlanningTime, RoundOverhead
 from selfspec.methods.auto.assignments import Assignment
 from selfspec.methods.auto.copies import Copies
-from selfspec.methods.auto.live_costs import Judging, LiveCosts, Overhead
 from selfspec.methods.auto.plans import (
     MOST_DRAFTED,
     Plan,
@@ -24,7 +23,6 @@ from selfspec.methods.auto.plans import (
     best_layers,
     plain,
 )
-from selfspec.methods.auto.row_costs import CostTable
 from selfspec.methods.auto.shared_round import (
     MOST_GUESSES,
     SharedRound,
@@ -33,6 +31,8 @@ from selfspec.methods.auto.shared_round import (
     with_caution,
 )
 from selfspec.methods.copying import chain_draft
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import CostTable
 from selfspec.types import Forecast
 
 CREDIT = 1.6
@@ -142,7 +142,7 @@ class AutoDrafter(Drafter):
         self._confident = Acceptance(experience.confident)
         self._expected = Acceptance(experience.layers)
         self._allowance = Allowance(delta, CREDIT)
-        self._judging, self._overhead = Judging(), Overhead()
+        self._overhead, self._planning = RoundOverhead(), PlanningTime()
         self._clock = clock
         self._planned = 0.0
         self._round: _Round | None = None
@@ -163,9 +163,9 @@ class AutoDrafter(Drafter):
         began = self._clock()
         self._read()
         forwards = self._verify.now(sequences)
-        verify = with_caution(self._judging.added_to(forwards), sequences)
+        verify = with_caution(self._overhead.added_to(forwards), sequences)
         self._round = planned = _Round(sequences, drafting or sequences, forwards, verify, shared=shared)
-        longest = self._allowance.longest(verify[1]) - (self._overhead.mean or 0.0)
+        longest = self._allowance.longest(verify[1]) - (self._planning.mean or 0.0)
         draft = self._best(planned, longest) if longest > verify[2] else _plain_draft(verify, held_back=True)
         self._planned += self._clock() - began
         return draft
@@ -255,7 +255,7 @@ class AutoDrafter(Drafter):
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
         rows = 1 + len(feedback.proposal.tree)
         verifying, drafting = planned.verify[rows], planned.expected_drafting(feedback)
-        self._judging.note(rows, feedback.seconds.other)
+        self._overhead.note(rows, feedback.seconds.other)
         if planned.sequences == 1:
             self._verify.note(planned.forwards[rows], feedback.seconds.verify)
             if drafting and self._layers is not None:
@@ -264,7 +264,7 @@ class AutoDrafter(Drafter):
             made = () if planned.guess is None else planned.guess.forwards
             planned.shared.hear(rows, feedback.seconds.verify, feedback.seconds.draft, made, self.layer_costs)
         drafting = planned.share_of_drafting(feedback, drafting)
-        overhead, self._planned = self._overhead.note(self._planned + self._clock() - began), 0.0
+        overhead, self._planned = self._planning.note(self._planned + self._clock() - began), 0.0
         self._allowance.note(len(committed), verifying + drafting + overhead, planned.verify[1])
 
     def _read(self) -> None:

@@ -10,12 +10,12 @@ from selfspec.decoding.drafter import Drafter, Prefill
 from selfspec.errors import StateError
 from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Feature, SharedAcceptance
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
-from selfspec.methods.auto.live_costs import LiveCosts
 from selfspec.methods.auto.preparation import LayerTrial, Preparation, Terms, prepare, with_copies
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState
+from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from selfspec.methods.auto.row_costs import CostTable
+from selfspec.runtimes.costs.rows import CostTable
 
 MOST_DRAFTED = 32
 """Most draft tokens of a round."""

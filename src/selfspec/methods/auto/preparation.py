@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from selfspec.errors import NoCopiesWarning, OutOfMemoryError, UnsupportedModelE
 from selfspec.memory import available_bytes
 from selfspec.methods.auto.assignments import Assignment, Trial, candidates, choose, try_assignments
 from selfspec.methods.auto.own_text import write_text
-from selfspec.methods.auto.row_costs import RowCosts, measure_row_costs
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency_store import profile_path, read_kept, write_kept
+from selfspec.runtimes.costs.rows import RowCosts, measure_row_costs
+from selfspec.runtimes.costs.store import kept_path, read_kept, write_kept
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
@@ -203,8 +204,8 @@ def _read(target: Target, terms: Terms) -> Preparation | None:
     return None
 
 
-def _path(target: Target) -> Any:
-    return profile_path(target).parent.with_name("auto") / profile_path(target).name
+def _path(target: Target) -> Path:
+    return kept_path(target, "auto")
 
 
 def _costs(values: dict[str, Any]) -> RowCosts:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from selfspec.methods.auto.live_costs import LiveCosts
 from selfspec.methods.auto.plans import MOST_DRAFTED
-from selfspec.methods.auto.row_costs import CostTable
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import CostTable
 
 MOST_GUESSES = 7
 """Most guesses in a forward of a layer draft: with the pending token the 8 rows up to which its cost is measured."""

@@ -11,7 +11,7 @@ from selfspec.methods.mixed.losses import SKIP
 from selfspec.methods.mixed.multiple_choice import Choice, Filling, best_fillings
 from selfspec.methods.objective import tokens_per_time
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency import LatencyProfile
+from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.precision import FULL_BITS, MixedPrecision
 
 _UNITS = 1000
