@@ -24,7 +24,7 @@ import torch
 from scipy.stats import spearmanr
 
 from selfspec.loading import load_model
-from selfspec.methods.auto.own_text import OwnText, write_text
+from selfspec.methods.auto.assignments import OwnText, write_text
 from selfspec.methods.mixed.losses import SKIP, ChangedModel
 from selfspec.methods.mixed.plan import Plan, fill, part_seconds
 from selfspec.runtimes.costs.parts import measure_latencies

@@ -1,7 +1,9 @@
 """The time of a request: what drafting may still lose, and what rounds take beside their forwards."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
+from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 
 _WEIGHT = 0.1
@@ -95,3 +97,47 @@ class PlanningTime:
         mean = seconds if self.mean is None else self.mean
         self.mean = mean + _WEIGHT * (min(seconds, 2 * mean) - mean)
         return self.mean
+
+
+class SharedRound:
+    """Collects the timings of a batch's requests and updates the costs once.
+
+    Args:
+        requests: how many share the round.
+        verify: costs of the target's forward; learns.
+    """
+
+    def __init__(self, requests: int, verify: LiveCosts) -> None:
+        self._missing = self._requests = requests
+        self._verify = verify
+        self._rows = 0
+        self._forwards: dict[LiveCosts, list[Sequence[int]]] = {}
+
+    def note(
+        self,
+        rows: int,
+        verify_seconds: float,
+        draft_seconds: float = 0.0,
+        forwards: Sequence[int] = (),
+        draft: LiveCosts | None = None,
+    ) -> None:
+        """Adds one request's part; the last one updates the costs.
+
+        Args:
+            rows: of its verification.
+            verify_seconds: its share of the verification.
+            draft_seconds: its share of the drafts.
+            forwards: rows of each forward of its layer draft.
+            draft: costs of that draft's forward; learns.
+        """
+        self._missing -= 1
+        self._rows += rows
+        if draft is not None and forwards:
+            self._forwards.setdefault(draft, []).append(forwards)
+        if self._missing:
+            return
+        self._verify.note_rows([self._rows], self._requests * verify_seconds)
+        if len(self._forwards) == 1:  # times of different drafts are not told apart
+            ((costs, many),) = self._forwards.items()
+            together = [sum(each) for each in zip_longest(*many, fillvalue=0)]
+            costs.note_rows(together, self._requests * draft_seconds)

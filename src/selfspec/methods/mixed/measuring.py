@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from selfspec.errors import OutOfMemoryError
-from selfspec.methods.auto.own_text import OwnText, write_text
+from selfspec.methods.auto.assignments import OwnText, write_text
 from selfspec.methods.mixed.losses import measure_losses
 from selfspec.methods.mixed.plan import Candidate, Plan, fill, part_seconds, search_plan
 from selfspec.runtimes.costs.parts import LatencyProfile, measure_latencies
