@@ -60,11 +60,11 @@ class Acceptance:
     ) -> None:
         self.feature = feature
         self._weight, self._memory, self._shared = weight, memory, shared
-        self._lock = threading.Lock() if shared is None else shared._lock
+        self._lock: threading.Lock = threading.Lock() if shared is None else shared._lock
         started = weight if shared is None else 0.0  # within a request the prior is no part of the counts
         self._trials = [started] * len(feature.prior)
         self._accepted = [started * prior for prior in feature.prior]
-        self._rates = list(feature.prior) if shared is None else shared._rates  # over all requests
+        self._rates: list[float] = list(feature.prior) if shared is None else shared._rates  # over all requests
         last = int(max(feature.edges, default=0))
         self._buckets = [feature.bucket(value) for value in range(last + 1)]
 
