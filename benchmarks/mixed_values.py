@@ -24,8 +24,8 @@ import torch
 from scipy.stats import spearmanr
 
 from selfspec.loading import load_model
-from selfspec.methods.auto.own_text import OwnText, write_text
-from selfspec.runtimes.latency import measure_latencies
+from selfspec.methods.auto.assignments import OwnText, write_text
+from selfspec.runtimes.costs.parts import measure_latencies
 from selfspec.runtimes.precision import FULL_BITS, LOW_BITS, Precision
 from selfspec.runtimes.target import Target
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check

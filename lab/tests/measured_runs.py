@@ -7,7 +7,7 @@ from typing import Any
 from helpers.checkpoints import make_tokenizer
 from helpers.models import LAYERS, SUBLAYERS, build
 from selfspec import Engine
-from selfspec.runtimes.latency import LatencyProfile
+from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.types import SamplingParams
 from selfspec_lab.bench.run.folder import RunFolder
 from selfspec_lab.bench.run.measurement import Measurement

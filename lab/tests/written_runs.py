@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency import LatencyProfile
+from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.types import PhaseSeconds, Round
 from selfspec_lab.bench.cost import DecodingBytes
 from selfspec_lab.bench.report.read import read_run

@@ -6,10 +6,10 @@ from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import prompt
 from selfspec import Engine
 from selfspec.cli.stats import draft_lines, draft_table, plain_reasons
-from selfspec.methods.auto.assignments import Assignment
-from selfspec.methods.auto.preparation import LayerTrial, Preparation
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.methods.auto.assignments import Assignment, Trial
+from selfspec.methods.auto.preparation import Preparation
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.precision import Precision
 from selfspec.types import Forecast, PhaseSeconds, Round
 
@@ -73,7 +73,7 @@ def test_rounds_keep_their_forecast_in_json() -> None:
 
 def test_auto_says_what_it_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     verify, draft = RowCosts((1, 64), (1.0, 1.001)), RowCosts((1, 64), (0.2, 0.4))
-    trial = LayerTrial(Assignment(KeptSet.full(SUBLAYERS), Precision.of(8)), 0.9, draft, ())
+    trial = Trial(Assignment(KeptSet.full(SUBLAYERS), Precision.of(8)), 0.9, draft, ())
     monkeypatch.setattr("selfspec.methods.auto.method.prepare", lambda *_: Preparation(verify, trial))
     rounds = Engine(random_model()).generate(prompt(20), max_new_tokens=60, ignore_eos=True).rounds
     assert sum(record.accepted for record in rounds) > 0

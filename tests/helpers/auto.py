@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from selfspec.methods.auto.assignments import Assignment
-from selfspec.methods.auto.preparation import LayerTrial, Preparation, Terms
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.methods.auto.assignments import Assignment, Trial
+from selfspec.methods.auto.preparation import Preparation, Terms
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.target import Target
 
 
@@ -15,4 +15,4 @@ def eager_preparation(target: Target, terms: Terms, progress: Callable[[str], No
     if target.layer_count < 2:
         return Preparation(verify, None)
     kept = KeptSet.early_exit(target.layer_count - 1, target.sublayer_count)
-    return Preparation(verify, LayerTrial(Assignment(kept), 0.9, RowCosts((1, 64), (0.001, 0.002)), ()))
+    return Preparation(verify, Trial(Assignment(kept), 0.9, RowCosts((1, 64), (0.001, 0.002))))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import settings
 
 from helpers.auto import eager_preparation
-from selfspec.runtimes.latency import LatencyProfile, measure_latencies
+from selfspec.runtimes.costs.parts import LatencyProfile, measure_latencies
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
@@ -33,9 +33,9 @@ def cheap_collections() -> None:
 @pytest.fixture(autouse=True)
 def no_kept_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on the latency profiles that the user of this machine keeps."""
-    monkeypatch.setattr("selfspec.methods.knapspec_latencies.read_latencies", lambda _: None)
-    monkeypatch.setattr("selfspec.methods.knapspec_latencies.keep_latencies", lambda *_: None)
-    monkeypatch.setattr("selfspec.methods.knapspec_latencies.kept_latencies", measured_latencies)
+    monkeypatch.setattr("selfspec.runtimes.costs.live.read_latencies", lambda _: None)
+    monkeypatch.setattr("selfspec.runtimes.costs.live.keep_latencies", lambda *_: None)
+    monkeypatch.setattr("selfspec.runtimes.costs.live.kept_latencies", measured_latencies)
 
 
 def measured_latencies(target: Target, precision: Precision) -> LatencyProfile:

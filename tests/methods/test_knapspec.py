@@ -24,7 +24,7 @@ from selfspec.decoding.probe import Branches, Probe
 from selfspec.decoding.reading import read_text
 from selfspec.engine import Engine
 from selfspec.errors import StateError
-from selfspec.methods import knapspec_latencies, make_method
+from selfspec.methods import make_method
 from selfspec.methods.knapsack import (
     Calibration,
     Candidates,
@@ -39,7 +39,8 @@ from selfspec.methods.knapspec_candidates import acceptance_rates, find_candidat
 from selfspec.methods.payoff import NEW, Payoff
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency import LatencyProfile
+from selfspec.runtimes.costs import live
+from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation
 from selfspec_lab.prompts import PROMPTS
@@ -673,7 +674,7 @@ def test_a_profile_is_saved_and_taken_up(tmp_path: Any, monkeypatch: pytest.Monk
     engine.generate(prompt(17), max_new_tokens=4)
     engine.save_state(tmp_path / "state")
     measured = engine.method.profile
-    monkeypatch.setattr(knapspec_latencies, "measure_latencies", lambda _: pytest.fail("it was measured again"))
+    monkeypatch.setattr(live, "measure_latencies", lambda _: pytest.fail("it was measured again"))
     other = Engine(build("llama"), method="knapspec")
     other.load_state(tmp_path / "before")
     other.load_state(tmp_path / "state")
@@ -682,8 +683,8 @@ def test_a_profile_is_saved_and_taken_up(tmp_path: Any, monkeypatch: pytest.Monk
 
 
 def test_a_kept_profile_is_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knapspec_latencies, "measure_latencies", lambda _: pytest.fail("it was measured"))
-    monkeypatch.setattr(knapspec_latencies, "read_latencies", lambda _: profile())
+    monkeypatch.setattr(live, "measure_latencies", lambda _: pytest.fail("it was measured"))
+    monkeypatch.setattr(live, "read_latencies", lambda _: profile())
     assert Engine(build("llama"), method="knapspec").method.profile == profile()
 
 
@@ -713,7 +714,7 @@ def test_threads_share_one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.05)
         return profile()
 
-    monkeypatch.setattr(knapspec_latencies, "measure_latencies", measure)
+    monkeypatch.setattr(live, "measure_latencies", measure)
     engine = Engine(build("llama"), method="knapspec", settings={"schedule": "paper", "recent_rounds": 2})
     results: list[Any] = [None] * 3
 
@@ -760,8 +761,8 @@ def test_latencies_are_measured_again_where_rounds_are_clearly_faster(
     """A target step takes 12 units by the first profile; the second one agrees with the rounds."""
     first, second = profile(base=1.0, mlp=1.0), profile(base=1.0 / speed, mlp=1.0 / speed)
     found, kept = iter([first, second]), []
-    monkeypatch.setattr(knapspec_latencies, "measure_latencies", lambda _: next(found))
-    monkeypatch.setattr(knapspec_latencies, "keep_latencies", lambda _, latencies: kept.append(latencies))
+    monkeypatch.setattr(live, "measure_latencies", lambda _: next(found))
+    monkeypatch.setattr(live, "keep_latencies", lambda _, latencies: kept.append(latencies))
     method = Observed(Target(build("llama")), KnapSpecSettings(schedule="paper", recent_rounds=20, max_draft_length=1))
     method.payoff.clock = Clock(2 * first.target_step(20) / speed)  # a round is a draft step and a verification
     assert write(method, "llama", new_tokens=60).accepted > 0

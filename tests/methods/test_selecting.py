@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from selfspec.runtimes.latency import LatencyProfile
 
 from helpers.clock import Always
 from helpers.models import SUBLAYERS, build, plain_text, prompt
@@ -19,7 +20,6 @@ from selfspec.methods.state import LearnedState
 from selfspec.methods.swift import matchness, matchness_if_above
 from selfspec.methods.swift_search import expected_improvement
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency import LatencyProfile
 from selfspec.runtimes.target import Target
 
 SETTINGS: dict[str, dict[str, Any]] = {

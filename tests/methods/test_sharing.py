@@ -18,7 +18,7 @@ from selfspec.methods.dynamic_exit import Del, DelDrafter, DelSettings
 from selfspec.methods.registry import find_method
 from selfspec.methods.sharing import medoid, share_kept_set
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency import LatencyProfile
+from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation
 
@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that are compared select with the same latencies."""
     profile = LatencyProfile("cpu", "float32", SUBLAYERS // 2, 0.0, 1e-3, 1e-3, 0.0, 0.0)
-    monkeypatch.setattr("selfspec.methods.knapspec_latencies.measure_latencies", lambda _: profile)
+    monkeypatch.setattr("selfspec.runtimes.costs.live.measure_latencies", lambda _: profile)
 
 
 KEPT_SETS = st.sets(st.integers(0, SUBLAYERS - 1), min_size=1).map(lambda kept: KeptSet(tuple(sorted(kept)), SUBLAYERS))

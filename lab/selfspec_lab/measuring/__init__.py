@@ -1,15 +1,9 @@
 """Measuring a model: times and bytes of its components, clocks, memory and bandwidth."""
 
 from selfspec.memory import PeakMemory
+from selfspec.runtimes.costs.parts import LatencyProfile, PartSeconds, latency_profile, measure_latencies, measure_parts
+from selfspec.runtimes.costs.store import keep_profile, profile_path, read_profile
 from selfspec.runtimes.kernels import verifies_exactly
-from selfspec.runtimes.latency import (
-    LatencyProfile,
-    PartSeconds,
-    latency_profile,
-    measure_latencies,
-    measure_parts,
-)
-from selfspec.runtimes.latency_store import keep_profile, profile_path, read_profile
 from selfspec.runtimes.target import RUNTIMES, Target
 from selfspec.timing import in_turn, interleaved_samples, timed, wait_for
 from selfspec_lab.measuring.bandwidth import copy_bytes_per_second

@@ -10,8 +10,8 @@ import torch
 import selfspec
 from selfspec import Engine
 from selfspec.methods import make_method
-from selfspec.runtimes.latency import PartSeconds, latency_profile, measure_parts
-from selfspec.runtimes.latency_store import keep_profile, read_profile
+from selfspec.runtimes.costs.parts import PartSeconds, latency_profile, measure_parts
+from selfspec.runtimes.costs.store import keep_profile, read_profile
 from selfspec.runtimes.target import Target
 from selfspec_lab.measuring.bandwidth import copy_bytes_per_second
 from selfspec_lab.measuring.step_bytes import StepBytes

@@ -17,7 +17,7 @@ from selfspec.errors import InvalidParameterError
 from selfspec.methods.knapsack import integer_weights
 from selfspec.methods.registry import METHODS
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency import LatencyProfile
+from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.target import Target
 from selfspec_lab.experiments import (
     find_experiment,

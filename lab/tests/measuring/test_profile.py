@@ -16,8 +16,8 @@ from helpers.low_bit_model import random_model
 from helpers.models import LAYERS, build
 from selfspec import timing
 from selfspec.cli.app import app
-from selfspec.runtimes import latency_store
-from selfspec.runtimes.latency import PartSeconds, measure_latencies, measure_parts
+from selfspec.runtimes.costs import store
+from selfspec.runtimes.costs.parts import PartSeconds, measure_latencies, measure_parts
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec_lab.measuring import StepBytes, measure_profile, part_bytes
@@ -99,14 +99,14 @@ def test_profile_is_complete() -> None:
 def test_a_kept_profile_is_found_again_for_the_same_model_alone(folder: Path) -> None:
     target = Target(build("llama"))
     latencies = measure_latencies(target, contexts=(8, 64))
-    assert latency_store.read_profile(target) is None
-    path = latency_store.keep_profile(target, {"latencies": latencies.to_dict()})
+    assert store.read_profile(target) is None
+    path = store.keep_profile(target, {"latencies": latencies.to_dict()})
     assert path is not None
     assert path.is_relative_to(folder / "selfspec")
     assert [each.name for each in path.parent.iterdir()] == [path.name]
-    assert latency_store.read_latencies(Target(build("llama"))) == latencies
+    assert store.read_latencies(Target(build("llama"))) == latencies
     for other in (Target(build("llama-ungrouped")), Target(build("llama"), "eager")):
-        assert latency_store.read_latencies(other) is None
+        assert store.read_latencies(other) is None
 
 
 def test_latencies_that_a_method_measured_are_remembered(folder: Path) -> None:
@@ -114,48 +114,48 @@ def test_latencies_that_a_method_measured_are_remembered(folder: Path) -> None:
     target = Target(build("llama"))
     latencies = measure_latencies(target, contexts=(8, 64), repeats=1)
     others = dataclasses.replace(latencies, mlp=2 * latencies.mlp)
-    path = latency_store.keep_latencies(target, latencies)
+    path = store.keep_latencies(target, latencies)
     assert path is not None
     assert path.is_relative_to(folder / "selfspec")
-    assert latency_store.read_latencies(Target(build("llama"))) == latencies
-    assert latency_store.read_profile(target) is None
-    assert latency_store.read_latencies(Target(build("llama"), "eager")) is None
-    latency_store.keep_profile(target, {"latencies": others.to_dict()})
+    assert store.read_latencies(Target(build("llama"))) == latencies
+    assert store.read_profile(target) is None
+    assert store.read_latencies(Target(build("llama"), "eager")) is None
+    store.keep_profile(target, {"latencies": others.to_dict()})
     assert not path.exists()
-    assert latency_store.read_latencies(target) == others
-    latency_store.keep_latencies(target, latencies)
-    assert latency_store.read_latencies(target) == latencies
+    assert store.read_latencies(target) == others
+    store.keep_latencies(target, latencies)
+    assert store.read_latencies(target) == latencies
     path.write_text("{")
-    assert latency_store.read_latencies(target) == others
+    assert store.read_latencies(target) == others
 
 
 def test_latencies_of_copies_are_kept_by_precision(folder: Path) -> None:
     target, precision = Target(random_model()), Precision.of(4)
-    kept = latency_store.kept_latencies(target, precision)
-    assert latency_store.kept_latencies(target, precision) == kept
-    assert latency_store.kept_latencies(target, Precision.of(8)) != kept
+    kept = store.kept_latencies(target, precision)
+    assert store.kept_latencies(target, precision) == kept
+    assert store.kept_latencies(target, Precision.of(8)) != kept
     files = list((folder / "selfspec").rglob("*.json"))
     assert len(files) == 2
     for file in files:
         file.write_text("{")
-    assert latency_store.kept_latencies(target, precision).mlp > 0
-    assert latency_store.read_latencies(target) is None, "those of copies are not the target's"
+    assert store.kept_latencies(target, precision).mlp > 0
+    assert store.read_latencies(target) is None, "those of copies are not the target's"
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": {}}', '{"profile": {}}'])
 def test_damaged_files_count_for_nothing(damage: str) -> None:
     target = Target(build("llama"))
-    path = latency_store.keep_profile(target, {"latencies": {}})
+    path = store.keep_profile(target, {"latencies": {}})
     assert path is not None
-    assert latency_store.read_latencies(target) is None  # no latencies in it
+    assert store.read_latencies(target) is None  # no latencies in it
     path.write_text(damage)
-    assert latency_store.read_profile(target) is None
+    assert store.read_profile(target) is None
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert latency_store.keep_profile(Target(build("llama")), {}) is None
+    assert store.keep_profile(Target(build("llama")), {}) is None
 
 
 def test_the_command_measures_once(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from selfspec.methods.objective import tokens_per_time
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency import LatencyProfile
+from selfspec.runtimes.costs.parts import LatencyProfile
 
 Run = Callable[[int, torch.Tensor], torch.Tensor]
 """Runs one sublayer on independent states ``[count, rows, hidden]`` of the same tokens, as ``Branches.run`` does."""

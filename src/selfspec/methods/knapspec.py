@@ -22,7 +22,6 @@ from selfspec.methods.knapspec_candidates import (
     find_candidates,
     selection_rows,
 )
-from selfspec.methods.knapspec_latencies import Latencies, read_profile
 from selfspec.methods.layer_search import check_skipped, free_sublayers
 from selfspec.methods.payoff import NEW, Record
 from selfspec.methods.registry import register
@@ -30,7 +29,8 @@ from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod
 from selfspec.methods.settings import setting
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency import LatencyProfile
+from selfspec.runtimes.costs.live import Latencies, saved_latencies
+from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.target import Target
 
 _LARGE_MODEL = 10_000_000_000
@@ -111,7 +111,7 @@ class KnapSpec(SelectingMethod):
 
     The latencies are minima of repeated measurements, and are remembered in the user's cache folder, so that selections
     do not depend on what else the machine does. They are measured again if live rounds are clearly faster than they
-    predict (``LatencyCheck``).
+    predict (``selfspec.runtimes.costs.live.Latencies``).
 
     A selection's branches go through a sublayer in one forward of at most ``selection_rows`` rows, or in several where
     they have more. Memory above plain decoding: cache slots for that many rows (0.5 % of the weights, or 96 rows if
@@ -209,7 +209,7 @@ class KnapSpec(SelectingMethod):
 
     def read(self, state: LearnedState) -> Selection | None:
         """The selection of a state; takes up its latency profile, so that none is measured."""
-        profile = read_profile(state, self.target)
+        profile = saved_latencies(state.values, self.target)
         selection = _read_selection(state, self.target, self.settings.max_draft_length)
         self.latencies.adopt(profile)
         return None if profile is None else selection

@@ -16,15 +16,14 @@ from selfspec.decoding.draft import NoDraft, TokenDraft
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.errors import InvalidSettingError, NoCopiesWarning, StateError
 from selfspec.methods.auto import assignments, preparation
-from selfspec.methods.auto.assignments import Assignment, Trial, candidates, choose, try_assignments
+from selfspec.methods.auto.assignments import Assignment, Trial, candidates, choose, try_assignments, write_text
 from selfspec.methods.auto.copies import Copies
 from selfspec.methods.auto.drafter import AutoDrafter
-from selfspec.methods.auto.own_text import write_text
-from selfspec.methods.auto.preparation import LayerTrial, Preparation, Terms
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.methods.auto.preparation import Preparation, Terms
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency_store import write_kept
+from selfspec.runtimes.costs.rows import RowCosts
+from selfspec.runtimes.costs.store import write_kept
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
@@ -38,7 +37,7 @@ CHEAP = RowCosts((1, 64), (0.001, 0.002))
 
 def give(monkeypatch: pytest.MonkeyPatch, verify: RowCosts, agreement: float = 0.9, draft: RowCosts = CHEAP) -> None:
     """Gives ``auto`` costs and a draft of 8 bits, instead of what it would find out."""
-    trial = LayerTrial(Assignment(FULL, Precision.of(8)), agreement, draft, ())
+    trial = Trial(Assignment(FULL, Precision.of(8)), agreement, draft, ())
     monkeypatch.setattr("selfspec.methods.auto.method.prepare", lambda *_: Preparation(verify, trial))
 
 
@@ -114,12 +113,11 @@ def test_it_drafts_less_where_many_sequences_make_rows_dear(monkeypatch: pytest.
 
 
 def test_candidates_are_low_bits_and_parts_of_the_model() -> None:
-    found = list(candidates(Target(MODEL), group=32, offset=16))
+    found = list(candidates(Target(MODEL), group=32))
     assert len(found) == len(set(found))
     assert any(each.precision is not None and each.kept == FULL for each in found)
     assert any(each.precision is None and each.kept.skipped for each in found)
     assert all(each.kept.skipped or each.precision is not None for each in found), "the target itself is no draft"
-    assert all(each.precision is None or each.precision.offset == 16 for each in found)
     assert len({each.name for each in found}) == len(found)
 
 
@@ -149,7 +147,7 @@ def test_trials_prefer_what_promises_most() -> None:
 
 def test_of_equal_promises_the_draft_that_agrees_more_is_taken() -> None:
     def trial(promise: float, agreement: float) -> Trial:
-        return Trial(Assignment(FULL, Precision.of(4)), agreement, CHEAP, promise)
+        return Trial(Assignment(FULL, Precision.of(4)), agreement, CHEAP, tokens_per_second=promise)
 
     faster, surer, slower = trial(100.0, 0.7), trial(98.0, 0.9), trial(90.0, 1.0)
     assert choose([faster, surer, slower]) is surer
@@ -178,7 +176,7 @@ def test_no_trial_begins_after_its_time() -> None:
     target, clock = Target(MODEL), iter(range(0, 1000, 10))
     trials = try_assignments(
         target,
-        candidates(target, group=32, offset=0),
+        candidates(target, group=32),
         write_text(target, 24),
         FREE_ROWS,
         most_seconds=15.0,
@@ -251,7 +249,7 @@ def test_who_wants_no_copies_is_not_warned(kept: Path, monkeypatch: pytest.Monke
 def test_copies_for_which_there_is_no_memory_any_more_are_left_out(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_preparation(monkeypatch, kept)
     target = Target(MODEL)
-    found = Preparation(FREE_ROWS, LayerTrial(Assignment(FULL, Precision.of(8)), 0.9, CHEAP, ()))
+    found = Preparation(FREE_ROWS, Trial(Assignment(FULL, Precision.of(8)), 0.9, CHEAP, ()))
     monkeypatch.setattr(preparation, "_find_out", lambda *_: found)
     assert preparation.prepare(target, Terms()).layers is not None
     target.release_copies()
@@ -292,7 +290,7 @@ def test_a_machine_with_another_layer_draft_takes_the_acceptance_of_copies_alone
     engine.generate(prompt(20), max_new_tokens=60, ignore_eos=True)
     engine.save_state(tmp_path / "state")
     learned = engine.method.state().values
-    trial = LayerTrial(Assignment(FULL, Precision.of(4)), 0.5, CHEAP, ())
+    trial = Trial(Assignment(FULL, Precision.of(4)), 0.5, CHEAP, ())
     monkeypatch.setattr("selfspec.methods.auto.method.prepare", lambda *_: Preparation(FREE_ROWS, trial))
     other = Engine(MODEL, method="auto")
     fresh = other.method.state().values
@@ -325,8 +323,8 @@ def test_another_processor_or_version_finds_out_again(kept: Path, monkeypatch: p
         assert preparation.prepare(target, terms) == result
     assert len(found) == 1
     for place, value in {
-        "selfspec.runtimes.latency_store.processor_name": lambda: "another processor",
-        "selfspec.runtimes.latency_store.version": lambda _: "99.0",
+        "selfspec.runtimes.costs.store.processor_name": lambda: "another processor",
+        "selfspec.runtimes.costs.store.version": lambda _: "99.0",
         "selfspec.methods.auto.preparation._FORMAT": 99,
     }.items():
         with monkeypatch.context() as elsewhere:

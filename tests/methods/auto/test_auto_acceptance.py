@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.errors import StateError
-from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, Acceptance, Feature, SharedAcceptance
+from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, Acceptance, Feature
 from selfspec.methods.auto.copies import Copies
 from selfspec.methods.copying import Match, continuation
 
@@ -23,19 +23,19 @@ def test_more_confidence_and_longer_matches_promise_more(feature: Feature) -> No
 
 
 def test_acceptance_goes_from_its_prior_to_what_was_seen() -> None:
-    shared = SharedAcceptance(TWO)
+    shared = Acceptance(TWO)
     assert (shared.rate(0), shared.rate(1)) == (0.2, 0.8)
     for _ in range(200):
-        shared.note(1, False)
+        shared.note(False, 1)
     assert shared.rate(1) < 0.02
     assert shared.rate(0) == 0.2
 
 
 def test_a_request_counts_its_own_tokens_more_than_all_others() -> None:
-    shared = SharedAcceptance(TWO)
+    shared = Acceptance(TWO)
     for _ in range(300):
-        shared.note(0, True)
-    request, other = Acceptance(shared), Acceptance(shared)
+        shared.note(True, 0)
+    request, other = shared.of_request(), shared.of_request()
     for _ in range(20):
         request.note(False)
     assert request.rate() < 0.3
@@ -45,16 +45,16 @@ def test_a_request_counts_its_own_tokens_more_than_all_others() -> None:
 
 
 def test_old_tokens_are_forgotten() -> None:
-    request = Acceptance(SharedAcceptance(TWO), weight=0.01, memory=10)
+    request = Acceptance(TWO).of_request(weight=0.01, memory=10)
     for accepted in [True] * 50 + [False] * 30:
         request.note(accepted)
     assert request.rate() < 0.1
 
 
 def test_what_was_learned_is_loaded_again() -> None:
-    shared, again = SharedAcceptance(TWO), SharedAcceptance(TWO)
+    shared, again = Acceptance(TWO), Acceptance(TWO)
     for accepted in (True, True, False):
-        shared.note(1, accepted)
+        shared.note(accepted, 1)
     again.restore(shared.to_lists())
     assert again.to_lists() == shared.to_lists()
 
@@ -64,21 +64,21 @@ def test_what_was_learned_is_loaded_again() -> None:
 )
 def test_damaged_states_are_refused(damaged: object) -> None:
     with pytest.raises(StateError, match="damaged"):
-        SharedAcceptance(TWO).restore(damaged)  # type: ignore[arg-type]
+        Acceptance(TWO).restore(damaged)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.lists(st.integers(0, 2), max_size=30))
 def test_every_token_of_the_text_scores_the_copies(prompt: list[int], output: list[int]) -> None:
-    shared = SharedAcceptance(MATCH_LENGTH)
-    copies = Copies(prompt, Acceptance(shared))
-    expected = SharedAcceptance(MATCH_LENGTH)
+    shared = Acceptance(MATCH_LENGTH)
+    copies = Copies(prompt, shared.of_request())
+    expected = Acceptance(MATCH_LENGTH)
     text = list(prompt)
     for token in output:
         match = longest_match(text)
         assert copies.match_length == match
         if match:
             assert any(copies.tokens(copies.match_after(), 1) == [text[end]] for end in ends(text, match))
-            expected.note(MATCH_LENGTH.bucket(match), copies.tokens(copies.match_after(), 1) == [token])
+            expected.note(copies.tokens(copies.match_after(), 1) == [token], match)
         text.append(token)
         copies.extend([token])
     assert shared.to_lists() == expected.to_lists()
@@ -96,7 +96,7 @@ def ends(text: list[int], length: int) -> list[int]:
 
 
 def test_the_probability_of_copied_tokens_falls_with_their_number() -> None:
-    copies = Copies([1, 2, 3, 4, 1, 2, 3], Acceptance(SharedAcceptance(MATCH_LENGTH)))
+    copies = Copies([1, 2, 3, 4, 1, 2, 3], Acceptance(MATCH_LENGTH).of_request())
     survival = copies.survival(copies.match_after(), 4)
     assert copies.match_length == 3
     prior = MATCH_LENGTH.prior
@@ -108,13 +108,13 @@ def test_the_probability_of_copied_tokens_falls_with_their_number() -> None:
 
 
 def without_match(text: list[int]) -> list[float]:
-    copies = Copies(text, Acceptance(SharedAcceptance(MATCH_LENGTH)))
+    copies = Copies(text, Acceptance(MATCH_LENGTH).of_request())
     return copies.survival(copies.match_after(), 4)
 
 
 @given(st.integers(1, 40), st.integers(0, 32))
 def test_what_is_hardly_likely_is_left_out(match: int, count: int) -> None:
-    acceptance = Acceptance(SharedAcceptance(MATCH_LENGTH))
+    acceptance = Acceptance(MATCH_LENGTH).of_request()
     copies = Copies([0], acceptance)
     survival = copies.survival(Match(match, 0), count)
     every = list(accumulate((acceptance.rate(match + copied) for copied in range(count)), mul))

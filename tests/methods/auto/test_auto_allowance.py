@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from selfspec.methods.auto.allowance import Allowance
 from selfspec.methods.auto.drafter import CREDIT
 from selfspec.methods.auto.plans import best_copy, best_layers, plain
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.runtimes.costs.rows import RowCosts
 
 STEP = 0.01
 VERIFY = RowCosts((1, 2, 4, 8, 16, 32), tuple(STEP * factor for factor in (1.0, 1.05, 1.2, 1.5, 2.1, 3.3))).table()

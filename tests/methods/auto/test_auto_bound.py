@@ -13,13 +13,13 @@ from selfspec.decoding.draft import Draft, NoDraft, PartDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.proposal import Proposal
-from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Acceptance, Feature, SharedAcceptance
+from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Acceptance, Feature
 from selfspec.methods.auto.assignments import Assignment
-from selfspec.methods.auto.copies import Copies
-from selfspec.methods.auto.drafter import CREDIT, AutoDrafter, CopiesToConfirm, Experience, LayerChoice, plan_together
-from selfspec.methods.auto.live_costs import LiveCosts
-from selfspec.methods.auto.row_costs import RowCosts
+from selfspec.methods.auto.copies import Copies, CopiesToConfirm
+from selfspec.methods.auto.drafter import CREDIT, AutoDrafter, Experience, LayerChoice, plan_together
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.precision import Precision
 from selfspec.sampling import acceptance
 from selfspec.sampling.tree import TokenTree
@@ -142,7 +142,7 @@ def play(tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: 
         delta: share of plain decoding's time that may be lost.
         overhead: seconds of planning and learning in a round of a sequence.
     """
-    experience = Experience(*(SharedAcceptance(feature) for feature in (MATCH_LENGTH, CONFIDENCE, ANY)))
+    experience = Experience(*(Acceptance(feature) for feature in (MATCH_LENGTH, CONFIDENCE, ANY)))
     verify, layers, clock = LiveCosts(VERIFY), LayerChoice(LAYERS, LiveCosts(DRAFT)), Clock(overhead / 2)
     drafters = [
         AutoDrafter(Prefill(PROMPT, 3, probe=None), experience, verify, layers, delta, clock)  # type: ignore[arg-type]
@@ -286,7 +286,7 @@ def test_long_texts_of_several_sequences_stay_within_the_bound(policy: Callable[
 
 
 def test_guesses_cost_no_more_than_they_may() -> None:
-    copies = Copies((*PROMPT, 3), Acceptance(SharedAcceptance(Feature((), (0.99,)))))
+    copies = Copies((*PROMPT, 3), Acceptance(Feature((), (0.99,))).of_request())
     free = CopiesToConfirm(copies, DRAFT.table(), 1.0)
     assert len(free(())) == 7
     row = DRAFT(8) - DRAFT(1)

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.models import build
-from selfspec.methods.auto.live_costs import Judging, LiveCosts, Overhead
-from selfspec.methods.auto.row_costs import MOST_ROWS, RowCosts, measure_row_costs, monotone
+from selfspec.methods.auto.allowance import PlanningTime, RoundOverhead
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import MOST_ROWS, RowCosts, measure_row_costs, monotone
 from selfspec.runtimes.target import Target
 
 COSTS = RowCosts((1, 2, 4, 8), (1.0, 1.2, 1.5, 2.5))
@@ -83,7 +84,7 @@ def test_costs_follow_others_of_the_same_machine() -> None:
 
 
 def test_overhead_is_a_mean_that_one_outlier_hardly_moves() -> None:
-    overhead = Overhead()
+    overhead = PlanningTime()
     assert overhead.note(2.0) == 2.0
     assert overhead.note(1000.0) == pytest.approx(2.2)
     for _ in range(100):
@@ -104,20 +105,20 @@ def test_where_time_is_short_few_rows_are_measured() -> None:
 
 
 def test_rows_of_a_round_cost_more_than_their_forward() -> None:
-    judging = Judging()
-    assert judging.added_to([0.0, 1.0, 1.2])[1:] == [1.0, 1.2]
-    judging.note(1, 0.5)
-    assert judging.added_to([0.0, 1.0, 1.2])[1:] == pytest.approx([1.5, 1.7]), "more rows are free until they were seen"
+    overhead = RoundOverhead()
+    assert overhead.added_to([0.0, 1.0, 1.2])[1:] == [1.0, 1.2]
+    overhead.note(1, 0.5)
+    assert overhead.added_to([0.0, 1.0, 1.2])[1:] == pytest.approx([1.5, 1.7]), "more rows are free at first"
     for rows in (1, 4, 2, 3, 8, 1):
-        judging.note(rows, 0.4 + 0.1 * rows)
-    assert (judging.first, judging.each) == pytest.approx((0.5, 0.1))
-    assert judging.added_to([0.0, 1.0, 1.2])[1:] == pytest.approx([1.5, 1.8])
+        overhead.note(rows, 0.4 + 0.1 * rows)
+    assert (overhead.first, overhead.each) == pytest.approx((0.5, 0.1))
+    assert overhead.added_to([0.0, 1.0, 1.2])[1:] == pytest.approx([1.5, 1.8])
 
 
 @given(st.lists(st.tuples(st.integers(1, 33), st.floats(0.0, 10.0)), max_size=40))
 def test_rows_never_cost_less_than_nothing(rounds: list[tuple[int, float]]) -> None:
-    judging = Judging()
+    overhead = RoundOverhead()
     for rows, seconds in rounds:
-        judging.note(rows, seconds)
-        assert judging.first >= 0
-        assert judging.each >= 0
+        overhead.note(rows, seconds)
+        assert overhead.first >= 0
+        assert overhead.each >= 0

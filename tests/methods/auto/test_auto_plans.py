@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.methods.auto.plans import MOST_DRAFTED, WorthwhileDraft, best_copy, best_guesses, best_layers, plain
-from selfspec.methods.auto.row_costs import RowCosts, monotone
+from selfspec.runtimes.costs.rows import RowCosts, monotone
 
 costs = st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4).map(
     lambda steps: monotone(dict(zip((1, 2, 8, 40), [sum(steps[: n + 1]) for n in range(4)], strict=True)))

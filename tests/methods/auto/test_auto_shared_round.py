@@ -12,19 +12,22 @@ from selfspec import Engine
 from selfspec.decoding.draft import NoDraft, PartDraft
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.decoding.proposal import Proposal
-from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, SharedAcceptance
+from selfspec.methods.auto import acceptance
+from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH
+from selfspec.methods.auto.allowance import SharedRound
 from selfspec.methods.auto.assignments import Assignment
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
-from selfspec.methods.auto.live_costs import LiveCosts
-from selfspec.methods.auto.plans import best_copy, best_layers, plain
-from selfspec.methods.auto.row_costs import RowCosts, monotone
-from selfspec.methods.auto.shared_round import (
-    SharedRound,
+from selfspec.methods.auto.plans import (
+    best_copy,
+    best_layers,
     least_acceptance,
     least_acceptance_of_layers,
+    plain,
     with_caution,
 )
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import RowCosts, monotone
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.precision import Precision
 from selfspec.sampling.acceptance import Acceptance
@@ -61,10 +64,10 @@ def test_the_more_requests_wait_for_a_draft_the_more_it_must_promise() -> None:
 def test_the_last_request_to_report_moves_the_costs() -> None:
     verify, draft = LiveCosts(LINEAR), LiveCosts(RowCosts((1, 8), (0.5, 4.0)))
     shared = SharedRound(3, verify)
-    shared.hear(1, 2 * 6.0 / 3)
-    shared.hear(3, 2 * 6.0 / 3, 4.0 / 3, (1, 2), draft)
+    shared.note(1, 2 * 6.0 / 3)
+    shared.note(3, 2 * 6.0 / 3, 4.0 / 3, (1, 2), draft)
     assert (verify.factor, draft.factor) == (1.0, 1.0)
-    shared.hear(2, 2 * 6.0 / 3, 4.0 / 3, (1, 3, 1), draft)
+    shared.note(2, 2 * 6.0 / 3, 4.0 / 3, (1, 3, 1), draft)
     assert verify.factor > 1.0, "six rows took twice as long"
     assert draft.factor == pytest.approx(1.0), "forwards of 2, 5 and 1 rows took what eight rows take"
 
@@ -77,7 +80,7 @@ def feedback_of(tokens: tuple[int, ...], seconds: float) -> Feedback:
 
 
 def drafters_of(costs: RowCosts, count: int, *, layers: bool = False) -> list[AutoDrafter]:
-    experience = Experience(*(SharedAcceptance(feature) for feature in (MATCH_LENGTH, CONFIDENCE, ANY)))
+    experience = Experience(*(acceptance.Acceptance(feature) for feature in (MATCH_LENGTH, CONFIDENCE, ANY)))
     verify = LiveCosts(costs)
     choice = LayerChoice(Assignment(KeptSet.full(8), Precision.of(4)), LiveCosts(LINEAR, verify)) if layers else None
     prefill: Any = Prefill((1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3), 4, probe=None)  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
 """Measures a model for ``mixed`` before the first request, once, and saves the plan."""
 
-import hashlib
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,13 +7,13 @@ from pathlib import Path
 import torch
 
 from selfspec.errors import OutOfMemoryError
-from selfspec.methods.auto.own_text import OwnText, write_text
-from selfspec.methods.auto.row_costs import RowCosts, measure_row_costs
-from selfspec.runtimes.latency import LatencyProfile, measure_latencies
-from selfspec.runtimes.latency_store import (
+from selfspec.methods.auto.assignments import OwnText, write_text
+from selfspec.runtimes.costs.parts import LatencyProfile, measure_latencies
+from selfspec.runtimes.costs.rows import RowCosts, measure_row_costs
+from selfspec.runtimes.costs.store import (
     keep_latencies,
     kept_latencies,
-    profile_path,
+    kept_path,
     read_kept,
     read_latencies,
     write_kept,
@@ -129,9 +128,7 @@ def _agreement(target: Target, candidate: Candidate, text: OwnText, conditions: 
 
 
 def _path(target: Target, conditions: Conditions) -> Path:
-    digest = hashlib.sha256(repr(conditions).encode()).hexdigest()[:8]
-    model = profile_path(target)
-    return model.parent.with_name("mixed") / f"{model.stem}.{digest}.json"
+    return kept_path(target, "mixed", conditions)
 
 
 def _kept(target: Target, conditions: Conditions) -> Found | None:

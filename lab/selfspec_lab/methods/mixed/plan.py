@@ -9,7 +9,7 @@ import torch
 
 from selfspec.methods.api import KeptSet
 from selfspec.methods.objective import tokens_per_time
-from selfspec.runtimes.latency import LatencyProfile
+from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.precision import FULL_BITS, MixedPrecision
 from selfspec_lab.methods.mixed.losses import SKIP
 from selfspec_lab.methods.mixed.multiple_choice import Choice, Filling, best_fillings

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.models import LAYERS, SUBLAYERS, build, prompt
 from selfspec import Engine
-from selfspec.runtimes.latency import measure_latencies
+from selfspec.runtimes.costs.parts import measure_latencies
 from selfspec_lab.bench.benchmark import Sample
 from selfspec_lab.bench.cost import DecodingBytes
 from selfspec_lab.bench.overhead_figures import method_figures

@@ -9,7 +9,7 @@ import pytest
 from helpers.models import SUBLAYERS
 from measured_runs import LATENCIES, METHODS_TRIED, PEERS, PROMPTS, Watcher, lines, measure, options
 from selfspec import METHODS, Engine
-from selfspec.runtimes.latency import LatencyProfile
+from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec_lab.bench import llama_cpp
 from selfspec_lab.bench.report import write_report
 from selfspec_lab.bench.run.measurement import Measurement

@@ -1,4 +1,14 @@
-"""What drafting may still lose: the bound that keeps ``auto`` from being slower than plain decoding."""
+"""The time of a request: what drafting may still lose, and what rounds take beside their forwards."""
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import CostTable
+
+_WEIGHT = 0.1
+_FADING = 0.95
+_LEAST_SPREAD = 1e-6
 
 
 class Allowance:
@@ -24,22 +34,15 @@ class Allowance:
         self._spent = 0.0
 
     def longest(self, step: float) -> float:
-        """Seconds that the next round may take at most, its verification included.
+        """Most seconds of the next round, verification included, if a plain step takes ``step``.
 
-        Args:
-            step: seconds of a step of plain decoding. A round without a draft is always allowed.
+        A round without a draft is always allowed.
         """
         plain = self._plain + step
         return plain + max(self._delta * plain, self._credit * step) - self._spent
 
     def note(self, tokens: int, seconds: float, step: float) -> None:
-        """Counts a round.
-
-        Args:
-            tokens: that it committed, 1 or more.
-            seconds: that it took.
-            step: seconds of a step of plain decoding.
-        """
+        """Counts a round by the tokens that it committed and its seconds."""
         self._plain += tokens * step
         self._spent += seconds
 
@@ -47,3 +50,94 @@ class Allowance:
     def saved(self) -> float:
         """Seconds saved so far against plain decoding; negative where some were lost."""
         return self._plain - self._spent
+
+
+class RoundOverhead:
+    """Seconds of a round outside forwards, fitted linearly to its rows: processed scores, noise, acceptance.
+
+    The latest rounds count most. Rows beyond the first cost nothing until there was a round with more. Outliers are
+    clipped to twice the prediction.
+    """
+
+    def __init__(self) -> None:
+        self.first = 0.0
+        self.each = 0.0
+        self._count = self._rows = self._seconds = 0.0
+        self._squares = self._products = 0.0
+
+    def note(self, rows: int, seconds: float) -> None:
+        """Counts a round by the rows of its verification and its seconds outside forwards."""
+        more = rows - 1
+        if self._count:
+            seconds = min(seconds, 2 * (self.first + more * self.each) + more * self.first)
+        self._count = _FADING * self._count + 1
+        self._rows = _FADING * self._rows + more
+        self._seconds = _FADING * self._seconds + seconds
+        self._squares = _FADING * self._squares + more * more
+        self._products = _FADING * self._products + more * seconds
+        spread = self._squares * self._count - self._rows**2
+        slope = (self._products * self._count - self._rows * self._seconds) / spread if spread > _LEAST_SPREAD else 0.0
+        self.each = max(0.0, slope)
+        self.first = max(0.0, (self._seconds - self.each * self._rows) / self._count)
+
+    def added_to(self, forwards: Sequence[float]) -> CostTable:
+        """Seconds of rounds by their rows, from those of their verifications."""
+        each, start = self.each, self.first - self.each
+        return [seconds + start + each * rows for rows, seconds in enumerate(forwards)]
+
+
+class PlanningTime:
+    """Mean seconds of planning and learning in a round. Outliers are clipped to twice the mean."""
+
+    def __init__(self) -> None:
+        self.mean: float | None = None
+
+    def note(self, seconds: float) -> float:
+        """Counts a round; returns the mean with it."""
+        mean = seconds if self.mean is None else self.mean
+        self.mean = mean + _WEIGHT * (min(seconds, 2 * mean) - mean)
+        return self.mean
+
+
+class SharedRound:
+    """Collects the timings of a batch's requests and updates the costs once.
+
+    Args:
+        requests: how many share the round.
+        verify: costs of the target's forward; learns.
+    """
+
+    def __init__(self, requests: int, verify: LiveCosts) -> None:
+        self._missing = self._requests = requests
+        self._verify = verify
+        self._rows = 0
+        self._forwards: dict[LiveCosts, list[Sequence[int]]] = {}
+
+    def note(
+        self,
+        rows: int,
+        verify_seconds: float,
+        draft_seconds: float = 0.0,
+        forwards: Sequence[int] = (),
+        draft: LiveCosts | None = None,
+    ) -> None:
+        """Adds one request's part; the last one updates the costs.
+
+        Args:
+            rows: of its verification.
+            verify_seconds: its share of the verification.
+            draft_seconds: its share of the drafts.
+            forwards: rows of each forward of its layer draft.
+            draft: costs of that draft's forward; learns.
+        """
+        self._missing -= 1
+        self._rows += rows
+        if draft is not None and forwards:
+            self._forwards.setdefault(draft, []).append(forwards)
+        if self._missing:
+            return
+        self._verify.note_rows([self._rows], self._requests * verify_seconds)
+        if len(self._forwards) == 1:  # times of different drafts are not told apart
+            ((costs, many),) = self._forwards.items()
+            together = [sum(each) for each in zip_longest(*many, fillvalue=0)]
+            costs.note_rows(together, self._requests * draft_seconds)

@@ -3,18 +3,19 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
 from selfspec.errors import OutOfMemoryError, UnsupportedModelError
-from selfspec.methods.auto.own_text import OwnText
 from selfspec.methods.auto.plans import best_layers
-from selfspec.methods.auto.row_costs import RowCosts, measure_row_costs, measure_together
 from selfspec.methods.budget import default_skip_ratio
 from selfspec.methods.uniform import evenly_skipped
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.costs.rows import RowCosts, measure_row_costs, measure_together
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
+from selfspec.sampling.rules import seeded_generator
 
 DRAFT_ROWS = (1, 2, 4, 8)
 """Rows of a draft's forward that are measured."""
@@ -28,28 +29,68 @@ _EQUAL = 0.97
 _SKIPPED_ROWS = 8
 """First rows of the own text, which hardly have a context."""
 
+_SEED = 0
+_SAMPLED, _GREEDY = 8, 40
+"""Sampled tokens of the own text, and greedy ones after them, in turns.
+
+On a text that is all sampled, drafts of SmolLM2-135M at 8, 6 and 4 bits agree with 0.96, 0.90 and 0.64 of the target's
+choices; with greedy runs of 40 tokens with 0.99, 0.94 and 0.78; in answers to chat prompts 0.99, 0.93 and 0.78 of their
+tokens are accepted.
+"""
+
+
+@dataclass(frozen=True)
+class OwnText:
+    """A text of the model's own.
+
+    Attributes:
+        token_ids: long ``[n]``.
+        choices: long ``[n]``, the target's greedy choice after each token.
+    """
+
+    token_ids: torch.Tensor
+    choices: torch.Tensor
+
+
+@torch.inference_mode()
+def write_text(target: Target, length: int) -> OwnText:
+    """Writes a text from the model's beginning-of-sequence token on, always the same; no data is needed.
+
+    Greedy tokens follow sampled ones in turns, as an answer follows a prompt: without sampled ones between them the
+    text of a small model repeats itself, and sampled ones alone are harder to predict than what is decoded greedily.
+    """
+    generator = seeded_generator(_SEED, target.device)
+    sequence = target.new_sequence(1, length, length)
+    first = getattr(target.config, "bos_token_id", None)
+    token = torch.tensor([first if isinstance(first, int) else 0], device=target.device)
+    tokens, choices = [], []
+    for index in range(length):
+        layout = target.lay_out(sequence, 1)
+        logits = target.logits(target.run(target.embed(token), range(target.sublayer_count), layout).hidden_states)
+        sequence.cache.commit([0])
+        tokens.append(token)
+        choices.append(logits.argmax(-1))
+        drawn = torch.multinomial(logits[0].float().softmax(-1), 1, generator=generator)
+        token = drawn if index % (_SAMPLED + _GREEDY) < _SAMPLED else choices[-1]
+    return OwnText(torch.cat(tokens), torch.cat(choices))
+
 
 @dataclass(frozen=True)
 class Assignment:
-    """Sublayers that draft, and the precision of their weights.
-
-    Attributes:
-        kept: the sublayers.
-        precision: of their weights and of the head; ``None`` for the target's own.
-    """
+    """Sublayers that draft, and the precision of their weights and of the head (``None`` for the target's own)."""
 
     kept: KeptSet
     precision: Precision | None = None
 
-    @property
+    @cached_property
     def name(self) -> str:
         """What reports call it, as ``4 bits, head 8, 30 of 60 sublayers``."""
         kept, total = len(self.kept.sublayers), self.kept.total
-        parts = [] if kept == total else [f"{kept} of {total} sublayers"]
+        words = [] if kept == total else [f"{kept} of {total} sublayers"]
         if self.precision is not None:
             body, head = self.precision.attention, self.precision.head
-            parts[:0] = [f"{body} bits"] if body == head else [f"{body} bits, head {head}"]
-        return ", ".join(parts)
+            words[:0] = [f"{body} bits"] if body == head else [f"{body} bits, head {head}"]
+        return ", ".join(words)
 
 
 @dataclass(frozen=True)
@@ -60,27 +101,22 @@ class Trial:
         assignment: the assignment.
         agreement: share of the own text's tokens after which it chose what the target chose.
         costs: of its forwards.
-        tokens_per_second: what a round of it promises.
         confidences: at each token its largest probability, and whether its choice was the target's.
+        tokens_per_second: what a round of it promises.
     """
 
     assignment: Assignment
     agreement: float
     costs: RowCosts
-    tokens_per_second: float
     confidences: tuple[tuple[float, bool], ...] = ()
+    tokens_per_second: float = 0.0
 
 
-def candidates(target: Target, *, group: int, offset: int) -> Iterator[Assignment]:
-    """The assignments that are worth a trial, most promising first.
+def candidates(target: Target, *, group: int) -> Iterator[Assignment]:
+    """The assignments that are worth a trial, most promising first; ``group`` weights of a row share a scale.
 
     All sublayers at low bits; the first layers alone, which early-exit training makes a good draft; an evenly spread
     part, at the size-aware budget of ``uniform``.
-
-    Args:
-        target: the model.
-        group: inputs of a weight row that share a scale.
-        offset: inputs of a row's first group.
     """
     total = target.sublayer_count
     full = KeptSet.full(total)
@@ -90,7 +126,7 @@ def candidates(target: Target, *, group: int, offset: int) -> Iterator[Assignmen
     parts = [KeptSet.early_exit(layers, total) for layers in exits]
     parts += [KeptSet.skipping(skipped, total)] if skipped else []
     mixes = [(4, 4), (6, 8), (4, 8)]  # of the sublayers, of the head
-    bits = [Precision(body, body, head, group, offset) for body, head in mixes]
+    bits = [Precision(body, body, head, group) for body, head in mixes]
     yield from (Assignment(full, precision) for precision in bits)
     yield from (Assignment(kept, bits[0]) for kept in parts)
     yield from (Assignment(kept) for kept in parts)
@@ -114,7 +150,7 @@ def try_assignments(
         text: the text.
         verify: costs of the target's forward.
         most_seconds: begin no further trial after this time.
-        fits: whether the copies of an assignment may be made.
+        fits: whether the low-bit weights of an assignment may be made.
         clock: seconds.
 
     Returns:
@@ -129,18 +165,14 @@ def try_assignments(
             if fits(assignment) and (trial := _try(target, assignment, text, verify, _fastest(trials))) is not None:
                 trials.append(trial)
         except (OutOfMemoryError, UnsupportedModelError):
-            continue  # the model has no such copies
+            continue  # no such low-bit weights of this model
     close = [trial for trial in trials if trial.tokens_per_second >= _CLOSE * _fastest(trials)]
     others = [trial for trial in trials if trial not in close]
     return sorted([*_timed_again(target, close, verify), *others], key=lambda trial: -trial.tokens_per_second)
 
 
 def choose(trials: Sequence[Trial]) -> Trial | None:
-    """The trial to draft with: of those that promise most, to within what timing can tell, the one that agrees most.
-
-    Args:
-        trials: all of them.
-    """
+    """Of the trials that promise most, to within what timing can tell, the one that agrees most."""
     equal = [trial for trial in trials if trial.tokens_per_second >= _EQUAL * _fastest(trials)]
     return max(equal, key=lambda trial: trial.agreement, default=None)
 
@@ -151,18 +183,14 @@ def _timed_again(target: Target, trials: Sequence[Trial], verify: RowCosts) -> l
         return list(trials)
     which = [(trial.assignment.kept.sublayers, trial.assignment.precision) for trial in trials]
     costs = measure_together(target, which, row_counts=DRAFT_ROWS, most_seconds=0.2 * len(trials))
-    again = []
-    for trial, measured in zip(trials, costs, strict=True):
-        promised = _promise(trial.agreement, measured, verify)
-        again.append(replace(trial, costs=measured, tokens_per_second=promised))
-    return again
+    return [_promising(replace(trial, costs=each), verify) for trial, each in zip(trials, costs, strict=True)]
 
 
-def _promise(agreement: float, costs: RowCosts, verify: RowCosts) -> float:
-    """Tokens a second of rounds with a draft that agrees as often and costs as much."""
-    plan = best_layers(agreement, costs.table(), verify.table(), float("inf"))
+def _promising(trial: Trial, verify: RowCosts) -> Trial:
+    """The trial with the tokens per second of rounds that it drafts."""
+    plan = best_layers(trial.agreement, trial.costs.table(), verify.table(), float("inf"))
     assert plan is not None
-    return plan.tokens_per_second
+    return replace(trial, tokens_per_second=plan.tokens_per_second)
 
 
 def _fastest(trials: Sequence[Trial]) -> float:
@@ -178,7 +206,7 @@ def _try(target: Target, assignment: Assignment, text: OwnText, verify: RowCosts
     costs = measure_row_costs(
         target, assignment.kept.sublayers, assignment.precision, row_counts=DRAFT_ROWS, most_seconds=0.2
     )
-    return Trial(assignment, agreement, costs, _promise(agreement, costs, verify), outcomes)
+    return _promising(Trial(assignment, agreement, costs, outcomes), verify)
 
 
 @torch.inference_mode()

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 from selfspec.methods.auto.acceptance import Acceptance
+from selfspec.methods.auto.plans import MOST_GUESSES, best_guesses
 from selfspec.methods.copying import Match, continuation
 from selfspec.methods.suffix_automaton import SuffixAutomaton
+from selfspec.runtimes.costs.rows import CostTable
 
 _UNLIKELY = 0.02
 """Probability below which a copied token is not worth its row on any machine."""
@@ -40,19 +42,11 @@ class Copies:
         return self._automaton.match_after(drafted)
 
     def survival(self, match: Match, count: int) -> list[float]:
-        """By number of copied tokens the probability that all of them are right, as long as it is worth a row.
-
-        Args:
-            match: after which they are copied.
-            count: most copied tokens.
-
-        Returns:
-            At most ``count`` numbers, never rising; none without a match.
-        """
+        """By number of copied tokens the probability that all are right; at most ``count``, as long as worth a row."""
         likely: list[float] = []
         if match.length:
-            rates, probability = self._acceptance.rates(match.length, count), 1.0
-            for rate in rates:
+            probability = 1.0
+            for rate in self._acceptance.rates(match.length, count):
                 probability *= rate
                 if probability < _UNLIKELY:
                     break
@@ -60,13 +54,7 @@ class Copies:
         return likely
 
     def tokens(self, match: Match, count: int, drafted: Sequence[int] = ()) -> list[int]:
-        """The copied tokens.
-
-        Args:
-            match: after which they are copied; there is one.
-            count: how many, at least 1.
-            drafted: tokens after the text that the match ends with.
-        """
+        """The ``count`` tokens copied after a match of the text and ``drafted`` tokens."""
         return continuation(self._automaton.tokens, match.end, count, drafted)
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -76,3 +64,36 @@ class Copies:
             if text.match_length:
                 self._acceptance.note(text.tokens[text.match_end] == token_id, text.match_length)
             text.extend((token_id,))
+
+
+class CopiesToConfirm:
+    """Guesses of what a layer draft drafts next: copies, as many as make drafting cheapest.
+
+    Args:
+        copies: from where the text repeats itself.
+        costs: of the draft's forward.
+        most_seconds: that rows of guesses may cost.
+
+    Attributes:
+        seconds: what they cost so far.
+        forwards: the rows of each forward that guesses were asked for, the drafted token's included.
+    """
+
+    def __init__(self, copies: Copies, costs: CostTable, most_seconds: float) -> None:
+        self._copies = copies
+        self._costs = costs
+        self._most_seconds = most_seconds
+        self.seconds = 0.0
+        self.forwards: list[int] = []
+
+    def __call__(self, drafted: Sequence[int]) -> Sequence[int]:
+        """The guesses after the text and the tokens drafted so far."""
+        match = self._copies.match_after(drafted)
+        count, _ = best_guesses(self._costs, self._copies.survival(match, MOST_GUESSES))
+        seconds = self.seconds + self._costs[1 + count] - self._costs[1]
+        if not count or seconds > self._most_seconds:
+            self.forwards.append(1)
+            return ()
+        self.seconds = seconds
+        self.forwards.append(1 + count)
+        return self._copies.tokens(match, count, drafted)

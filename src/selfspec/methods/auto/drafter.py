@@ -4,35 +4,30 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from selfspec.decoding.draft import Draft, NoDraft, PartDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.plain_run import MOST_STEPS
-from selfspec.methods.auto.acceptance import Acceptance, SharedAcceptance
-from selfspec.methods.auto.allowance import Allowance
+from selfspec.methods.auto.acceptance import Acceptance
+from selfspec.methods.auto.allowance import Allowance, PlanningTime, RoundOverhead, SharedRound
 from selfspec.methods.auto.assignments import Assignment
-from selfspec.methods.auto.copies import Copies
-from selfspec.methods.auto.live_costs import Judging, LiveCosts, Overhead
+from selfspec.methods.auto.copies import Copies, CopiesToConfirm
 from selfspec.methods.auto.plans import (
     MOST_DRAFTED,
+    MOST_GUESSES,
     Plan,
     WorthwhileDraft,
     best_copy,
-    best_guesses,
     best_layers,
-    plain,
-)
-from selfspec.methods.auto.row_costs import CostTable
-from selfspec.methods.auto.shared_round import (
-    MOST_GUESSES,
-    SharedRound,
     least_acceptance,
     least_acceptance_of_layers,
+    plain,
     with_caution,
 )
 from selfspec.methods.copying import chain_draft
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import CostTable
 from selfspec.types import Forecast
 
 CREDIT = 1.6
@@ -43,61 +38,18 @@ would wait for it: at 0.6 steps a sampled text of 128 tokens was decoded plainly
 """
 
 _LIKELIEST = 0.95
-"""Acceptance of a draft token that is not hoped for: where less cannot pay, several requests look for no copies."""
+"""If drafting would not pay even at this acceptance rate, a batch does not search for copies."""
 
 _FADE = 0.02
 """Share of a layer draft's own record that is forgotten in each round without one."""
 
 
-class CopiesToConfirm:
-    """Guesses of what a layer draft drafts next: copies, as many as make drafting cheapest.
-
-    Args:
-        copies: from where the text repeats itself.
-        costs: of the draft's forward.
-        most_seconds: that rows of guesses may cost.
-
-    Attributes:
-        seconds: what they cost so far.
-        forwards: the rows of each forward that guesses were asked for, the drafted token's included.
-    """
-
-    def __init__(self, copies: Copies, costs: CostTable, most_seconds: float) -> None:
-        self._copies = copies
-        self._costs = costs
-        self._most_seconds = most_seconds
-        self.seconds = 0.0
-        self.forwards: list[int] = []
-
-    def __call__(self, drafted: Sequence[int]) -> Sequence[int]:
-        """The guesses after the text and the tokens drafted so far."""
-        match = self._copies.match_after(drafted)
-        count, _ = best_guesses(self._costs, self._copies.survival(match, MOST_GUESSES))
-        seconds = self.seconds + self._costs[1 + count] - self._costs[1]
-        if not count or seconds > self._most_seconds:
-            self.forwards.append(1)
-            return ()
-        self.seconds = seconds
-        self.forwards.append(1 + count)
-        return self._copies.tokens(match, count, drafted)
-
-
 @dataclass(frozen=True)
 class LayerChoice:
-    """The layer draft of a model.
-
-    Attributes:
-        assignment: what drafts.
-        costs: of its forwards.
-    """
+    """The layer draft of a model, and the costs of its forwards."""
 
     assignment: Assignment
     costs: LiveCosts
-
-    @cached_property
-    def name(self) -> str:
-        """What rounds call it."""
-        return self.assignment.name
 
 
 @dataclass(frozen=True)
@@ -110,9 +62,9 @@ class Experience:
         layers: of tokens of a layer draft before they are drafted.
     """
 
-    copies: SharedAcceptance
-    confident: SharedAcceptance
-    layers: SharedAcceptance
+    copies: Acceptance
+    confident: Acceptance
+    layers: Acceptance
 
 
 class AutoDrafter(Drafter):
@@ -136,13 +88,13 @@ class AutoDrafter(Drafter):
         delta: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._verify = verify
+        self.verify_costs = verify
         self._layers = layers
-        self._copies = Copies((*prefill.prompt_ids, prefill.first_token), Acceptance(experience.copies))
-        self._confident = Acceptance(experience.confident)
-        self._expected = Acceptance(experience.layers)
+        self._copies = Copies((*prefill.prompt_ids, prefill.first_token), experience.copies.of_request())
+        self._confident = experience.confident.of_request()
+        self._expected = experience.layers.of_request()
         self._allowance = Allowance(delta, CREDIT)
-        self._judging, self._overhead = Judging(), Overhead()
+        self._overhead, self._planning = RoundOverhead(), PlanningTime()
         self._clock = clock
         self._planned = 0.0
         self._round: _Round | None = None
@@ -156,48 +108,33 @@ class AutoDrafter(Drafter):
         """What drafts the next round.
 
         Args:
-            sequences: requests that play their rounds together, this one included. Each is taken to need as many rows.
+            sequences: requests that share the round, this one included. Each is taken to need as many rows.
             drafting: how many of them share the forwards of a layer draft; all, unless that is known.
-            shared: is told what the round cost; ``None`` where it is this request's alone.
+            shared: collects the timings of the round; ``None`` where it is this request's alone.
         """
         began = self._clock()
         self._read()
-        forwards = self._verify.now(sequences)
-        verify = with_caution(self._judging.added_to(forwards), sequences)
-        self._round = planned = _Round(sequences, drafting or sequences, forwards, verify, shared=shared)
-        longest = self._allowance.longest(verify[1]) - (self._overhead.mean or 0.0)
+        forwards = self.verify_costs.now(sequences)
+        verify = with_caution(self._overhead.added_to(forwards), sequences)
+        self._round = planned = _Round(sequences, drafting or sequences, forwards, verify, shared)
+        longest = self._allowance.longest(verify[1]) - (self._planning.mean or 0.0)
         draft = self._best(planned, longest) if longest > verify[2] else _plain_draft(verify, held_back=True)
         self._planned += self._clock() - began
         return draft
 
     def plan_nothing(self, plain: Draft, shared: SharedRound) -> Draft:
-        """A round of plain decoding among several requests, of one for which no draft could pay.
-
-        Args:
-            plain: that round.
-            shared: is told what it cost.
-        """
-        self._round = _Round(2, 1, (), (), shared=shared, drafts=False)
+        """A round of plain decoding in a batch, of a request for which no draft could pay."""
+        self._round = _Round(2, 1, (), (), shared)
         return plain
 
     def may_gain(self, least: float, least_of_layers: float) -> bool:
-        """Whether a draft promises enough to look for the best one.
-
-        Args:
-            least: acceptance below which no draft can pay.
-            least_of_layers: the same of a layer draft.
-        """
+        """Whether copies or layers promise at least these acceptance rates, below which no draft can pay."""
         if least > _LIKELIEST:
             return False
         self._read()
         return self._copies.likelihood >= least or (
             self._layers is not None and self._expected.rate() >= least_of_layers
         )
-
-    @property
-    def verify_costs(self) -> LiveCosts:
-        """Costs of the target's forward."""
-        return self._verify
 
     @property
     def layer_costs(self) -> LiveCosts | None:
@@ -210,7 +147,7 @@ class AutoDrafter(Drafter):
         return self._round is not None and self._round.guess is not None
 
     def _best(self, planned: "_Round", longest: float) -> Draft:
-        """What promises most of all that may take as long."""
+        """What promises most of all that takes at most ``longest`` seconds."""
         verify, match = planned.verify, self._copies.match_after()
         survival = self._copies.survival(match, MOST_DRAFTED)
         best = plain(verify)
@@ -221,31 +158,31 @@ class AutoDrafter(Drafter):
             costs = self._layers.costs.now(planned.drafting)
             drafted = best_layers(self._expected.rate(), costs, verify, longest, survival[:MOST_GUESSES])
             if drafted is not None and drafted.tokens_per_second > best.tokens_per_second:
-                return self._layer_draft(planned, drafted, self._layers, costs, longest)
+                return self._layer_draft(planned, drafted, self._layers.assignment, costs, longest)
         if not best.length:
             return _plain_draft(verify)
-        return PartDraft(chain_draft(self._copies.tokens(match, best.length)), "copies", _forecast(best, verify))
+        return _named(chain_draft(self._copies.tokens(match, best.length)), "copies", best, verify)
 
     def _layer_draft(
-        self, planned: "_Round", plan: Plan, layers: "LayerChoice", costs: CostTable, longest: float
+        self, planned: "_Round", plan: Plan, assignment: Assignment, costs: CostTable, longest: float
     ) -> Draft:
         stop = WorthwhileDraft(
             plan.tokens_per_second, self._expected.rate(), self._confident.rate, plan.forward_seconds, planned.verify
         )
         left = longest - plan.length * costs[1] - planned.verify[1 + plan.length]
         planned.costs, planned.guess = costs, CopiesToConfirm(self._copies, costs, left)
-        assignment = layers.assignment
         draft = LayerDraft(assignment.kept, plan.length, stop, precision=assignment.precision, guess=planned.guess)
-        return PartDraft(draft, layers.name, _forecast(plan, planned.verify))
+        return _named(draft, assignment.name, plan, planned.verify)
 
     def learn(self, feedback: Feedback) -> None:
         """Scores what was drafted and what could have been copied, and counts the time."""
         began, planned, committed = self._clock(), self._round, feedback.acceptance.token_ids
         assert planned is not None
-        if not planned.drafts and planned.shared is not None:
+        if not planned.verify:
+            assert planned.shared is not None
             self._unread += committed
             self._expected.fade(1 - (1 - _FADE) ** len(committed))
-            planned.shared.hear(1, feedback.seconds.verify / len(committed))
+            planned.shared.note(1, feedback.seconds.verify / len(committed))
             return
         self._copies.extend(committed)
         if planned.guess is not None:
@@ -255,17 +192,17 @@ class AutoDrafter(Drafter):
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
         rows = 1 + len(feedback.proposal.tree)
         verifying, drafting = planned.verify[rows], planned.expected_drafting(feedback)
-        self._judging.note(rows, feedback.seconds.other)
+        self._overhead.note(rows, feedback.seconds.other)
         if planned.sequences == 1:
-            self._verify.note(planned.forwards[rows], feedback.seconds.verify)
+            self.verify_costs.note(planned.forwards[rows], feedback.seconds.verify)
             if drafting and self._layers is not None:
                 self._layers.costs.note(drafting, feedback.seconds.draft)
         elif planned.shared is not None:
             made = () if planned.guess is None else planned.guess.forwards
-            planned.shared.hear(rows, feedback.seconds.verify, feedback.seconds.draft, made, self.layer_costs)
+            planned.shared.note(rows, feedback.seconds.verify, feedback.seconds.draft, made, self.layer_costs)
         drafting = planned.share_of_drafting(feedback, drafting)
-        overhead, self._planned = self._overhead.note(self._planned + self._clock() - began), 0.0
-        self._allowance.note(len(committed), verifying + drafting + overhead, planned.verify[1])
+        planning, self._planned = self._planning.note(self._planned + self._clock() - began), 0.0
+        self._allowance.note(len(committed), verifying + drafting + planning, planned.verify[1])
 
     def _read(self) -> None:
         """Catches up with plain rounds in which nothing was looked for."""
@@ -274,7 +211,7 @@ class AutoDrafter(Drafter):
             self._unread = []
 
     def observe(self, feedback: Feedback) -> None:
-        """Scores what could have been copied in a round that another part of the method planned."""
+        """Scores what could have been copied in a round that another drafter of the request planned."""
         self._read()
         self._copies.extend(feedback.acceptance.token_ids)
 
@@ -285,20 +222,17 @@ class AutoDrafter(Drafter):
             self._expected.note(index < accepted)
 
 
-def _forecast(plan: Plan, verify: CostTable, *, held_back: bool = False) -> Forecast:
-    return Forecast(plan.tokens_per_second, 1 / verify[1], held_back)
+def _named(draft: Draft, name: str, plan: Plan, verify: CostTable, *, held_back: bool = False) -> Draft:
+    """A draft with its name in reports and its forecast."""
+    return PartDraft(draft, name, Forecast(plan.tokens_per_second, 1 / verify[1], held_back))
 
 
-def _plain_draft(verify: CostTable, *, held_back: bool = False, steps: int = 1) -> PartDraft:
-    return PartDraft(NoDraft(steps), "plain", _forecast(plain(verify), verify, held_back=held_back))
+def _plain_draft(verify: CostTable, *, held_back: bool = False, steps: int = 1) -> Draft:
+    return _named(NoDraft(steps), "plain", plain(verify), verify, held_back=held_back)
 
 
 def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:
-    """What drafts the next round of several requests, whose rows share a forward.
-
-    Args:
-        drafters: of the requests.
-    """
+    """What drafts the next round of several requests, whose rows share a forward."""
     count = sharing = len(drafters)
     if count == 1:
         return [drafters[0].plan()]
@@ -309,14 +243,14 @@ def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:
         layers: math.inf if layers is None else least_acceptance_of_layers(verify, layers.now(count))
         for layers in {drafter.layer_costs for drafter in drafters}
     }
-    may_gain = {drafter: drafter.may_gain(least, of_layers[drafter.layer_costs]) for drafter in drafters}
-    plain_draft = _plain_draft(verify, steps=1 if any(may_gain.values()) else MOST_STEPS)
+    may_gain = [drafter.may_gain(least, of_layers[drafter.layer_costs]) for drafter in drafters]
+    plain_draft = _plain_draft(verify, steps=1 if any(may_gain) else MOST_STEPS)
     drafts = {
         drafter: drafter.plan_among(count, shared=shared) if gains else drafter.plan_nothing(plain_draft, shared)
-        for drafter, gains in may_gain.items()
+        for drafter, gains in zip(drafters, may_gain, strict=True)
     }
     while (drafting := [drafter for drafter in drafters if drafter.drafts_layers]) and len(drafting) < sharing:
-        # Fewer pay for the draft's forwards than was thought: some may choose differently.
+        # Fewer share the draft's forwards than was assumed: some may choose differently.
         sharing = len(drafting)
         drafts |= {drafter: drafter.plan_among(count, sharing, shared) for drafter in drafting}
     return list(drafts.values())
@@ -327,37 +261,35 @@ class _Round:
     """A planned round.
 
     Attributes:
-        sequences: requests that play it together.
+        sequences: requests that share it.
         drafting: how many of them share the forwards of a layer draft.
         forwards: costs of the target's forward.
-        verify: the same with what a round takes beside forwards.
+        verify: the same with what a round takes beside forwards; empty where no draft was looked for.
+        shared: collects the timings of the round in a batch.
         costs: of the forward of a layer draft; empty without one.
         guess: of a layer draft.
-        shared: is told what the round cost, where several requests play it.
-        drafts: a draft could pay, so that the best one was looked for.
     """
 
     sequences: int
     drafting: int
     forwards: CostTable
     verify: CostTable
+    shared: SharedRound | None
     costs: CostTable = ()
     guess: CopiesToConfirm | None = None
-    shared: SharedRound | None = None
-    drafts: bool = True
 
     def expected_drafting(self, feedback: Feedback) -> float:
-        """Seconds that the forwards of the draft take if all that share them make as many; 0 if no layers drafted."""
+        """Seconds of the draft's forwards if all that share them make as many; 0 if no layers drafted."""
         if self.guess is None:
             return 0.0
         proposal = feedback.proposal
         return (len(proposal.confidences) - proposal.guessed) * self.costs[1] + self.guess.seconds
 
     def share_of_drafting(self, feedback: Feedback, expected: float) -> float:
-        """What the request pays of the forwards of the draft.
+        """What the request pays of the forwards of the draft: what is expected if it drafts alone.
 
-        Drafting alone it is what is expected. Where several draft, some stop earlier than others, whose later forwards
-        are shared by fewer: then those that drafted pay equal parts of what it took, and no less than is expected.
+        Where several draft, some stop earlier than others, whose later forwards are shared by fewer: then those that
+        drafted pay equal parts of what it took, and no less than is expected.
         """
         if self.drafting == 1:
             return expected

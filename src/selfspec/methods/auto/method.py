@@ -2,20 +2,21 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Prefill
 from selfspec.errors import StateError
-from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Feature, SharedAcceptance
+from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Acceptance, Feature
+from selfspec.methods.auto.assignments import Trial
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
-from selfspec.methods.auto.live_costs import LiveCosts
-from selfspec.methods.auto.preparation import LayerTrial, Preparation, Terms, prepare
+from selfspec.methods.auto.preparation import Preparation, Terms, prepare
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState
+from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
@@ -37,19 +38,16 @@ class AutoSettings(MethodSettings):
         10.0, "time for trying drafts when a model is first used on this machine; the result is kept", minimum=0.0
     )
     group: int = setting(32, "inputs of a weight row that share a scale: 32, 64 or 128", minimum=32, maximum=128)
-    offset: int = setting(
-        0, "inputs of a row's first group; for benchmarks of models whose weights come off a grid of groups", minimum=0
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Precision(group=self.group, offset=self.offset)  # refuses groups that there are not
+        Precision(group=self.group)  # refuses groups that are not supported
 
     @property
     def terms(self) -> Terms:
         """What a preparation may try."""
         most_bytes = None if self.memory_limit is None else self.memory_limit * 2**30
-        return Terms(self.group, self.offset, most_bytes, self.trial_seconds)
+        return Terms(self.group, most_bytes, self.trial_seconds)
 
 
 @register
@@ -89,7 +87,7 @@ class Auto(Method):
         return plan_together([drafter for drafter in drafters if isinstance(drafter, AutoDrafter)])
 
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Finds out what this model and this machine bear, unless that is known."""
+        """Measures costs and chooses the layer draft; uses the kept result if there is one."""
         self._make_ready(progress)
 
     def state(self) -> LearnedState:
@@ -99,16 +97,10 @@ class Auto(Method):
         return LearnedState({_LAYER_DRAFT: ready.layer_draft, **learned})
 
     def restore(self, state: LearnedState) -> None:
-        """Loads the acceptance of drafts.
+        """Loads the acceptance of drafts; raises ``StateError`` if it is damaged.
 
         Another machine may draft with other layers or bits: then the acceptance of its own layer draft stays as it is,
         and that of copies, which is the model's alone, is loaded.
-
-        Args:
-            state: from ``state``.
-
-        Raises:
-            StateError: it is damaged.
         """
         ready = self._make_ready()
         if set(state.values) != {_LAYER_DRAFT, *_KINDS}:
@@ -132,8 +124,12 @@ class _Ready:
     def __init__(self, preparation: Preparation) -> None:
         self.trial = trial = preparation.layers
         self.verify = LiveCosts(preparation.verify)
-        # A draft that samples takes longer: its scores are processed, and noise is drawn.
-        self.layers = {kind: None if trial is None else _layer_choice(trial, self.verify) for kind in _KINDS}
+        # Load slows layer drafts down as it slows verifications down. A draft that samples takes longer than a greedy
+        # one: its scores are processed, and noise is drawn.
+        self.layers = {
+            kind: None if trial is None else LayerChoice(trial.assignment, LiveCosts(trial.costs, self.verify))
+            for kind in _KINDS
+        }
         self.experience = {kind: _fresh(trial) for kind in _KINDS}
 
     @property
@@ -142,33 +138,22 @@ class _Ready:
         return None if self.trial is None else repr(self.trial.assignment)
 
 
-def _layer_choice(trial: LayerTrial, verify: LiveCosts) -> LayerChoice:
-    """A layer draft, which load on the machine slows down as it slows verifications down."""
-    return LayerChoice(trial.assignment, LiveCosts(trial.costs, verify))
-
-
-def _fresh(trial: LayerTrial | None) -> Experience:
+def _fresh(trial: Trial | None) -> Experience:
     """What is expected of drafts before the first request."""
     expected = ANY if trial is None else Feature((), (trial.agreement,))
-    confident = SharedAcceptance(CONFIDENCE)
+    confident = Acceptance(CONFIDENCE)
     for confidence, agrees in () if trial is None else trial.confidences:
-        confident.note(CONFIDENCE.bucket(confidence), agrees)
-    return Experience(SharedAcceptance(MATCH_LENGTH), confident, SharedAcceptance(expected, prior_weight=16.0))
+        confident.note(agrees, confidence)
+    return Experience(Acceptance(MATCH_LENGTH), confident, Acceptance(expected, weight=16.0))
 
 
 def _to_lists(experience: Experience) -> dict[str, list[list[float]]]:
-    return {
-        "copies": experience.copies.to_lists(),
-        "confident": experience.confident.to_lists(),
-        "layers": experience.layers.to_lists(),
-    }
+    return {field.name: getattr(experience, field.name).to_lists() for field in fields(Experience)}
 
 
 def _restore(experience: Experience, values: Any, *, layers: bool = True) -> None:
-    if not isinstance(values, dict) or set(values) != {"copies", "confident", "layers"}:
+    names = [field.name for field in fields(Experience)]
+    if not isinstance(values, dict) or set(values) != set(names):
         raise StateError("this state has no acceptance of auto; give another file, or start without it")
-    experience.copies.restore(values["copies"])
-    if not layers:
-        return
-    experience.confident.restore(values["confident"])
-    experience.layers.restore(values["layers"])
+    for name in names if layers else ("copies",):
+        getattr(experience, name).restore(values[name])

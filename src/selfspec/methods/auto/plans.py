@@ -3,15 +3,22 @@
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from selfspec.methods.auto.row_costs import CostTable
+from selfspec.runtimes.costs.rows import CostTable
 
 MOST_DRAFTED = 32
 """Most draft tokens of a round."""
 
+MOST_GUESSES = 7
+"""Most guesses in a forward of a layer draft: with the pending token the 8 rows up to which its cost is measured."""
+
 _EPSILON = 1e-9
 
-Calibration = Callable[[float], float]
-"""Acceptance of a draft token by its confidence."""
+_MORE_A_REQUEST = 0.015
+"""Share by which a round with drafts is taken to cost more, for each other request that waits for it.
+
+They wait for the host's work on a draft, a tenth of a millisecond or two; and drafts that were chosen as the likeliest
+are accepted less often than estimated.
+"""
 
 
 class Plan(NamedTuple):
@@ -32,24 +39,14 @@ class Plan(NamedTuple):
 
 
 def plain(verify: CostTable) -> Plan:
-    """A step of plain decoding.
-
-    Args:
-        verify: costs of the target's forward.
-    """
+    """A step of plain decoding."""
     return Plan("plain", 0, 1 / verify[1])
 
 
 def best_copy(survival: Sequence[float], verify: CostTable, longest: float) -> Plan | None:
-    """The best number of copied tokens to verify.
+    """The best number of copied tokens to verify in a round of at most ``longest`` seconds; ``None`` if none fits.
 
-    Args:
-        survival: by number of tokens the probability that all of them are accepted, never rising.
-        verify: costs of the target's forward.
-        longest: seconds that the round may take.
-
-    Returns:
-        The plan; ``None`` where none fits.
+    ``survival`` is by number of tokens the probability that all of them are accepted, never rising.
     """
     best, length, expected = 0.0, 0, 1.0
     for count, probability in enumerate(survival[:MOST_DRAFTED], start=1):
@@ -92,7 +89,7 @@ def best_layers(
 
 
 def _most_that_fits(forward: float, verify: CostTable, longest: float) -> int:
-    """The most tokens that can be drafted one by one, a forward each, and verified in a time; by bisection."""
+    """Most tokens that can be drafted, a forward each, and verified in ``longest`` seconds; by bisection."""
     fits, fits_not = 0, MOST_DRAFTED + 1
     drafted = MOST_DRAFTED
     while fits_not - fits > 1:
@@ -105,14 +102,9 @@ def _most_that_fits(forward: float, verify: CostTable, longest: float) -> int:
 
 
 def best_guesses(draft: CostTable, guessed: Sequence[float]) -> tuple[int, float]:
-    """The number of guesses in a forward of a draft that makes drafting cheapest.
+    """The number of guesses in a draft's forward that makes drafting cheapest, and the seconds per drafted token.
 
-    Args:
-        draft: costs of the draft's forward.
-        guessed: by number of guesses the probability that the draft confirms all of them.
-
-    Returns:
-        The number, and the seconds for each token that is drafted with it.
+    ``guessed`` is by number of guesses the probability that the draft confirms all of them.
     """
     best, each, expected = 0, draft[1], 1.0
     for count, probability in enumerate(guessed, start=1):
@@ -131,7 +123,7 @@ class WorthwhileDraft:
     Args:
         rate: tokens a second that the round promises.
         next_acceptance: acceptance of a token that is not drafted yet.
-        calibrated: acceptance of a drafted token, by its confidence.
+        calibrated: acceptance of a drafted token by its confidence.
         forward_seconds: of the draft, for a token.
         verify: costs of the target's forward.
     """
@@ -140,7 +132,7 @@ class WorthwhileDraft:
         self,
         rate: float,
         next_acceptance: float,
-        calibrated: Calibration,
+        calibrated: Callable[[float], float],
         forward_seconds: float,
         verify: CostTable,
     ) -> None:
@@ -166,3 +158,25 @@ class WorthwhileDraft:
     def _cost(self, drafted: int) -> float:
         """Seconds of one more token after ``drafted`` ones: its forward, and its row of the verification."""
         return self._forward + self._verify[drafted + 2] - self._verify[drafted + 1]
+
+
+def with_caution(verify: CostTable, requests: int) -> CostTable:
+    """What rounds of a request cost by their rows, where the others of a batch wait for its drafts."""
+    if requests == 1:
+        return verify
+    more = 1 + _MORE_A_REQUEST * (requests - 1)
+    return [*verify[:2], *(more * seconds for seconds in verify[2:])]
+
+
+def least_acceptance(verify: CostTable) -> float:
+    """Acceptance of the first draft token below which no draft can pay, whatever it takes to draft.
+
+    ``k`` tokens that are accepted with at most this probability each commit at most ``k`` times as many.
+    """
+    return min((verify[1 + drafted] / verify[1] - 1) / drafted for drafted in range(1, MOST_DRAFTED + 1))
+
+
+def least_acceptance_of_layers(verify: CostTable, draft: CostTable) -> float:
+    """The same for a layer draft, each of whose forwards gives a token and confirms all guesses at best."""
+    cheapest = min(draft[rows] / rows for rows in range(1, MOST_GUESSES + 2))
+    return least_acceptance(verify) + cheapest / verify[1]

@@ -1,4 +1,4 @@
-"""What ``auto`` finds out about a model and a machine before the first request, once, and keeps."""
+"""What ``auto`` measures of a model and a machine before the first request, once, and keeps."""
 
 import contextlib
 import math
@@ -11,37 +11,20 @@ import torch
 
 from selfspec.errors import NoCopiesWarning, OutOfMemoryError, UnsupportedModelError
 from selfspec.memory import available_bytes
-from selfspec.methods.auto.assignments import Assignment, Trial, candidates, choose, try_assignments
-from selfspec.methods.auto.own_text import write_text
-from selfspec.methods.auto.row_costs import RowCosts, measure_row_costs
+from selfspec.methods.auto.assignments import Assignment, Trial, candidates, choose, try_assignments, write_text
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency_store import profile_path, read_kept, write_kept
+from selfspec.runtimes.costs.rows import RowCosts, measure_row_costs
+from selfspec.runtimes.costs.store import kept_path, read_kept, write_kept
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
-_FORMAT = 3
-"""Of what is kept; raised where trials or their meaning change, so that all machines find out again."""
+_FORMAT = 4
+"""Of what is kept; raised where trials or their meaning change, so that all machines measure again."""
 
+_FOLDER = "auto"
 _TEXT = 192
 _SHARE_FOR_TEXT = 0.25
 _FREE_SHARE = 0.5
-
-
-@dataclass(frozen=True)
-class LayerTrial:
-    """The layer draft that promised most, and what was seen of it.
-
-    Attributes:
-        assignment: what drafts.
-        agreement: share of its choices that were the target's, on a text of the model's own.
-        costs: of its forwards.
-        confidences: at each token of that text its largest probability, and whether its choice was the target's.
-    """
-
-    assignment: Assignment
-    agreement: float
-    costs: RowCosts
-    confidences: tuple[tuple[float, bool], ...]
 
 
 @dataclass(frozen=True)
@@ -51,28 +34,19 @@ class Preparation:
     Attributes:
         verify: costs of the target's forward.
         layers: the layer draft to take; ``None`` where every one is slower than plain decoding.
-        lacking_bytes: what low-bit copies take at least, where none were tried since there is no memory for them;
+        lacking_bytes: what low-bit weights take at least, where none were tried since there is no memory for them;
             0 otherwise.
     """
 
     verify: RowCosts
-    layers: LayerTrial | None
+    layers: Trial | None
     lacking_bytes: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Preparation":
-        """From the result of ``to_dict``.
-
-        Raises:
-            ValueError, TypeError, KeyError: it is not that.
-        """
+        """From the result of ``asdict``; raises ``ValueError``, ``TypeError`` or ``KeyError`` for anything else."""
         layers = values["layers"]
-        found = None if layers is None else _layer_trial(layers)
-        return cls(_costs(values["verify"]), found, int(values["lacking_bytes"]))
+        return cls(_costs(values["verify"]), None if layers is None else _trial(layers), int(values["lacking_bytes"]))
 
 
 @dataclass(frozen=True)
@@ -81,38 +55,26 @@ class Terms:
 
     Attributes:
         group: inputs of a weight row that share a scale.
-        offset: inputs of a row's first group.
-        most_bytes: of low-bit copies; ``None`` is half of the memory that is available.
+        most_bytes: of low-bit weights; ``None`` is half of the memory that is available.
         most_seconds: begin no further trial after this time.
     """
 
     group: int = 32
-    offset: int = 0
     most_bytes: float | None = None
     most_seconds: float = 10.0
 
 
-def prepare(
-    target: Target,
-    terms: Terms,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Preparation:
-    """Reads what was found out about this model on this machine; without it, finds it out and keeps it.
+def prepare(target: Target, terms: Terms, progress: Callable[[str], None] = lambda _: None) -> Preparation:
+    """Measures costs and chooses the layer draft; uses the kept result if there is one.
 
-    Args:
-        target: the model.
-        terms: what may be tried.
-        progress: is told what goes on, before each part that may take long.
-
-    Returns:
-        What was found out. Where there is no memory for low-bit copies, ``NoCopiesWarning`` says so, unless ``terms``
-        ask for none.
+    ``progress`` is called with a line of text before each part that may take long. Where there is no memory for
+    low-bit weights, ``NoCopiesWarning`` says so, unless ``terms`` ask for none.
     """
     kept = _read(target, terms)
     if kept is None:
         kept = _find_out(target, terms, progress)
-        write_kept(_path(target), target, {"format": _FORMAT, "terms": asdict(terms), **kept.to_dict()})
-    kept = with_copies(target, kept, progress)
+        write_kept(kept_path(target, _FOLDER), target, {"format": _FORMAT, "terms": asdict(terms), **asdict(kept)})
+    kept = _with_copies(target, kept, progress)
     if kept.lacking_bytes and terms.most_bytes != 0:
         warnings.warn(_complaint(kept.lacking_bytes, terms.most_bytes), NoCopiesWarning, stacklevel=2)
     return kept
@@ -134,7 +96,7 @@ def _find_out(target: Target, terms: Terms, progress: Callable[[str], None]) -> 
     progress("drafts on a text of the model's own")
     trials = try_assignments(
         target,
-        candidates(target, group=terms.group, offset=terms.offset),
+        candidates(target, group=terms.group),
         write_text(target, min(length, target.context_limit)),
         verify,
         most_seconds=terms.most_seconds,
@@ -143,11 +105,11 @@ def _find_out(target: Target, terms: Terms, progress: Callable[[str], None]) -> 
     best = choose(trials)
     chosen = best if best is not None and best.tokens_per_second > 1 / verify(1) else None
     target.release_copies(None if chosen is None else chosen.assignment.precision)
-    return Preparation(verify, None if chosen is None else _as_layer_trial(chosen), _lacking(target, terms, limit))
+    return Preparation(verify, chosen, _lacking(target, terms, limit))
 
 
 def _limit(terms: Terms) -> float:
-    """Most bytes of low-bit copies."""
+    """Most bytes of low-bit weights."""
     available = available_bytes()
     most = math.inf if terms.most_bytes is None else terms.most_bytes
     share = _FREE_SHARE if terms.most_bytes is None else 1.0
@@ -155,32 +117,17 @@ def _limit(terms: Terms) -> float:
 
 
 def _lacking(target: Target, terms: Terms, limit: float) -> int:
-    """Bytes of the smallest low-bit copies that candidates draft with, if they exceed the limit, else 0."""
+    """Bytes of the smallest low-bit weights that candidates draft with, if they exceed the limit, else 0."""
     needed = []
-    for assignment in candidates(target, group=terms.group, offset=terms.offset):
+    for assignment in candidates(target, group=terms.group):
         with contextlib.suppress(UnsupportedModelError):
             needed.append(target.low_bit_bytes(assignment.precision))
     smallest = min(filter(None, needed), default=0)
     return smallest if smallest > limit else 0
 
 
-def _as_layer_trial(trial: Trial) -> LayerTrial:
-    return LayerTrial(trial.assignment, trial.agreement, trial.costs, trial.confidences)
-
-
-def with_copies(
-    target: Target, preparation: Preparation, progress: Callable[[str], None] = lambda _: None
-) -> Preparation:
-    """Makes the copies that draft.
-
-    Args:
-        target: the model.
-        preparation: says which.
-        progress: is told before it begins.
-
-    Returns:
-        The preparation; without its layer draft where there is no memory for the copies now.
-    """
+def _with_copies(target: Target, preparation: Preparation, progress: Callable[[str], None]) -> Preparation:
+    """Makes the low-bit weights that draft; without memory for them now, the preparation loses its layer draft."""
     precision = None if preparation.layers is None else preparation.layers.assignment.precision
     if precision is None:
         return preparation
@@ -195,7 +142,7 @@ def with_copies(
 
 
 def _read(target: Target, terms: Terms) -> Preparation | None:
-    kept = read_kept(_path(target), target)
+    kept = read_kept(kept_path(target, _FOLDER), target)
     if kept is None or (kept.get("format"), kept.get("terms")) != (_FORMAT, asdict(terms)):
         return None
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
@@ -203,17 +150,19 @@ def _read(target: Target, terms: Terms) -> Preparation | None:
     return None
 
 
-def _path(target: Target) -> Any:
-    return profile_path(target).parent.with_name("auto") / profile_path(target).name
-
-
 def _costs(values: dict[str, Any]) -> RowCosts:
     return RowCosts(tuple(map(int, values["rows"])), tuple(map(float, values["seconds"])))
 
 
-def _layer_trial(values: dict[str, Any]) -> LayerTrial:
+def _trial(values: dict[str, Any]) -> Trial:
     assignment = values["assignment"]
     kept = KeptSet(tuple(assignment["kept"]["sublayers"]), assignment["kept"]["total"])
     precision = None if assignment["precision"] is None else Precision(**assignment["precision"])
     confidences = tuple((float(confidence), bool(agrees)) for confidence, agrees in values["confidences"])
-    return LayerTrial(Assignment(kept, precision), float(values["agreement"]), _costs(values["costs"]), confidences)
+    return Trial(
+        Assignment(kept, precision),
+        float(values["agreement"]),
+        _costs(values["costs"]),
+        confidences,
+        float(values["tokens_per_second"]),
+    )

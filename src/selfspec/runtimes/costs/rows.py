@@ -1,4 +1,4 @@
-"""What a forward costs by its number of rows, measured on this machine."""
+"""Seconds of a forward by its number of rows."""
 
 import time
 from bisect import bisect_left
@@ -12,7 +12,7 @@ from selfspec.runtimes.target import Target
 from selfspec.timing import in_turn, timed
 
 ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Rows of the forwards that are measured."""
+"""Numbers of rows that are measured by default."""
 
 MOST_ROWS = 36
 """Rows up to which ``RowCosts.table`` goes."""
@@ -40,11 +40,7 @@ class RowCosts:
     seconds: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Checks the fields.
-
-        Raises:
-            ValueError: they are not as many seconds as ascending numbers of rows from 1 on.
-        """
+        """Raises ``ValueError`` for rows that do not ascend from 1, or seconds that do not fit them."""
         ascending = tuple(sorted(set(self.rows)))
         if not self.rows or self.rows != ascending or self.rows[0] != 1 or len(self.rows) != len(self.seconds):
             raise ValueError(f"row costs need ascending rows from 1 on with their seconds, not {self!r}")
@@ -52,11 +48,7 @@ class RowCosts:
             raise ValueError(f"seconds of a forward must be above 0, not {self.seconds}")
 
     def __call__(self, rows: float) -> float:
-        """Seconds of a forward: on the line between the two measured neighbours, beyond the last in its proportion.
-
-        Args:
-            rows: 1 or more; need not be whole.
-        """
+        """Seconds of a forward: interpolated between measured numbers of rows, proportional beyond the last."""
         place = bisect_left(self.rows, rows)
         if place == len(self.rows):
             return self.seconds[-1] * rows / self.rows[-1]
@@ -66,11 +58,7 @@ class RowCosts:
         return before + (after - before) * (rows - low) / (high - low)
 
     def table(self, sequences: int = 1) -> tuple[float, ...]:
-        """What each of several sequences pays for its rows of one forward, where all have as many; a ``CostTable``.
-
-        Args:
-            sequences: how many share the forward.
-        """
+        """The share of each of several sequences in one forward, by rows per sequence; a ``CostTable``."""
         return (0.0, *(self(rows * sequences) / sequences for rows in range(1, MOST_ROWS + 1)))
 
 
@@ -82,17 +70,14 @@ def measure_row_costs(
     row_counts: Sequence[int] = ROW_COUNTS,
     most_seconds: float = 1.0,
 ) -> RowCosts:
-    """Measures forwards of an assignment over a short context.
-
-    Passes over all numbers of rows are repeated and the minimum of each counts, since other load on the machine makes
-    a forward slower, never faster. A cost never falls with more rows: what was measured to is lifted.
+    """Measures forwards of some sublayers over a short context; see ``measure_together``.
 
     Args:
         target: the model.
         sublayers: those that run.
         precision: of their weights; ``None`` for the target's own.
         row_counts: numbers of rows.
-        most_seconds: begin no further pass after this time, and measure no more than 1 and 4 rows if those take it.
+        most_seconds: begin no further pass after this time, and measure no more than 1 to 4 rows if those take it.
     """
     which = [(tuple(sublayers), precision)]
     return measure_together(target, which, row_counts=row_counts, most_seconds=most_seconds)[0]
@@ -106,16 +91,10 @@ def measure_together(
     row_counts: Sequence[int],
     most_seconds: float,
 ) -> list[RowCosts]:
-    """Measures forwards of several assignments in turns, so that a drift of the machine's speed favours none of them.
+    """Measures several pairs of sublayers and precision in turns, so that a drift of the speed favours none.
 
-    Args:
-        target: the model.
-        assignments: of each the sublayers that run, and the precision of their weights.
-        row_counts: numbers of rows.
-        most_seconds: see ``measure_row_costs``.
-
-    Returns:
-        The costs of each.
+    The minimum of repeated passes counts: other load on the machine makes a forward slower, never faster. Costs are
+    made non-decreasing in the number of rows: a smaller measurement is raised to the previous one.
     """
     context = min(_CONTEXT, max(0, target.context_limit - row_counts[-1]))
     counts = [rows for rows in row_counts if rows + context <= target.context_limit] or [1]
@@ -135,11 +114,7 @@ def measure_together(
 
 
 def monotone(seconds: Mapping[int, float]) -> RowCosts:
-    """Row costs that never fall with more rows.
-
-    Args:
-        seconds: by number of rows.
-    """
+    """Row costs that never fall with more rows, from seconds by number of rows."""
     lifted: list[float] = []
     for rows in sorted(seconds):
         lifted.append(max(seconds[rows], *lifted[-1:], 1e-9))

@@ -1,7 +1,6 @@
-"""Latency profiles in files: one for each model, device, dtype and runtime.
+"""Measurements in files of the user's cache folder, one for each model, device, dtype, runtime and version.
 
-``selfspec profile`` keeps a whole cost model. A method that needs only the latencies of one row remembers those in a
-file of their own, so that later processes select with the same ones.
+``selfspec profile`` keeps a whole cost model. Latencies of one row that a method measured have a file of their own.
 """
 
 import contextlib
@@ -15,8 +14,8 @@ from typing import Any
 import torch
 
 from selfspec.files import cache_folder, replace_file
+from selfspec.runtimes.costs.parts import LatencyProfile, device_name, measure_latencies
 from selfspec.runtimes.fingerprint import fingerprint
-from selfspec.runtimes.latency import LatencyProfile, device_name, measure_latencies
 from selfspec.runtimes.levels import LEVEL_VARIABLE, processor_name
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
@@ -25,10 +24,7 @@ _VERSION = 1
 
 
 def profile_key(target: Target) -> dict[str, Any]:
-    """What a stored profile is valid for: model and dtype, device, processor, runtime, threads, versions.
-
-    The processor counts, since a cache folder may be shared between machines or move to another one.
-    """
+    """What a file is valid for. A cache folder may be shared between machines, so the processor counts."""
     on_cpu = target.device.type == "cpu"
     return {
         "version": _VERSION,
@@ -43,10 +39,26 @@ def profile_key(target: Target) -> dict[str, Any]:
     }
 
 
+def kept_path(target: Target, folder: str, *about: object) -> Path:
+    """The file of what was measured of a model, whether it exists or not.
+
+    Args:
+        target: the model.
+        folder: its folder in the cache folder.
+        about: what else it depends on; by their ``repr``.
+    """
+    key = json.dumps(profile_key(target), sort_keys=True)
+    others = (_digest(repr(each))[:8] for each in about)
+    return cache_folder() / folder / ".".join((_digest(key)[:24], *others, "json"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def profile_path(target: Target) -> Path:
-    """The file of a model's profile, whether it is there or not."""
-    digest = hashlib.sha256(json.dumps(profile_key(target), sort_keys=True).encode()).hexdigest()
-    return cache_folder() / "profiles" / f"{digest[:24]}.json"
+    """The file of a model's profile, whether it exists or not."""
+    return kept_path(target, "profiles")
 
 
 def read_profile(target: Target) -> dict[str, Any] | None:
@@ -55,12 +67,7 @@ def read_profile(target: Target) -> dict[str, Any] | None:
 
 
 def read_kept(path: Path, target: Target) -> dict[str, Any] | None:
-    """What ``write_kept`` wrote for this model, device, runtime and version of torch; ``None`` without it.
-
-    Args:
-        path: the file.
-        target: the model.
-    """
+    """What ``write_kept`` wrote into a file for the same ``profile_key``; ``None`` without it."""
     try:
         kept: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -69,14 +76,14 @@ def read_kept(path: Path, target: Target) -> dict[str, Any] | None:
 
 
 def latencies_path(target: Target) -> Path:
-    """The file of the latencies that a method measured, whether it is there or not."""
-    return profile_path(target).parent.with_name("latencies") / profile_path(target).name
+    """The file of the latencies that a method measured, whether it exists or not."""
+    return kept_path(target, "latencies")
 
 
 def read_latencies(target: Target) -> LatencyProfile | None:
-    """The latencies of one row: remembered ones, else those of the kept profile, else ``None``.
+    """The kept latencies of one row, else those of the kept profile, else ``None``.
 
-    Remembered ones come first because they replace the profile's where live rounds disagreed with it; a new
+    Those that a method measured come first: they replace the profile's where live rounds disagreed with it. A new
     ``selfspec profile`` removes them.
     """
     for found in (read_kept(latencies_path(target), target), read_profile(target)):
@@ -89,14 +96,8 @@ def read_latencies(target: Target) -> LatencyProfile | None:
 
 
 def kept_latencies(target: Target, precision: AnyPrecision) -> LatencyProfile:
-    """The latencies of one row on low-bit copies: remembered ones, else measured now and remembered.
-
-    Args:
-        target: the model.
-        precision: of the copies; those that are lacking are made.
-    """
-    digest = hashlib.sha256(repr(precision).encode()).hexdigest()[:8]
-    path = latencies_path(target).with_suffix(f".{digest}.json")
+    """The latencies of one row with low-bit weights: kept ones, else measured now and kept."""
+    path = kept_path(target, "latencies", precision)
     with contextlib.suppress(KeyError, TypeError, ValueError):
         return LatencyProfile.from_dict((read_kept(path, target) or {})["latencies"])
     latencies = measure_latencies(target, precision=precision)
@@ -105,16 +106,12 @@ def kept_latencies(target: Target, precision: AnyPrecision) -> LatencyProfile:
 
 
 def keep_latencies(target: Target, latencies: LatencyProfile) -> Path | None:
-    """Remembers latencies of one row for later processes, replacing older ones; see ``keep_profile``."""
+    """Keeps latencies of one row for later processes, replacing older ones; see ``write_kept``."""
     return write_kept(latencies_path(target), target, {"latencies": latencies.to_dict()})
 
 
 def keep_profile(target: Target, profile: dict[str, Any]) -> Path | None:
-    """Writes a model's profile, replacing an older one and remembered latencies.
-
-    Returns:
-        The file, or ``None`` where it could not be written: then it is measured again another time.
-    """
+    """Writes a model's profile, replacing an older one and kept latencies; see ``write_kept``."""
     path = write_kept(profile_path(target), target, profile)
     if path is not None:
         with contextlib.suppress(OSError):
@@ -123,12 +120,7 @@ def keep_profile(target: Target, profile: dict[str, Any]) -> Path | None:
 
 
 def write_kept(path: Path, target: Target, profile: dict[str, Any]) -> Path | None:
-    """Writes what was measured of a model, with what it is valid for (``profile_key``).
-
-    Args:
-        path: the file; its folder is made.
-        target: the model.
-        profile: what JSON can represent.
+    """Writes what was measured of a model, as JSON, with what it is valid for (``profile_key``).
 
     Returns:
         The file, or ``None`` where it could not be written: then it is measured again another time.

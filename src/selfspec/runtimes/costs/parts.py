@@ -1,4 +1,4 @@
-"""Latencies of the parts of the target, measured on this device and in this dtype."""
+"""Seconds of the parts of a forward: attention by context, MLP, head and embedding."""
 
 import math
 import statistics
@@ -52,11 +52,7 @@ class LatencyProfile:
     embedding: float
 
     def __post_init__(self) -> None:
-        """Checks the fields.
-
-        Raises:
-            ValueError: a field is of the wrong type, not finite, or negative, or a branch takes no time at all.
-        """
+        """Raises ``ValueError`` for a field that is of the wrong type, not finite or negative, or a branch of 0 s."""
         for name in ("device", "dtype"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be text, not {getattr(self, name)!r}")
@@ -71,14 +67,7 @@ class LatencyProfile:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LatencyProfile":
-        """A profile from the result of ``to_dict``.
-
-        Args:
-            values: its fields.
-
-        Raises:
-            ValueError: a field is missing, unknown or of the wrong kind.
-        """
+        """A profile from the result of ``to_dict``; raises ``ValueError`` if it is damaged."""
         names = {field.name for field in fields(cls)}
         if not isinstance(values, Mapping) or set(values) != names:
             raise ValueError(f"a latency profile has the fields {', '.join(sorted(names))}")
@@ -99,21 +88,11 @@ class LatencyProfile:
         return self.head + self.embedding
 
     def attention(self, context: int) -> float:
-        """Seconds of one attention branch.
-
-        Args:
-            context: tokens in the cache, ``n``.
-        """
+        """Seconds of one attention branch with ``context`` tokens in the cache."""
         return self.attention_per_token * context + self.attention_base
 
     def draft_step(self, kept: KeptSet, context: int, *, with_head: bool = True) -> float:
-        """Seconds of drafting one token.
-
-        Args:
-            kept: the sublayers that run.
-            context: tokens in the cache.
-            with_head: include the time outside of the sublayers.
-        """
+        """Seconds of drafting one token; ``with_head`` includes the time outside of the sublayers."""
         attention = sum(index % 2 == 0 for index in kept.sublayers)
         branches = attention * self.attention(context) + (len(kept.sublayers) - attention) * self.mlp
         return branches + (self.outside if with_head else 0.0)
@@ -158,14 +137,7 @@ def measure_latencies(
     repeats: int = _REPEATS,
     precision: AnyPrecision | None = None,
 ) -> LatencyProfile:
-    """Measures a profile of one row; see ``measure_parts``.
-
-    Args:
-        target: the model.
-        contexts: tokens of context at which to time attention; by default four up to the model's limit.
-        repeats: timed passes over each part.
-        precision: of the weights; ``None`` for the target's own.
-    """
+    """Measures a profile of one row at a precision (``None`` for the target's own); see ``measure_parts``."""
     return latency_profile(target, measure_parts(target, contexts, repeats, model=target.at(precision)))
 
 

@@ -11,7 +11,7 @@ import torch
 from helpers.models import LAYERS, SUBLAYERS, build
 from selfspec import timing
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.latency import LatencyProfile, PartSeconds, SharedCache, measure_latencies
+from selfspec.runtimes.costs.parts import LatencyProfile, PartSeconds, SharedCache, measure_latencies
 from selfspec.runtimes.target import Target
 
 PROFILE = LatencyProfile(
