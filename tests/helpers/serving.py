@@ -9,11 +9,11 @@ from fastapi.testclient import TestClient
 
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from selfspec.async_engine import EngineStats
+from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.serve.app import AppOptions, create_app
 from selfspec.serve.request_params import RequestLimits
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.service import Service
-from selfspec.serve.speedup import PlainSteps
 from selfspec.types import Generation, PhaseSeconds, Round, SamplingParams, TextPiece, TokenLogprobs, TokenOrigin
 
 NAME = "tiny-test"
@@ -79,16 +79,16 @@ class ScriptedStream:
         self.cancelled = True
 
 
-class ScriptedSteps(PlainSteps):
+class ScriptedCosts(LiveCosts):
     """A plain step takes as long as a round of two tokens."""
 
     def __init__(self) -> None:
         pass
 
-    def share(self, sequences: int) -> float:
-        return 1.0
+    def __call__(self, rows: int) -> float:
+        return float(rows)
 
-    def learn(self, record: Round, sequences: int) -> None:
+    def note(self, *_: Any) -> None:
         pass
 
 
@@ -111,7 +111,7 @@ class ScriptedEngine(ServedEngine):
         self.tokenizer = make_tokenizer(chat_template=chat_template)
         self.vocab_size, self.context = 128, 1024
         self.method, self.methods = "auto", ("auto", "autoregressive", "suffix")
-        self.plain = ScriptedSteps()
+        self.plain = ScriptedCosts()
 
     async def start(self) -> None:
         pass

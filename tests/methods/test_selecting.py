@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from selfspec.runtimes.latency import LatencyProfile
 
 from helpers.clock import Always
 from helpers.models import SUBLAYERS, build, plain_text, prompt
@@ -20,6 +19,7 @@ from selfspec.methods.state import LearnedState
 from selfspec.methods.swift import matchness, matchness_if_above
 from selfspec.methods.swift_search import expected_improvement
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.target import Target
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -34,7 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """KnapSpec selects with the same latencies in every test."""
     profile = LatencyProfile("cpu", "float32", SUBLAYERS // 2, 0.0, 1e-3, 1e-3, 0.0, 0.0)
-    monkeypatch.setattr("selfspec.methods.knapspec_latencies.measure_latencies", lambda _: profile)
+    monkeypatch.setattr("selfspec.runtimes.costs.live.measure_latencies", lambda _: profile)
 
 
 def engine(method: str, pays: bool) -> Engine:

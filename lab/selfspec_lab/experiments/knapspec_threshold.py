@@ -179,4 +179,4 @@ def _relative(data: Data, name: str, figure: str) -> list[float]:
 
 def _rows(method: KnapSpec, prefilled: Prefill) -> int:
     """Number of recent tokens that a selection at the end of this text uses."""
-    return len(prefilled.hidden_states[method.watched[0]])
+    return len(next(iter(prefilled.hidden_states.values())))

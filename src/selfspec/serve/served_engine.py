@@ -12,8 +12,9 @@ from selfspec.async_engine import AsyncEngine, EngineStats, RequestStream
 from selfspec.engine import Engine
 from selfspec.errors import SelfSpecError
 from selfspec.methods import METHODS
+from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.serve.logs import log
-from selfspec.serve.speedup import PlainSteps, measure_forwards
+from selfspec.serve.speedup import measure_forwards
 from selfspec.types import SamplingParams
 
 
@@ -39,7 +40,7 @@ class ServedEngine:
     context: int
     method: str
     methods: tuple[str, ...]
-    plain: PlainSteps | None = None
+    plain: LiveCosts | None = None
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class ServedEngine:
             if self._state.exists():
                 model.load_state(self._state)
                 log(f"loaded what {model.method.name} has learned from '{self._state}'")
-        self.plain = PlainSteps(measure_forwards(model.target, model.options.max_batch))
+        self.plain = LiveCosts(measure_forwards(model.target, model.options.max_batch))
         return model
 
     async def _save_regularly(self, path: Path) -> None:
