@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from selfspec.model.kept import KeptSet
 from selfspec.params import SamplingParams as SamplingParams
+from selfspec.runtimes.path import Path
 from selfspec.runtimes.precision import AnyPrecision, read_precision
 
 FinishReason = Literal["length", "eos", "stop_token", "stop_string", "stopping_criteria"]
@@ -71,6 +72,8 @@ class Round:
         drafted_by: name of the part that drafted; ``None`` where the method has no parts.
         precision: of the weights that drafted; ``None`` for the target's own, or where no layers drafted.
         forecast: what the method expected of it; ``None`` where it makes no forecasts.
+        drafting: whether layers drafted natively, and why not; ``None`` where no layers did.
+        verification: whether the target verified natively, and why not.
     """
 
     drafted: int
@@ -84,6 +87,8 @@ class Round:
     drafted_by: str | None = None
     precision: AnyPrecision | None = None
     forecast: Forecast | None = None
+    drafting: Path | None = None
+    verification: Path | None = None
 
     @property
     def attention_share(self) -> float | None:

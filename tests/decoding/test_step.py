@@ -92,7 +92,7 @@ def test_methods_and_seeds_beside_each_other(seed: int) -> None:
         make_method("swift", target, TREES),
         make_method("suffix", target, {}),
         make_method("autoregressive", target),
-        make_method("clasp", target, {"skipped_layers": 2, "update_interval": 2, "fused_selection": seed % 2 == 1}),
+        make_method("clasp", target, {"skipped_layers": 2, "update_interval": 2}),
     ]
     waiting = []
     for index in range(9):

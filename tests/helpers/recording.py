@@ -1,13 +1,11 @@
 """A drafter that records the feedback of every round, and else does what another one does."""
 
 from collections.abc import Collection
-from typing import Any
 
 import pytest
 
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.decoding.fused_selection import FusedSelection
 from selfspec.methods.base import Method
 
 
@@ -29,10 +27,6 @@ class Recording(Drafter):
     @property
     def watched(self) -> Collection[int]:
         return self.drafter.watched
-
-    @property
-    def fused_selection(self) -> FusedSelection[Any] | None:
-        return self.drafter.fused_selection
 
     def learn(self, feedback: Feedback) -> None:
         self.feedbacks.append(feedback)

@@ -12,9 +12,8 @@ from helpers.low_bit_model import random_model
 from helpers.models import VOCABULARY, build, plain_text, prompt
 from helpers.scripted import Scripted
 from selfspec import Engine, SamplingParams
-from selfspec.decoding.draft import NoDraft, TokenDraft
+from selfspec.decoding.draft import NoDraft, Proposal, TokenDraft
 from selfspec.decoding.drafter import Feedback, Needs
-from selfspec.decoding.proposal import Proposal
 from selfspec.errors import InvalidSettingError, MethodLoadError, StateError, UnknownMethodError
 from selfspec.methods import find_method, make_method
 from selfspec.methods.cascade import Cascade
@@ -57,17 +56,11 @@ def test_the_text_is_the_models_own(name: str, sampling: dict[str, Any]) -> None
     assert sum(result.accepted for result in results) > 0
 
 
-@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", LAYER_CASES)
-def test_with_every_kind_of_layer_draft(name: str, fused: bool) -> None:
+def test_with_every_kind_of_layer_draft(name: str) -> None:
     composed: Any = find_method(name)
     parts = {part.name: part for part in composed.parts}
     settings = dict(LAYER_CASES[name])
-    if fused:
-        fusing = [part for part in parts if "fused_selection" in setting_values(parts[part].Settings())]
-        if not fusing:
-            pytest.skip("no part selects")
-        settings |= {f"{part}.fused_selection": True for part in fusing}
     engine = Engine(build("llama"), method=name, settings=settings, max_batch=3)
     results = engine.generate(PROMPTS, max_new_tokens=48, ignore_eos=True)
     for each, result in zip(PROMPTS, results, strict=True):

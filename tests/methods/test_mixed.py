@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import build, prompt
 from selfspec import Engine, SamplingParams
-from selfspec.decoding.fused_selection import run_selection
+from selfspec.decoding.probe import run_selection
 from selfspec.errors import InvalidSettingError, UnsupportedModelError
 from selfspec.methods.knapsack import backtrack, fill_table
 from selfspec.methods.mixed import measuring

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.models import SUBLAYERS, build, plain_text, prompt
 from selfspec import Engine
-from selfspec.decoding.draft import Draft, NoDraft
-from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.reading import read_text
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.methods.base import Method
@@ -91,15 +90,6 @@ def numbers_of_sets(plans: list[tuple[list[Any], list[Draft]]]) -> list[int]:
     """For every round with several layer drafts the number of different kept sets."""
     kept_sets = [[draft.kept for draft in drafts if isinstance(draft, LayerDraft)] for _, drafts in plans]
     return [len(set(several)) for several in kept_sets if len(several) > 1]
-
-
-@pytest.mark.parametrize("method", ["clasp", "knapspec"])
-def test_a_batch_shares_with_fused_selections_too(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = plans_of(method, monkeypatch)
-    for ids, result in zip(PROMPTS, generate(method, fused_selection=True), strict=True):
-        assert result.token_ids == plain_text("llama", ids, NEW_TOKENS)
-        assert result.accepted > 0
-    assert set(numbers_of_sets(plans)) == {1}
 
 
 @pytest.mark.parametrize("share", [True, False])

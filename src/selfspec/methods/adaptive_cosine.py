@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from selfspec.decoding.draft import Draft
+from selfspec.decoding.draft import Draft, LayerDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Method

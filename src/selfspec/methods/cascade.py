@@ -3,12 +3,10 @@
 import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, make_dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from selfspec.decoding.draft import Draft, NoDraft, PartDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.fused_selection import FusedSelection
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.errors import StateError, UnknownMethodError
 from selfspec.methods.base import Method
 from selfspec.methods.registry import composition
@@ -191,7 +189,7 @@ class CascadeDrafter(Drafter):
     def leaves(self, level: int, draft: Draft) -> bool:
         """Whether a part leaves the round to the next one: it drafts nothing, and wants nothing of a plain round."""
         part = self.parts[level]
-        wants_nothing = isinstance(draft, NoDraft) and not part.watched and part.fused_selection is None
+        wants_nothing = isinstance(draft, NoDraft) and not part.watched
         return wants_nothing and level + 1 < len(self.parts)
 
     def take(self, level: int, draft: Draft) -> Draft:
@@ -209,17 +207,12 @@ class CascadeDrafter(Drafter):
             draft = replace(draft, guess=self._guess)
         if isinstance(draft, NoDraft):
             draft = NoDraft()  # the parts before it look again after each step
-        return PartDraft(draft, self._method.methods[level].name)
+        return replace(draft, name=self._method.methods[level].name)
 
     @property
     def watched(self) -> Collection[int]:
         """What the part that drafts watches."""
         return self.parts[self._level].watched
-
-    @property
-    def fused_selection(self) -> FusedSelection[Any] | None:
-        """The selection of the part that drafts."""
-        return self.parts[self._level].fused_selection
 
     def learn(self, feedback: Feedback) -> None:
         """The part that drafted learns from the round, the others observe it."""

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.fused_selection import FusedSelection, SelectionSteps, run_selection
-from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.probe import SelectionSteps, run_selection
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError, StateError
 from selfspec.methods.base import Method
@@ -295,7 +294,6 @@ class _ClaspDrafter(Drafter):
         self._states: torch.Tensor | None = None
         if self._pays():
             self._states = self._at(prefill.hidden_states, row=-1)
-        self._fused: FusedSelection[tuple[int, ...]] | None = None
 
     def plan(self) -> Draft:
         """Chooses if there are states to choose from, then drafts with the last choice unless it is declined."""
@@ -318,22 +316,15 @@ class _ClaspDrafter(Drafter):
         return self._payoff.pays(self._probe.remaining_tokens, record.gain)
 
     @property
-    def fused_selection(self) -> FusedSelection[tuple[int, ...]] | None:
-        """The choice, where it runs with the verification."""
-        return self._fused
-
-    @property
     def watched(self) -> Collection[int]:
         """Every layer boundary, in the last round before the next choice."""
         return self._method.boundaries if self._watches else ()
 
     def learn(self, feedback: Feedback) -> None:
-        """Counts the round, takes the outcome of a fused choice, and keeps the states of the last token."""
+        """Counts the round, and keeps the states of the last token."""
         self._payoff.note_round(self._payoff.clock() - self._started, len(feedback.acceptance.rows))
         if self._choice is not None and feedback.drafted:
             self._choice.record.note_round(feedback.drafted, feedback.accepted)
-        if self._fused is not None:
-            self._choice, self._fused = self._method.adopt(self._fused.outcome), None
         if feedback.hidden_states:
             self._states = self._at(feedback.hidden_states, feedback.acceptance.rows[-1])
 
@@ -347,10 +338,7 @@ class _ClaspDrafter(Drafter):
         return torch.stack([hidden_states[index][row] for index in sorted(self._method.boundaries)])
 
     def _choose(self, states: torch.Tensor) -> None:
-        """Chooses the layers of the coming rounds ("layer optimisation", section 3.4), at once or fused."""
+        """Chooses the layers of the coming rounds ("layer optimisation", section 3.4)."""
         branches = self._probe.branches(rows=1, precision=self._method.draft_precision)
         steps = choose_skipped(states, self._method.layers, self._method.skips)
-        if self._method.settings.fused_selection:
-            self._fused = FusedSelection(steps, branches)
-        else:
-            self._choice = self._method.adopt(run_selection(steps, branches.run))
+        self._choice = self._method.adopt(run_selection(steps, branches.run))

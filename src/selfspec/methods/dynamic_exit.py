@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
 from selfspec.methods.base import Method

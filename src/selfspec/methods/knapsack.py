@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from selfspec.decoding.fused_selection import SelectionSteps
+from selfspec.decoding.probe import SelectionSteps
 from selfspec.methods.objective import tokens_per_time
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.latency import LatencyProfile

@@ -5,11 +5,9 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.fused_selection import FusedSelection, run_selection
-from selfspec.decoding.layer_draft import LayerDraft
-from selfspec.decoding.probe import Branches, Probe
+from selfspec.decoding.probe import Branches, Probe, run_selection
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.methods.base import Method
 from selfspec.methods.budget import most_skipped
@@ -216,7 +214,6 @@ class KnapSpecDrafter(Drafter):
         self._ours = self._settings.schedule == "ours"
         self._choice: Choice | None = None
         self._draft: Draft = NoDraft()
-        self._fused: FusedSelection[Candidates] | None = None
         self._rows = 0
         self._started = 0.0
         if method.has_choice:
@@ -252,22 +249,13 @@ class KnapSpecDrafter(Drafter):
         """Every state after the first layer, in the rounds whose tokens a selection will use."""
         return self._method.watched if self._schedule.watching else ()
 
-    @property
-    def fused_selection(self) -> FusedSelection[Candidates] | None:
-        """The selection, where it runs with the verification."""
-        return self._fused
-
     def learn(self, feedback: Feedback) -> None:
         """Counts the round, and keeps the states of its tokens."""
         seconds, rows = self._method.payoff.clock() - self._started, len(feedback.acceptance.rows)
         kept = feedback.draft.kept if isinstance(feedback.draft, LayerDraft) else None
-        if self._fused is not None:
-            self._choose(self._fused.outcome)
-            self._fused = None
-        else:
-            self._method.latencies.note_round(kept, feedback.drafted, self.probe.committed, seconds)
-            if kept is not None and self._choice is not None:
-                self._judge(self._choice, kept, feedback.drafted, feedback.accepted)
+        self._method.latencies.note_round(kept, feedback.drafted, self.probe.committed, seconds)
+        if kept is not None and self._choice is not None:
+            self._judge(self._choice, kept, feedback.drafted, feedback.accepted)
         self._method.payoff.note_round(seconds, rows)
         states = [feedback.hidden_states[index][:rows] for index in self._method.watched if feedback.hidden_states]
         self._schedule.note_round(torch.stack(states) if states else None, rows)
@@ -289,7 +277,7 @@ class KnapSpecDrafter(Drafter):
         self._schedule.restart()
 
     def select(self, references: torch.Tensor, branches: Branches | None = None) -> None:
-        """Selects again, at once or fused.
+        """Selects again.
 
         Args:
             references: ``[2L - 1, rows, hidden]``, the target's states ``h[2] … h[2L]`` of committed tokens.
@@ -308,10 +296,7 @@ class KnapSpecDrafter(Drafter):
             skip_ratio=method.skip_ratio,
             precision=method.draft_precision,
         )
-        if settings.fused_selection:
-            self._fused = FusedSelection(steps, branches)
-        else:
-            self._choose(run_selection(steps, branches.run))
+        self._choose(run_selection(steps, branches.run))
 
     def _choose(self, candidates: Candidates) -> None:
         """Drafts with the best of the candidates from now on."""

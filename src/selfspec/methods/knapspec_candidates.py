@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from selfspec.decoding.fused_selection import SelectionSteps
+from selfspec.decoding.probe import SelectionSteps
 from selfspec.methods.knapsack import MAX_WEIGHT, Candidates, backtrack, fill_table
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.precision import AnyPrecision

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from selfspec.decoding.draft import Draft, NoDraft, TokenDraft
+from selfspec.decoding.draft import Draft, NoDraft, Proposal, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.proposal import Proposal
 from selfspec.errors import StateError
 from selfspec.methods.base import Method
 from selfspec.methods.jacobi import Guess, random_guesses

@@ -5,9 +5,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.stopping import ConfidenceThreshold, TreeWidths
 from selfspec.methods.base import Method

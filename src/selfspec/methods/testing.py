@@ -6,8 +6,7 @@
 - ``ShadowHead`` predicts the tokens of hidden states of any layer, as DEL does.
 """
 
-from selfspec.decoding.fused_selection import SelectionSteps, run_selection
-from selfspec.decoding.probe import Branches
+from selfspec.decoding.probe import Branches, SelectionSteps, run_selection
 from selfspec.decoding.reading import read_text
 from selfspec.runtimes.shadow_head import ShadowHead
 

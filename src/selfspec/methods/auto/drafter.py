@@ -3,13 +3,11 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from selfspec.decoding.draft import Draft, NoDraft, PartDraft
+from selfspec.decoding.draft import MOST_STEPS, Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
-from selfspec.decoding.plain_run import MOST_STEPS
 from selfspec.methods.auto.acceptance import Acceptance, SharedAcceptance
 from selfspec.methods.auto.allowance import Allowance
 from selfspec.methods.auto.assignments import Assignment
@@ -224,7 +222,8 @@ class AutoDrafter(Drafter):
                 return self._layer_draft(planned, drafted, self._layers, costs, longest)
         if not best.length:
             return _plain_draft(verify)
-        return PartDraft(chain_draft(self._copies.tokens(match, best.length)), "copies", _forecast(best, verify))
+        copied_draft = chain_draft(self._copies.tokens(match, best.length))
+        return replace(copied_draft, name="copies", forecast=_forecast(best, verify))
 
     def _layer_draft(
         self, planned: "_Round", plan: Plan, layers: "LayerChoice", costs: CostTable, longest: float
@@ -235,8 +234,15 @@ class AutoDrafter(Drafter):
         left = longest - plan.length * costs[1] - planned.verify[1 + plan.length]
         planned.costs, planned.guess = costs, CopiesToConfirm(self._copies, costs, left)
         assignment = layers.assignment
-        draft = LayerDraft(assignment.kept, plan.length, stop, precision=assignment.precision, guess=planned.guess)
-        return PartDraft(draft, layers.name, _forecast(plan, planned.verify))
+        return LayerDraft(
+            assignment.kept,
+            plan.length,
+            stop,
+            precision=assignment.precision,
+            guess=planned.guess,
+            name=layers.name,
+            forecast=_forecast(plan, planned.verify),
+        )
 
     def learn(self, feedback: Feedback) -> None:
         """Scores what was drafted and what could have been copied, and counts the time."""
@@ -289,8 +295,8 @@ def _forecast(plan: Plan, verify: CostTable, *, held_back: bool = False) -> Fore
     return Forecast(plan.tokens_per_second, 1 / verify[1], held_back)
 
 
-def _plain_draft(verify: CostTable, *, held_back: bool = False, steps: int = 1) -> PartDraft:
-    return PartDraft(NoDraft(steps), "plain", _forecast(plain(verify), verify, held_back=held_back))
+def _plain_draft(verify: CostTable, *, held_back: bool = False, steps: int = 1) -> NoDraft:
+    return NoDraft(steps, "plain", _forecast(plain(verify), verify, held_back=held_back))
 
 
 def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:

@@ -4,9 +4,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Prefill, RepeatingDrafter
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import JointConfidence
 from selfspec.methods.base import Method
 from selfspec.methods.mixed.measuring import Conditions, Found, find_plan
