@@ -24,6 +24,7 @@ from selfspec.decoding.reading import read_text
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.decoding.verification import verify
+from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.drafting import chain_path
 from selfspec.runtimes.kernels import most_attending
@@ -295,3 +296,39 @@ def test_a_hook_on_the_embedding_is_noticed() -> None:
     model.model.embed_tokens.register_forward_hook(lambda *_: None)
     proposal, forwards = drafted(on, DRAFTS["whole"], context_for(on, "greedy"))
     assert len(forwards) == proposal.drafted > 0
+
+
+def best_while_clear(logits: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """Stops where the best two are close."""
+    two = logits.topk(2)
+    return two.indices[:1], bool(two.values[0] - two.values[1] < 0.05)
+
+
+@pytest.mark.parametrize("name", ["low-bit", "low-bit, stopping", "shared prefix"])
+def test_a_chooser_that_takes_the_best_drafts_what_the_kernels_draft(name: str) -> None:
+    """Alone, and with the drafts of others beside it."""
+    on, draft = target(), DRAFTS[name]
+    expected = in_a_chain(on, draft, context_for(on, "greedy"))
+    choosing = replace(draft, choose=lambda logits: (logits.argmax(-1, keepdim=True), False))
+    proposal, _ = drafted(on, choosing, context_for(on, "seed"))
+    assert proposal.path == paths.CHOOSER
+    assert_same(proposal, expected)
+    contexts = [context_for(on, rule) for rule in ("greedy", "seed", "greedy")]
+    with torch.inference_mode():
+        together = propose(on, contexts, [choosing, choosing, draft], [WATCHED] * 3)
+    for each in together:
+        assert_same(each, expected)
+
+
+def test_a_chooser_ends_the_draft() -> None:
+    on = target()
+    whole, _ = drafted(on, DRAFTS["whole"], context_for(on, "greedy"))
+    proposal, forwards = drafted(on, replace(DRAFTS["whole"], choose=best_while_clear), context_for(on, "greedy"))
+    assert 0 < proposal.drafted < whole.drafted
+    assert len(forwards) == proposal.drafted
+    assert torch.equal(proposal.token_ids, whole.token_ids[: proposal.drafted])
+
+
+def test_a_chooser_drafts_no_tree() -> None:
+    with pytest.raises(InvalidParameterError, match="leave widths or choose out"):
+        replace(DRAFTS["whole"], choose=best_while_clear, widths=lambda _: 2)

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -17,7 +19,7 @@ from selfspec.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from selfspec.generation import Stream
-    from selfspec.types import Generation
+    from selfspec.types import Generation, Round
 
 
 def generate(
@@ -91,7 +93,18 @@ def _write(stream: "Stream", writer: TextWriter) -> None:
 def _print_stats(result: "Generation") -> None:
     from selfspec.cli.parts_text import parts_lines
 
-    typer.echo("\n".join((summary(result), *parts_lines(result.rounds))), err=True)
+    typer.echo("\n".join((summary(result), *parts_lines(result.rounds), *path_lines(result.rounds))), err=True)
+
+
+def path_lines(rounds: "Sequence[Round]") -> list[str]:
+    """Where drafts and verifications ran, natively or not, and why."""
+    found = {"drafts": [each.drafting for each in rounds], "verification": [each.verification for each in rounds]}
+    counted = {name: Counter(str(path) for path in paths if path is not None) for name, paths in found.items()}
+    return [
+        f"{name}: " + ", ".join(f"{text} ({count} rounds)" for text, count in counts.most_common())
+        for name, counts in counted.items()
+        if counts
+    ]
 
 
 def summary(result: "Generation") -> str:
