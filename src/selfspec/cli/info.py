@@ -133,7 +133,9 @@ def _text(name: str, value: Any) -> str:
     if name == "low_bit_bytes":
         return _copies_text(value)
     if name == "native":
-        return value["model"] + (f", but not where: {'; '.join(value['left_where'])}" if value["left_where"] else "")
+        return str(value["model"]) + (
+            f", but not where: {'; '.join(value['left_where'])}" if value["left_where"] else ""
+        )
     if isinstance(value, Mapping):
         return ", ".join(f"{part} {size:,}" for part, size in value.items())
     if name == "windows":

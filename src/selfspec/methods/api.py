@@ -4,7 +4,8 @@ The method:
     ``Method`` is subclassed: name, summary, source, settings, and ``begin``, which starts on a request.
     ``MethodSettings`` and ``setting`` make its settings, ``Needs`` says what it needs of every request.
     ``PrecisionSettings`` are ``MethodSettings`` with ``draft_bits``, which ``Method`` puts into effect.
-    ``LearnedState`` is what it can save and load. ``register`` is for methods inside selfspec only.
+    ``LearnedState`` is what it can save and load. ``Target`` is the model that it is given. ``register`` is for methods
+    inside selfspec only.
 
 One request:
     ``Drafter`` is subclassed: ``plan`` says what drafts the next round, ``learn`` is given the round's ``Feedback``.
