@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from selfspec.model.kept import KeptSet
 from selfspec.params import SamplingParams as SamplingParams
+from selfspec.runtimes.path import Path
 from selfspec.runtimes.precision import AnyPrecision, read_precision
 
 FinishReason = Literal["length", "eos", "stop_token", "stop_string", "stopping_criteria"]
@@ -71,6 +72,8 @@ class Round:
         drafted_by: name of the strategy or stage that drafted; ``None`` if the method has only one.
         precision: of the weights that drafted; ``None`` for the target's own, or where no layers drafted.
         forecast: what the method expected of it; ``None`` where it makes no forecasts.
+        drafting: whether layers drafted natively, and why not; ``None`` where no layers did. Not compared, not in JSON.
+        verification: whether the target verified natively, and why not. Not compared, not in JSON.
     """
 
     drafted: int
@@ -84,6 +87,8 @@ class Round:
     drafted_by: str | None = None
     precision: AnyPrecision | None = None
     forecast: Forecast | None = None
+    drafting: Path | None = field(default=None, compare=False)
+    verification: Path | None = field(default=None, compare=False)
 
     @property
     def attention_share(self) -> float | None:
@@ -96,7 +101,7 @@ class Round:
         return None if self.kept is None else self.kept.mlp_share
 
     def to_dict(self) -> dict[str, Any]:
-        """The round as a JSON object: its attributes, ``kept`` as a list of sublayers, ``seconds`` by phase."""
+        """The round as a JSON object: attributes but paths, ``kept`` as a list of sublayers, ``seconds`` by phase."""
         return {
             "kept": None if self.kept is None else list(self.kept.sublayers),
             "drafted": self.drafted,

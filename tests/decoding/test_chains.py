@@ -12,21 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config, SmolLM3Config
 
+from helpers.drafts import counted_forwards
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import SIZES, SUBLAYERS
 from helpers.models import prompt
-from selfspec.decoding.context import Context
+from selfspec.decoding import paths
+from selfspec.decoding.draft import Guess, LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.guess import Guess
-from selfspec.decoding.layer_draft import LayerDraft
-from selfspec.decoding.proposal import DraftChain, Drafting, Proposal
+from selfspec.decoding.drafting import propose
 from selfspec.decoding.reading import read_text
-from selfspec.decoding.run_drafts import run_drafts
+from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.decoding.stopping import ConfidenceThreshold
-from selfspec.decoding.verification import verify, verify_chains
+from selfspec.decoding.verification import verify
+from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.drafting import chain_path
 from selfspec.runtimes.kernels import most_attending
 from selfspec.runtimes.native import NativeForward
+from selfspec.runtimes.path import NATIVE, Path
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor, build_processors
@@ -73,47 +76,35 @@ def target(family: str = "llama", dtype: torch.dtype = torch.float32) -> Target:
 def forward_by_forward() -> Iterator[None]:
     """No draft runs as a chain: the oracle."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NativeForward, "takes_chains", lambda *_: False)
+        patch.setattr(NativeForward, "chain_path", lambda *_: Path("an oracle"))
         yield
 
 
-def context_for(on: Target, rule: str, room: int = 20, seed: int = 0) -> Context:
+def context_for(on: Target, rule: str, room: int = 20, seed: int = 0) -> Generated:
     """A text of 24 tokens."""
     context, _ = read_text(on, prompt(TEXT, seed), Needs(sibling_rows=12), max_new_tokens=room)
     context.rule, context.processor = RULES[rule](), ScoreProcessor(build_processors(SAMPLING[rule]))
     return context
 
 
-def noted(drafting: Drafting, asked: list[Any]) -> Drafting:
-    """A draft whose requests are kept."""
-    output = None
-    while True:
-        try:
-            request = next(drafting) if output is None else drafting.send(output)
-        except StopIteration as ended:
-            proposal: Proposal = ended.value
-            return proposal
-        asked.append(request)
-        output = yield request
+def drafted(on: Target, draft: LayerDraft, context: Generated) -> tuple[Proposal, list[int]]:
+    """The draft, and the rows of each forward that was run from Python."""
+    with torch.inference_mode(), counted_forwards() as forwards:
+        (proposal,) = propose(on, [context], [draft], [WATCHED])
+    return proposal, forwards
 
 
-def propose(on: Target, draft: LayerDraft, context: Context) -> tuple[Proposal, list[Any]]:
-    asked: list[Any] = []
-    with torch.inference_mode():
-        (proposal,) = run_drafts(on, [noted(draft.propose(context, WATCHED), asked)])
-    return proposal, asked
-
-
-def in_a_chain(on: Target, draft: LayerDraft, context: Context) -> Proposal:
-    proposal, asked = propose(on, draft, context)
-    assert [type(each) for each in asked] == [DraftChain]
+def in_a_chain(on: Target, draft: LayerDraft, context: Generated) -> Proposal:
+    proposal, forwards = drafted(on, draft, context)
+    assert proposal.path == NATIVE
+    assert not forwards
     return proposal
 
 
-def one_by_one(on: Target, draft: LayerDraft, context: Context) -> Proposal:
+def one_by_one(on: Target, draft: LayerDraft, context: Generated) -> Proposal:
     with forward_by_forward():
-        proposal, asked = propose(on, draft, context)
-    assert len(asked) == proposal.drafted - proposal.guessed
+        proposal, forwards = drafted(on, draft, context)
+    assert len(forwards) == proposal.drafted - proposal.guessed
     return proposal
 
 
@@ -125,7 +116,6 @@ def assert_same(proposal: Proposal, expected: Proposal) -> None:
     assert proposal.confidences == expected.confidences
     assert proposal.guessed == expected.guessed
     assert (proposal.shared_prefix, proposal.threshold) == (expected.shared_prefix, expected.threshold)
-    assert (proposal.kept, proposal.precision) == (expected.kept, expected.precision)
     assert proposal.shared_states.keys() == expected.shared_states.keys()
     for index, states in expected.shared_states.items():
         assert torch.equal(proposal.shared_states[index], states)
@@ -191,9 +181,7 @@ def test_chains_beside_each_other(data: st.DataObject) -> None:
         alone.append(in_a_chain(on, drafts[-1], context_for(on, rule, room, seed)))
     contexts = [context_for(on, rule, room, seed) for seed, (rule, room, _) in enumerate(sequences)]
     with torch.inference_mode():
-        together = run_drafts(
-            on, [each.propose(context, WATCHED) for each, context in zip(drafts, contexts, strict=True)]
-        )
+        together = propose(on, contexts, drafts, [WATCHED] * len(drafts))
     for proposal, expected in zip(together, alone, strict=True):
         assert_same(proposal, expected)
 
@@ -207,14 +195,20 @@ def test_verified_in_one_call_they_get_what_they_get_row_by_row(
     """Drafts of different lengths, also empty ones, beside each other; with keys and values."""
     on = target(family, dtype)
     sequence = st.tuples(st.sampled_from(sorted(RULES)), st.lists(st.integers(0, 127), max_size=9))
-    drafted = data.draw(st.lists(sequence, min_size=1, max_size=4))
-    proposals = [Proposal(tuple(tokens), TokenTree.chain(len(tokens))) for _, tokens in drafted]
-    ours, others = ([context_for(on, rule, seed=seed) for seed, (rule, _) in enumerate(drafted)] for _ in range(2))
+    sequences = data.draw(st.lists(sequence, min_size=1, max_size=4))
+    proposals = [proposal_of(tokens) for _, tokens in sequences]
+    ours, others = ([context_for(on, rule, seed=seed) for seed, (rule, _) in enumerate(sequences)] for _ in range(2))
     with torch.inference_mode():
-        outputs = verify_chains(on, ours, proposals)
-        expected = verify(on, others, proposals, [()] * len(drafted))
-    assert outputs is not None
+        outputs = verify(on, ours, proposals, [()] * len(sequences))
+        with forward_by_forward():
+            expected = verify(on, others, proposals, [()] * len(sequences))
     for context, other, output, wanted in zip(ours, others, outputs, expected, strict=True):
+        assert output is not None
+        assert wanted is not None
+        assert (output.path.native, wanted.path.native) == (True, False)
+        assert output.acceptance == wanted.acceptance
+        assert output.logits is not None
+        assert wanted.logits is not None
         assert torch.equal(output.logits.values, wanted.logits.values)
         assert torch.equal(output.logits.best, wanted.logits.best)
         assert torch.equal(output.logits.finite, wanted.logits.finite)
@@ -223,14 +217,25 @@ def test_verified_in_one_call_they_get_what_they_get_row_by_row(
         assert all(torch.equal(one, row) for one, row in zip(of_chain, of_rows, strict=True))
 
 
+def proposal_of(tokens: Sequence[int], tree: TokenTree | None = None) -> Proposal:
+    return Proposal(torch.tensor(tokens, dtype=torch.long), tree or TokenTree.chain(len(tokens)))
+
+
 def test_what_cannot_be_verified_in_one_call() -> None:
-    """Trees, drafts that share states, and more rows than the kernels take."""
-    on, context = target(), context_for(target(), "greedy")
+    """Trees, drafts that share or watch states, and more rows than the kernels take."""
+    on, context = target(), context_for(target(), "greedy", room=most_attending(torch.float32) + 2)
     shared = in_a_chain(on, DRAFTS["shared prefix"], context)
-    most = most_attending(torch.float32)
-    too_long = Proposal((1,) * most, TokenTree.chain(most))
-    for proposal in (shared, Proposal((1, 2), TokenTree((-1, -1))), too_long):
-        assert verify_chains(on, [context], [proposal]) is None
+    cases: list[tuple[Proposal, tuple[int, ...], Path]] = [
+        (shared, (), paths.SHARED),
+        (proposal_of([1, 2], TokenTree((-1, -1))), (), paths.WIDTHS),
+        (proposal_of([1] * most_attending(torch.float32)), (), paths.MANY_ROWS),
+        (proposal_of([1]), (2,), paths.WATCHED),
+    ]
+    for proposal, watched, path in cases:
+        with torch.inference_mode():
+            (verified,) = verify(on, [context], [proposal], [watched])
+        assert verified is not None
+        assert verified.path == path
 
 
 def test_what_a_stopping_rule_raises_arrives() -> None:
@@ -239,23 +244,24 @@ def test_what_a_stopping_rule_raises_arrives() -> None:
             raise ValueError("broken rule")
 
     with pytest.raises(ValueError, match="broken rule"):
-        propose(target(), replace(DRAFTS["low-bit"], stop=Broken(0.1)), context_for(target(), "greedy"))
+        drafted(target(), replace(DRAFTS["low-bit"], stop=Broken(0.1)), context_for(target(), "greedy"))
 
 
 @pytest.mark.parametrize(
-    ("rule", "params"),
+    ("rule", "params", "path"),
     [
-        (Greedy(), SamplingParams(repetition_penalty=1.3)),
-        (Coupled(3), SamplingParams(temperature=0.7, top_k=5)),
-        (Speculative(seeded_generator(3, "cpu")), SamplingParams(temperature=0.7)),
+        (Greedy(), SamplingParams(repetition_penalty=1.3), paths.PROCESSED),
+        (Coupled(3), SamplingParams(temperature=0.7, top_k=5), paths.PROCESSED),
+        (Speculative(seeded_generator(3, "cpu")), SamplingParams(temperature=0.7), paths.REJECTION),
     ],
     ids=["penalty", "top-k", "rejection"],
 )
-def test_what_a_chain_cannot_choose_goes_forward_by_forward(rule: Rule, params: SamplingParams) -> None:
+def test_what_a_chain_cannot_choose_goes_forward_by_forward(rule: Rule, params: SamplingParams, path: Path) -> None:
     context = context_for(target(), "greedy")
     context.rule, context.processor = rule, ScoreProcessor(build_processors(params))
-    proposal, asked = propose(target(), DRAFTS["low-bit"], context)
-    assert len(asked) == proposal.drafted == LENGTH
+    proposal, forwards = drafted(target(), DRAFTS["low-bit"], context)
+    assert proposal.path == path
+    assert len(forwards) == proposal.drafted == LENGTH
 
 
 def test_trees_scaled_embeddings_and_changing_ropes_go_forward_by_forward() -> None:
@@ -264,10 +270,12 @@ def test_trees_scaled_embeddings_and_changing_ropes_go_forward_by_forward() -> N
     torch.manual_seed(0)
     cases = [(target(), replace(DRAFTS["shared prefix"], widths=lambda _: 2))]
     cases += [(Target(AutoModelForCausalLM.from_config(each).eval()), DRAFTS["low-bit"]) for each in (dynamic, gemma)]
+    cases += [(target(), replace(DRAFTS["whole"], choose=lambda logits: (logits.argmax(-1, keepdim=True), False)))]
     for on, draft in cases:
-        proposal, asked = propose(on, draft, context_for(on, "greedy"))
-        assert len(asked) == proposal.drafted > 0
-        assert not any(isinstance(each, DraftChain) for each in asked)
+        proposal, forwards = drafted(on, draft, context_for(on, "greedy"))
+        assert len(forwards) == proposal.drafted > 0
+        assert proposal.path is not None
+        assert not proposal.path.native
 
 
 def test_a_head_with_more_tokens_than_the_embedding_goes_forward_by_forward() -> None:
@@ -276,10 +284,8 @@ def test_a_head_with_more_tokens_than_the_embedding_goes_forward_by_forward() ->
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES, tie_word_embeddings=False)).eval()
     model.lm_head = torch.nn.Linear(SIZES["hidden_size"], SIZES["vocab_size"] + 8, bias=False)
     on = Target(model)
-    forward = on.lay_out(on.new_sequence(8, 8, 8), 2)
-    for model, takes in ((on, False), (target(), True)):
-        assert model.native is not None
-        assert model.native.takes_chains(FULL.sublayers, forward.rope) is takes
+    for each, native in ((on, False), (target(), True)):
+        assert chain_path(each, each, FULL.sublayers).native is native
 
 
 def test_a_hook_on_the_embedding_is_noticed() -> None:
@@ -288,5 +294,41 @@ def test_a_hook_on_the_embedding_is_noticed() -> None:
     on = Target(model)
     in_a_chain(on, DRAFTS["whole"], context_for(on, "greedy"))
     model.model.embed_tokens.register_forward_hook(lambda *_: None)
-    _, asked = propose(on, DRAFTS["whole"], context_for(on, "greedy"))
-    assert not any(isinstance(each, DraftChain) for each in asked)
+    proposal, forwards = drafted(on, DRAFTS["whole"], context_for(on, "greedy"))
+    assert len(forwards) == proposal.drafted > 0
+
+
+def best_while_clear(logits: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """Stops where the best two are close."""
+    two = logits.topk(2)
+    return two.indices[:1], bool(two.values[0] - two.values[1] < 0.05)
+
+
+@pytest.mark.parametrize("name", ["low-bit", "low-bit, stopping", "shared prefix"])
+def test_a_chooser_that_takes_the_best_drafts_what_the_kernels_draft(name: str) -> None:
+    """Alone, and with the drafts of others beside it."""
+    on, draft = target(), DRAFTS[name]
+    expected = in_a_chain(on, draft, context_for(on, "greedy"))
+    choosing = replace(draft, choose=lambda logits: (logits.argmax(-1, keepdim=True), False))
+    proposal, _ = drafted(on, choosing, context_for(on, "seed"))
+    assert proposal.path == paths.CHOOSER
+    assert_same(proposal, expected)
+    contexts = [context_for(on, rule) for rule in ("greedy", "seed", "greedy")]
+    with torch.inference_mode():
+        together = propose(on, contexts, [choosing, choosing, draft], [WATCHED] * 3)
+    for each in together:
+        assert_same(each, expected)
+
+
+def test_a_chooser_ends_the_draft() -> None:
+    on = target()
+    whole, _ = drafted(on, DRAFTS["whole"], context_for(on, "greedy"))
+    proposal, forwards = drafted(on, replace(DRAFTS["whole"], choose=best_while_clear), context_for(on, "greedy"))
+    assert 0 < proposal.drafted < whole.drafted
+    assert len(forwards) == proposal.drafted
+    assert torch.equal(proposal.token_ids, whole.token_ids[: proposal.drafted])
+
+
+def test_a_chooser_drafts_no_tree() -> None:
+    with pytest.raises(InvalidParameterError, match="leave widths or choose out"):
+        replace(DRAFTS["whole"], choose=best_while_clear, widths=lambda _: 2)

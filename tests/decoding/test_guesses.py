@@ -9,15 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.drafts import counted_forwards
 from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import prompt
-from selfspec.decoding.context import Context
+from selfspec.decoding.draft import Guess, LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.guess import Guess
-from selfspec.decoding.layer_draft import LayerDraft
-from selfspec.decoding.proposal import DraftForward, Drafting, Proposal
+from selfspec.decoding.drafting import propose
 from selfspec.decoding.reading import read_text
-from selfspec.decoding.run_drafts import run_drafts
+from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.decoding.verification import verify
 from selfspec.model.kept import KeptSet
@@ -48,30 +47,17 @@ PENALTY = SamplingParams(temperature=0.8, repetition_penalty=1.3)
 WATCHED = (0, 1, 2, SUBLAYERS)
 
 
-def context_for(rule: Rule, room: int = 20) -> Context:
+def context_for(rule: Rule, room: int = 20) -> Generated:
     """A text of 24 tokens; processors depend on the drafted tokens."""
     context, _ = read_text(TARGET, prompt(24), Needs(sibling_rows=12), max_new_tokens=room)
     context.rule, context.processor = rule, ScoreProcessor(build_processors(PENALTY))
     return context
 
 
-def counted(drafting: Drafting, forwards: list[DraftForward]) -> Drafting:
-    """A draft whose forwards are kept."""
-    output = None
-    while True:
-        try:
-            forward = next(drafting) if output is None else drafting.send(output)
-        except StopIteration as ended:
-            proposal: Proposal = ended.value
-            return proposal
-        forwards.append(forward)
-        output = yield forward
-
-
-def propose(draft: LayerDraft, context: Context) -> tuple[Proposal, list[DraftForward]]:
-    forwards: list[DraftForward] = []
-    with torch.inference_mode():
-        (proposal,) = run_drafts(TARGET, [counted(draft.propose(context, WATCHED), forwards)])
+def drafted(draft: LayerDraft, context: Generated) -> tuple[Proposal, list[int]]:
+    """The draft, and the rows of its forwards."""
+    with torch.inference_mode(), counted_forwards() as forwards:
+        (proposal,) = propose(TARGET, [context], [draft], [WATCHED])
     return proposal, forwards
 
 
@@ -102,8 +88,8 @@ def guess_from(tokens: Sequence[int], most: int = LENGTH) -> Guess:
 @pytest.mark.parametrize("name", DRAFTS)
 def test_right_guesses_take_one_forward(name: str, rule: str) -> None:
     draft = DRAFTS[name]
-    expected, before = propose(draft, context_for(RULES[rule]()))
-    proposal, after = propose(replace(draft, guess=guess_from([*path(expected), 0])), context_for(RULES[rule]()))
+    expected, before = drafted(draft, context_for(RULES[rule]()))
+    proposal, after = drafted(replace(draft, guess=guess_from([*path(expected), 0])), context_for(RULES[rule]()))
     assert_same(proposal, expected)
     assert (len(before), len(after)) == (expected.drafted, 1)
     assert (expected.guessed, proposal.guessed) == (0, expected.drafted - 1)
@@ -114,13 +100,13 @@ def test_right_guesses_take_one_forward(name: str, rule: str) -> None:
 @pytest.mark.parametrize("name", DRAFTS)
 def test_wrong_guesses_change_nothing(name: str, rule: str) -> None:
     draft = DRAFTS[name]
-    expected, before = propose(draft, context_for(RULES[rule]()))
+    expected, before = drafted(draft, context_for(RULES[rule]()))
     wrong = [(token + 1) % VOCABULARY for token in path(expected)]
-    proposal, after = propose(replace(draft, guess=guess_from([*wrong, 0, 0])), context_for(RULES[rule]()))
+    proposal, after = drafted(replace(draft, guess=guess_from([*wrong, 0, 0])), context_for(RULES[rule]()))
     assert_same(proposal, expected)
     assert len(after) == len(before)
     assert proposal.guessed == 0
-    assert max(len(forward.hidden_states) for forward in after) > 1
+    assert max(after) > 1
 
 
 @given(data=st.data())
@@ -129,12 +115,12 @@ def test_any_guesses_change_nothing(data: st.DataObject) -> None:
     draft = DRAFTS[data.draw(st.sampled_from(sorted(DRAFTS)), label="draft")]
     rule = RULES[data.draw(st.sampled_from(sorted(RULES)), label="rule")]
     room = data.draw(st.integers(2, 12), label="room")
-    expected, before = propose(draft, context_for(rule(), room))
+    expected, before = drafted(draft, context_for(rule(), room))
     truth = [*path(expected), 1, 2, 3]
     right = data.draw(st.lists(st.booleans(), min_size=len(truth), max_size=len(truth)), label="right")
     mixed = [token if is_right else (token + 7) % VOCABULARY for token, is_right in zip(truth, right, strict=True)]
     guess = guess_from(mixed, data.draw(st.integers(0, LENGTH), label="most"))
-    proposal, after = propose(replace(draft, guess=guess), context_for(rule(), room))
+    proposal, after = drafted(replace(draft, guess=guess), context_for(rule(), room))
     assert_same(proposal, expected)
     assert len(after) == len(before) - proposal.guessed
 
@@ -145,7 +131,7 @@ def test_the_generator_has_made_the_same_draws(name: str) -> None:
     states = []
     for guess in (None, lambda _: [5] * 4):
         rule = Speculative(seeded_generator(3, "cpu"))
-        propose(replace(DRAFTS[name], guess=guess), context_for(rule))
+        drafted(replace(DRAFTS[name], guess=guess), context_for(rule))
         states.append(rule.generator.get_state())
     assert torch.equal(*states)
 
@@ -156,12 +142,14 @@ def test_the_verification_is_the_same(name: str) -> None:
     outputs: list[Any] = []
     for guess in (None, lambda drafted: [len(drafted)] * 5):
         context = context_for(Greedy())
-        proposal, _ = propose(replace(DRAFTS[name], guess=guess), context)
+        proposal, _ = drafted(replace(DRAFTS[name], guess=guess), context)
         with torch.inference_mode():
             (output,) = verify(TARGET, [context], [proposal], [WATCHED])
+        assert output is not None
+        assert output.logits is not None
         slots = context.cache.length + len(proposal.token_ids) + 1
         written = [buffer[:, :, :slots].clone() for buffer in (*context.cache.keys, *context.cache.values)]
-        outputs.append([output.logits.values, *output.captured.values(), *written])
+        outputs.append([output.logits.values, *output.hidden_states.values(), *written])
     for one, other in zip(*outputs, strict=True):
         assert torch.equal(one, other)
 
@@ -169,17 +157,12 @@ def test_the_verification_is_the_same(name: str) -> None:
 def test_guesses_beside_each_other() -> None:
     """Drafts of several sequences run together, with different numbers of rows."""
     draft = DRAFTS["low-bit"]
-    alone = [propose(draft, context_for(Greedy()))[0] for _ in range(3)]
+    alone = [drafted(draft, context_for(Greedy()))[0] for _ in range(3)]
     guesses: list[Guess | None] = [None, guess_from(path(alone[0]), 2), guess_from(path(alone[0]))]
     contexts = [context_for(Greedy()) for _ in guesses]
+    drafts = [replace(draft, guess=guess) for guess in guesses]
     with torch.inference_mode():
-        together = run_drafts(
-            TARGET,
-            [
-                replace(draft, guess=guess).propose(context, ())
-                for guess, context in zip(guesses, contexts, strict=True)
-            ],
-        )
+        together = propose(TARGET, contexts, drafts, [()] * len(drafts))
     for proposal, expected in zip(together, alone, strict=True):
         assert path(proposal) == path(expected)
     assert [proposal.guessed for proposal in together] == [0, 5, 7]

@@ -6,8 +6,7 @@ import pytest
 
 from helpers.scripted import Script
 from helpers.table import DRAWS, KEPT, VOCAB, p_value, speculative
-from selfspec.decoding.draft import Draft, TokenDraft
-from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.draft import Draft, LayerDraft, TokenDraft
 from selfspec.sampling.acceptance import Acceptance, Verdict
 from selfspec.sampling.rules import Coupled, Speculative, seeded_generator
 from selfspec.sampling.tree import TokenTree

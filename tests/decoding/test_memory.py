@@ -12,8 +12,8 @@ from helpers.clock import Always
 from helpers.models import SUBLAYERS, VOCABULARY, build, prompt
 from helpers.runs import METHODS_OF_ANY_MODEL as METHODS
 from helpers.scripted import Scripted
+from selfspec.decoding.draft import LayerDraft
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.engine import Engine
 from selfspec.methods.base import Method
 from selfspec.model.kept import KeptSet

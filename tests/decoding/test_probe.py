@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from helpers.models import SUBLAYERS, VARIANTS, build, prompt
-from selfspec.decoding.context import Context
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.reading import read_text
+from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 
@@ -15,7 +15,7 @@ LENGTH = 40
 COUNT, ROWS = 5, 3
 
 
-def prefilled(name: str, probe_rows: int = 0, length: int = LENGTH) -> tuple[Target, Context]:
+def prefilled(name: str, probe_rows: int = 0, length: int = LENGTH) -> tuple[Target, Generated]:
     target = Target(build(name))
     return target, read_text(
         target, prompt(LENGTH)[:length], Needs(probe_rows=probe_rows), max_new_tokens=40, chunk=16

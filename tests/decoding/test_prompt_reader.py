@@ -85,7 +85,7 @@ def read(requests: Many[Request], **options: Any) -> list[torch.Tensor]:
             assert not isinstance(event, Failed)
             if isinstance(event, Prefilled):
                 each = event.sequence
-                rows[id(each.request)] = each.context.cache.rows(0, each.context.prompt_length).clone()
+                rows[id(each.request)] = each.cache.rows(0, each.prompt_length).clone()
     return [rows[id(each)] for each in requests]
 
 

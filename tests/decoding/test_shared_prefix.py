@@ -8,15 +8,14 @@ import pytest
 import torch
 
 from helpers.models import FAMILY_NAMES, SUBLAYERS, build, plain_text, prompt
-from selfspec.decoding.context import Context
+from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.layer_draft import LayerDraft
-from selfspec.decoding.proposal import Proposal
+from selfspec.decoding.drafting import propose
 from selfspec.decoding.reading import read_text
-from selfspec.decoding.run_drafts import run_drafts
+from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.decoding.verification import verify
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.target import StackOutput, Sublayer, Target
+from selfspec.runtimes.target import Sublayer, Target
 from selfspec.sampling.tree import TokenTree
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
@@ -35,21 +34,21 @@ KEPT_SETS = {
 WIDTHS = {"chain": None, "tree": lambda _: 3}
 
 
-def drafted(name: str, kept: tuple[int, ...], shape: str, runtime: str = "auto") -> tuple[Target, Context, Proposal]:
+def drafted(name: str, kept: tuple[int, ...], shape: str, runtime: str = "auto") -> tuple[Target, Generated, Proposal]:
     """A context after its prefill, and a draft of four tokens or of a tree around them."""
     target = Target(build(name), runtime)
     context, _ = read_text(target, prompt(40), Needs(sibling_rows=SIBLINGS), max_new_tokens=40)
     draft = LayerDraft(KeptSet(kept, SUBLAYERS), 4, widths=WIDTHS[shape])
     with torch.inference_mode():
-        return target, context, run_drafts(target, [draft.propose(context, ALL_STATES)])[0]
+        return target, context, propose(target, [context], [draft], [ALL_STATES])[0]
 
 
-def verified(target: Target, context: Context, proposal: Proposal) -> StackOutput:
+def verified(target: Target, context: Generated, proposal: Proposal) -> Any:
     with torch.inference_mode():
         return verify(target, [context], [proposal], [ALL_STATES])[0]
 
 
-def cache_rows(context: Context, rows: int) -> torch.Tensor:
+def cache_rows(context: Generated, rows: int) -> torch.Tensor:
     """What a verification has written, ``[layers and kinds, heads, rows, head_dim]``."""
     cache = context.cache
     return torch.cat([buffer[:, :, cache.length : cache.length + rows] for buffer in (*cache.keys, *cache.values)])
@@ -71,8 +70,8 @@ def test_sharing_changes_nothing(name: str, shape: str) -> None:
 
         for index in ALL_STATES:
             torch.testing.assert_close(
-                shared.captured[index],
-                alone.captured[index],
+                shared.hidden_states[index],
+                alone.hidden_states[index],
                 **CLOSE,
                 msg=lambda text, i=index, w=where: f"{w}: h[{i}]: {text}",
             )
@@ -110,7 +109,7 @@ def test_a_drafted_state_below_the_shared_prefix_is_the_targets(name: str) -> No
     alone = verified(target, context, replace(proposal, shared_prefix=0, shared_states={}))
     for index, states in proposal.shared_states.items():
         assert len(states) == 4
-        torch.testing.assert_close(states, alone.captured[index][:4], **CLOSE)
+        torch.testing.assert_close(states, alone.hidden_states[index][:4], **CLOSE)
 
 
 def test_a_verification_chooses_what_plain_decoding_writes() -> None:

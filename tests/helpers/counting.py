@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from helpers.models import LAYERS, VOCABULARY
-from selfspec.decoding.draft import Draft
+from selfspec.decoding.draft import Draft, LayerDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.errors import StateError
 from selfspec.methods.base import Method
 from selfspec.methods.settings import MethodSettings, setting

@@ -1,15 +1,17 @@
 """Drafters at work on a model that is a plain function, so that their drafts can be compared with slow references."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
-from selfspec.decoding.draft import Draft, TokenDraft
+from selfspec.decoding.draft import Draft, Proposal, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.decoding.proposal import Proposal
 from selfspec.methods.base import Method
+from selfspec.runtimes import drafting
 from selfspec.sampling.acceptance import accept_matching
 from selfspec.sampling.tree import TokenTree
 
@@ -23,6 +25,21 @@ FINDERS = ("prompt-lookup", "suffix", "token-recycling")
 def ngram_model(order: int, vocabulary: int, seed: int = 0) -> Model:
     """A model whose next token is a random but fixed function of the last ``order`` tokens."""
     return lambda text: zlib.crc32(repr((seed, text[-order:])).encode()) % vocabulary
+
+
+@contextmanager
+def counted_forwards() -> Iterator[list[int]]:
+    """The rows of each forward that drafts from Python."""
+    rows: list[int] = []
+    advance = drafting._advance
+
+    def counted(model: Any, drafts: Sequence[Any], most: int | None = None) -> None:
+        rows.extend(len(each.step.hidden_states) for each in drafts)
+        advance(model, drafts, most)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafting, "_advance", counted)
+        yield rows
 
 
 def begin(method: Method, text: Sequence[int]) -> Drafter:

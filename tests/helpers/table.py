@@ -46,15 +46,13 @@ class TableTarget:
     device, dtype, hidden_size = torch.device("cpu"), torch.float32, VOCAB
     sublayer_count, independent_rows = SUBLAYERS, 0
     version, slot_bytes, keys_depend_on_position_alone = 1, 8, True
+    native = None
 
     def new_sequence(self, prompt_length: int, capacity: int, last_length: int) -> SequenceState:
         return SequenceState(KeyValueCache(1, 1, capacity, 1, dtype=torch.float32, device=self.device))
 
     def lay_out(self, *_: Any, **__: Any) -> None:
         return None
-
-    def takes_chains(self, rows: int) -> bool:
-        return False
 
     def at(self, precision: None) -> "TableTarget":
         return self

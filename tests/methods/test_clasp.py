@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from helpers.models import LAYERS, build, plain_text, prompt
 from helpers.recording import record
 from selfspec import Engine, load_model
-from selfspec.decoding.context import Context
 from selfspec.decoding.drafter import Needs, Prefill
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.reading import read_text
+from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.errors import InvalidSettingError
 from selfspec.methods import clasp, make_method
 from selfspec.methods.clasp import Clasp, choose_skipped, program
@@ -26,7 +26,7 @@ LENGTH = 40
 FAMILIES = ["llama", "mistral-window", "gemma3", "granite", "phi3-longrope", "qwen3-moe-window"]
 
 
-def started(target: Target, prompt_ids: list[int], needs: Needs) -> tuple[Context, Prefill]:
+def started(target: Target, prompt_ids: list[int], needs: Needs) -> tuple[Generated, Prefill]:
     """The context of a request after its prefill, and what a method is given of it."""
     return read_text(target, prompt_ids, needs, max_new_tokens=4, chunk=16)
 

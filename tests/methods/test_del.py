@@ -20,9 +20,8 @@ from helpers.models import FAMILY_NAMES, LAYERS, build, plain_text, prompt
 from helpers.recording import Recording
 from selfspec import load_model
 from selfspec.cli.app import app
-from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.reading import read_text
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError

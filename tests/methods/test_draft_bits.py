@@ -8,9 +8,8 @@ import torch
 from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import build, prompt
 from selfspec import Engine, SamplingParams
-from selfspec.decoding.draft import NoDraft
+from selfspec.decoding.draft import LayerDraft, NoDraft, with_precision
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.layer_draft import LayerDraft, with_precision
 from selfspec.decoding.reading import read_text
 from selfspec.errors import InvalidSettingError, UnsupportedModelError
 from selfspec.methods import METHODS

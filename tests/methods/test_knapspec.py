@@ -17,9 +17,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from helpers.clock import Always, HandClock
 from helpers.models import LAYERS, SUBLAYERS, VOCABULARY, build, plain_text, prompt
 from selfspec import load_model
-from selfspec.decoding.draft import NoDraft
+from selfspec.decoding.draft import LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.probe import Branches, Probe
 from selfspec.decoding.reading import read_text
 from selfspec.engine import Engine

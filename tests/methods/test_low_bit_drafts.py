@@ -8,7 +8,7 @@ import torch
 from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import build, prompt
 from selfspec import Engine, SamplingParams, load_model
-from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.draft import LayerDraft
 from selfspec.errors import InvalidSettingError, OutOfMemoryError, UnsupportedModelError
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.kernels import verifies_exactly

@@ -13,7 +13,7 @@ import torch
 from helpers.matchness import matchness_from_scratch
 from helpers.models import LAYERS, SUBLAYERS, build, plain_text, prompt
 from helpers.table import DRAWS, KEPT, p_value, speculative
-from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.draft import LayerDraft
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.engine import Engine

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.models import FAMILY_NAMES, build, plain_text, prompt
 from selfspec import Engine
-from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.draft import LayerDraft
 from selfspec.methods import api
 from selfspec.methods.base import Method
 

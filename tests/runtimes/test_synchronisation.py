@@ -17,10 +17,8 @@ from transformers import LogitsProcessor
 
 from helpers.models import SUBLAYERS, build, prompt
 from helpers.scripted import Script, Scripted
-from selfspec.decoding import layer_draft
-from selfspec.decoding.draft import Draft, TokenDraft
+from selfspec.decoding.draft import Draft, LayerDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback, Needs
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.engine import Engine
 from selfspec.errors import NonFiniteLogitsError
@@ -28,6 +26,7 @@ from selfspec.model import transfer
 from selfspec.model.forward import Forward, SequenceState
 from selfspec.model.kept import KeptSet
 from selfspec.model.transfer import AsyncCopy, pack, unpack
+from selfspec.runtimes import drafting
 from selfspec.runtimes.target import StackOutput, Target
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import Generation
@@ -326,15 +325,15 @@ def test_a_head_start_changes_nothing(
     for head_start in (1, 3, 8, SUBLAYERS):
         begun.clear()
         ran.clear()
-        monkeypatch.setattr(layer_draft, "head_start", lambda _, count=head_start: count)
+        monkeypatch.setattr(drafting, "head_start", lambda _, count=head_start: count)
         assert_same(play(script_of_kept, **RULES[rule]), expected)
         assert len(begun) >= expected[0].drafted + stopped, "a stop finds a step begun"
         assert kept[:head_start] in ran
 
 
 def test_only_an_accelerator_gets_a_head_start() -> None:
-    assert layer_draft.head_start(torch.device("cpu")) == 0
-    assert layer_draft.head_start(torch.device("cuda", 1)) == layer_draft.HEAD_START > 0
+    assert drafting.head_start(torch.device("cpu")) == 0
+    assert drafting.head_start(torch.device("cuda", 1)) == drafting.HEAD_START > 0
 
 
 def test_trees_that_never_stop_need_no_confidence_before_their_end(monkeypatch: pytest.MonkeyPatch) -> None:

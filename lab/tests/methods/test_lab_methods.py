@@ -11,9 +11,8 @@ from helpers.markov import deviation, write
 from helpers.models import FAMILY_NAMES, VOCABULARY, build, plain_text, prompt
 from helpers.runs import Run
 from selfspec import Engine, SamplingParams
-from selfspec.decoding.draft import NoDraft
+from selfspec.decoding.draft import NoDraft, Proposal
 from selfspec.decoding.drafter import Feedback
-from selfspec.decoding.proposal import Proposal
 from selfspec.methods import make_method
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance

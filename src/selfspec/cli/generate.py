@@ -9,7 +9,7 @@ import typer
 from selfspec.cli import options
 from selfspec.cli.engine import EngineChoice, with_engine_options
 from selfspec.cli.inputs import kept_state, read_prompt, read_settings, sampling_params
-from selfspec.cli.stats import draft_lines, summary
+from selfspec.cli.stats import draft_lines, path_lines, summary
 from selfspec.cli.terminal import TextWriter, own_warnings, prepare_method, silence_libraries
 from selfspec.errors import InvalidParameterError
 
@@ -81,4 +81,5 @@ def _write(stream: "Stream", writer: TextWriter) -> None:
 
 
 def _print_stats(result: "Generation") -> None:
-    typer.echo("\n".join((summary(result), *draft_lines(result.rounds))), err=True)
+    lines = (*draft_lines(result.rounds), *path_lines(result.rounds))
+    typer.echo("\n".join((summary(result), *lines)), err=True)

@@ -71,7 +71,17 @@ def describe_target(target: "Target") -> dict[str, Any]:
         "attention_implementation": config._attn_implementation,
         "tree_verification": True,  # Target refuses a model whose attention takes no tree mask
         "exit_layers": [1, target.layer_count - 1],
+        "native": _native(target),
     }
+
+
+def _native(target: "Target") -> dict[str, str | list[str]]:
+    """Whether drafts and verifications of the whole model run natively, and what makes a request leave that."""
+    from selfspec.decoding.paths import LEAVING
+    from selfspec.runtimes.drafting import chain_path
+
+    path = chain_path(target, target, range(target.sublayer_count))
+    return {"model": str(path), "left_where": [str(each.reason) for each in LEAVING] if path.native else []}
 
 
 def _bytes_by_component(target: "Target") -> dict[str, int]:
@@ -118,6 +128,10 @@ def _is_tied(target: "Target") -> bool:
 def _text(name: str, value: Any) -> str:
     if name == "low_bit_bytes":
         return _low_bit_text(value)
+    if name == "native":
+        return str(value["model"]) + (
+            f", but not where: {'; '.join(value['left_where'])}" if value["left_where"] else ""
+        )
     if isinstance(value, Mapping):
         return ", ".join(f"{component} {size:,}" for component, size in value.items())
     if name == "windows":

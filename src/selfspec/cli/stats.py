@@ -1,6 +1,7 @@
 """The numbers that ``--stats`` and ``/stats`` print: speed, draft tokens, and what each strategy drafted."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
@@ -152,3 +153,14 @@ def _speeds(rounds: Sequence["Round"], step: float | None) -> tuple[str, ...]:
     forecasts = _forecasts(rounds)
     expected = f"{fmean(forecast.speedup for forecast in forecasts):.2f}x" if forecasts else "-"
     return f"{1000 * per_token:.2f}", f"{step / per_token:.2f}x" if per_token else "-", expected
+
+
+def path_lines(rounds: Sequence[Round]) -> list[str]:
+    """Where drafts and verifications ran, natively or not, and why."""
+    found = {"drafts": [each.drafting for each in rounds], "verification": [each.verification for each in rounds]}
+    counted = {name: Counter(str(path) for path in paths if path is not None) for name, paths in found.items()}
+    return [
+        f"{name}: " + ", ".join(f"{text} ({count} rounds)" for text, count in counts.most_common())
+        for name, counts in counted.items()
+        if counts
+    ]

@@ -61,7 +61,7 @@ class CacheMemory:
         if self.prefixes is None:
             return
         known = sequence.request.prompt_ids[: sequence.reusable]
-        state = sequence.context.state
+        state = sequence.state
         sequence.cached_tokens += self.prefixes.fill(
             state.cache, known, long_rope=state.long_rope, grain=self._chunks.grain
         )
@@ -78,7 +78,7 @@ class CacheMemory:
         """
         if self.prefixes is None:
             return
-        state, request = sequence.context.state, sequence.request
+        state, request = sequence.state, sequence.request
         # Where rows depend on each other, those of the output are not what a prompt's would be.
         rows = state.cache.length if self._chunks.grain == 1 else min(state.cache.length, len(request.prompt_ids))
         text = [*request.prompt_ids, *request.output.token_ids][: self._chunks.whole(rows)]

@@ -1,36 +1,41 @@
-"""What can draft a round: the protocol, and the drafts that run no forward."""
+"""What can draft a round, as data; and what it drafted."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeAlias
 
-from selfspec.decoding.context import Context
-from selfspec.decoding.proposal import Drafting, Proposal
-from selfspec.model import transfer
-from selfspec.sampling.tree import EMPTY_TREE, ROOT, TokenTree
+import torch
+
+from selfspec.decoding.stopping import StoppingRule, TreeWidths
+from selfspec.errors import InvalidParameterError
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.path import Path
+from selfspec.runtimes.precision import AnyPrecision
+from selfspec.sampling.tree import ROOT, TokenTree
 from selfspec.types import Forecast
 
+Guess: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
+"""Guesses how the text goes on after the context and the tokens drafted so far, which it is given.
 
-class Draft(Protocol):
-    """What drafts one round of one sequence."""
+A token that is found is right about what a layer draft drafts more often than about what the target writes, and a row
+of a draft's forward costs less than a row of the verification. So found tokens may be verified by a cheap draft, whose
+output the target verifies (a cascade: Chen et al. 2024, "Cascade Speculative Drafting").
+"""
 
-    def propose(self, context: Context, watched: Collection[int] = ()) -> Drafting:
-        """Drafts tokens after the context.
+Chooser: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, bool]]
+"""Chooses a draft token from the draft's logits, and may end the draft with it.
 
-        A coroutine, so that the forwards of all sequences of a batch run together: it yields each forward that it
-        needs (``DraftForward``) and is sent the ``DraftOutput``. Drafts compose by ``yield from``.
+It is called once for each drafted token, in their order, with the logits of the row that drafts it: ``[vocab]``, in the
+model's dtype, before logits processors; it must not change them. It returns the token, long ``[1]`` on the same device,
+and whether the draft ends with this token, which is verified too. It must not draw random numbers: its draft counts as
+deterministic, so that sampling stays exact. It may keep a state of its own, but one draft object serves every round
+that plans it.
+"""
 
-        Args:
-            context: tokens, cache and sampling rule of the sequence. The draft writes to cache slots from
-                ``context.cache.length`` on and commits nothing.
-            watched: sublayers whose hidden states the drafter wants of this round. A draft that shares states with the
-                verification (``Proposal.shared_states``) includes those that lie below its shared prefix.
 
-        Returns:
-            The tokens to verify: at most ``context.draft_limit`` on a path, and at most
-            ``context.sibling_limit`` beside the longest path.
-        """
-        ...
+MOST_STEPS = 16
+"""Most steps of plain decoding in one call. Where the host's share of their time is small, time ends them before."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +43,15 @@ class NoDraft:
     """Draft nothing: the round is one step of plain decoding.
 
     Attributes:
-        steps: most rounds that may pass so before the drafter plans again. Of more than one it learns as of one round,
-            whose acceptance has the tokens of all, and which has no scores.
+        steps: most steps that may pass before the drafter plans again. ``learn`` is then called once for all of them,
+            with the tokens of all and without scores.
+        name: of what planned it, where a method has several ways to draft.
+        forecast: what the method expects of the round, if it says so.
     """
 
     steps: int = 1
-
-    def propose(self, context: Context, watched: Collection[int] = ()) -> Drafting:
-        """An empty proposal; see ``Draft.propose``."""
-        yield from ()
-        return empty_proposal(context)
+    name: str | None = None
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True)
@@ -57,46 +61,125 @@ class TokenDraft:
     Attributes:
         token_ids: the tokens, one for each node of the tree.
         tree: which of them continues which.
+        name: of what planned it, where a method has several ways to draft.
+        forecast: what the method expects of the round, if it says so.
     """
 
     token_ids: tuple[int, ...]
     tree: TokenTree
+    name: str | None = None
+    forecast: Forecast | None = None
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.tree)
 
-    def propose(self, context: Context, watched: Collection[int] = ()) -> Drafting:
-        """The tokens, without those that could not be committed or have no cache slot; see ``Draft.propose``."""
-        yield from ()
-        depths = self.tree.depths[1:]
-        kept = [node for node, depth in enumerate(depths) if depth <= context.draft_limit]
-        kept = kept[: context.draft_limit + context.sibling_limit]
+    def cut(self, depth: int, nodes: int) -> "TokenDraft":
+        """Its first nodes, those that are not too deep."""
+        tree = self.tree
+        if tree.is_chain and len(tree) <= depth:
+            return self
+        kept = [node for node, own in enumerate(tree.depths[1:]) if own <= depth][:nodes]
         index_of = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
-        tokens = [self.token_ids[node] for node in kept]
-        tree = TokenTree(tuple(index_of[self.tree.parents[node]] for node in kept))
-        return Proposal(tuple(tokens) if context.on_host else transfer.send(tokens, context.device), tree)
+        parents = tuple(index_of[tree.parents[node]] for node in kept)
+        return replace(self, token_ids=tuple(self.token_ids[node] for node in kept), tree=TokenTree(parents))
 
 
 @dataclass(frozen=True)
-class PartDraft:
-    """A draft that says which part of its method planned it.
+class LayerDraft:
+    """Draft with a part of the target's own sublayers.
 
     Attributes:
-        draft: the draft.
-        part: name of the part.
+        kept: the sublayers to run.
+        limit: most tokens on the path, 0 or more.
+        stop: ends the draft earlier; ``None`` drafts ``limit`` tokens without reading their confidence.
+        widths: candidates to verify at each position, by confidence; ``None`` is one, a chain.
+        precision: of the weights that draft; ``None`` is the target's own, others are low-bit copies of them.
+        guess: guesses what this draft drafts next. Guesses are rows of the forward that drafts the token before them;
+            those that turn out to be the draft's own choices save a forward each, and the drafted tokens are the same.
+        choose: chooses each token from the draft's logits; ``None`` chooses as the request does.
+        name: of what planned it, where a method has several ways to draft.
         forecast: what the method expects of the round, if it says so.
+
+    Raises:
+        InvalidParameterError: it has both ``widths`` and ``choose``.
     """
 
-    draft: Draft
-    part: str
+    kept: KeptSet
+    limit: int
+    stop: StoppingRule | None = None
+    widths: TreeWidths | None = None
+    precision: AnyPrecision | None = None
+    guess: Guess | None = None
+    choose: Chooser | None = None
+    name: str | None = None
     forecast: Forecast | None = None
 
-    def propose(self, context: Context, watched: Collection[int] = ()) -> Drafting:
-        """Drafts as the part does; see ``Draft.propose``."""
-        proposal = yield from self.draft.propose(context, watched)
-        return replace(proposal, drafted_by=self.part, forecast=self.forecast)
+    def __post_init__(self) -> None:
+        if self.widths is not None and self.choose is not None:
+            raise InvalidParameterError("a chooser drafts one token at each position; leave widths or choose out")
+
+    @cached_property
+    def shared_prefix(self) -> int:
+        """Number of leading sublayers that compute what the target computes: kept, from its own weights."""
+        if self.precision is None:
+            return self.kept.shared_prefix
+        by_sublayer = self.precision.by_sublayer(self.kept.total)
+        low = (index for index in range(self.kept.total) if by_sublayer.of_sublayer(index) is not None)
+        return min(self.kept.shared_prefix, next(low, self.kept.total))
+
+    @property
+    def threshold(self) -> float | None:
+        """The confidence below which it stops; ``None`` without such a rule."""
+        return None if self.stop is None else self.stop.threshold
 
 
-def empty_proposal(context: Context) -> Proposal:
-    """No tokens to verify."""
-    return Proposal(() if context.on_host else context.no_tokens, EMPTY_TREE)
+Draft: TypeAlias = NoDraft | TokenDraft | LayerDraft
+"""What drafts one round of one sequence."""
+
+
+def with_precision(draft: Draft, precision: AnyPrecision | None) -> Draft:
+    """A layer draft from weights of another precision, unless it has named one itself; other drafts as they are.
+
+    Args:
+        draft: the draft.
+        precision: of the weights; ``None`` for the target's own.
+    """
+    if isinstance(draft, LayerDraft) and draft.precision is None and precision is not None:
+        return replace(draft, precision=precision)
+    return draft
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A finished draft: the tokens to verify, and what the verification needs to know of them.
+
+    Attributes:
+        token_ids: one for each node of the tree, long ``[n]`` on the target's device.
+        tree: which of them continues which; the path that was extended comes first.
+        scores: float32 ``[r, vocab]``, the draft's processed scores after the pending token and each token of the
+            extended path; ``None`` where the tokens were not drawn at random from scores.
+        confidences: largest draft probability at each position of the extended path, where it was computed.
+        shared_prefix: number ``s`` of leading sublayers whose states are the target's own.
+        shared_states: by sublayer ``i <= s`` the residual stream ``h[i]`` of the first ``k`` verification rows,
+            ``[k, hidden]``; empty where nothing is shared.
+        threshold: the confidence below which drafting was to stop; ``None`` without such a rule.
+        guessed: how many of the tokens were guessed before they were drafted, and so took no forward of their own.
+        path: where it was drafted; ``None`` where no forward was.
+        run: the target's own tokens of several plain steps, which need no verification; of an empty draft.
+    """
+
+    token_ids: torch.Tensor
+    tree: TokenTree
+    scores: torch.Tensor | None = None
+    confidences: tuple[float, ...] = ()
+    shared_prefix: int = 0
+    shared_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    threshold: float | None = None
+    guessed: int = 0
+    path: Path | None = None
+    run: tuple[int, ...] | None = None
+
+    @property
+    def drafted(self) -> int:
+        """Length of the deepest drafted path."""
+        return max(self.tree.depths)

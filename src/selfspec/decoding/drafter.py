@@ -3,15 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from selfspec.decoding.draft import Draft
-from selfspec.decoding.fused_selection import FusedSelection
-from selfspec.decoding.guess import Continuation
+from selfspec.decoding.draft import Draft, Proposal
 from selfspec.decoding.probe import Probe
-from selfspec.decoding.proposal import Proposal
 from selfspec.sampling.acceptance import Acceptance
 from selfspec.types import PhaseSeconds
 
@@ -111,6 +108,19 @@ class Feedback:
         return len(self.acceptance.rows) - 1
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """How a drafter that finds tokens expects the text to go on.
+
+    Attributes:
+        token_ids: the expected tokens, in order; empty where it expects nothing.
+        match_length: how many of the last tokens it found them by.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    match_length: int = 0
+
+
 class Drafter(ABC):
     """A method at work on one request."""
 
@@ -125,14 +135,6 @@ class Drafter(ABC):
         Asked for after ``plan`` in every round, so that states are kept only in rounds that are learned from.
         """
         return ()
-
-    @property
-    def fused_selection(self) -> FusedSelection[Any] | None:
-        """A selection whose rows go through the sublayers with the next verification; ``learn`` finds its outcome.
-
-        Asked for after ``plan`` in every round. Its rows and those of the draft need slots: ``Needs.probe_rows``.
-        """
-        return None
 
     def learn(self, feedback: Feedback) -> None:  # noqa: B027 - learning is optional
         """Learns from a finished round that it planned, whose rows are committed already."""

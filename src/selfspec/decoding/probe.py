@@ -1,18 +1,39 @@
 """What a method may run between rounds: candidates over the recent tokens, independent branches of one sublayer."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch.nn import functional
 
-from selfspec.decoding.context import Context
+from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import Forward, SequenceState
 from selfspec.model.kept import KeptSet
 from selfspec.model.masks import branches
 from selfspec.model.transfer import send
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
-from selfspec.sampling.rules import Greedy
+from selfspec.sampling.rules import Greedy, Rule
+
+
+class Text(Protocol):
+    """What a probe reads of a request, which is a ``Sequence``."""
+
+    target: Target
+    rule: Rule
+    state: SequenceState
+    length: int
+    max_length: int
+
+    @property
+    def cache(self) -> KeyValueCache:
+        """Keys and values of all tokens but the pending one."""
+        ...
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """Prompt and output so far, long ``[length]``."""
+        ...
 
 
 class Probe:
@@ -26,7 +47,7 @@ class Probe:
         context: of the request.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Text) -> None:
         self.target: Target = context.target
         self._context = context
 
@@ -121,7 +142,7 @@ class Branches:
 
     def __init__(
         self,
-        context: Context,
+        context: Text,
         prefix: int,
         rows: int,
         most_rows: int | None = None,
@@ -145,16 +166,11 @@ class Branches:
         Returns:
             ``[count, rows, hidden]``, the residual stream after it.
         """
-        start = self.sequence.cache.length
-        return torch.cat([self.run_at(sublayer, part, start) for part in self.split(states)])
+        each = (states,) if self._at_once is None else torch.split(states, self._at_once)
+        return torch.cat([self._run(sublayer, some) for some in each])
 
-    def split(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The states ``[count, rows, hidden]`` in parts of as many branches as fit one forward."""
-        return (states,) if self._at_once is None else torch.split(states, self._at_once)
-
-    def run_at(self, sublayer: int, states: torch.Tensor, start: int) -> torch.Tensor:
-        """``run`` of one part, whose keys and values go to the slots from ``start`` on."""
-        forward = self.lay_out(len(states), start)
+    def _run(self, sublayer: int, states: torch.Tensor) -> torch.Tensor:
+        forward = self.lay_out(len(states), self.sequence.cache.length)
         return self._model.run(states.flatten(0, 1), (sublayer,), forward).hidden_states.view_as(states)
 
     def lay_out(self, count: int, start: int) -> Forward:
@@ -187,7 +203,7 @@ class Points(Branches):
 
     def __init__(
         self,
-        context: Context,
+        context: Text,
         places: Sequence[int],
         most_rows: int | None = None,
         precision: AnyPrecision | None = None,

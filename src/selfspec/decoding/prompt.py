@@ -5,14 +5,16 @@ from dataclasses import dataclass
 
 import torch
 
-from selfspec.decoding.draft import empty_proposal
+from selfspec.decoding.draft import Proposal
 from selfspec.decoding.events import Event, Failed, Finished, Prefilled
-from selfspec.decoding.judging import judge, not_finite
 from selfspec.decoding.sequence import Sequence
+from selfspec.decoding.verification import judge, not_finite
 from selfspec.model.forward import Forward
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
+from selfspec.runtimes.verifying import VerifiedRows
 from selfspec.sampling.logprobs import token_logprobs
+from selfspec.sampling.tree import EMPTY_TREE
 from selfspec.types import TokenLogprobs
 
 MOST_LOGITS_BYTES = 2**26
@@ -28,8 +30,8 @@ class Chunk:
     end: int
 
     def __post_init__(self) -> None:
-        assert self.start == self.sequence.context.cache.length
-        assert self.start < self.end <= self.sequence.context.prompt_length
+        assert self.start == self.sequence.cache.length
+        assert self.start < self.end <= self.sequence.prompt_length
 
     @property
     def rows(self) -> int:
@@ -39,7 +41,7 @@ class Chunk:
     @property
     def ends_prompt(self) -> bool:
         """Whether the prompt is read with it."""
-        return self.end == self.sequence.context.prompt_length
+        return self.end == self.sequence.prompt_length
 
 
 def read_chunks(target: Target, chunks: Many[Chunk]) -> list[Event]:
@@ -65,33 +67,33 @@ def _run(target: Target, chunks: Many[Chunk]) -> torch.Tensor:
     """The residual stream after the last sublayer, ``[rows, hidden]``, of all chunks one after the other."""
     copies = _kept_states(chunks[0])
     assert len(chunks) == 1 or not any(chunk.sequence.prompt_states for chunk in chunks)
-    forward = Forward.join([target.lay_out(chunk.sequence.context.state, chunk.rows) for chunk in chunks])
-    tokens = torch.cat([chunk.sequence.context.token_ids[chunk.start : chunk.end] for chunk in chunks])
+    forward = Forward.join([target.lay_out(chunk.sequence.state, chunk.rows) for chunk in chunks])
+    tokens = torch.cat([chunk.sequence.token_ids[chunk.start : chunk.end] for chunk in chunks])
     return target.run(target.embed(tokens), range(target.sublayer_count), forward, copies=copies).hidden_states
 
 
 def _kept_states(chunk: Chunk) -> dict[int, torch.Tensor]:
     """Where the states of the chunk's last rows go that the method asked for, by sublayer."""
     kept = chunk.sequence.prompt_states
-    first = chunk.sequence.context.prompt_length - min((len(states) for states in kept.values()), default=0)
+    first = chunk.sequence.prompt_length - min((len(states) for states in kept.values()), default=0)
     rows = slice(max(0, chunk.start - first), max(0, chunk.end - first))
     return {index: states[rows] for index, states in kept.items()}
 
 
 def _conclude(target: Target, chunk: Chunk, states: torch.Tensor, logits: Logits | None) -> list[Event]:
     """Keeps the rows of a chunk; chooses the first token from the logits of the last one, if the prompt is read."""
-    sequence, context = chunk.sequence, chunk.sequence.context
-    context.cache.commit(range(chunk.rows))
+    sequence = chunk.sequence
+    sequence.cache.commit(range(chunk.rows))
     if (alternatives := sequence.request.prompt_logprobs) is not None:
         scored = sequence.request.prompt_ids[chunk.start + 1 : chunk.end + 1]
         sequence.output.prompt_logprobs += _score_prompt(target, states[: len(scored)], scored, alternatives)
     if logits is None:
         return []
-    judgement = judge([context], [empty_proposal(context)], [logits])[0]
-    if judgement is None:
-        return [Failed(sequence.request, not_finite(context))]
+    (verified,) = judge([sequence], [Proposal(sequence.no_tokens, EMPTY_TREE)], [VerifiedRows(logits, {})])
+    if verified is None:
+        return [Failed(sequence.request, not_finite(sequence))]
     if sequence.request.max_new_tokens:
-        sequence.commit(judgement.acceptance, logits, "prefill")
+        sequence.commit(verified.acceptance, logits, "prefill")
     else:
         sequence.output.end_without_tokens()
     return [Prefilled(sequence), Finished(sequence)] if sequence.finished else [Prefilled(sequence)]

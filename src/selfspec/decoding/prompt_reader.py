@@ -70,7 +70,7 @@ class PromptReader:
             if chunks and (rows >= min(most, MOST_ROWS) or not self._may_join(sequence)):
                 continue
             self._memory.fill(sequence)
-            start, length = sequence.context.cache.length, sequence.context.prompt_length
+            start, length = sequence.cache.length, sequence.prompt_length
             chunk = Chunk(sequence, start, self._chunks.end(start, length, most))
             if chunks and not self._fits(chunk, chunks, min(most, MOST_ROWS) - rows):
                 continue

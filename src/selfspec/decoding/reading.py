@@ -5,7 +5,6 @@ from collections.abc import Sequence as Many
 import torch
 from transformers import LogitsProcessorList
 
-from selfspec.decoding.context import Context
 from selfspec.decoding.draft import Draft, NoDraft
 from selfspec.decoding.drafter import Drafter, FixedDrafter, Needs, Prefill
 from selfspec.decoding.events import Failed
@@ -27,7 +26,7 @@ def read_text(
     max_new_tokens: int = 2,
     rule: Rule | None = None,
     chunk: int = 1024,
-) -> tuple[Context, Prefill]:
+) -> tuple[Sequence, Prefill]:
     """Runs a text through the model, as a request with this prompt begins.
 
     Args:
@@ -39,7 +38,7 @@ def read_text(
         chunk: most tokens to run at once.
 
     Returns:
-        The context, whose pending token is the one that the target chose, and what a method is given to begin with.
+        The sequence, whose pending token is the one that the target chose, and what a method is given to begin with.
 
     Raises:
         ContextLengthError: the text crosses the model's rope switch.
@@ -57,11 +56,11 @@ def read_text(
         ),
     )
     while sequence.unread:
-        start = sequence.context.cache.length
+        start = sequence.cache.length
         for event in read_chunks(target, [Chunk(sequence, start, min(len(token_ids), start + chunk))]):
             if isinstance(event, Failed):
                 raise event.error
-    return sequence.context, sequence.prefill
+    return sequence, sequence.prefill
 
 
 class _Reader:

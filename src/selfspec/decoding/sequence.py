@@ -1,33 +1,50 @@
 """A request at work: the one owner of its tokens, cache, sampling rule, output and drafter."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from functools import partial
 
 import torch
 
-from selfspec.decoding.context import Context
+from selfspec.decoding.draft import Proposal
 from selfspec.decoding.drafter import Drafter, Prefill
+from selfspec.decoding.paths import choosing_path
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.request import Request
 from selfspec.model import transfer
+from selfspec.model.cache import KeyValueCache
+from selfspec.model.forward import Drawing
 from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.path import Path
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance
 from selfspec.sampling.logprobs import token_logprobs
+from selfspec.sampling.rules import Coupled
 from selfspec.types import TokenLogprobs, TokenOrigin
 
 
 class Sequence:
     """A request from its admission to its end: first its prompt is read, then its output is written.
 
+    The last token is *pending*: it is chosen, but its keys and values are not computed yet, so the cache holds one slot
+    less than there are tokens.
+
     Args:
         target: the model.
         request: the request.
 
     Attributes:
+        target: the model.
         request: the request.
-        context: its tokens, cache, sampling rule and logits processors.
+        rule: how tokens are chosen and accepted.
+        processor: the logits processors.
         output: its output so far.
+        prompt_length: tokens of the prompt.
+        length: tokens of prompt and output so far.
+        max_length: tokens of prompt and longest output.
+        sibling_limit: most draft tokens beside the longest path of a tree.
+        state: its cache as the target takes it.
+        no_tokens: long ``[0]``, the tokens of an empty draft.
         bytes: that it holds.
         version: of the target that computes it.
         cached_tokens: tokens of the prompt that were found in a prefix cache.
@@ -40,32 +57,72 @@ class Sequence:
     """
 
     def __init__(self, target: Target, request: Request) -> None:
-        needs = request.method.needs
-        self.request = request
-        self.output = request.output
+        needs, prompt_ids = request.method.needs, request.prompt_ids
+        self.target, self.request, self.output = target, request, request.output
+        self.rule, self.processor = request.rule, request.processor
         self.bytes = request.bytes(target)
         self.cached_tokens, self.last_read = 0, -1
-        self.context = Context(
-            target,
-            request.prompt_ids,
-            max_new_tokens=request.max_new_tokens,
-            rule=request.rule,
-            processor=request.processor,
-            sibling_rows=needs.sibling_rows,
-            probe_rows=needs.probe_rows,
+        self.prompt_length = self.length = len(prompt_ids)
+        self.max_length = self.length + request.max_new_tokens
+        self.sibling_limit = needs.sibling_rows
+        self._ids = torch.empty(self.max_length, dtype=torch.long, device=target.device)
+        self._ids[: self.length] = transfer.send(prompt_ids, target.device)
+        self.no_tokens = self._ids[:0]
+        self.state = target.new_sequence(
+            self.prompt_length,
+            capacity=self.max_length + max(needs.sibling_rows, needs.probe_rows),
+            last_length=max(self.prompt_length, self.max_length - 1),
         )
         self.version = target.version
         # Allocated before the temporary tensors of the prefill, between which it would leave gaps in memory.
-        rows = min(needs.prompt_rows, self.context.prompt_length)
+        rows = min(needs.prompt_rows, self.prompt_length)
         kept = sorted(needs.prompt_states) if needs.prompt_rows else []
         states = torch.empty((len(kept), rows, target.hidden_size), dtype=target.dtype, device=target.device)
         self.prompt_states: dict[int, torch.Tensor] = dict(zip(kept, states, strict=True))
         self._drafter: Drafter | None = None
 
     @property
+    def cache(self) -> KeyValueCache:
+        """Keys and values of all tokens but the pending one."""
+        return self.state.cache
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """Prompt and output so far, long ``[length]``."""
+        return self._ids[: self.length]
+
+    @property
+    def pending(self) -> torch.Tensor:
+        """The last token, long ``[1]``."""
+        return self._ids[self.length - 1 : self.length]
+
+    @property
+    def draft_limit(self) -> int:
+        """How many draft tokens can still be committed beside the target's own token."""
+        return self.max_length - self.length - 1
+
+    @property
+    def choosing(self) -> Path:
+        """Whether kernels choose its tokens."""
+        return choosing_path(self.rule, self.processor)
+
+    @property
+    def drawing(self) -> Drawing | None:
+        """How tokens are drawn by noise from logits divided by a temperature, if that is all that chooses them."""
+        rule, temperature = self.rule, self.processor.temperature
+        if self.choosing.native and temperature and isinstance(rule, Coupled):
+            return Drawing(rule.key, temperature)
+        return None
+
+    @property
+    def takes_best(self) -> bool:
+        """Whether the next token is the one of the largest logit."""
+        return self.choosing.native and self.drawing is None
+
+    @property
     def unread(self) -> int:
         """Tokens of the prompt whose keys and values are not computed yet."""
-        return max(0, self.context.prompt_length - self.context.cache.length)
+        return max(0, self.prompt_length - self.cache.length)
 
     @property
     def reusable(self) -> int:
@@ -76,19 +133,12 @@ class Sequence:
         if self.request.needs_whole_prompt:
             return 0
         needed = max((len(states) for states in self.prompt_states.values()), default=0)
-        return self.context.prompt_length - max(1, needed)
+        return self.prompt_length - max(1, needed)
 
     @property
     def finished(self) -> bool:
         """Whether the output has ended."""
         return self.output.finish_reason is not None
-
-    @property
-    def tokens_suffice(self) -> bool:
-        """Whether its coming round needs no more than tokens: no logits, no states, nothing that runs beside."""
-        drafter = self.drafter
-        asks = drafter.watched or drafter.fused_selection is not None or self.request.logprobs is not None
-        return self.output.ends_by_ids and not asks
 
     @property
     def drafter(self) -> Drafter:
@@ -102,7 +152,29 @@ class Sequence:
     def prefill(self) -> Prefill:
         """What a drafter is given to begin with, once the prompt is read."""
         ids = tuple(self.request.prompt_ids)
-        return Prefill(ids, self.output.token_ids[0], Probe(self.context), self.prompt_states)
+        return Prefill(ids, self.output.token_ids[0], Probe(self), self.prompt_states)
+
+    def write_draft(self, step: int, token_id: torch.Tensor) -> None:
+        """Writes a drafted token, long ``[1]``, after ``step`` others, where ``drafted_context`` reads it."""
+        self._ids[self.length + step : self.length + step + 1] = token_id
+
+    def drafted_context(self, step: int) -> torch.Tensor:
+        """Prompt, output and the first ``step`` drafted tokens, long ``[1, length + step]``."""
+        return self._ids[None, : self.length + step]
+
+    def row_contexts(self, proposal: Proposal) -> Callable[[int], torch.Tensor]:
+        """For each verification row the tokens up to it, long ``[1, length + depth]``, made when asked for."""
+        if proposal.tree.is_chain:
+            self._ids[self.length : self.length + len(proposal.tree)] = proposal.token_ids
+            return self.drafted_context
+
+        def context(row: int) -> torch.Tensor:
+            """The tokens up to a row of the tree, along its path."""
+            nodes = [ancestor - 1 for ancestor in proposal.tree.path(row)[1:]]
+            path = proposal.token_ids[transfer.send(nodes, proposal.token_ids.device)]
+            return torch.cat([self.token_ids, path])[None]
+
+        return context
 
     def commit(
         self,
@@ -114,7 +186,7 @@ class Sequence:
         """Keeps what was accepted: hands its tokens to the output until that ends, and commits their rows.
 
         Args:
-            acceptance: of the verification, or of the prefill.
+            acceptance: of the verification, or of the prefill, whose rows are committed already.
             logits: of its rows, the target's own; ``None`` where none are reported.
             last: who chose the last of its tokens.
             others: who chose the others.
@@ -122,16 +194,15 @@ class Sequence:
         Returns:
             The tokens that the output took.
         """
-        context, token_ids = self.context, acceptance.token_ids
-        context.write(token_ids)
-        reported, taken = self._logprobs(acceptance, logits), 0
-        for token_id, logprobs in zip(token_ids, reported, strict=True):
+        token_ids, taken = acceptance.token_ids, 0
+        transfer.write(self._ids, self.length, token_ids)
+        for token_id, logprobs in zip(token_ids, self._logprobs(acceptance, logits), strict=True):
             taken += 1
             origin = others if taken < len(token_ids) else last
-            tokens_so_far = partial(context.drafted_context, taken)
-            if self.output.append(token_id, origin, tokens_so_far, logprobs):
+            if self.output.append(token_id, origin, partial(self.drafted_context, taken), logprobs):
                 break
-        context.commit(acceptance.rows[:taken] if last == "target" else (), taken)
+        self.cache.commit(acceptance.rows[:taken] if last == "target" else ())
+        self.length += taken
         return token_ids[:taken]
 
     def _logprobs(self, acceptance: Acceptance, logits: Logits | None) -> Many[TokenLogprobs | None]:

@@ -6,17 +6,14 @@ from dataclasses import fields, replace
 
 import torch
 
-from selfspec.decoding.draft import Draft
+from selfspec.decoding.draft import Draft, LayerDraft
 from selfspec.decoding.drafter import Drafter, DraftingMethod, Feedback
+from selfspec.decoding.drafting import propose, run_plain
 from selfspec.decoding.events import Advanced, Event, Failed, Finished
-from selfspec.decoding.judging import not_finite
-from selfspec.decoding.outcome import Outcome, verify_drafts
 from selfspec.decoding.phases import clocked, phase
-from selfspec.decoding.plain_run import find_run
 from selfspec.decoding.prompt import Chunk, read_chunks
-from selfspec.decoding.proposal import Proposal
-from selfspec.decoding.run_drafts import run_drafts
 from selfspec.decoding.sequence import Sequence
+from selfspec.decoding.verification import Verified, not_finite, verify
 from selfspec.runtimes.target import Target
 from selfspec.types import PhaseSeconds, Round
 
@@ -83,10 +80,12 @@ def play_round(target: Target, sequences: Many[Sequence], *, alone: bool = True)
     """
     with clocked() as clock:
         drafts = plan(sequences)
-        run = find_run(target, sequences, drafts) if alone else None
-        outcomes = _draft_and_verify(target, sequences, drafts) if run is None else run.play(target)
+        watched = [sequence.drafter.watched for sequence in sequences]
+        run = run_plain(target, sequences, drafts, watched) if alone else None
+        proposals = propose(target, sequences, drafts, watched) if run is None else run
+        verified = verify(target, sequences, proposals, watched)
         seconds = _share(clock.seconds, len(sequences))
-        concluded = [_conclude(*each, seconds) for each in zip(sequences, drafts, outcomes, strict=True)]
+        concluded = [_conclude(*each, seconds) for each in zip(sequences, drafts, verified, strict=True)]
     seconds = _share(clock.seconds, len(sequences))
     events: list[Event] = []
     for sequence, conclusion in zip(sequences, concluded, strict=True):
@@ -98,23 +97,18 @@ def play_round(target: Target, sequences: Many[Sequence], *, alone: bool = True)
     return events
 
 
-def _draft_and_verify(target: Target, sequences: Many[Sequence], drafts: Many[Draft]) -> list[Outcome | None]:
-    return verify_drafts(target, sequences, draft(target, sequences, drafts))
-
-
 def _conclude(
-    sequence: Sequence, planned: Draft, outcome: Outcome | None, seconds: PhaseSeconds
-) -> tuple[Feedback, tuple[int, ...]] | Failed:
-    """Commits what was accepted, and lets the drafter learn; returns what it was told, and the committed tokens."""
-    if outcome is None:
-        return Failed(sequence.request, not_finite(sequence.context))
-    feedback = Feedback(planned, outcome.proposal, outcome.acceptance, outcome.scores, outcome.hidden_states, seconds)
+    sequence: Sequence, planned: Draft, verified: Verified | None, seconds: PhaseSeconds
+) -> tuple[Draft, Verified, tuple[int, ...]] | Failed:
+    """Commits what was accepted, and lets the drafter learn; returns the round and the committed tokens."""
+    if verified is None:
+        return Failed(sequence.request, not_finite(sequence))
     try:
-        committed = commit(sequence, outcome)
-        learn(sequence, feedback)
+        committed = commit(sequence, verified)
+        learn(sequence, planned, verified, seconds)
     except Exception as error:  # of a stopping criterion, or of the drafter
         return Failed.by(sequence.request, error)
-    return feedback, committed
+    return planned, verified, committed
 
 
 @phase("select")
@@ -129,40 +123,36 @@ def plan(sequences: Many[Sequence]) -> list[Draft]:
     return [drafts[index] for index in range(len(sequences))]
 
 
-@phase("draft")
-def draft(target: Target, sequences: Many[Sequence], drafts: Many[Draft]) -> list[Proposal]:
-    """The tokens to verify, drafted side by side."""
-    pairs = zip(sequences, drafts, strict=True)
-    return run_drafts(target, [planned.propose(each.context, each.drafter.watched) for each, planned in pairs])
-
-
 @phase("other")
-def commit(sequence: Sequence, outcome: Outcome) -> tuple[int, ...]:
+def commit(sequence: Sequence, verified: Verified) -> tuple[int, ...]:
     """Hands the accepted tokens to the output and keeps their rows; returns the tokens that it took."""
-    return sequence.commit(outcome.acceptance, outcome.logits, others="draft" if outcome.proposal.tree else "target")
+    return sequence.commit(verified.acceptance, verified.logits, others="draft" if verified.proposal.tree else "target")
 
 
 @phase("select")
-def learn(sequence: Sequence, feedback: Feedback) -> None:
-    """Tells the drafter what came of the round."""
-    sequence.drafter.learn(feedback)
+def learn(sequence: Sequence, planned: Draft, verified: Verified, seconds: PhaseSeconds) -> None:
+    """Lets the drafter learn from the round."""
+    proposal, acceptance = verified.proposal, verified.acceptance
+    sequence.drafter.learn(Feedback(planned, proposal, acceptance, verified.scores, verified.hidden_states, seconds))
 
 
-def _records(feedback: Feedback, committed: tuple[int, ...], seconds: PhaseSeconds) -> list[Round]:
+def _records(planned: Draft, verified: Verified, committed: tuple[int, ...], seconds: PhaseSeconds) -> list[Round]:
     """The round, or each step of a run of plain ones."""
-    proposal = feedback.proposal
+    proposal, layers = verified.proposal, planned if isinstance(planned, LayerDraft) else None
     whole = Round(
         drafted=proposal.drafted,
         candidates=len(proposal.tree),
-        accepted=min(feedback.accepted, len(committed)) if proposal.tree else 0,
+        accepted=min(len(verified.acceptance.rows) - 1, len(committed)) if proposal.tree else 0,
         token_ids=committed,
-        kept=proposal.kept,
+        kept=None if layers is None else layers.kept,
         threshold=proposal.threshold,
-        precision=proposal.precision,
+        precision=None if layers is None else layers.precision,
         seconds=seconds,
         guessed=proposal.guessed,
-        drafted_by=proposal.drafted_by,
-        forecast=proposal.forecast,
+        drafted_by=planned.name,
+        forecast=planned.forecast,
+        drafting=proposal.path,
+        verification=verified.path,
     )
     if proposal.tree or len(committed) == 1:
         return [whole]

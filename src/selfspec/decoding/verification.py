@@ -1,151 +1,206 @@
-"""The target's one forward over the drafts of all sequences, from where their states stop being the target's own."""
+"""Verification: the target's logits of all drafts, and from them the accepted tokens, with one wait for the device."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
 
 import torch
 
-from selfspec.decoding.context import Context
-from selfspec.decoding.fused_selection import FusedRun, FusedSelection
-from selfspec.decoding.proposal import Proposal
-from selfspec.model.forward import Forward
-from selfspec.runtimes.chain import ChainRows
+from selfspec.decoding.draft import Proposal
+from selfspec.decoding.paths import verification_path
+from selfspec.decoding.phases import phase
+from selfspec.decoding.sequence import Sequence
+from selfspec.errors import NonFiniteLogitsError
+from selfspec.model import transfer
+from selfspec.runtimes import verifying
+from selfspec.runtimes.chain import VerifyRequest
+from selfspec.runtimes.drafting import chain_path
 from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.path import NATIVE, Path
 from selfspec.runtimes.target import Target
+from selfspec.runtimes.verifying import VerifiedRows
+from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching
+from selfspec.sampling.rules import accept_choices
+from selfspec.sampling.tree import EMPTY_TREE
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What the verification of a draft gave.
+    """A verified draft.
 
     Attributes:
-        logits: of its rows.
-        captured: by sublayer the watched states, ``[n + 1, hidden]``.
+        proposal: the draft.
+        acceptance: the accepted rows and the tokens they give.
+        scores: gives float32 ``[n + 1, vocab]``, the target's processed scores of every row.
+        logits: the target's own, of every row; ``None`` after a run of plain steps, which keeps none.
+        hidden_states: by sublayer the states that the drafter watches, ``[n + 1, hidden]``.
+        path: where it was verified.
     """
 
-    logits: Logits
-    captured: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    proposal: Proposal
+    acceptance: Acceptance
+    scores: Callable[[], torch.Tensor]
+    logits: Logits | None
+    hidden_states: Mapping[int, torch.Tensor]
+    path: Path
 
 
-def verify_chains(target: Target, contexts: Sequence[Context], proposals: Sequence[Proposal]) -> list[Verified] | None:
-    """Runs the full model as ``verify`` does, where all drafts are chains without shared states and all runs natively.
-
-    Args:
-        target: the model.
-        contexts: of each sequence.
-        proposals: of each sequence, the draft.
-
-    Returns:
-        For each sequence the logits of its rows; ``None`` if ``verify`` has to be called.
-    """
-    counts = [1 + len(proposal.tree) for proposal in proposals]
-    chains = all(proposal.tree.is_chain and not proposal.shared_states for proposal in proposals)
-    if not chains or not target.takes_chains(max(counts)):
-        return None
-    rows = [
-        ChainRows(context.state, (context.pending_id, *proposal.host_ids), context.drawing)
-        for context, proposal in zip(contexts, proposals, strict=True)
-    ]
-    return [Verified(logits) for logits in target.verify_chains(rows).split(counts)]
-
-
+@phase("verify")
 def verify(
-    target: Target,
-    contexts: Sequence[Context],
-    proposals: Sequence[Proposal],
-    watched: Sequence[Collection[int]],
-    selections: Iterable[FusedSelection[Any]] = (),
-) -> list[Verified]:
-    """Runs the full model over the pending tokens and the drafts.
+    target: Target, sequences: Many[Sequence], proposals: Many[Proposal], watched: Many[Collection[int]]
+) -> list[Verified | None]:
+    """Verifies the drafts of all sequences in one forward.
 
-    Row 0 of a sequence is its pending token, row ``i + 1`` node ``i`` of its draft's tree. Rows whose states the draft
-    has computed already enter at sublayer ``s``, the shared prefix; the others run the sublayers before it.
+    A drafted row that is not a number spoils the rows before it too, through attention weights of 0 times NaN, so a
+    sequence whose logits are not numbers is verified once more without its draft.
 
     Args:
         target: the model.
-        contexts: of each sequence; the rows' keys and values go to the slots after the committed ones.
-        proposals: of each sequence, the draft.
-        watched: of each sequence, sublayers whose hidden states to return.
-        selections: of some of these sequences, whose rows go along.
+        sequences: whose drafts they are.
+        proposals: one of each sequence.
+        watched: of each, sublayers whose states to return.
 
     Returns:
-        For each sequence the logits of its rows and the watched states.
+        For each sequence what came of it; ``None`` where the target's own logits are not all numbers.
     """
-    run = FusedRun(target, selections)
-    parts = [_Part(target, *each) for each in zip(contexts, proposals, watched, strict=True)]
-    last, logits = target.sublayer_count, None
-    borders = sorted({0, last, *(part.shared_prefix for part in parts)})
-    for first, end in pairwise(borders):
-        for part in parts:
-            part.enter(first)
-        capture = {index for part in parts for index in part.wanted(first, end)}
-        forward = parts[0].forward if len(parts) == 1 else Forward.join([part.forward for part in parts])
-        states = parts[0].states if len(parts) == 1 else torch.cat([part.states for part in parts])
-        # A draft with all sublayers has computed its rows to the end, which are added there.
-        scored = end == last and all(part.shared_prefix < last for part in parts)
-        output = run(states, range(first, end), forward, capture, logits=scored)
-        logits = output.logits
-        if len(parts) == 1:
-            parts[0].take(output.hidden_states, output.captured)
-            continue
-        counts = [len(part.states) for part in parts]
-        captured = {index: torch.split(rows, counts) for index, rows in output.captured.items()}
-        for place, (part, states) in enumerate(zip(parts, torch.split(output.hidden_states, counts), strict=True)):
-            part.take(states, {index: captured[index][place] for index in part.wanted(first, end)})
-    for part in parts:
-        part.enter(last)
-    counts = [len(part.states) for part in parts]
-    if logits is None:
-        logits = Logits(target.logits(torch.cat([part.states for part in parts]), max(counts)))
-    each = zip(parts, logits.split(counts), strict=True)
-    return [Verified(own, part.captured) for part, own in each]
+    if proposals[0].run is not None:  # of all sequences or of none
+        return [_of_run(proposal) for proposal in proposals]
+    native = target.native
+    model = chain_path(target, target, range(target.sublayer_count))
+    path = verification_path(proposals, watched, 0 if native is None else native.most_rows, model)
+    verified = _verify(target, sequences, proposals, watched, path)
+    if spoiled := [index for index, each in enumerate(verified) if each is None]:
+        empty = [replace(_without_tokens(proposals[i]), token_ids=sequences[i].no_tokens) for i in spoiled]
+        again = _verify(target, [sequences[i] for i in spoiled], empty, [watched[i] for i in spoiled], path)
+        for index, each in zip(spoiled, again, strict=True):
+            verified[index] = each
+    return verified
 
 
-class _Part:
-    """The rows of one sequence on their way through the sublayers."""
+def _verify(
+    target: Target,
+    sequences: Many[Sequence],
+    proposals: Many[Proposal],
+    watched: Many[Collection[int]],
+    path: Path,
+) -> list[Verified | None]:
+    requests = [_request(*each) for each in zip(sequences, proposals, watched, strict=True)]
+    return judge(sequences, proposals, verifying.verify(target, requests, native=path.native), path)
 
-    def __init__(self, target: Target, context: Context, proposal: Proposal, watched: Collection[int]) -> None:
-        tree, length = proposal.tree, context.cache.length
-        token_ids = torch.cat([context.pending, proposal.token_ids]) if len(tree) else context.pending
-        visible = None if tree.is_chain else tree.visibility(target.device)
-        depths = None if tree.is_chain else tree.depths
-        self._whole = target.lay_out(
-            context.state, len(token_ids), depths=depths, visible=visible, drawing=context.drawing
-        )
-        self._shared = proposal.shared_states
-        self._watched = frozenset(watched)
-        self.shared_prefix = proposal.shared_prefix if self._shared else 0
-        self.captured: dict[int, torch.Tensor] = {}
-        if not self._shared:
-            self.forward, self.states = self._whole, target.embed(token_ids)
-            return
-        known = len(self._shared[self.shared_prefix])
-        self.states = target.embed(token_ids[known:])
-        self.forward = target.lay_out(
-            context.state,
-            len(token_ids) - known,
-            start=length + known,
-            prefix=None if visible is None else length,
-            depths=None if depths is None else depths[known:],
-            visible=None if visible is None else visible[known:],
-        )
 
-    def wanted(self, first: int, end: int) -> set[int]:
-        """Sublayers of ``first`` to ``end`` whose states to capture; the first was the last of the range before."""
-        wanted = self._watched | (self._shared.keys() if first < self.shared_prefix else frozenset())
-        return {index for index in wanted if first < index <= end or index == first == 0}
+def _request(sequence: Sequence, proposal: Proposal, watched: Collection[int]) -> VerifyRequest:
+    """Row 0 is the pending token, row ``i + 1`` node ``i`` of the draft's tree."""
+    tree, pending = proposal.tree, sequence.pending
+    return VerifyRequest(
+        sequence.state,
+        torch.cat([pending, proposal.token_ids]) if len(tree) else pending,
+        drawing=sequence.drawing,
+        depths=None if tree.is_chain else tree.depths,
+        visible=None if tree.is_chain else tree.visibility(pending.device),
+        capture=watched,
+        shared_prefix=proposal.shared_prefix,
+        shared_states=proposal.shared_states,
+    )
 
-    def take(self, states: torch.Tensor, captured: dict[int, torch.Tensor]) -> None:
-        """Takes what a range of sublayers gave."""
-        self.states = states
-        self.captured.update(captured)
 
-    def enter(self, sublayer: int) -> None:
-        """Adds the rows that the draft has computed, where this sublayer is the end of the shared prefix."""
-        if not self._shared or sublayer != self.shared_prefix:
-            return
-        states = {index: torch.cat([rows, self.captured[index]]) for index, rows in self._shared.items()}
-        self.forward, self.states = self._whole, states[sublayer]
-        self.captured = {index: states[index] for index in self._watched & states.keys()}
+def _of_run(proposal: Proposal) -> Verified | None:
+    """A run of plain steps; ``None`` where the logits of the first are not all numbers."""
+    if not proposal.run:
+        return None
+    acceptance = Acceptance(tuple(range(len(proposal.run))), proposal.run)
+    return Verified(proposal, acceptance, _no_scores, None, {}, NATIVE)
+
+
+def _no_scores() -> torch.Tensor:
+    raise AssertionError("a run keeps no logits; plan single steps")
+
+
+def _without_tokens(proposal: Proposal) -> Proposal:
+    return replace(proposal, tree=EMPTY_TREE, scores=None, confidences=(), shared_prefix=0, shared_states={}, guessed=0)
+
+
+@phase("other")
+def judge(
+    sequences: Many[Sequence], proposals: Many[Proposal], rows: Many[VerifiedRows], path: Path = NATIVE
+) -> list[Verified | None]:
+    """Which drafted tokens stand, and the token after them.
+
+    Whether logits are numbers is read together with the acceptance, which is meaningless where they are not.
+
+    Args:
+        sequences: the sequences.
+        proposals: of each, the draft.
+        rows: of each, what the target computed of ``n + 1`` rows.
+        path: where it did.
+
+    Returns:
+        For each sequence what came of it; ``None`` where a logit is NaN or infinite.
+    """
+    each = list(zip(sequences, proposals, (own.logits for own in rows), strict=True))
+    scores = [_Scores(*one) for one in each]
+    verdicts = [_verdict(*one, processed) for one, processed in zip(each, scores, strict=True)]
+    acceptances = _read(verdicts, [own.logits for own in rows])
+    return [
+        None if acceptance is None else Verified(proposal, acceptance, processed, own.logits, own.captured, path)
+        for proposal, acceptance, processed, own in zip(proposals, acceptances, scores, rows, strict=True)
+    ]
+
+
+class _Scores:
+    """The processed scores of a sequence's rows, computed at the first call."""
+
+    def __init__(self, sequence: Sequence, proposal: Proposal, logits: Logits) -> None:
+        self._processor, self._logits = sequence.processor, logits
+        # Rows are counted from the end of the context, which a later call would find further on.
+        self._row_contexts = _unread if sequence.processor.keeps_scores else sequence.row_contexts(proposal)
+        self._computed: torch.Tensor | None = None
+
+    def __call__(self) -> torch.Tensor:
+        """Float32 ``[n + 1, vocab]``."""
+        if self._computed is None:
+            try:
+                self._computed = self._processor(self._logits.values, self._row_contexts)
+            except Exception:
+                if all(transfer.read(self._logits.finite)[0]):
+                    raise
+                return self._logits.values.float()  # a processor need not accept NaN; these scores are not used
+        return self._computed
+
+
+def _unread(row: int) -> torch.Tensor:
+    raise AssertionError("no processor reads the tokens before a row")
+
+
+def _verdict(sequence: Sequence, proposal: Proposal, logits: Logits, scores: Callable[[], torch.Tensor]) -> Verdict:
+    tree = proposal.tree
+    if sequence.takes_best or (logits.drawn and sequence.drawing is not None):
+        if (chosen := logits.chosen) is None:
+            return accept_choices(tree, proposal.token_ids, logits.best)
+        drafted: list[int] = proposal.token_ids.tolist()
+        return Verdict((), lambda: accept_matching(tree, drafted, chosen.token_ids))
+    positions = [sequence.length + depth for depth in tree.depths]
+    parent_rows = [parent + 1 for parent in tree.parents]
+    return sequence.rule.accept(tree, proposal.token_ids, proposal.scores, parent_rows, scores(), positions)
+
+
+@phase("verify")  # the wait is for the device, which has been verifying
+def _read(verdicts: Many[Verdict], logits: Many[Logits]) -> list[Acceptance | None]:
+    """The acceptances; ``None`` where a logit is not a number. Waits once, for what the host does not know yet."""
+    unknown = [rows.finite for rows in logits if rows.chosen is None]
+    numbers = [number for verdict in verdicts for number in verdict.numbers]
+    values = transfer.read(*unknown, *numbers) if unknown or numbers else []
+    finite, read = iter(values[: len(unknown)]), iter(values[len(unknown) :])
+    acceptances = []
+    for verdict, rows in zip(verdicts, logits, strict=True):
+        own = [next(read) for _ in verdict.numbers]
+        holds = all(next(finite) if rows.chosen is None else rows.chosen.finite)
+        acceptances.append(verdict.interpret(*own) if holds else None)
+    return acceptances
+
+
+def not_finite(sequence: Sequence) -> NonFiniteLogitsError:
+    """The error of a target whose own logits are not all numbers."""
+    return NonFiniteLogitsError(
+        f"the model computed NaN or infinite logits for new token {sequence.length - sequence.prompt_length + 1} "
+        f"(position {sequence.length}); try another dtype (bfloat16 or float32) or check the weights"
+    )

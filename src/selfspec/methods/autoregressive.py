@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from selfspec.decoding.draft import NoDraft
+from selfspec.decoding.draft import MOST_STEPS, NoDraft
 from selfspec.decoding.drafter import Drafter, FixedDrafter, Prefill
-from selfspec.decoding.plain_run import MOST_STEPS
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings

@@ -4,9 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from selfspec.decoding.draft import Draft
+from selfspec.decoding.draft import Draft, with_precision
 from selfspec.decoding.drafter import Drafter, Needs, Prefill
-from selfspec.decoding.layer_draft import with_precision
 from selfspec.errors import StateError
 from selfspec.methods.precision_settings import PrecisionSettings
 from selfspec.methods.settings import MethodSettings

@@ -5,9 +5,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, make_dataclass, replace
 from typing import ClassVar
 
-from selfspec.decoding.draft import Draft, NoDraft, PartDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.errors import StateError, UnknownMethodError
 from selfspec.methods.base import Method
 from selfspec.methods.registry import composition
@@ -207,7 +206,7 @@ class CascadeDrafter(Drafter):
             draft = replace(draft, guess=self._guess)
         if isinstance(draft, NoDraft):
             draft = NoDraft()  # the parts before it look again after each step
-        return PartDraft(draft, self._method.methods[level].name)
+        return replace(draft, name=self._method.methods[level].name)
 
     @property
     def watched(self) -> Collection[int]:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from selfspec.decoding.draft import LayerDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError, StateError
 from selfspec.methods.budget import RATIO_HELP, default_skip_ratio

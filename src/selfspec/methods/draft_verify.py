@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from selfspec.decoding.draft import Draft
+from selfspec.decoding.draft import Draft, LayerDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import DraftVerifyThreshold
 from selfspec.errors import StateError
 from selfspec.methods.base import Method

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.probe import Branches
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import StateError

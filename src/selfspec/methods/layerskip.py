@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from selfspec.decoding.draft import Draft
+from selfspec.decoding.draft import Draft, LayerDraft
 from selfspec.decoding.drafter import Drafter, Feedback, FixedDrafter, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.methods.base import Method
 from selfspec.methods.draft_verify import ThresholdDrafter, ThresholdSettings
 from selfspec.methods.precision_settings import PrecisionSettings

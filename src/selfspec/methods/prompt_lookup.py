@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from selfspec.decoding.draft import Draft, NoDraft
-from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.decoding.guess import Continuation
+from selfspec.decoding.drafter import Continuation, Drafter, Feedback, Prefill
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Method
 from selfspec.methods.copying import Match, chain_draft, continuation

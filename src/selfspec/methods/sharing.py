@@ -13,8 +13,7 @@ generates 96 tokens a second with a shared set and 83 with own sets, ``knapspec`
 from collections.abc import Sequence
 from dataclasses import replace
 
-from selfspec.decoding.draft import Draft
-from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding.draft import Draft, LayerDraft
 from selfspec.model.kept import KeptSet
 
 SHARE_HELP = (

@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from selfspec.decoding.draft import Draft
+from selfspec.decoding.draft import Draft, LayerDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.stopping import ConfidenceThreshold, TreeWidths
 from selfspec.methods.budget import default_skip_ratio

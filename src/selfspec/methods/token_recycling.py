@@ -9,8 +9,7 @@ from itertools import pairwise
 import torch
 
 from selfspec.decoding.draft import Draft, NoDraft, TokenDraft
-from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.guess import Continuation
+from selfspec.decoding.drafter import Continuation, Drafter, Feedback, Needs, Prefill
 from selfspec.errors import InvalidSettingError, StateError
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register

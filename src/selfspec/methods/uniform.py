@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from selfspec.decoding.draft import LayerDraft
 from selfspec.decoding.drafter import Drafter, FixedDrafter, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Method

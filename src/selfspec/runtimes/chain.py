@@ -1,108 +1,139 @@
-"""Chains of tokens: what goes into their drafting and their verification, and what comes out.
-
-The forwards that draft a chain follow each other in a single native call; each runs over the tokens that the one before
-it chose. Between them there is nothing but a call back, which says whether the draft goes on.
-"""
+"""Tokens to draft and rows to verify: what a sequence asks of the model, and the form that the C++ code takes."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from ctypes import c_float, c_long, c_void_p
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 import torch
 
-from selfspec.model.forward import Drawing, Forward, SequenceState
+from selfspec.model.forward import Drawing, SequenceState
+from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.structures import ChainSequence, NativeDrawing
 
-Follow: TypeAlias = Callable[[int, float, bool], Sequence[int] | None]
-"""Hears of each drafted token: its id, its confidence, and whether guesses are wanted of the tokens after it.
 
-It returns guesses, at most as many as may still be drafted less one, or ``None`` to end the draft with this token.
-"""
+class DraftedToken(NamedTuple):
+    """A token that was chosen from the logits of a draft's row.
+
+    Attributes:
+        token: long ``[1]``.
+        numbers: what the host has to read of the row, the confidence first; copied asynchronously.
+        last: whether the draft ends with it.
+    """
+
+    token: torch.Tensor
+    numbers: tuple[torch.Tensor, ...] = ()
+    last: bool = False
+
+
+Choose: TypeAlias = Callable[[Logits, int], DraftedToken]
+"""Chooses the token of one row of logits; the number is that of the tokens drafted before it."""
 
 
 @dataclass(frozen=True)
-class ChainRequest:
-    """The part of a sequence in a chain, before it runs.
+class DraftRequest:
+    """Tokens to draft after the text of a sequence, one forward of some sublayers a token.
+
+    The forwards write to the cache slots after the committed ones and commit nothing. Guesses are rows of the forward
+    that drafts the token before them; those that turn out to be drafted save a forward each and change nothing else.
 
     Attributes:
-        forward: one row for each token that it may draft, in the slots after the committed ones, with how it is drawn.
-        token_id: the last token of the text.
-        guesses: of the first tokens, one less than it may draft at most; rows of the first forward.
-        follow: hears of the drafted tokens.
+        state: the sequence.
+        pending: the last token of the text, long ``[1]``.
+        sublayers: ascending indices of those that run.
+        limit: most tokens to draft, 1 or more.
         capture: sublayers ``i`` (0 to ``2L``) whose ``h[i]`` to keep.
+        stop: is given the confidence of each token in order, and says whether the draft ends with it.
+        guess: is given the tokens drafted so far, and guesses those that follow.
+        ends: is given each token in order, and says whether the draft ends with it; only where kernels choose.
+        choose: chooses the token of each row; ``None`` where kernels do, and all forwards are one native call.
+        drawing: how the kernels draw tokens; ``None`` for those of the largest logits.
     """
 
-    forward: Forward
-    token_id: int
-    guesses: Sequence[int]
-    follow: Follow
-    capture: Collection[int] = ()
+    state: SequenceState
+    pending: torch.Tensor
+    sublayers: tuple[int, ...]
+    limit: int
+    capture: frozenset[int] = frozenset()
+    stop: Callable[[float], bool] | None = None
+    guess: Callable[[Sequence[int]], Sequence[int]] | None = None
+    ends: Callable[[int], bool] | None = None
+    choose: Choose | None = None
+    drawing: Drawing | None = None
 
-    @property
-    def limit(self) -> int:
-        """Most tokens to draft, 1 or more."""
-        return self.forward.rows
+    def guesses(self, drafted: Sequence[int]) -> list[int]:
+        """Guesses of the tokens after the one that the coming forward drafts, as many as may still be drafted."""
+        room = self.limit - len(drafted) - 1
+        return [] if self.guess is None or room <= 0 else list(self.guess(drafted))[:room]
 
 
 @dataclass(frozen=True)
-class ChainRows:
-    """The part of a sequence in a forward over the last token of its text and tokens after it.
+class Drafted:
+    """What was drafted for a sequence.
 
     Attributes:
-        sequence: with a slot for each token after the committed ones.
-        token_ids: the last token of the text and those after it.
-        drawing: how the tokens that the rows choose are drawn; ``None`` for those of the largest logits.
+        token_ids: long ``[n]``, 1 or more.
+        numbers: of each token what the host has read; the confidence comes first.
+        captured: by sublayer ``i`` the state ``h[i]`` of the rows that chose the tokens, ``[n, hidden]``.
+        guessed: how many of the tokens were guessed before they were drafted.
+        finite: how many, from the first on, were chosen from logits that are all numbers, as far as that is known.
     """
 
-    sequence: SequenceState
-    token_ids: Sequence[int]
+    token_ids: torch.Tensor
+    numbers: Sequence[Sequence[float]]
+    captured: Mapping[int, torch.Tensor]
+    guessed: int
+    finite: int = 0
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """The last token of a sequence's text and drafted tokens after it, for the whole model to run over.
+
+    Attributes:
+        state: the sequence; keys and values go to the slots after the committed ones.
+        token_ids: long ``[rows]``.
+        drawing: how the tokens that the rows choose are drawn, where kernels compute the logits.
+        depths: position of each row, counted from the first; ``None`` for ``0, 1, 2 …``.
+        visible: bool ``[rows, rows]``, which rows each row sees; ``None`` for those up to itself.
+        capture: sublayers ``i`` (0 to ``2L``) whose ``h[i]`` to return.
+        shared_prefix: number of leading sublayers that have run over the first rows already.
+        shared_states: by sublayer up to that one ``h[i]`` of these rows, ``[k, hidden]``; empty where none has.
+    """
+
+    state: SequenceState
+    token_ids: torch.Tensor
     drawing: Drawing | None = None
+    depths: tuple[int, ...] | None = None
+    visible: torch.Tensor | None = None
+    capture: Collection[int] = ()
+    shared_prefix: int = 0
+    shared_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
         """The slot after the last row's."""
-        return self.sequence.cache.length + len(self.token_ids)
+        return self.state.cache.length + len(self.token_ids)
 
     def structure(self) -> ChainSequence:
         """The form that the C++ code takes."""
-        cache, tokens = self.sequence.cache, self.token_ids
-        start, count = cache.length, len(tokens)
+        cache, tokens = self.state.cache, self.token_ids.tolist()
         assert self.end <= cache.capacity, f"slots up to {self.end} do not fit a cache of {cache.capacity}"
         return ChainSequence(
             caches=cache.addresses,
             capacity=cache.capacity,
-            start=start,
-            tokens=(c_long * count)(*tokens),
-            drafted=count - 1,
-            drawing=describe_drawing(self.drawing, start + 1),
+            start=cache.length,
+            tokens=(c_long * len(tokens))(*tokens),
+            drafted=len(tokens) - 1,
+            drawing=describe_drawing(self.drawing, cache.length + 1),
         )
 
 
-@dataclass(frozen=True)
-class ChainOutput:
-    """What a sequence drafted.
-
-    Attributes:
-        token_ids: 1 or more.
-        confidences: the draft's largest probability at each token.
-        captured: by sublayer ``i`` the state ``h[i]`` of the rows that chose the tokens, ``[n, hidden]``.
-        guessed: how many of the tokens were guessed before they were drafted.
-        finite: how many, from the first on, were chosen from logits that are all numbers.
-    """
-
-    token_ids: tuple[int, ...]
-    confidences: tuple[float, ...]
-    captured: Mapping[int, torch.Tensor]
-    guessed: int
-    finite: int
-
-
 class Chained:
-    """The part of a sequence in a chain, in the form that the C++ code takes.
+    """A ``DraftRequest`` in the form that the C++ code takes.
 
     Args:
-        request: of the sequence.
+        request: the request.
         places: by captured sublayer its place among the sublayers that run.
         count: number of sublayers that run.
         like: any tensor with the model's dtype and hidden size in its last dimension.
@@ -111,71 +142,72 @@ class Chained:
         structure: for the C++ code; the memory it points to belongs to this object.
     """
 
-    def __init__(self, request: ChainRequest, places: Mapping[int, int], count: int, like: torch.Tensor) -> None:
-        (rows,), limit = request.forward.parts, request.limit
-        cache = rows.sequence.cache
-        assert rows.end <= cache.capacity, f"slots up to {rows.end} do not fit a cache of {cache.capacity}"
+    def __init__(self, request: DraftRequest, places: Mapping[int, int], count: int, like: torch.Tensor) -> None:
+        cache, limit, guesses = request.state.cache, request.limit, request.guesses(())
+        start = cache.length
+        assert start + limit <= cache.capacity, f"{start + limit} slots do not fit a cache of {cache.capacity}"
         self._request, self._places = request, places
-        self._tokens, self._guesses = (c_long * (1 + limit))(request.token_id), (c_long * limit)(*request.guesses)
+        self._drafted: list[int] = []
+        self._tokens, self._guesses = (c_long * (1 + limit))(int(request.pending)), (c_long * limit)(*guesses)
         self._confidences = (c_float * limit)()
         self._states = {place: like.new_empty(limit, like.shape[-1]) for place in places.values()}
         self.structure = ChainSequence(
             caches=cache.addresses,
             capacity=cache.capacity,
-            start=rows.start,
+            start=start,
             limit=limit,
             tokens=self._tokens,
             confidences=self._confidences,
             guesses=self._guesses,
-            guess_count=len(request.guesses),
+            guess_count=len(guesses),
         )
         if self._states:
             self.structure.kept = (c_void_p * (count + 1))()
             for place, states in self._states.items():
                 self.structure.kept[place] = states.data_ptr()
-        if rows.drawing is not None:
-            self.structure.drawing = describe_drawing(rows.drawing, rows.start + 1)
+        if request.drawing is not None:
+            self.structure.drawing = describe_drawing(request.drawing, start + 1)
         self._failure: BaseException | None = None
 
     def follow(self, token_id: int, confidence: float, *, asks: bool) -> int:
-        """Hears of a drafted token; see ``Follow``. Returns the number of guesses that it wrote down, or -1."""
+        """Is called with each drafted token; returns the number of guesses that it wrote down, or -1 to end."""
         try:
-            guesses = self._request.follow(token_id, confidence, asks)
-            if guesses is None:
+            request = self._request
+            self._drafted.append(token_id)
+            if request.stop is not None and request.stop(confidence):
                 return -1
-            if asks:
-                self._guesses[: len(guesses)] = list(guesses)
+            if request.ends is not None and request.ends(token_id):
+                return -1
+            if not asks or request.guess is None:
+                return 0
+            guesses = request.guesses(self._drafted)
+            self._guesses[: len(guesses)] = [*guesses]
             return len(guesses)
         except BaseException as failure:  # it must not pass through the C++ code
             self._failure = failure
             return -1
 
-    def output(self, structure: ChainSequence) -> ChainOutput:
+    def output(self, structure: ChainSequence) -> Drafted:
         """What was drafted.
 
         Args:
             structure: a copy of this one's, as the chain has left it.
 
         Raises:
-            BaseException: what ``follow`` raised.
+            BaseException: what ``stop`` or ``guess`` raised.
         """
         if self._failure is not None:
             raise self._failure
-        drafted = structure.drafted
-        return ChainOutput(
-            tuple(self._tokens[1 : 1 + drafted]),
-            tuple(self._confidences[:drafted]),
-            {index: self._states[place][:drafted] for index, place in self._places.items()},
+        count = structure.drafted
+        return Drafted(
+            torch.tensor(self._drafted, dtype=torch.long),
+            [(confidence,) for confidence in self._confidences[:count]],
+            {index: self._states[place][:count] for index, place in self._places.items()},
             structure.guessed,
             structure.finite,
         )
 
 
 def describe_drawing(drawing: Drawing | None, position: int) -> NativeDrawing:
-    """How a token is drawn, for the C++ code.
-
-    Args:
-        drawing: ``None`` for the token of the largest logit.
-        position: of the token.
-    """
+    """How the token at a position is drawn, for the C++ code; ``None`` for the token of the largest logit."""
     return NativeDrawing() if drawing is None else NativeDrawing(drawing.key, position, drawing.temperature)

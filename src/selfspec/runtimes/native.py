@@ -7,7 +7,7 @@ each row gets the same bits whichever rows run with it.
 import ctypes
 import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import Array, addressof, c_bool, c_int, c_long, c_void_p
 from functools import lru_cache
 
@@ -16,10 +16,11 @@ import torch
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import CosSin, Rope
 from selfspec.runtimes import overlap
-from selfspec.runtimes.chain import Chained, ChainOutput, ChainRequest, ChainRows, describe_drawing
+from selfspec.runtimes.chain import Chained, Drafted, DraftRequest, VerifyRequest, describe_drawing
 from selfspec.runtimes.kernels import DTYPES, load, most_attending, most_rows
 from selfspec.runtimes.logits import Chosen, Logits
 from selfspec.runtimes.native_weights import HeadWeights, NativeBranch, describe_norm
+from selfspec.runtimes.path import NATIVE, Path
 from selfspec.runtimes.structures import (
     AttentionWeights,
     ChainSequence,
@@ -87,6 +88,7 @@ class NativeForward:
             self._call = getattr(load(), f"forward_{DTYPES[self._dtype]}")
             self._draft = getattr(load(), f"draft_{DTYPES[self._dtype]}")
             self._verify = getattr(load(), f"verify_{DTYPES[self._dtype]}")
+        self._no_chains = self._find_obstacle()
 
     def takes(self, hidden_states: torch.Tensor, sublayers: tuple[int, ...], forward: Forward) -> bool:
         """Whether a forward can run natively.
@@ -159,55 +161,58 @@ class NativeForward:
             drawings = (NativeDrawing * forward.rows)(*each)
         return self._score(call, stream, confidence=confidence, drawings=drawings)
 
-    def takes_chains(self, sublayers: tuple[int, ...], rope: Rope) -> bool:
-        """Whether drafts through these sublayers can run as chains, or be verified.
+    def _find_obstacle(self) -> Path | None:
+        """What of the embedding or the LM head keeps drafts and verifications from running as one call."""
+        if self._head is None:
+            return Path("the LM head has no kernel")
+        if self._embedding is None:
+            return Path("embeddings or logits are scaled, or a hook changes them")
+        if self._head.outputs > len(self._embedding):
+            return Path("the LM head has more tokens than the embedding")
+        return None if self._embedding.dtype == self._dtype else Path("the embedding has another dtype")
 
-        Args:
-            sublayers: ascending indices.
-            rope: of the model.
-        """
-        head, embedding = self._head, self._embedding
-        if head is None or embedding is None or not rope.is_fixed:
-            return False
-        embeds_all = head.outputs <= len(embedding) and embedding.dtype == self._dtype
-        return embeds_all and self._are_native(sublayers)
+    def chain_path(self, sublayers: tuple[int, ...], rope: Rope) -> Path:
+        """Whether drafts through these sublayers can run as one call, or be verified in one."""
+        if not self._are_native(sublayers):
+            return Path("a sublayer has no kernel")
+        if self._no_chains is not None:
+            return self._no_chains
+        return NATIVE if rope.is_fixed else Path("rotations depend on the length of the text")
 
-    def chain(self, requests: Sequence[ChainRequest], sublayers: Iterable[int]) -> list[ChainOutput]:
+    def chain(self, requests: Sequence[DraftRequest], rope: Rope) -> list[Drafted]:
         """Drafts tokens of several sequences, one after the other, in forwards that they share.
 
         Args:
-            requests: of the sequences.
-            sublayers: ascending indices; ``takes_chains`` has returned true for them.
-
-        Returns:
-            What each of them drafted.
+            requests: of the sequences, through the same sublayers, for which ``chain_path`` is native.
+            rope: of the model.
 
         Raises:
-            BaseException: what ``follow`` of a request raised.
+            BaseException: what ``stop`` or ``guess`` of a request raised.
         """
-        like, sublayers = self._embedding, tuple(sublayers)
+        like, sublayers = self._embedding, requests[0].sublayers
         assert like is not None
         chained = [
             Chained(each, {index: bisect_left(sublayers, index) for index in each.capture}, len(sublayers), like)
             for each in requests
         ]
         sequences = (ChainSequence * len(chained))(*(each.structure for each in chained))
+        rope.reserve(like, max(each.state.cache.length + each.limit for each in requests))
 
         def follow(index: int, token_id: int, confidence: float, asks: int) -> int:
             return chained[index].follow(token_id, confidence, asks=bool(asks))
 
-        chain, held = self._describe_chain(sequences, sublayers, requests[0].forward.rope)
+        chain, held = self._describe_chain(sequences, sublayers, rope)
         chain.follow = Follow(follow)
         overlap.begin()
         self._draft(ctypes.byref(chain))
         del held
         return [each.output(structure) for each, structure in zip(chained, sequences, strict=True)]
 
-    def verify(self, chains: Sequence[ChainRows], rope: Rope) -> Logits:
-        """Runs the whole model over the last tokens of sequences and tokens after each.
+    def verify(self, requests: Sequence[VerifyRequest], rope: Rope) -> Logits:
+        """Runs the whole model over rows of sequences, chains without shared or captured states.
 
         Args:
-            chains: of the sequences; ``takes_chains`` has returned true for all sublayers.
+            requests: of the sequences; ``chain_path`` of all sublayers is native.
             rope: of the model.
 
         Returns:
@@ -215,17 +220,18 @@ class NativeForward:
         """
         assert self._head is not None
         assert self._embedding is not None
-        rows = sum(len(each.token_ids) for each in chains)
+        rows = sum(len(each.token_ids) for each in requests)
         values = self._embedding.new_empty(rows, self._head.outputs)
         tokens, finite = (c_long * rows)(), (c_bool * rows)()
-        sequences = (ChainSequence * len(chains))(*(each.structure() for each in chains))
+        sequences = (ChainSequence * len(requests))(*(each.structure() for each in requests))
+        rope.reserve(self._embedding, max(each.end for each in requests))
         chain, held = self._describe_chain(sequences, self._all, rope)
         head = chain.forward.contents.head.contents
         head.out, head.tokens, head.finite = values.data_ptr(), addressof(tokens), addressof(finite)
         overlap.begin()
         self._verify(ctypes.byref(chain))
         del held
-        drawn = any(each.drawing is not None for each in chains)
+        drawn = any(each.drawing is not None for each in requests)
         return Logits(values, drawn=drawn, chosen=Chosen(tokens[:], finite[:]))
 
     def _describe_chain(

@@ -1,6 +1,6 @@
 """The target model as 2L sublayers: the only place that runs the model."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
 from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Drawing, Forward, Rows, SequenceState
+from selfspec.model.rope import Rope
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.arena import FEWEST_SLOTS
-from selfspec.runtimes.chain import ChainRows
 from selfspec.runtimes.compiled import CompiledProduct
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
@@ -180,6 +180,11 @@ class Target:
         """The native forward, if there is one: what runs chains."""
         return self._prepared.native
 
+    @property
+    def rope(self) -> Rope:
+        """Computes the rotations of positions."""
+        return self._rope
+
     def lay_out(
         self,
         sequence: SequenceState,
@@ -213,29 +218,6 @@ class Target:
         part = Rows(sequence, start, rows, prefix, None if depths is None else tuple(depths), visible, drawing)
         self._rope.reserve(like, part.end)
         return Forward((part,), self._rope, like)
-
-    def takes_chains(self, rows: int) -> bool:
-        """Whether ``verify_chains`` takes sequences with as many rows each.
-
-        Args:
-            rows: most rows of a sequence.
-        """
-        native, every = self._prepared.native, tuple(range(self.sublayer_count))
-        return native is not None and rows <= native.most_rows and native.takes_chains(every, self._rope)
-
-    def verify_chains(self, chains: Sequence[ChainRows]) -> Logits:
-        """Runs the whole model over the last tokens of sequences and tokens after each, in one native call.
-
-        Args:
-            chains: of the sequences; ``takes_chains`` has returned true for their rows.
-
-        Returns:
-            The logits of all rows, bit for bit those that ``run`` gives.
-        """
-        assert self._prepared.native is not None
-        for chain in chains:
-            self._rope.reserve(self.decoder.like, chain.end)
-        return self._prepared.native.verify(chains, self._rope)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The residual stream before sublayer 0, ``h[0]``: long ``[rows]`` to ``[rows, hidden]``."""

@@ -45,11 +45,6 @@ class Verdict:
         """Reads the outcome, synchronising with the device once."""
         return self.interpret(*transfer.read(*self.numbers))
 
-    def read_if(self, condition: torch.Tensor) -> Acceptance | None:
-        """Reads the outcome and a condition, bool ``[]``, synchronising once; ``None`` if the condition is false."""
-        *numbers, holds = transfer.read(*self.numbers, condition)
-        return self.interpret(*numbers) if holds else None
-
 
 def accept_matching(tree: TokenTree, draft_tokens: Sequence[int], target_tokens: Sequence[int]) -> Acceptance:
     """Accepts the longest draft path on which every token is the target's own choice.

@@ -12,8 +12,8 @@ from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import prompt
 from selfspec import Engine, SamplingParams
 from selfspec.cli import terminal
-from selfspec.decoding.draft import NoDraft, TokenDraft
-from selfspec.decoding.layer_draft import LayerDraft
+from selfspec.decoding import drafting
+from selfspec.decoding.draft import NoDraft, Proposal
 from selfspec.errors import InvalidSettingError, NoCopiesWarning, StateError
 from selfspec.methods.auto import assignments, preparation
 from selfspec.methods.auto.assignments import Assignment, Trial, candidates, choose, try_assignments, write_text
@@ -84,7 +84,8 @@ def test_it_decodes_plainly_where_drafts_cost_more_than_they_bring(monkeypatch: 
 
 def test_what_is_never_accepted_is_hardly_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, RowCosts((1, 2, 64), (1.0, 1.1, 8.0)), agreement=0.9, draft=RowCosts((1, 64), (0.3, 2.0)))
-    monkeypatch.setattr(LayerDraft, "propose", wrong_tokens)
+    wrong = Proposal(torch.tensor([0]), TokenTree.chain(1))
+    monkeypatch.setattr(drafting._LayerDrafting, "proposal", lambda *_: wrong)
     engine = Engine(MODEL, method="auto")
     result = engine.generate(prompt(20), max_new_tokens=200, ignore_eos=True, temperature=5.0, seed=1)
     assert (
@@ -94,13 +95,6 @@ def test_what_is_never_accepted_is_hardly_drafted(monkeypatch: pytest.MonkeyPatc
         .token_ids
     )
     assert 0 < sum(record.candidates > 0 for record in result.rounds) < 0.3 * result.round_count
-
-
-def wrong_tokens(draft: LayerDraft, context: Any, watched: Any = ()) -> Any:
-    """A layer draft whose tokens are wrong."""
-    yield from ()
-    proposal = yield from TokenDraft((0,), TokenTree.chain(1)).propose(context)
-    return proposal
 
 
 def test_it_drafts_less_where_many_sequences_make_rows_dear(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,4 +363,5 @@ def test_nothing_is_drafted_that_no_time_was_saved_for(monkeypatch: pytest.Monke
     plan = AutoDrafter.plan_among
     monkeypatch.setattr(AutoDrafter, "plan_among", lambda *args: planned.append(plan(*args)) or planned[-1])
     Engine(MODEL, method="auto", settings={"delta": 0.0}).generate([5], max_new_tokens=2, ignore_eos=True)
-    assert (planned[0].draft, planned[0].part) == (NoDraft(), "plain")
+    assert isinstance(planned[0], NoDraft)
+    assert (planned[0].steps, planned[0].name) == (1, "plain")

@@ -9,10 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.decoding.draft import Draft, NoDraft, PartDraft, TokenDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
-from selfspec.decoding.proposal import Proposal
 from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Acceptance, Feature
 from selfspec.methods.auto.assignments import Assignment
 from selfspec.methods.auto.copies import Copies, CopiesToConfirm
@@ -75,8 +73,7 @@ class Adversary:
 
 def drafted_by(draft: Draft, adversary: Adversary) -> Played:
     """Drafts as ``decoding`` does, with an adversary for a model."""
-    assert isinstance(draft, PartDraft)
-    match draft.draft:
+    match draft:
         case NoDraft():
             return Played([])
         case TokenDraft(token_ids=token_ids):
@@ -162,7 +159,7 @@ def play(tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: 
             written[index] += len(feedback.acceptance.token_ids)
         plain = sum(written) * VERIFY(len(drafters)) / len(drafters)
         counted = plain - sum(drafter._allowance.saved for drafter in drafters)
-        parts = [draft.part for draft in drafts if isinstance(draft, PartDraft)]
+        parts = [draft.name for draft in drafts if draft.name is not None]
         yield Moment(sum(written), clock.now, counted, parts)
 
 

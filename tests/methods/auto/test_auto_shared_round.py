@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from selfspec import Engine
-from selfspec.decoding.draft import NoDraft, PartDraft
+from selfspec.decoding.draft import NoDraft, Proposal
 from selfspec.decoding.drafter import Feedback, Prefill
-from selfspec.decoding.proposal import Proposal
 from selfspec.methods.auto import acceptance
 from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH
 from selfspec.methods.auto.allowance import SharedRound
@@ -76,7 +75,7 @@ def feedback_of(tokens: tuple[int, ...], seconds: float) -> Feedback:
     accepted = Acceptance(tuple(range(len(tokens))), tokens)
     shares = PhaseSeconds(verify=seconds)
     nothing: Any = None
-    return Feedback(PartDraft(NoDraft(), "plain"), Proposal(nothing, EMPTY_TREE), accepted, nothing, {}, shares)
+    return Feedback(NoDraft(name="plain"), Proposal(nothing, EMPTY_TREE), accepted, nothing, {}, shares)
 
 
 def drafters_of(costs: RowCosts, count: int, *, layers: bool = False) -> list[AutoDrafter]:
@@ -88,7 +87,7 @@ def drafters_of(costs: RowCosts, count: int, *, layers: bool = False) -> list[Au
 
 
 def parts_of(drafters: list[AutoDrafter]) -> list[str]:
-    return [draft.part for draft in plan_together(drafters) if isinstance(draft, PartDraft)]
+    return [draft.name for draft in plan_together(drafters) if draft.name is not None]
 
 
 def test_a_full_batch_is_decoded_plainly_and_a_smaller_one_copies_again() -> None:

@@ -3,12 +3,10 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from selfspec.decoding.draft import Draft, NoDraft, PartDraft
+from selfspec.decoding.draft import MOST_STEPS, Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.decoding.layer_draft import LayerDraft
-from selfspec.decoding.plain_run import MOST_STEPS
 from selfspec.methods.auto.acceptance import Acceptance
 from selfspec.methods.auto.allowance import Allowance, PlanningTime, RoundOverhead, SharedRound
 from selfspec.methods.auto.assignments import Assignment
@@ -224,7 +222,7 @@ class AutoDrafter(Drafter):
 
 def _named(draft: Draft, name: str, plan: Plan, verify: CostTable, *, held_back: bool = False) -> Draft:
     """A draft with its name in reports and its forecast."""
-    return PartDraft(draft, name, Forecast(plan.tokens_per_second, 1 / verify[1], held_back))
+    return replace(draft, name=name, forecast=Forecast(plan.tokens_per_second, 1 / verify[1], held_back))
 
 
 def _plain_draft(verify: CostTable, *, held_back: bool = False, steps: int = 1) -> Draft:

@@ -1,0 +1,189 @@
+"""Carries out the drafts of several sequences: what they ask of the model, and what they make of it."""
+
+import time
+from collections import defaultdict
+from collections.abc import Collection
+from collections.abc import Sequence as Many
+
+import torch
+
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, TokenDraft
+from selfspec.decoding.paths import draft_path, run_path
+from selfspec.decoding.phases import phase
+from selfspec.decoding.sequence import Sequence
+from selfspec.model import transfer
+from selfspec.runtimes import drafting
+from selfspec.runtimes.chain import Drafted, DraftedToken, DraftRequest
+from selfspec.runtimes.drafting import Model, chain_path
+from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.target import Target
+from selfspec.sampling.rules import best, next_best, possible
+from selfspec.sampling.tree import EMPTY_TREE, ROOT, TokenTree
+
+LONGEST_SECONDS = 0.03
+"""How long a run of plain steps goes on. Pieces of text come together, and new requests wait, no longer than this."""
+
+
+@phase("draft")
+def propose(
+    target: Target, sequences: Many[Sequence], drafts: Many[Draft], watched: Many[Collection[int]]
+) -> list[Proposal]:
+    """Drafts tokens of all sequences side by side.
+
+    Args:
+        target: the model.
+        sequences: at least one.
+        drafts: of each, what was planned.
+        watched: of each, sublayers whose states its drafter watches.
+    """
+    proposals: dict[int, Proposal] = {}
+    layers: dict[AnyPrecision | None, dict[int, LayerDraft]] = defaultdict(dict)
+    for index, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
+        if isinstance(draft, LayerDraft) and min(draft.limit, sequence.draft_limit) > 0:
+            layers[draft.precision][index] = draft
+        else:
+            proposals[index] = _known(sequence, draft)
+    for precision, own in layers.items():
+        model = target.at(precision)
+        made = {i: _LayerDrafting(target, model, sequences[i], draft, watched[i]) for i, draft in own.items()}
+        drafted = drafting.draft(target, model, [each.request for each in made.values()])
+        proposals |= {i: each.proposal(result) for (i, each), result in zip(made.items(), drafted, strict=True)}
+    return [proposals[index] for index in range(len(sequences))]
+
+
+def _known(sequence: Sequence, draft: Draft) -> Proposal:
+    """A draft for which no layers run; without tokens that could not be committed or have no cache slot."""
+    if isinstance(draft, TokenDraft):
+        draft = draft.cut(sequence.draft_limit, sequence.draft_limit + sequence.sibling_limit)
+        return Proposal(transfer.send(draft.token_ids, sequence.token_ids.device), draft.tree)
+    return Proposal(
+        sequence.no_tokens, EMPTY_TREE, threshold=draft.threshold if isinstance(draft, LayerDraft) else None
+    )
+
+
+def run_plain(
+    target: Target, sequences: Many[Sequence], drafts: Many[Draft], watched: Many[Collection[int]]
+) -> list[Proposal] | None:
+    """Runs several steps of plain decoding in one native call, if all sequences plan them and need no more than tokens.
+
+    They are a chain of the whole model, whose tokens need no verification. What the host does between two steps is done
+    once for all of them; between them there is a call back, which looks for the end of the output.
+
+    Returns:
+        For each sequence an empty draft with its tokens; ``None`` if the sequences draft, or take single steps.
+    """
+    steps = [
+        min(draft.steps, sequence.draft_limit + 1) if isinstance(draft, NoDraft) and draft.steps > 1 else 0
+        for sequence, draft in zip(sequences, drafts, strict=True)
+    ]
+    if max(steps) < 2 or min(steps) < 1:
+        return None
+    every = tuple(range(target.sublayer_count))
+    model = chain_path(target, target, every)
+    for sequence, own in zip(sequences, watched, strict=True):
+        if not run_path(sequence.output, own, sequence.request.logprobs, sequence.choosing, model).native:
+            return None
+    until = time.perf_counter() + LONGEST_SECONDS
+    return _run(target, sequences, [_run_request(*each, every, until) for each in zip(sequences, steps, strict=True)])
+
+
+@phase("verify")
+def _run(target: Target, sequences: Many[Sequence], requests: Many[DraftRequest]) -> list[Proposal]:
+    drafted = drafting.draft(target, target, requests)
+    return [
+        Proposal(sequence.no_tokens, EMPTY_TREE, run=tuple(own.token_ids[: own.finite].tolist()))
+        for sequence, own in zip(sequences, drafted, strict=True)
+    ]
+
+
+def _run_request(sequence: Sequence, steps: int, sublayers: tuple[int, ...], until: float) -> DraftRequest:
+    ends_with, clock = sequence.output.ends_with, time.perf_counter
+
+    def ends(token_id: int) -> bool:
+        return ends_with(token_id) or clock() > until
+
+    return DraftRequest(sequence.state, sequence.pending, sublayers, steps, ends=ends, drawing=sequence.drawing)
+
+
+class _LayerDrafting:
+    """A layer draft of one sequence: its request, the choice of tokens where kernels do not choose, its proposal."""
+
+    def __init__(
+        self, target: Target, model: Model, sequence: Sequence, draft: LayerDraft, watched: Collection[int]
+    ) -> None:
+        self._sequence, self._draft = sequence, draft
+        self._scores: list[torch.Tensor] = []
+        self._preferences: list[torch.Tensor] = []
+        self._path = draft_path(draft, sequence.choosing, chain_path(target, model, draft.kept.sublayers))
+        self._has_confidences = draft.stop is not None or draft.widths is not None
+        shared = draft.shared_prefix
+        self.request = DraftRequest(
+            sequence.state,
+            sequence.pending,
+            draft.kept.sublayers,
+            min(draft.limit, sequence.draft_limit),
+            # What a verification, or a drafter that watches it, takes over from the draft.
+            capture=frozenset({shared, *(index for index in watched if index < shared)} if shared else ()),
+            stop=None if draft.stop is None else draft.stop.stops,
+            guess=draft.guess,
+            choose=None if self._path.native else self._choose,
+            drawing=sequence.drawing,
+        )
+
+    def _choose(self, logits: Logits, index: int) -> DraftedToken:
+        """Chooses the token of a row, and names what the host has to read of it."""
+        chosen = self._chosen(logits, index)
+        if not self._sequence.processor.keeps_scores:
+            self._sequence.write_draft(index, chosen.token)
+        return chosen
+
+    def _chosen(self, logits: Logits, index: int) -> DraftedToken:
+        sequence, draft = self._sequence, self._draft
+        numbers = (logits.confidence[0],) if self._has_confidences else ()
+        if draft.choose is not None:
+            token, last = draft.choose(logits.values[0])
+            return DraftedToken(token, numbers, last)
+        if sequence.takes_best and draft.widths is None:
+            return DraftedToken(logits.best, numbers)
+        scores = sequence.processor(logits.values, lambda _: sequence.drafted_context(index))
+        if sequence.rule.needs_draft_probs:
+            # Whatever a draft computes, its probabilities have to be numbers for the acceptance to be exact.
+            scores = scores.nan_to_num(nan=0.0, neginf=-torch.inf)
+            self._scores.append(scores)
+        preferences = sequence.rule.preferences(scores[0], sequence.length + index)
+        token = best(preferences)
+        if draft.widths is None:
+            return DraftedToken(token, numbers)
+        self._preferences.append(preferences)
+        return DraftedToken(token, (*numbers, possible(preferences)))
+
+    def proposal(self, drafted: Drafted) -> Proposal:
+        """The finished draft."""
+        draft, tokens, count = self._draft, drafted.token_ids, len(drafted.token_ids)
+        tree = TokenTree.chain(count)
+        if draft.widths is not None:
+            tokens, tree = self._with_siblings(drafted)
+        return Proposal(
+            tokens,
+            tree,
+            scores=torch.cat(self._scores) if self._scores else None,
+            confidences=tuple(numbers[0] for numbers in drafted.numbers) if self._has_confidences else (),
+            shared_prefix=draft.shared_prefix,
+            shared_states=drafted.captured,
+            threshold=draft.threshold,
+            guessed=drafted.guessed,
+            path=self._path,
+        )
+
+    def _with_siblings(self, drafted: Drafted) -> tuple[torch.Tensor, TokenTree]:
+        """The path with candidates beside it: as many as are requested, possible, and have a cache slot."""
+        widths, room = self._draft.widths, self._sequence.sibling_limit
+        assert widths is not None
+        tokens, parents = [drafted.token_ids], list(range(ROOT, len(drafted.token_ids) - 1))
+        for depth, (confidence, possible_tokens) in enumerate(drafted.numbers):
+            if (count := min(widths(confidence), int(possible_tokens), 1 + room) - 1) > 0:
+                tokens.append(next_best(self._preferences[depth], drafted.token_ids[depth : depth + 1], count))
+                parents += [depth - 1] * count
+                room -= count
+        return torch.cat(tokens), TokenTree(tuple(parents))

@@ -1,0 +1,242 @@
+"""Drafts tokens of several sequences: in one native call where kernels choose them, else forward by forward."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from selfspec.model import transfer
+from selfspec.model.forward import Forward
+from selfspec.model.transfer import AsyncCopy
+from selfspec.runtimes.chain import Drafted, DraftRequest
+from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.low_bit import LowBitModel
+from selfspec.runtimes.path import NO_KERNELS, Path
+from selfspec.runtimes.target import StackOutput, Target
+
+Model: TypeAlias = Target | LowBitModel
+"""A model at a precision."""
+
+HEAD_START = 4
+"""Sublayers of the next draft step that a device is given before the host reads the last step's confidence.
+
+They keep the device busy while the confidence is copied and the host launches the rest, some tens of microseconds. More
+would hide nothing more, and a draft that stops has run them in vain.
+"""
+
+
+def head_start(device: torch.device) -> int:
+    """Sublayers of the next draft step to run early; none on a CPU, which does not run ahead of its host."""
+    return HEAD_START if device.type == "cuda" else 0
+
+
+def chain_path(target: Target, model: Model, sublayers: Iterable[int]) -> Path:
+    """Whether drafts through these sublayers can run as one native call, or be verified in one.
+
+    Args:
+        target: the model.
+        model: the model at the precision of the draft.
+        sublayers: ascending indices.
+    """
+    return NO_KERNELS if model.native is None else model.native.chain_path(tuple(sublayers), target.rope)
+
+
+def draft(target: Target, model: Model, requests: Sequence[DraftRequest]) -> list[Drafted]:
+    """Drafts tokens of several sequences side by side.
+
+    Args:
+        target: the model.
+        model: the model at the precision of the drafts.
+        requests: of the sequences. Forwards through the same sublayers run as one.
+
+    Returns:
+        What each drafted, in the same order.
+    """
+    chained: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for index, request in enumerate(requests):
+        if request.choose is None:
+            chained[request.sublayers].append(index)
+    drafted: dict[int, Drafted] = {}
+    for indices in chained.values():
+        assert model.native is not None
+        drafted.update(zip(indices, model.native.chain([requests[i] for i in indices], target.rope), strict=True))
+    stepping = {i: _Stepping(target, request) for i, request in enumerate(requests) if request.choose is not None}
+    _run_steps(model, stepping.values())
+    drafted.update((index, each.drafted()) for index, each in stepping.items())
+    return [drafted[index] for index in range(len(requests))]
+
+
+def _run_steps(model: Model, drafts: Iterable["_Stepping"]) -> None:
+    """Runs drafts to their ends, one forward of each at a time.
+
+    Where a draft may stop early on a device, its next step is begun before the confidence of the last one is read. A
+    begun step that is not needed leaves keys and values in slots after the draft, which the verification and later
+    drafts overwrite before anything reads them. Rows of wrong guesses do the same.
+    """
+    while running := [each for each in drafts if each.goes_on]:
+        for each in running:
+            each.begin()
+        _advance(model, running)
+        for each in running:
+            each.take()
+        if early := [each for each in running if each.head_start and each.goes_on]:
+            for each in early:
+                each.begin()
+            _advance(model, early, early[0].head_start)
+        for each in running:
+            each.decide()
+
+
+def _advance(model: Model, drafts: Sequence["_Stepping"], most: int | None = None) -> None:
+    """Runs the begun steps to their ends, or their first sublayers; those through the same sublayers as one."""
+    groups: dict[tuple[tuple[int, ...], bool], list[_Stepping]] = defaultdict(list)
+    for each in drafts:
+        groups[each.coming(most)].append(each)
+    for (sublayers, ends), group in groups.items():
+        captures = [each.wanted(sublayers, ends=ends) for each in group]
+        steps = [each.step for each in group]
+        output = model.run(
+            steps[0].hidden_states if len(steps) == 1 else torch.cat([step.hidden_states for step in steps]),
+            sublayers,
+            Forward.join([step.layout for step in steps]),
+            set().union(*captures),
+            logits=ends,
+            confidence=ends,
+        )
+        for step, capture, own in zip(
+            steps, captures, split(output, [len(s.hidden_states) for s in steps]), strict=True
+        ):
+            step.done += len(sublayers)
+            step.hidden_states, step.logits = own.hidden_states, own.logits
+            step.captured.update({index: own.captured[index] for index in capture})
+
+
+def split(output: StackOutput, counts: list[int]) -> list[StackOutput]:
+    """The output of several sequences' rows, by sequence.
+
+    Args:
+        output: of all rows.
+        counts: rows of each sequence.
+    """
+    if len(counts) == 1:
+        return [output]
+    states = torch.split(output.hidden_states, counts)
+    captured = {index: torch.split(rows, counts) for index, rows in output.captured.items()}
+    logits: Sequence[Logits | None] = [None] * len(counts) if output.logits is None else output.logits.split(counts)
+    return [
+        StackOutput(states[place], {index: rows[place] for index, rows in captured.items()}, logits[place])
+        for place in range(len(counts))
+    ]
+
+
+@dataclass
+class _Step:
+    """One forward of the last token and of guesses after it, after its first ``done`` sublayers."""
+
+    layout: Forward
+    hidden_states: torch.Tensor
+    guesses: list[int]
+    done: int = 0
+    captured: dict[int, torch.Tensor] = field(default_factory=dict)
+    logits: Logits | None = None
+
+
+class _Stepping:
+    """A draft in progress, forward by forward."""
+
+    def __init__(self, target: Target, request: DraftRequest) -> None:
+        self.request = request
+        self.head_start = head_start(target.device) if request.stop is not None and request.guess is None else 0
+        self._target = target
+        self._begun: _Step | None = None
+        self._tokens: list[torch.Tensor] = []
+        self._copies: list[AsyncCopy | None] = []
+        self._numbers: list[list[float]] = []
+        self._states: dict[int, list[torch.Tensor]] = {index: [] for index in request.capture}
+        self._guessed = 0
+        self._decided, self._stopped = 0, False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is another token to draft."""
+        return not self._stopped and len(self._tokens) < self.request.limit
+
+    @property
+    def step(self) -> _Step:
+        """The step that has begun."""
+        assert self._begun is not None
+        return self._begun
+
+    def begin(self) -> None:
+        """Lays the next step out, in the slots after the tokens drafted before it, unless it has begun."""
+        if self._begun is not None:
+            return
+        request, target = self.request, self._target
+        guesses = [] if request.guess is None else request.guesses([int(token) for token in self._tokens])
+        token = self._tokens[-1] if self._tokens else request.pending
+        start = request.state.cache.length + len(self._tokens)
+        layout = target.lay_out(request.state, 1 + len(guesses), start=start)
+        if guesses:
+            token = torch.cat([token, transfer.send(guesses, token.device)])
+        self._begun = _Step(layout, target.embed(token), guesses)
+
+    def coming(self, most: int | None) -> tuple[tuple[int, ...], bool]:
+        """The sublayers to run next, and whether the logits follow."""
+        rest = self.request.sublayers[self.step.done :]
+        return (rest, True) if most is None else (rest[:most], False)
+
+    def wanted(self, sublayers: tuple[int, ...], *, ends: bool) -> set[int]:
+        """The states to capture that are certain after these sublayers."""
+        missing = self.request.capture - self.step.captured.keys()
+        return {index for index in missing if ends or index <= sublayers[-1]}
+
+    def take(self) -> None:
+        """Takes the tokens that the finished step chose, up to the first that was not guessed."""
+        step, self._begun = self.step, None
+        for row in range(1 + len(step.guesses)):
+            self._take_row(step, row)
+            if row == len(step.guesses):
+                return
+            self.decide()
+            if self._stopped or int(self._tokens[-1]) != step.guesses[row]:
+                return
+
+    def _take_row(self, step: _Step, row: int) -> None:
+        """Takes the token of a row; the rows before it are confirmed.
+
+        Rows are processed one by one, in order and only up to the first wrong guess, so that processors see the calls,
+        and the generator of a request makes the draws, that they would without guesses.
+        """
+        assert step.logits is not None
+        assert self.request.choose is not None
+        logits = step.logits.row(row) if step.guesses else step.logits
+        chosen = self.request.choose(logits, len(self._tokens))
+        for sublayer, hidden_states in step.captured.items():
+            self._states[sublayer].append(hidden_states[row : row + 1])
+        self._tokens.append(chosen.token)
+        self._copies.append(AsyncCopy(*chosen.numbers) if chosen.numbers else None)
+        self._stopped = chosen.last
+        self._guessed += row > 0
+
+    def decide(self) -> None:
+        """Lets the stopping rule decide on the last token, once."""
+        if self.request.stop is not None and self._decided < len(self._tokens):
+            self._decided = len(self._tokens)
+            self._stopped |= self.request.stop(self._read(self._decided - 1)[0])
+
+    def drafted(self) -> Drafted:
+        """The finished draft."""
+        return Drafted(
+            torch.cat(self._tokens),
+            [self._read(index) for index in range(len(self._tokens))],
+            {index: torch.cat(rows) for index, rows in self._states.items() if rows},
+            self._guessed,
+        )
+
+    def _read(self, index: int) -> list[float]:
+        """The numbers of a token; waits for them when first read."""
+        for copied in self._copies[len(self._numbers) : index + 1]:
+            self._numbers.append([] if copied is None else copied.wait())
+        return self._numbers[index]
