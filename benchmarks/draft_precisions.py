@@ -1,6 +1,6 @@
 """Runs methods that draft with layers at several precisions, in turns with plain decoding.
 
-``python benchmarks/draft_precisions.py --model smollm2 --offset 16``
+``python benchmarks/draft_precisions.py --model smollm2``
 ``python benchmarks/draft_precisions.py --model tiny --widen 8 --prompts 5 --new-tokens 48``
 
 Prompts are chat messages, or the prompts of the three domains for a model without a chat template. Every output is
@@ -82,7 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--widen", type=int, default=1)
-    parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--only", nargs="*", default=list(DRAFTS), help="names of drafts")
@@ -92,7 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     engines = {PLAIN: Engine(model, tokenizer, PLAIN)}
     for name in options.only:
         method, settings = DRAFTS[name]
-        settings = settings if settings.get("draft_bits") == 16 else {**settings, "offset": options.offset}
         engines[name] = Engine(model, tokenizer, method, settings=settings)
     for engine in engines.values():
         engine.warmup()

@@ -69,7 +69,7 @@ def agreement(target: Target, bits: Sequence[int], text: OwnText, precision: Pre
     """How often a draft with these bits chooses what the target chooses."""
     plan = Plan(tuple(bits), 1, 0.0, 0.0, 0.0)
     target.release_copies()
-    model, rows = target.at(plan.precision(precision.group, precision.offset)), len(text.token_ids)
+    model, rows = target.at(plan.precision(precision.group)), len(text.token_ids)
     forward = target.lay_out(target.new_sequence(rows, rows, rows), rows)
     states = model.run(target.embed(text.token_ids), plan.kept.sublayers, forward).hidden_states
     return float((model.logits(states).argmax(-1) == text.choices).float().mean())
@@ -95,12 +95,12 @@ def compare(target: Target, rows: int, mixes: int, precision: Precision) -> dict
         target: the model.
         rows: tokens of the text that values are measured on, and of the one that they are compared on.
         mixes: random mixes.
-        precision: group and offset of the copies.
+        precision: whose group the copies have.
     """
     text = write_text(target, 2 * rows)
     held_out = OwnText(text.token_ids[rows:], text.choices[rows:])
     total = target.sublayer_count
-    options = {"group": precision.group, "offset": precision.offset}
+    options = {"group": precision.group}
     losses = {
         "divergence": measure(ChangedModel(target, text.token_ids[:rows], **options), total),
         "cosine": measure(CosineModel(target, text.token_ids[:rows], **options), total),
@@ -135,12 +135,11 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rows", type=int, default=192)
     parser.add_argument("--mixes", type=int, default=60)
-    parser.add_argument("--offset", type=int, default=16, help="SmolLM2's file is on a grid of 4 bits in groups of 32")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     model, _ = load_model(options.model, dtype="bfloat16", device="cpu")
     target = Target(model)
-    found = compare(target, options.rows, options.mixes, Precision.of(4, 32, options.offset))
+    found = compare(target, options.rows, options.mixes, Precision.of(4))
     found |= {"model": options.model, "rows": options.rows, "stamp": make_stamp(target.device)}
     print(json.dumps({name: value for name, value in found.items() if name != "agreements"}, indent=1))
     if options.out:

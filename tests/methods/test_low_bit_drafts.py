@@ -30,7 +30,7 @@ def engine(model: Any = MODEL, **settings: Any) -> Engine:
         {"draft_bits": 4},
         {"draft_bits": 4, "head_bits": 8},
         {"draft_bits": 8, "attention_bits": 16, "mlp_bits": 4, "head_bits": 16},
-        {"draft_bits": 8, "offset": 16, "draft_length": 3, "joint_confidence": 0.5},
+        {"draft_bits": 8, "draft_length": 3, "joint_confidence": 0.5},
     ],
     ids=str,
 )
@@ -108,7 +108,6 @@ def test_copies_are_made_ahead_and_counted() -> None:
         ({"draft_bits": 3}, "draft_bits must be at least 4"),
         ({"head_bits": 12}, "the head cannot have 12 bits"),
         ({"group": 48}, "no groups of 48"),
-        ({"offset": 32}, "offset of groups of 32"),
         ({"attention_bits": 16, "mlp_bits": 16, "head_bits": 16}, "all weights are at 16 bits"),
     ],
 )
@@ -150,5 +149,5 @@ def test_bfloat16_on_a_trained_model(bits: int) -> None:
 
 def test_the_target_at_a_precision_is_another_model() -> None:
     target = Target(MODEL)
-    assert target.at(None) is target
+    assert target.at(None) is target.at(Precision())
     assert target.at(Precision.of(8)) is target.at(Precision.of(8))

@@ -27,7 +27,7 @@ from selfspec.runtimes.precision import LOW_BITS, MixedPrecision
 from selfspec.runtimes.target import Target
 
 MODEL = random_model()
-CONDITIONS = Conditions(max_draft_length=4, most_seconds=1.0, group=32, offset=16)
+CONDITIONS = Conditions(max_draft_length=4, most_seconds=1.0, group=32)
 PLAN = Plan((16, 8, 8, 4, SKIP, 6, 8, 8, 8), draft_length=4, acceptance=0.5, seconds=1e-3, tokens_per_second=2e3)
 
 CHOICES = st.lists(st.builds(Choice, st.integers(0, 6), st.integers(0, 20).map(float)), min_size=1, max_size=4)
@@ -106,7 +106,7 @@ def slow_loss(target: Target, token_ids: torch.Tensor, part: int, bits: int) -> 
 @torch.inference_mode()
 def test_losses_are_divergences_of_whole_forwards() -> None:
     target, token_ids = Target(MODEL), torch.tensor(prompt(24))
-    losses = measure_losses(target, token_ids, LOW_BITS, group=32, offset=16, most_seconds=math.inf)
+    losses = measure_losses(target, token_ids, LOW_BITS, group=32, most_seconds=math.inf)
     assert len(losses) == SUBLAYERS + 1
     for part, by_bits in enumerate(losses):
         assert set(by_bits) == {16, *LOW_BITS} | ({SKIP} if part < SUBLAYERS else set())
@@ -120,9 +120,7 @@ def test_measuring_stops_in_time() -> None:
     """Then a part has the losses of the nearest measured one of its kind."""
     ticks = itertools.count()
     target, token_ids = Target(MODEL), torch.tensor(prompt(12))
-    losses = measure_losses(
-        target, token_ids, [4], group=32, offset=0, most_seconds=2.5, clock=lambda: float(next(ticks))
-    )
+    losses = measure_losses(target, token_ids, [4], group=32, most_seconds=2.5, clock=lambda: float(next(ticks)))
     attention, mlp = losses[:-1:2], losses[1:-1:2]
     assert len({each[4] for each in attention}) < len(attention)
     assert all(each in (losses[0], losses[4]) for each in attention)
@@ -183,7 +181,7 @@ def test_the_search_tries_what_it_plans() -> None:
 
 def engine(found: Found, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Engine:
     monkeypatch.setattr("selfspec.methods.mixed.method.find_plan", lambda *_: found)
-    return Engine(MODEL, method="mixed", settings={"joint_confidence": 0.0, "offset": 16, **settings})
+    return Engine(MODEL, method="mixed", settings={"joint_confidence": 0.0, **settings})
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "seed"])
@@ -199,14 +197,14 @@ def test_the_text_is_the_models_own(sampling: dict[str, Any], monkeypatch: pytes
     played = results[0].rounds[0]
     assert played.kept is not None
     assert played.kept.skipped == (4,)
-    assert played.precision == MixedPrecision((16, 8, 8, 4, 16, 6, 8, 8), 8, 32, 16)
+    assert played.precision == MixedPrecision((16, 8, 8, 4, 16, 6, 8, 8), 8, 32)
     assert played.drafted == PLAN.draft_length
 
 
 def test_only_the_copies_that_draft_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     drafting = engine(Found(PLAN, pays=True), monkeypatch)
     drafting.warmup()
-    held = drafting.target._low_bit._packed
+    held = drafting.target._low_bit._copies
     assert {(part, form.bits) for part, form in held} == {(-1, 8), (1, 8), (2, 8), (3, 4), (5, 6), (6, 8), (7, 8)}
 
 
@@ -242,7 +240,7 @@ def test_what_it_cannot_do_is_refused_before_anything_is_measured(monkeypatch: p
             Engine(model, method="mixed", runtime=runtime)
 
 
-def test_all_precisions_share_group_and_offset() -> None:
-    precision = PLAN.precision(32, 16)
+def test_all_precisions_share_the_group() -> None:
+    precision = PLAN.precision(32)
     forms = [precision.of_sublayer(index) for index in range(SUBLAYERS)] + [precision.of_head()]
-    assert {(form.group, form.offset) for form in forms if form is not None} == {(32, 16)}
+    assert {form.group for form in forms if form is not None} == {32}

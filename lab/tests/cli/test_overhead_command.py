@@ -56,8 +56,8 @@ def test_mistakes_are_found_before_the_model_is_loaded(
 def test_settings_of_several_methods() -> None:
     cascade = "cascade(suffix, low-bit)"
     assert parse_names(f"suffix,{cascade} , low-bit") == ("suffix", cascade, "low-bit")
-    assert parse_method_settings([f"{cascade}.nested=true", f"{cascade}.low-bit.offset=16"]) == {
-        cascade: {"nested": "true", "low-bit.offset": "16"}
+    assert parse_method_settings([f"{cascade}.nested=true", f"{cascade}.low-bit.group=64"]) == {
+        cascade: {"nested": "true", "low-bit.group": "64"}
     }
     assert parse_method_settings(["a.x=1", "b.y=2.5", "a.z=c.d=e"]) == {
         "a": {"x": "1", "z": "c.d=e"},

@@ -8,7 +8,7 @@ import torch
 from selfspec.decoding.proposal import DraftChain, DraftForward, Drafting, DraftOutput, Proposal
 from selfspec.model.forward import Forward
 from selfspec.runtimes.chain import ChainOutput
-from selfspec.runtimes.low_bit import LowBitModel
+from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
 
 
@@ -58,7 +58,7 @@ def _run_together(
     return _run_forwards(model, [each for each in asked if isinstance(each, DraftForward)])
 
 
-def _run_forwards(model: Target | LowBitModel, asked: Sequence[DraftForward]) -> list[DraftOutput]:
+def _run_forwards(model: Runner, asked: Sequence[DraftForward]) -> list[DraftOutput]:
     first, scored = asked[0], asked[0].logits
     if len(asked) == 1:
         ran = model.run(

@@ -55,7 +55,7 @@ class StepBytes:
         if precision is None:
             return read
         low = tuple(number if index in run else FULL_BITS for index, number in enumerate(bits))
-        return read + self._target.low_bit_bytes(MixedPrecision(low, head, precision.group, precision.offset))
+        return read + self._target.low_bit_bytes(MixedPrecision(low, head, precision.group))
 
     def target_step(self, context: int) -> int:
         """Bytes of one forward of the full model: a step of plain decoding, or a verification of any width.

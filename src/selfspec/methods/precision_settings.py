@@ -22,9 +22,6 @@ class PrecisionSettings(MethodSettings):
     mlp_bits: int | None = setting(None, "draft_bits of the MLPs alone", minimum=4)
     head_bits: int | None = setting(None, "draft_bits of the LM head alone", minimum=4)
     group: int = setting(32, "inputs of a weight row of a copy that share a scale: 32, 64 or 128", minimum=32)
-    offset: int = setting(
-        0, "inputs of a row's first group; for benchmarks of models whose weights come off a grid of groups", minimum=0
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,7 +32,7 @@ class PrecisionSettings(MethodSettings):
         """Of the weights that draft; ``None`` for the model's own."""
         parts = (self.attention_bits, self.mlp_bits, self.head_bits)
         attention, mlp, head = (self.draft_bits if bits is None else bits for bits in parts)
-        precision = Precision(attention, mlp, head, self.group, self.offset)
+        precision = Precision(attention, mlp, head, self.group)
         return None if precision.is_full else precision
 
 

@@ -71,7 +71,7 @@ class Trial:
     confidences: tuple[tuple[float, bool], ...] = ()
 
 
-def candidates(target: Target, *, group: int, offset: int) -> Iterator[Assignment]:
+def candidates(target: Target, *, group: int) -> Iterator[Assignment]:
     """The assignments that are worth a trial, most promising first.
 
     All sublayers at low bits; the first layers alone, which early-exit training makes a good draft; an evenly spread
@@ -80,7 +80,6 @@ def candidates(target: Target, *, group: int, offset: int) -> Iterator[Assignmen
     Args:
         target: the model.
         group: inputs of a weight row that share a scale.
-        offset: inputs of a row's first group.
     """
     total = target.sublayer_count
     full = KeptSet.full(total)
@@ -90,7 +89,7 @@ def candidates(target: Target, *, group: int, offset: int) -> Iterator[Assignmen
     parts = [KeptSet.early_exit(layers, total) for layers in exits]
     parts += [KeptSet.skipping(skipped, total)] if skipped else []
     mixes = [(4, 4), (6, 8), (4, 8)]  # of the sublayers, of the head
-    bits = [Precision(body, body, head, group, offset) for body, head in mixes]
+    bits = [Precision(body, body, head, group) for body, head in mixes]
     yield from (Assignment(full, precision) for precision in bits)
     yield from (Assignment(kept, bits[0]) for kept in parts)
     yield from (Assignment(kept) for kept in parts)

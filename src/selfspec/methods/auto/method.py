@@ -37,19 +37,16 @@ class AutoSettings(MethodSettings):
         10.0, "time for trying drafts when a model is first used on this machine; the result is kept", minimum=0.0
     )
     group: int = setting(32, "inputs of a weight row that share a scale: 32, 64 or 128", minimum=32, maximum=128)
-    offset: int = setting(
-        0, "inputs of a row's first group; for benchmarks of models whose weights come off a grid of groups", minimum=0
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Precision(group=self.group, offset=self.offset)  # refuses groups that there are not
+        Precision(group=self.group)  # refuses groups that there are not
 
     @property
     def terms(self) -> Terms:
         """What a preparation may try."""
         most_bytes = None if self.memory_limit is None else self.memory_limit * 2**30
-        return Terms(self.group, self.offset, most_bytes, self.trial_seconds)
+        return Terms(self.group, most_bytes, self.trial_seconds)
 
 
 @register

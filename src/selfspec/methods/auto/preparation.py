@@ -81,13 +81,11 @@ class Terms:
 
     Attributes:
         group: inputs of a weight row that share a scale.
-        offset: inputs of a row's first group.
         most_bytes: of low-bit copies; ``None`` is half of the memory that is available.
         most_seconds: begin no further trial after this time.
     """
 
     group: int = 32
-    offset: int = 0
     most_bytes: float | None = None
     most_seconds: float = 10.0
 
@@ -134,7 +132,7 @@ def _find_out(target: Target, terms: Terms, progress: Callable[[str], None]) -> 
     progress("drafts on a text of the model's own")
     trials = try_assignments(
         target,
-        candidates(target, group=terms.group, offset=terms.offset),
+        candidates(target, group=terms.group),
         write_text(target, min(length, target.context_limit)),
         verify,
         most_seconds=terms.most_seconds,
@@ -157,7 +155,7 @@ def _limit(terms: Terms) -> float:
 def _lacking(target: Target, terms: Terms, limit: float) -> int:
     """Bytes of the smallest low-bit copies that candidates draft with, if they exceed the limit, else 0."""
     needed = []
-    for assignment in candidates(target, group=terms.group, offset=terms.offset):
+    for assignment in candidates(target, group=terms.group):
         with contextlib.suppress(UnsupportedModelError):
             needed.append(target.low_bit_bytes(assignment.precision))
     smallest = min(filter(None, needed), default=0)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from selfspec.runtimes.low_bit import LowBitModel
 from selfspec.runtimes.precision import FULL_BITS, MixedPrecision
+from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
 
 SKIP = 0
@@ -23,12 +23,11 @@ class ChangedModel:
         target: the model.
         token_ids: long ``[rows]``, the text.
         group: inputs of a weight row of a copy that share a scale.
-        offset: inputs of a row's first group.
     """
 
-    def __init__(self, target: Target, token_ids: torch.Tensor, *, group: int, offset: int) -> None:
+    def __init__(self, target: Target, token_ids: torch.Tensor, *, group: int) -> None:
         rows, total = len(token_ids), target.sublayer_count
-        self._target, self._group, self._offset = target, group, offset
+        self._target, self._group = target, group
         self._forward = target.lay_out(target.new_sequence(rows, rows, rows), rows)
         ran = target.run(target.embed(token_ids), range(total), self._forward, range(total + 1))
         self._states = ran.captured
@@ -54,13 +53,13 @@ class ChangedModel:
         later = range(part + 1, target.sublayer_count)
         return target.logits(target.run(states, later, self._forward).hidden_states)
 
-    def _copy(self, part: int, bits: int) -> Target | LowBitModel:
+    def _copy(self, part: int, bits: int) -> Runner:
         """The model with a copy of one part alone."""
         total = self._target.sublayer_count
         sublayers = tuple(bits if index == part else FULL_BITS for index in range(total))
         head = bits if part == total else FULL_BITS
         self._target.release_copies()
-        return self._target.at(MixedPrecision(sublayers, head, self._group, self._offset))
+        return self._target.at(MixedPrecision(sublayers, head, self._group))
 
 
 @torch.inference_mode()
@@ -70,7 +69,6 @@ def measure_losses(
     bits: Sequence[int],
     *,
     group: int,
-    offset: int,
     most_seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Mapping[int, float]]:
@@ -84,7 +82,6 @@ def measure_losses(
         token_ids: long ``[rows]``, a text of the model's own.
         bits: of the copies to try.
         group: inputs of a weight row of a copy that share a scale.
-        offset: inputs of a row's first group.
         most_seconds: begin no further part after this time, but measure one part of each kind.
         clock: seconds.
 
@@ -92,7 +89,7 @@ def measure_losses(
         By part, the head last, its loss by bits: 0 for its own weights, and ``SKIP`` for a sublayer.
     """
     began, total = clock(), target.sublayer_count
-    model = ChangedModel(target, token_ids, group=group, offset=offset)
+    model = ChangedModel(target, token_ids, group=group)
     measured: dict[int, Mapping[int, float]] = {}
     for place, part in enumerate(_spread(total)):
         if place > 2 and clock() - began > most_seconds:

@@ -41,13 +41,11 @@ class Conditions:
         max_draft_length: longest draft.
         most_seconds: time for measuring; what is begun by then is finished.
         group: inputs of a weight row of a copy that share a scale.
-        offset: inputs of a row's first group.
     """
 
     max_draft_length: int
     most_seconds: float
     group: int
-    offset: int
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,6 @@ def measure_plan(target: Target, conditions: Conditions) -> Found:
         text.token_ids[: _loss_rows(target, text, left)],
         [bits for bits in profiles if bits != FULL_BITS],
         group=conditions.group,
-        offset=conditions.offset,
         most_seconds=left,
     )
     plan = search_plan(
@@ -135,7 +132,7 @@ def _profiles(target: Target, conditions: Conditions) -> dict[int, LatencyProfil
     for bits in LOW_BITS:
         target.release_copies()
         try:
-            profiles[bits] = kept_latencies(target, Precision.of(bits, conditions.group, conditions.offset))
+            profiles[bits] = kept_latencies(target, Precision.of(bits, conditions.group))
         except OutOfMemoryError:
             continue
     target.release_copies()
@@ -146,7 +143,7 @@ def _agreement(target: Target, candidate: Candidate, text: OwnText, conditions: 
     """How often a candidate chooses what the target chooses, on the text."""
     plan = Plan(candidate.bits, 1, 0.0, 0.0, 0.0)
     target.release_copies()
-    model, rows = target.at(plan.precision(conditions.group, conditions.offset)), len(text.token_ids)
+    model, rows = target.at(plan.precision(conditions.group)), len(text.token_ids)
     forward = target.lay_out(target.new_sequence(rows, rows, rows), rows)
     states = model.run(target.embed(text.token_ids), plan.kept.sublayers, forward).hidden_states
     return float((model.logits(states).argmax(-1) == text.choices).float().mean())

@@ -31,9 +31,6 @@ class MixedSettings(MethodSettings):
         30.0, "time for measuring a model before the first request, once; the result is kept", minimum=0.0
     )
     group: int = setting(32, "inputs of a weight row of a copy that share a scale: 32, 64 or 128", minimum=32)
-    offset: int = setting(
-        0, "inputs of a row's first group; for benchmarks of models whose weights come off a grid of groups", minimum=0
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,12 +39,12 @@ class MixedSettings(MethodSettings):
     @property
     def lowest(self) -> Precision:
         """The lowest precision that it tries, for all weights."""
-        return Precision.of(LOW_BITS[-1], self.group, self.offset)
+        return Precision.of(LOW_BITS[-1], self.group)
 
     @property
     def conditions(self) -> Conditions:
         """What the plan depends on."""
-        return Conditions(self.max_draft_length, self.most_seconds, self.group, self.offset)
+        return Conditions(self.max_draft_length, self.most_seconds, self.group)
 
 
 @register
@@ -102,7 +99,7 @@ class Mixed(Method):
         found, settings = self.found, self.settings
         if not found.pays:
             return NoDraft()
-        precision = found.plan.precision(settings.group, settings.offset)
+        precision = found.plan.precision(settings.group)
         if settings.joint_confidence == 0:
             return LayerDraft(found.plan.kept, found.plan.draft_length, precision=precision)
         # As in KnapSpec (section 3.5) confidence decides instead of the planned length.

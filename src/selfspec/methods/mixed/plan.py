@@ -46,15 +46,14 @@ class Plan:
         sublayers = self.bits[:-1]
         return KeptSet(tuple(index for index, bits in enumerate(sublayers) if bits != SKIP), len(sublayers))
 
-    def precision(self, group: int, offset: int) -> MixedPrecision:
+    def precision(self, group: int) -> MixedPrecision:
         """The precision of all parts; 16 bits stand for a sublayer that does not run, which then needs no copy.
 
         Args:
             group: inputs of a weight row of a copy that share a scale.
-            offset: inputs of a row's first group.
         """
         sublayers = tuple(FULL_BITS if bits == SKIP else bits for bits in self.bits[:-1])
-        return MixedPrecision(sublayers, self.bits[-1], group, offset)
+        return MixedPrecision(sublayers, self.bits[-1], group)
 
 
 def part_seconds(profiles: Mapping[int, LatencyProfile], layers: int, context: int) -> list[Mapping[int, float]]:

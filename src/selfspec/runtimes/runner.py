@@ -1,0 +1,351 @@
+"""A model that runs: its sublayers, final norm and head in the form of a runtime, at one precision of its weights."""
+
+import sys
+import warnings
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from selfspec.model.decoder import Decoder
+from selfspec.model.forward import Forward
+from selfspec.model.sublayers import Sublayer
+from selfspec.runtimes.branches import compile_block, describe, describe_head
+from selfspec.runtimes.fused import FusedAttention, FusedMLP, fast_norm, fuse
+from selfspec.runtimes.graphs import Graphs
+from selfspec.runtimes.kernel_build import KernelBuildError
+from selfspec.runtimes.kernels import WITHOUT_KERNELS
+from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.native import NativeForward
+from selfspec.runtimes.products import CompiledProduct, Function, Product, compile_head, is_plain, signature
+
+RUNTIMES = {
+    "auto": "the fastest that works for this model, sublayer by sublayer",
+    "eager": "transformers' own modules: slow, and the reference for the others",
+    "fused": "fused blocks; refused where no sublayer of the model can have one",
+    "compiled": "fused blocks with compiled kernels for few rows, of the wheel or built at first use; CPU only",
+    "graphs": "fused blocks, replayed as CUDA graphs where rows are few; CUDA only, and not measured yet",
+}
+"""How the sublayers run. ``auto`` takes what has been measured to be fastest, so it does not take ``graphs`` yet."""
+
+
+@dataclass
+class StackOutput:
+    """What a run of sublayers gives.
+
+    Attributes:
+        hidden_states: ``[rows, hidden]``, the residual stream after the last sublayer that ran.
+        captured: by sublayer ``i`` the residual stream before it, ``h[i]``, ``[rows, hidden]``.
+        logits: of the rows, where they were asked for.
+    """
+
+    hidden_states: torch.Tensor
+    captured: dict[int, torch.Tensor] = field(default_factory=dict)
+    logits: Logits | None = None
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Which states ``h[i]`` of a run to keep: see ``Runner.run``."""
+
+    capture: Collection[int]
+    copies: Mapping[int, torch.Tensor]
+
+    def places(self, sublayers: tuple[int, ...]) -> dict[int, int]:
+        """For each state the place in ``sublayers`` before which the stream is that state."""
+        return {index: bisect_left(sublayers, index) for index in {*self.capture, *self.copies}}
+
+    def rows(self, places: Mapping[int, int], rows: int) -> dict[int, int]:
+        """By place, how many of the last rows are kept."""
+        needed: dict[int, int] = {}
+        for index, place in places.items():
+            count = rows if index in self.capture else len(self.copies[index])
+            needed[place] = max(needed.get(place, 0), count)
+        return needed
+
+
+class Runner:
+    """Runs sublayers, final norm and LM head, at one precision. ``Target.at`` gives the one of each precision.
+
+    Neighbouring sublayers that the kernels take run in one native call. Whether they take rows is decided here, by the
+    limits of ``kernels.row_limit``: parts of a forward with more rows than a limit run by themselves, so that each row
+    gets what it gets with the rows of its own sequence.
+
+    Args:
+        decoder: the model.
+        sublayers: all ``2L``, each in the runtime's form or, where there is none, a slower one.
+        norm: the final norm.
+        head: the LM head.
+        compiled: there are kernels.
+        any_rows: they run whatever the number of rows.
+
+    Attributes:
+        sublayers: see above.
+        head: see above.
+        native: runs several of the sublayers in one call, if there are kernels.
+        embedding: the weights of the embedding, ``[vocab, hidden]``, where there are kernels, and it does nothing but
+            take rows of them, and logits are not scaled.
+        graphs: replays of the sublayers, if the runtime has them.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        sublayers: Sequence[Sublayer],
+        norm: Function,
+        head: Function,
+        *,
+        compiled: bool,
+        any_rows: bool = False,
+    ) -> None:
+        self._decoder, self.sublayers, self._norm, self.head = decoder, list(sublayers), norm, head
+        self.graphs: Graphs | None = None
+        self._modules = [decoder.final_norm, decoder.head, decoder.embedding]
+        self._signature = signature(self._modules)
+        self.embedding = _embedding_weights(decoder) if compiled else None
+        self.native: NativeForward | None = None
+        if compiled:
+            branches = [describe(sublayer) for sublayer in self.sublayers]
+            self.native = NativeForward(branches, describe_head(norm, head), self.embedding, any_rows=any_rows)
+        self._most_rows = min(self._limits(), default=sys.maxsize)
+        self._selects_natively = self.native is not None and self.native.has_head and not decoder.scales_logits
+
+    def with_products(self, sublayers: Sequence[Sublayer], head: Function) -> "Runner":
+        """The same model with other products, which run whatever the number of rows."""
+        return Runner(self._decoder, sublayers, self._norm, head, compiled=self.native is not None, any_rows=True)
+
+    def is_current(self) -> bool:
+        """Whether the model's modules still are those, with those weights, that this was made of."""
+        return self._signature == signature(self._modules) and all(each.is_current() for each in self.sublayers)
+
+    def run(
+        self,
+        hidden_states: torch.Tensor,
+        sublayers: Iterable[int],
+        forward: Forward,
+        capture: Collection[int] = (),
+        copies: Mapping[int, torch.Tensor] | None = None,
+        *,
+        logits: bool = False,
+        confidence: bool = False,
+    ) -> StackOutput:
+        """Runs sublayers over the rows of a forward and writes their keys and values into the caches.
+
+        Args:
+            hidden_states: ``[rows, hidden]``, the residual stream before the first of them.
+            sublayers: ascending indices; those not named are skipped.
+            forward: the rows.
+            capture: sublayers ``i`` (0 to ``2L``) before which to keep the residual stream ``h[i]``; a skipped sublayer
+                leaves the stream as it is.
+            copies: by sublayer ``i`` (0 to ``2L``) a tensor ``[k, hidden]`` that receives the last ``k`` rows of
+                ``h[i]``, without the others being held.
+            logits: whether final norm and LM head follow, in the same call where all of it runs natively.
+            confidence: compute the rows' confidences with the logits, if that is cheap here.
+
+        Returns:
+            The residual stream after the last one, the captured ones, and the logits where they were asked for.
+        """
+        indices, kept, groups = tuple(sublayers), _Kept(capture, copies or {}), self._groups(forward)
+        if len(groups) > 1:
+            output = self._run_groups(groups, hidden_states, indices, forward, kept)
+        else:
+            scored = logits and self._selects_natively
+            output = self._run(hidden_states, indices, forward, kept, logits=scored, confidence=confidence)
+        if logits and output.logits is None:
+            output.logits = self._score(output.hidden_states, forward.widest, confidence=confidence)
+        return output
+
+    def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
+        """Final norm and LM head.
+
+        Args:
+            hidden_states: ``[rows, hidden]``, the residual stream after the last sublayer.
+            widest: the largest number of rows that one sequence has among them; all of them if not given. With it,
+                rows of several sequences get what they get in each alone.
+
+        Returns:
+            ``[rows, vocab]``, in the model's dtype.
+        """
+        if (native := self._native_head(len(hidden_states) if widest is None else widest)) is not None:
+            return self._decoder.scale_logits(native.score(hidden_states).values)
+        normed, head = self._norm(hidden_states), self.head
+        return self._decoder.scale_logits(head(normed, widest) if isinstance(head, Product) else head(normed))
+
+    def norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The final norm, bit for bit as a few rows get it from ``logits``: ``[rows, hidden]`` in and out."""
+        native = self._native_head(1)
+        return self._norm(hidden_states) if native is None else native.norm(hidden_states)
+
+    def _score(self, hidden_states: torch.Tensor, widest: int, *, confidence: bool) -> Logits:
+        """Logits apart from the sublayers, with the same choices bit for bit."""
+        native = self._native_head(widest)
+        if native is None or not self._selects_natively:
+            return Logits(self.logits(hidden_states, widest))
+        return native.score(hidden_states, confidence=confidence)
+
+    def _native_head(self, rows: int) -> NativeForward | None:
+        """The native forward, if it can run norm and head of as many rows of a sequence."""
+        native = self.native
+        return native if native is not None and native.has_head and rows <= native.most_rows else None
+
+    def _limits(self) -> Iterator[int]:
+        """The row limits of all sublayers that have any."""
+        for index, sublayer in enumerate(self.sublayers):
+            if self.native is not None and self.native.limits[index]:
+                yield self.native.limits[index]
+            elif isinstance(sublayer, (FusedAttention, FusedMLP)):
+                yield from (each.limit for each in sublayer.products if isinstance(each, CompiledProduct))
+
+    def _groups(self, forward: Forward) -> list[list[int]]:
+        """Divides the parts of a forward: those within all limits together, each of the others by itself."""
+        parts, most = forward.parts, self._most_rows
+        if len(parts) == 1 or forward.widest <= most:
+            return [list(range(len(parts)))]
+        small = [index for index, part in enumerate(parts) if part.count <= most]
+        large = [[index] for index, part in enumerate(parts) if part.count > most]
+        return [small, *large] if small else large
+
+    def _segments(
+        self, hidden_states: torch.Tensor, sublayers: tuple[int, ...], forward: Forward
+    ) -> list[tuple[bool, int, int]]:
+        """Where runs of native sublayers, and of others, begin and end in ``sublayers``."""
+        native, widest, count = self.native, forward.widest, len(sublayers)
+        if native is None or not native.takes(hidden_states, forward):
+            return [(False, 0, count)]
+        if widest <= native.limit(sublayers):
+            return [(True, 0, count)]
+        fits = [widest <= native.limits[index] for index in sublayers]
+        starts = [place for place in range(count) if place == 0 or fits[place] != fits[place - 1]]
+        return [(fits[start], start, stop) for start, stop in pairwise([*starts, count])]
+
+    def _run(
+        self,
+        hidden_states: torch.Tensor,
+        sublayers: tuple[int, ...],
+        forward: Forward,
+        kept: _Kept,
+        *,
+        logits: bool = False,
+        confidence: bool = False,
+    ) -> StackOutput:
+        """Runs sublayers segment by segment; logits only where the last one is native."""
+        places = kept.places(sublayers)
+        rows = kept.rows(places, len(hidden_states)) if places else {}
+        stream, scored = hidden_states, None
+        states: dict[int, torch.Tensor] = {}
+        for is_native, start, stop in self._segments(hidden_states, sublayers, forward):
+            needed = {place - start: count for place, count in rows.items() if start <= place < stop}
+            if is_native:
+                assert self.native is not None
+                stream = stream.clone(memory_format=torch.contiguous_format)
+                found = {place: stream.new_empty(count, stream.shape[1]) for place, count in needed.items()}
+                last = logits and stop == len(sublayers)
+                run = sublayers if stop - start == len(sublayers) else sublayers[start:stop]
+                scored = self.native.run(stream, run, forward, found, logits=last, confidence=confidence)
+            else:
+                stream, found = self._run_blocks(stream, sublayers[start:stop], forward, needed)
+            states |= {start + place: state for place, state in found.items()}
+        for index, copy in kept.copies.items():
+            copy.copy_(_last(states.get(places[index], stream), len(copy)))
+        captured = {index: states.get(places[index], stream) for index in kept.capture}
+        return StackOutput(stream, captured, scored)
+
+    def _run_blocks(
+        self, stream: torch.Tensor, sublayers: tuple[int, ...], forward: Forward, needed: Mapping[int, int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """Runs sublayers one after the other. By place, ``needed`` says how many last rows of the stream to keep."""
+        graphs = self.graphs if self.graphs is not None and self.graphs.takes(forward) else None
+        stream = stream if graphs is None else graphs.load(stream, forward)
+        states: dict[int, torch.Tensor] = {}
+        for place, index in enumerate(sublayers):
+            if place in needed:
+                whole = graphs is None and needed[place] == len(stream)
+                states[place] = stream if whole else _last(stream, needed[place]).clone()
+            if graphs is None:
+                stream = self.sublayers[index](stream, forward)
+            else:
+                stream = graphs.advance(index, stream, forward)
+        return stream if graphs is None else stream.clone(), states
+
+    def _run_groups(
+        self,
+        groups: Sequence[Sequence[int]],
+        hidden_states: torch.Tensor,
+        sublayers: tuple[int, ...],
+        forward: Forward,
+        kept: _Kept,
+    ) -> StackOutput:
+        """Runs groups of a forward's parts one after the other."""
+        output = StackOutput(torch.empty_like(hidden_states))
+        output.captured = {index: torch.empty_like(hidden_states) for index in kept.capture}
+        for group in groups:
+            places = torch.cat([torch.arange(forward.rows)[forward.slices[index]] for index in group])
+            copies = dict(_shares(kept.copies, places, forward.rows))
+            ran = self._run(hidden_states[places], sublayers, forward.only(group), _Kept(kept.capture, copies))
+            output.hidden_states[places] = ran.hidden_states
+            for index, states in ran.captured.items():
+                output.captured[index][places] = states
+            for index, copy in copies.items():
+                own = _last(places, len(copy))
+                kept.copies[index][own - (forward.rows - len(kept.copies[index]))] = copy
+        return output
+
+
+def _shares(copies: Mapping[int, torch.Tensor], places: torch.Tensor, rows: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """For each copy of last rows, an empty tensor for those of them that are among some rows."""
+    for index, copy in copies.items():
+        count = int((places >= rows - len(copy)).sum())
+        yield index, copy.new_empty(count, copy.shape[1])
+
+
+def _last(rows: torch.Tensor, count: int) -> torch.Tensor:
+    return rows[len(rows) - count :]
+
+
+def prepare(decoder: Decoder, runtime: str) -> Runner:
+    """A runtime's form of a model, at full precision, as the model is now.
+
+    Args:
+        decoder: the model.
+        runtime: one of ``RUNTIMES``.
+
+    Returns:
+        The model's form. Where kernels cannot be built it warns: each time if they were asked for, else once a process.
+
+    Raises:
+        UnsupportedModelError: a layer lacks a module of its family.
+    """
+    sublayers = decoder.split()
+    if runtime == "eager":
+        return Runner(decoder, sublayers, decoder.final_norm, decoder.head, compiled=False)
+    sublayers = [fuse(sublayer, decoder.family, index // 2) for index, sublayer in enumerate(sublayers)]
+    norm = fast_norm(decoder.final_norm, decoder.family)
+    if runtime in ("auto", "compiled"):
+        try:
+            head = compile_head(decoder.head)
+            return Runner(decoder, [compile_block(each) for each in sublayers], norm, head, compiled=True)
+        except KernelBuildError as error:
+            if runtime == "compiled":
+                warnings.warn(f"the compiled runtime falls back to fused blocks: {error}", RuntimeWarning, stacklevel=4)
+            else:
+                _warn_once(str(error))
+    return Runner(decoder, sublayers, norm, decoder.head, compiled=False)
+
+
+def _embedding_weights(decoder: Decoder) -> torch.Tensor | None:
+    """The weights of an embedding that takes rows of them and does nothing else, of a model with plain logits."""
+    module = decoder.embedding
+    if type(module) is not nn.Embedding or not is_plain(module) or module.max_norm is not None:
+        return None
+    ordinary = type(module.weight) is nn.Parameter and module.weight.is_contiguous()
+    plain = decoder.embedding_scale is None and not decoder.scales_logits
+    return module.weight.detach() if ordinary and plain else None
+
+
+@cache
+def _warn_once(reason: str) -> None:
+    warnings.warn(f"there are no compiled kernels, so {WITHOUT_KERNELS}: {reason}", RuntimeWarning, stacklevel=6)
