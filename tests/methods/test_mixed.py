@@ -89,7 +89,6 @@ def slow_loss(target: Target, token_ids: torch.Tensor, part: int, bits: int) -> 
         tuple(bits if index == part and bits != SKIP else 16 for index in range(SUBLAYERS)),
         bits if part == SUBLAYERS else 16,
         32,
-        16,
     )
     sublayers = [index for index in range(SUBLAYERS) if index != part or bits != SKIP]
 

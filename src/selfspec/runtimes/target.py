@@ -33,7 +33,8 @@ def _at_full_precision(method: Callable[Concatenate[Runner, _P], _R]) -> "Callab
     """A method of ``Target`` that is one of its runner at full precision."""
 
     def call(self: "Target", /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        return method(self._prepared, *args, **kwargs)
+        own: Callable[_P, _R] = getattr(self._prepared, method.__name__)
+        return own(*args, **kwargs)
 
     call.__doc__ = method.__doc__
     return call
