@@ -26,7 +26,6 @@ from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.decoding.verification import verify
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.drafting import chain_path
 from selfspec.runtimes.kernels import most_attending
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.path import NATIVE, Path
@@ -285,7 +284,7 @@ def test_a_head_with_more_tokens_than_the_embedding_goes_forward_by_forward() ->
     model.lm_head = torch.nn.Linear(SIZES["hidden_size"], SIZES["vocab_size"] + 8, bias=False)
     on = Target(model)
     for each, native in ((on, False), (target(), True)):
-        assert chain_path(each, each, FULL.sublayers).native is native
+        assert each.at(None).path(FULL.sublayers).native is native
 
 
 def test_a_hook_on_the_embedding_is_noticed() -> None:

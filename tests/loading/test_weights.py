@@ -14,7 +14,7 @@ from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from helpers.models import VARIANTS
 from selfspec import Engine, errors, load_model, quantise
-from selfspec.runtimes.low_bit_modules import LowBitLinear
+from selfspec.runtimes.packed import LowBitLinear
 from selfspec.runtimes.precision import LOW_BITS, Precision
 from selfspec.runtimes.target import Target
 

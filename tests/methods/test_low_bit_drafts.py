@@ -149,5 +149,5 @@ def test_bfloat16_on_a_trained_model(bits: int) -> None:
 
 def test_the_target_at_a_precision_is_another_model() -> None:
     target = Target(MODEL)
-    assert target.at(None) is target
+    assert target.at(None) is target.at(Precision())
     assert target.at(Precision.of(8)) is target.at(Precision.of(8))

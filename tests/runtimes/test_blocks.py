@@ -17,12 +17,12 @@ from helpers.models import FAMILY_NAMES, SUBLAYERS, VARIANTS, build, prompt
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError, NonFiniteLogitsError, UnsupportedModelError
 from selfspec.model import masks
-from selfspec.model.forward import SequenceState
-from selfspec.runtimes import kernels, prepared
-from selfspec.runtimes.compiled import CompiledMLP, CompiledProduct
+from selfspec.model.forward import Forward, SequenceState
+from selfspec.runtimes import kernels, runner
+from selfspec.runtimes.branches import describe
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.kernels import most_attending, most_rows
-from selfspec.runtimes.products import DenseProduct
+from selfspec.runtimes.products import CompiledProduct, DenseProduct
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
 
@@ -123,7 +123,7 @@ def test_attention_runs_in_kernels_where_its_heads_fit_them(head_dim: int, known
 
 def native(sublayer: Any) -> bool:
     """Whether a sublayer can be part of a native forward."""
-    return getattr(sublayer, "native", None) is not None
+    return describe(sublayer) is not None
 
 
 ROW_COUNTS = (*range(1, 18), 40, 64, 96, 97, 200)
@@ -155,7 +155,11 @@ def test_a_compiled_product_is_torchs(dtype: torch.dtype, inputs: int, outputs_c
 def test_rows_of_a_compiled_mlp_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
     target = Target(copy.deepcopy(build("llama")).to(dtype), "compiled")
     rows = torch.randn(100, target.hidden_size, generator=torch.Generator().manual_seed(6)).to(dtype)
-    mlp, state = target.sublayers[1], target.new_sequence(100, capacity=100, last_length=100)
+    state = target.new_sequence(100, capacity=100, last_length=100)
+
+    def mlp(rows: torch.Tensor, forward: Forward) -> torch.Tensor:
+        return target.run(rows, (1,), forward).hidden_states
+
     with torch.inference_mode():
         alone = torch.cat([mlp(row[None], target.lay_out(state, 1)) for row in rows])
         for count in (2, 7, 16, 90, 100):
@@ -171,7 +175,11 @@ def test_compiled_attention_is_torchs(dtype: torch.dtype, heads: int, key_heads:
     shape = {"num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": head_dim}
     model = fresh(**shape).to(dtype)
     target = Target(model, "compiled")
-    compiled, fused = target.sublayers[0], Target(model, "fused").sublayers[0]
+    fused = Target(model, "fused").sublayers[0]
+
+    def compiled(rows: torch.Tensor, forward: Forward) -> torch.Tensor:
+        return target.run(rows, (0,), forward).hidden_states
+
     close: dict[str, Any] = CLOSE if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.02}
     draw = torch.Generator().manual_seed(8)
     state = target.new_sequence(70, capacity=70, last_length=70)
@@ -249,7 +257,7 @@ def test_without_a_compiler_it_falls_back(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
     kernels.find.cache_clear()
-    prepared._warn_once.cache_clear()
+    runner._warn_once.cache_clear()
     try:
         with pytest.warns(RuntimeWarning, match="falls back to fused blocks") as caught:
             target = Target(fresh(), "compiled")
@@ -261,7 +269,7 @@ def test_without_a_compiler_it_falls_back(monkeypatch: pytest.MonkeyPatch, tmp_p
             warnings.simplefilter("error")
             assert Target(fresh()).fused_count == 4
         assert kernels.describe().startswith("none (plain decoding takes about twice as long): ")
-        assert not any(isinstance(sublayer, CompiledMLP) for sublayer in target.sublayers)
+        assert not any(map(native, target.sublayers))
     finally:
         kernels.find.cache_clear()
 
@@ -327,8 +335,9 @@ def test_weights_are_shared_and_the_model_computes_what_it_did(options: dict[str
     assert storages(model) == joined, "the second engine joined them once more"
     assert sum(joined.values()) == bytes_before
     for sublayer in targets[0].sublayers:
-        for product in (value for value in vars(sublayer).values() if hasattr(value, "weight")):
-            assert product.weight.untyped_storage().data_ptr() in storages(model)
+        assert isinstance(sublayer, (FusedAttention, FusedMLP))
+        for product in sublayer.products:
+            assert product.values().untyped_storage().data_ptr() in storages(model)
     assert [target.fused_count for target in targets] == [4, 4]
     assert all(model.get_parameter(name) is parameter for name, parameter in parameters.items())
     assert all(torch.equal(parameters[name], value) for name, value in values.items())

@@ -19,7 +19,7 @@ from selfspec.runtimes.target import Target
 
 pytestmark = needs_kernels
 
-FORM = PackedFormat(4, 32, 16)
+FORM = PackedFormat(4, 64)
 
 
 def some_weight(seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -54,7 +54,7 @@ def every_warning_is_an_error() -> Any:
 @pytest.mark.parametrize("bits", LOW_BITS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_copy_is_read_as_it_was_made(bits: int, dtype: torch.dtype, tmp_path: Path, made: list[Any]) -> None:
-    weight, form = some_weight(dtype=dtype), PackedFormat(bits, 64, 16)
+    weight, form = some_weight(dtype=dtype), PackedFormat(bits, 64)
     first = CopyStore(tmp_path).get(weight, form)
     again = CopyStore(tmp_path).get(weight, form)
     assert made == [form]

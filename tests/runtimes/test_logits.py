@@ -8,9 +8,9 @@ from helpers.low_bit_model import SIZES, SUBLAYERS, random_model
 from helpers.models import build
 from selfspec.model.forward import Forward
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.low_bit import LowBitModel
 from selfspec.runtimes.precision import Precision
-from selfspec.runtimes.target import StackOutput, Target
+from selfspec.runtimes.stack import StackOutput
+from selfspec.runtimes.target import Target
 
 EVERYTHING = range(SUBLAYERS)
 DTYPES = [torch.float32, torch.bfloat16]
@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 def forward_of(target: Target, counts: list[int], *, logits: bool, precision: int = 16) -> StackOutput:
     """A forward of several sequences from their start."""
-    model: Target | LowBitModel = target.at(Precision.of(precision))
+    model = target.at(Precision.of(precision))
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(target.vocab_size, (sum(counts),), generator=generator)
     layouts = [target.lay_out(target.new_sequence(rows, rows, rows), rows) for rows in counts]

@@ -17,12 +17,10 @@ from selfspec import loading
 from selfspec.errors import InvalidSettingError, OutOfMemoryError, UnsupportedModelError
 from selfspec.model.forward import Forward
 from selfspec.runtimes import kernels, low_bit
-from selfspec.runtimes.compiled import CompiledProduct
-from selfspec.runtimes.low_bit import LOW_BITS, LowBitModel, MixedPrecision, Precision
-from selfspec.runtimes.low_bit_modules import look_up
-from selfspec.runtimes.packed import PackedWeights, packed_bytes
-from selfspec.runtimes.precision import GROUPS, PackedFormat
-from selfspec.runtimes.products import DenseProduct
+from selfspec.runtimes.packed import PackedWeights, look_up, packed_bytes
+from selfspec.runtimes.precision import GROUPS, LOW_BITS, MixedPrecision, PackedFormat, Precision
+from selfspec.runtimes.products import CompiledProduct, LowBitProduct
+from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
 
 pytestmark = needs_kernels
@@ -66,11 +64,7 @@ def target(name: str = "llama", dtype: torch.dtype = torch.bfloat16, runtime: st
 
 def groups_of(weight: torch.Tensor, form: PackedFormat) -> list[torch.Tensor]:
     """The weights of each group, ``[outputs, inputs of the group]``."""
-    inputs = weight.shape[1]
-    sizes = [form.offset] if form.offset else []
-    while sum(sizes) < inputs:
-        sizes.append(min(form.group, inputs - sum(sizes)))
-    return list(weight.float().split(sizes, dim=1))
+    return list(weight.float().split(form.group, dim=1))
 
 
 def codes_and_scale(group: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,16 +93,8 @@ def oracle(weight: torch.Tensor, form: PackedFormat) -> torch.Tensor:
 
 
 def packed_product(weight: torch.Tensor, form: PackedFormat, bias: torch.Tensor | None = None) -> CompiledProduct:
-    """The product of a copy of weights ``[outputs, inputs]``; it holds the copy."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias, requires_grad=False)
-    product = CompiledProduct(DenseProduct([linear]))
-    copy = PackedWeights.of(product.values(), form)
-    made = product.with_linear(copy.describe(product.bias))
-    vars(made)["copy"] = copy
-    return made
+    """The product of a copy of weights ``[outputs, inputs]``."""
+    return CompiledProduct(LowBitProduct(PackedWeights.of(weight, form), weight.dtype, bias))
 
 
 def unpacked(weight: torch.Tensor, form: PackedFormat) -> torch.Tensor:
@@ -120,16 +106,15 @@ def unpacked(weight: torch.Tensor, form: PackedFormat) -> torch.Tensor:
 @pytest.mark.parametrize("group", GROUPS)
 def test_unpacked_in_python_they_are_what_the_kernels_read(bits: int, group: int) -> None:
     weight = random_weight(70, 3 * group)
-    for offset in offsets(group):
-        form = PackedFormat(bits, group, offset)
-        packed, read = PackedWeights.of(weight, form), unpacked(weight, form)
-        assert torch.equal(packed.unpack(), read)
-        some = torch.tensor([69, 0, 17, 17])
-        assert torch.equal(packed.unpack(some), read[some])
-        for dtype in (torch.float32, torch.bfloat16):
-            assert torch.equal(look_up(packed, some, dtype), read[some].to(dtype))
-        assert torch.equal(packed.rows(32, 32).unpack(), read[32:64])
-        assert torch.equal(packed.rows(64, 64).unpack(), read[64:])
+    form = PackedFormat(bits, group)
+    packed, read = PackedWeights.of(weight, form), unpacked(weight, form)
+    assert torch.equal(packed.unpack(), read)
+    some = torch.tensor([69, 0, 17, 17])
+    assert torch.equal(packed.unpack(some), read[some])
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(look_up(packed, some, dtype), read[some].to(dtype))
+    assert torch.equal(packed.rows(32, 32).unpack(), read[32:64])
+    assert torch.equal(packed.rows(64, 64).unpack(), read[64:])
 
 
 def random_weight(outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -140,38 +125,32 @@ def random_weight(outputs: int, inputs: int, dtype: torch.dtype = torch.float32)
     return weight.to(dtype)
 
 
-def offsets(group: int) -> list[int]:
-    return [0, 1, 16, 31, *({group // 2, group - 7, group - 1} - {16, 31})]
-
-
 @BITS
 @pytest.mark.parametrize("group", GROUPS)
 @DTYPES
 def test_a_copy_has_the_weights_of_the_oracle(bits: int, group: int, dtype: torch.dtype) -> None:
-    for offset in offsets(group):
-        form = PackedFormat(bits, group, offset)
-        for outputs, inputs in ((5, group), (33, 3 * group), (64, 384)):
-            weight = random_weight(outputs, inputs, dtype)
-            found, wanted = unpacked(weight, form), oracle(weight, form)
-            differs = (found != wanted).any(1)
-            assert differs.float().mean() < 0.05, "only where two scales are equally good"
-            errors = [(weight.float() - copy).square().sum() for copy in (found, wanted)]
-            assert errors[0] <= errors[1] * (1 + 1e-5)
+    form = PackedFormat(bits, group)
+    for outputs, inputs in ((5, group), (33, 3 * group), (64, 384)):
+        weight = random_weight(outputs, inputs, dtype)
+        found, wanted = unpacked(weight, form), oracle(weight, form)
+        differs = (found != wanted).any(1)
+        assert differs.float().mean() < 0.05, "only where two scales are equally good"
+        errors = [(weight.float() - copy).square().sum() for copy in (found, wanted)]
+        assert errors[0] <= errors[1] * (1 + 1e-5)
 
 
 @BITS
 @pytest.mark.parametrize("group", GROUPS)
 def test_values_are_rounded_to_the_nearest_of_few(bits: int, group: int) -> None:
-    for offset in offsets(group):
-        weight, form = random_weight(24, 256), PackedFormat(bits, group, offset)
-        copies = groups_of(unpacked(weight, form), form)
-        for own, copied in zip(groups_of(weight, form), copies, strict=True):
-            largest = own.abs().amax(1)
-            step = 1.15 * largest / 2 ** (bits - 1)
-            # Half a step, or what is cut off at the end of the range.
-            assert ((own - copied).abs().amax(1) <= 1.6 * step + 1e-9).all()
-            assert ((own - copied).square().mean(1).sqrt() <= 0.6 * step + 1e-9).all()
-            assert all(len(row.unique()) <= 2**bits for row in copied)
+    weight, form = random_weight(24, 256), PackedFormat(bits, group)
+    copies = groups_of(unpacked(weight, form), form)
+    for own, copied in zip(groups_of(weight, form), copies, strict=True):
+        largest = own.abs().amax(1)
+        step = 1.15 * largest / 2 ** (bits - 1)
+        # Half a step, or what is cut off at the end of the range.
+        assert ((own - copied).abs().amax(1) <= 1.6 * step + 1e-9).all()
+        assert ((own - copied).square().mean(1).sqrt() <= 0.6 * step + 1e-9).all()
+        assert all(len(row.unique()) <= 2**bits for row in copied)
 
 
 def test_more_bits_are_nearer() -> None:
@@ -197,14 +176,9 @@ def test_a_search_is_better_than_the_end_of_the_range() -> None:
 @BITS
 @DTYPES
 def test_a_product_is_that_of_the_copied_weights(bits: int, dtype: torch.dtype) -> None:
-    for outputs, inputs, group, offset in (
-        (40, 96, 32, 0),
-        (17, 1536, 64, 16),
-        (100, 576, 32, 16),
-        (16, 128, 128, 100),
-    ):
+    for outputs, inputs, group in ((40, 96, 32), (17, 1536, 64), (100, 576, 32), (16, 128, 128)):
         weight = random_weight(outputs, inputs, dtype)
-        bias, form = torch.randn(outputs).to(dtype), PackedFormat(bits, group, offset)
+        bias, form = torch.randn(outputs).to(dtype), PackedFormat(bits, group)
         dense = unpacked(weight, form)
         product = packed_product(weight, form, bias)
         for rows in (1, 3, 7, 100):
@@ -220,7 +194,7 @@ def test_a_product_is_that_of_the_copied_weights(bits: int, dtype: torch.dtype) 
 @BITS
 @DTYPES
 def test_a_row_does_not_depend_on_the_others(bits: int, dtype: torch.dtype) -> None:
-    product = packed_product(random_weight(90, 2112, dtype), PackedFormat(bits, 64, 16))
+    product = packed_product(random_weight(90, 2112, dtype), PackedFormat(bits, 64))
     rows = torch.randn(200, 2112).to(dtype)
     single = torch.cat([product(row[None]) for row in rows])
     for count in [*range(1, 41), 96, 97, 200]:
@@ -230,7 +204,7 @@ def test_a_row_does_not_depend_on_the_others(bits: int, dtype: torch.dtype) -> N
 
 @BITS
 def test_threads_change_nothing(bits: int) -> None:
-    weight, form = random_weight(3000, 512), PackedFormat(bits, offset=16)
+    weight, form = random_weight(3000, 512), PackedFormat(bits)
     rows = torch.randn(7, 512)
     assert torch.get_num_threads() == 1
     single = packed_product(weight, form)(rows)
@@ -265,7 +239,7 @@ def test_very_small_and_very_large_values(bits: int) -> None:
 # The model
 
 
-def logits(model: Target | LowBitModel, like: Target, count: int = 12, prompt: int = 20) -> torch.Tensor:
+def logits(model: Target | Runner, like: Target, count: int = 12, prompt: int = 20) -> torch.Tensor:
     """Logits of some rows after a prompt that the target reads."""
     state = like.new_sequence(prompt, 128, 128)
     ids = torch.randint(97, (prompt + count,), generator=torch.Generator().manual_seed(prompt))
@@ -297,9 +271,9 @@ PRECISIONS: dict[str, Precision | MixedPrecision] = {
     **{f"{bits}-bits": Precision.of(bits) for bits in LOW_BITS},
     "attention": Precision(attention=4, group=64),
     "mlp": Precision(mlp=6),
-    "head": Precision(head=8, offset=16),
+    "head": Precision(head=8),
     "apart": Precision(attention=8, mlp=4, head=6),
-    "offset": Precision.of(4, 32, 16),
+    "groups": Precision.of(4, 64),
     "mixed": MixedPrecision((16, 4, 6, 8, 16, 4), head=16),
 }
 NAMED = pytest.mark.parametrize("precision", PRECISIONS.values(), ids=PRECISIONS.keys())
@@ -388,9 +362,8 @@ def test_kept_sets_states_and_copies() -> None:
 def test_the_target_stays_as_it_was() -> None:
     own = target("biases")
     before = logits(own, own)
-    assert own.at(None) is own
-    assert own.at(Precision()) is own
-    assert own.at(MixedPrecision((16,) * len(EVERYTHING))) is own
+    assert own.at(Precision()) is own.at(None)
+    assert own.at(MixedPrecision((16,) * len(EVERYTHING))) is own.at(None)
     lowered = logits(own.at(Precision.of(4)), own)
     assert torch.equal(logits(own, own), before)
     assert not torch.equal(lowered, before)
@@ -488,7 +461,7 @@ def test_several_threads_ask_at_once() -> None:
 def test_a_model_in_use_keeps_its_copies() -> None:
     own = Target(target().model)
     model = own.at(Precision.of(4))
-    copies = [weakref.ref(each.codes) for part in model._held[1] for each in part]
+    copies = [weakref.ref(each.packed) for part in own._low_bit._copies.values() for each in map(underlying, part)]
     before = logits(model, own)
     own._low_bit.release(None)
     gc.collect()
@@ -497,6 +470,13 @@ def test_a_model_in_use_keeps_its_copies() -> None:
     del model
     gc.collect()
     assert all(copy() is None for copy in copies)
+
+
+def underlying(product: Any) -> LowBitProduct:
+    """The product of the copy that a compiled product runs."""
+    found = product._product
+    assert isinstance(found, LowBitProduct)
+    return found
 
 
 @torch.inference_mode()
@@ -521,9 +501,6 @@ def test_new_weights_get_new_copies() -> None:
         lambda: Precision(mlp=3),
         lambda: Precision(head="8"),  # type: ignore[arg-type]
         lambda: Precision.of(4, 16),
-        lambda: Precision.of(4, 32, 32),
-        lambda: Precision.of(4, 32, -1),
-        lambda: Precision.of(4, 32, 0.5),  # type: ignore[arg-type]
         lambda: Precision.of(4, True),
         lambda: MixedPrecision((4, 5)),
         lambda: MixedPrecision((4, 4), head=2),
@@ -553,7 +530,7 @@ def test_a_runtime_without_kernels() -> None:
     own = Target(target().model, "eager")
     with pytest.raises(UnsupportedModelError, match="kernels"):
         own.check_low_bit(Precision.of(8))
-    assert own.at(Precision()) is own
+    assert own.at(Precision()) is own.at(None)
 
 
 def test_models_without_a_native_form() -> None:
@@ -569,7 +546,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise kernels.KernelBuildError("there is none")
 
-    monkeypatch.setattr("selfspec.runtimes.compiled.load", fail)
+    monkeypatch.setattr("selfspec.runtimes.products.load", fail)
     with pytest.raises(UnsupportedModelError, match="C\\+\\+ compiler"):
         Target(target().model).check_low_bit(Precision.of(8))
 
@@ -589,9 +566,9 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_that_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(low_bit, "available_bytes", lambda: None)
-    assert isinstance(Target(target().model).at(Precision.of(8)), LowBitModel)
+    assert isinstance(Target(target().model).at(Precision.of(8)), Runner)
 
 
 def test_bytes_of_a_product() -> None:
     assert packed_bytes((20, 64), PackedFormat(4)) == 32 * 64 // 2 + 32 * 2 * 2
-    assert packed_bytes((20, 64), PackedFormat(8, 64, 16)) == 32 * 96 + 32 * 2 * 2
+    assert packed_bytes((20, 64), PackedFormat(8, 64)) == 32 * 64 + 32 * 2

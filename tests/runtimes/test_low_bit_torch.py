@@ -11,7 +11,7 @@ from helpers.models import build
 from selfspec import Engine
 from selfspec.errors import OutOfMemoryError, UnsupportedModelError
 from selfspec.runtimes import low_bit, low_bit_torch
-from selfspec.runtimes.low_bit_torch import TorchLowBitModel, TorchLowBitProduct, round_to_integers, torch_bytes
+from selfspec.runtimes.low_bit_torch import TorchLowBitProduct, round_to_integers, torch_bytes
 from selfspec.runtimes.precision import GROUPS, PackedFormat, Precision
 from selfspec.runtimes.products import DenseProduct
 from selfspec.runtimes.target import Target
@@ -99,7 +99,9 @@ def test_drafts_are_cheap_copies_and_the_text_is_the_targets(bits: int, dtype: t
         settings={"draft_bits": bits, "joint_confidence": 0.0, "draft_length": 5},
         runtime="fused",
     )
-    assert isinstance(engine.target.at(Precision.of(bits)), TorchLowBitModel)
+    head = engine.target.at(Precision.of(bits)).head
+    assert isinstance(head, TorchLowBitProduct)
+    assert head.bits == bits
     drafted = accepted = 0
     for prompt in prompts:
         wanted = plain.generate(prompt, max_new_tokens=40, ignore_eos=True)
@@ -148,7 +150,6 @@ def test_a_family_without_native_kernels_has_them() -> None:
     ("precision", "message"),
     [
         (Precision.of(6), "no product of 6 bits"),
-        (Precision.of(4, offset=16), "no product of groups with an offset"),
         (Precision.of(4, group=128), "do not divide into groups of 128"),
     ],
 )

@@ -160,12 +160,12 @@ def skip_if_torch_runs(dtype: torch.dtype, rows: int) -> None:
 def one_by_one(
     target: Target, stream: torch.Tensor, sublayers: tuple[int, ...], forward: Forward
 ) -> dict[int, torch.Tensor]:
-    """The stream before each sublayer and after the last, by the sublayers' own calls."""
+    """The stream before each sublayer and after the last, by a call for each sublayer."""
     states = {}
     for index in range(SUBLAYERS):
         states[index] = stream
         if index in sublayers:
-            stream = target.sublayers[index](stream, forward)
+            stream = target.run(stream, (index,), forward).hidden_states
     return {**states, SUBLAYERS: stream}
 
 

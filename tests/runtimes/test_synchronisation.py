@@ -27,7 +27,9 @@ from selfspec.model.forward import Forward, SequenceState
 from selfspec.model.kept import KeptSet
 from selfspec.model.transfer import AsyncCopy, pack, unpack
 from selfspec.runtimes import drafting
-from selfspec.runtimes.target import StackOutput, Target
+from selfspec.runtimes.runner import Runner
+from selfspec.runtimes.stack import StackOutput
+from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import Generation
 
@@ -299,16 +301,16 @@ def test_a_head_start_changes_nothing(
 ) -> None:
     begun: list[int] = []
     ran: list[tuple[int, ...]] = []
-    lay_out, run = Target.lay_out, Target.run
+    lay_out, run = Target.lay_out, Runner.run
 
     def noted(target: Target, state: SequenceState, rows: int, **layout: Any) -> Forward:
         if rows == 1 and set(layout) == {"start"}:  # a step of a draft
             begun.append(layout["start"])
         return lay_out(target, state, rows, **layout)
 
-    def noted_run(target: Target, states: torch.Tensor, sublayers: Any, *others: Any, **more: Any) -> StackOutput:
+    def noted_run(runner: Runner, states: torch.Tensor, sublayers: Any, *others: Any, **more: Any) -> StackOutput:
         ran.append(tuple(sublayers))
-        return run(target, states, sublayers, *others, **more)
+        return run(runner, states, sublayers, *others, **more)
 
     def script_of_kept(written: tuple[int, ...]) -> Draft:
         draft = script(written)
@@ -316,7 +318,7 @@ def test_a_head_start_changes_nothing(
         return LayerDraft(KeptSet(kept, SUBLAYERS), draft.limit, draft.stop, draft.widths)
 
     monkeypatch.setattr(Target, "lay_out", noted)
-    monkeypatch.setattr(Target, "run", noted_run)
+    monkeypatch.setattr(Runner, "run", noted_run)
     expected = play(script_of_kept, **RULES[rule])
     assert len(begun) == expected[0].drafted, "no step in vain without a head start"
     lengths = {len(feedback.proposal.confidences) for feedback in expected[1]}
@@ -339,14 +341,14 @@ def test_only_an_accelerator_gets_a_head_start() -> None:
 def test_trees_that_never_stop_need_no_confidence_before_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Widths alone do not hold the next step up."""
     order: list[str] = []
-    wait, run = AsyncCopy.wait, Target.run
+    wait, run = AsyncCopy.wait, Runner.run
 
-    def scored(target: Target, *given: Any, logits: bool = False, **others: Any) -> StackOutput:
+    def scored(runner: Runner, *given: Any, logits: bool = False, **others: Any) -> StackOutput:
         order.extend(["logits"] * logits)
-        return run(target, *given, logits=logits, **others)
+        return run(runner, *given, logits=logits, **others)
 
     monkeypatch.setattr(AsyncCopy, "wait", lambda copied: order.append("wait") or wait(copied))
-    monkeypatch.setattr(Target, "run", scored)
+    monkeypatch.setattr(Runner, "run", scored)
     play(tree)
     assert ["logits"] * 3 + ["wait"] * 3 in [order[start : start + 6] for start in range(len(order))]
 

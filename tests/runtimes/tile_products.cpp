@@ -74,7 +74,7 @@ void run(long k, long n, std::initializer_list<long> counts, int threads, float 
     const long most = std::max(counts);
     const std::vector<bf16> rows = random.numbers(most * k, scale), weights = random.numbers(n * k, scale);
     const std::vector<bf16> bias = random.numbers(n, scale * scale);
-    const Linear linear{weights.data(), bias.data(), nullptr, 0, int(BLOCK), 0};
+    const Linear linear{weights.data(), bias.data(), nullptr, 0, int(BLOCK)};
     std::vector<bf16> alone(most * n);
     for (long row = 0; row < most; row++)
         product<bf16>(linear, rows.data() + row * k, alone.data() + row * n, 1, k, n, threads);

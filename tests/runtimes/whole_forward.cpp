@@ -43,7 +43,7 @@ template <class T> struct Model {
         return tensors.back().data();
     }
     Linear linear(long outputs, long inputs, int bits) {
-        Linear made{tensor(outputs * inputs, 0.3f), nullptr, nullptr, bits, int(BLOCK), 16};
+        Linear made{tensor(outputs * inputs, 0.3f), nullptr, nullptr, bits, int(BLOCK)};
         if (!bits) return made;
         const long tiles = (outputs + TILE - 1) / TILE, blocks = Groups(made, inputs).blocks;
         const Linear dense = made;

@@ -202,7 +202,7 @@ def test_the_text_is_the_models_own(sampling: dict[str, Any], monkeypatch: pytes
 def test_only_the_copies_that_draft_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     drafting = engine(Found(PLAN, pays=True), monkeypatch)
     drafting.warmup()
-    held = drafting.target._low_bit._packed
+    held = drafting.target._low_bit._copies
     assert {(part, form.bits) for part, form in held} == {(-1, 8), (1, 8), (2, 8), (3, 4), (5, 6), (6, 8), (7, 8)}
 
 

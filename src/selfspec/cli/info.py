@@ -78,9 +78,8 @@ def describe_target(target: "Target") -> dict[str, Any]:
 def _native(target: "Target") -> dict[str, str | list[str]]:
     """Whether drafts and verifications of the whole model run natively, and what makes a request leave that."""
     from selfspec.decoding.paths import LEAVING
-    from selfspec.runtimes.drafting import chain_path
 
-    path = chain_path(target, target, range(target.sublayer_count))
+    path = target.at(None).path()
     return {"model": str(path), "left_where": [str(each.reason) for each in LEAVING] if path.native else []}
 
 

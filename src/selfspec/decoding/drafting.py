@@ -12,11 +12,10 @@ from selfspec.decoding.paths import draft_path, run_path
 from selfspec.decoding.phases import phase
 from selfspec.decoding.sequence import Sequence
 from selfspec.model import transfer
-from selfspec.runtimes import drafting
 from selfspec.runtimes.chain import Drafted, DraftedToken, DraftRequest
-from selfspec.runtimes.drafting import Model, chain_path
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
 from selfspec.sampling.rules import best, next_best, possible
 from selfspec.sampling.tree import EMPTY_TREE, ROOT, TokenTree
@@ -45,9 +44,9 @@ def propose(
         else:
             proposals[index] = _known(sequence, draft)
     for precision, own in layers.items():
-        model = target.at(precision)
-        made = {i: _LayerDrafting(target, model, sequences[i], draft, watched[i]) for i, draft in own.items()}
-        drafted = drafting.draft(target, model, [each.request for each in made.values()])
+        runner = target.at(precision)
+        made = {i: _LayerDrafting(runner, sequences[i], draft, watched[i]) for i, draft in own.items()}
+        drafted = runner.draft([each.request for each in made.values()])
         proposals |= {i: each.proposal(result) for (i, each), result in zip(made.items(), drafted, strict=True)}
     return [proposals[index] for index in range(len(sequences))]
 
@@ -79,18 +78,18 @@ def run_plain(
     ]
     if max(steps) < 2 or min(steps) < 1:
         return None
-    every = tuple(range(target.sublayer_count))
-    model = chain_path(target, target, every)
+    runner, every = target.at(None), tuple(range(target.sublayer_count))
+    model = runner.path()
     for sequence, own in zip(sequences, watched, strict=True):
         if not run_path(sequence.output, own, sequence.request.logprobs, sequence.choosing, model).native:
             return None
     until = time.perf_counter() + LONGEST_SECONDS
-    return _run(target, sequences, [_run_request(*each, every, until) for each in zip(sequences, steps, strict=True)])
+    return _run(runner, sequences, [_run_request(*each, every, until) for each in zip(sequences, steps, strict=True)])
 
 
 @phase("verify")
-def _run(target: Target, sequences: Many[Sequence], requests: Many[DraftRequest]) -> list[Proposal]:
-    drafted = drafting.draft(target, target, requests)
+def _run(runner: Runner, sequences: Many[Sequence], requests: Many[DraftRequest]) -> list[Proposal]:
+    drafted = runner.draft(requests)
     return [
         Proposal(sequence.no_tokens, EMPTY_TREE, run=tuple(own.token_ids[: own.finite].tolist()))
         for sequence, own in zip(sequences, drafted, strict=True)
@@ -109,13 +108,11 @@ def _run_request(sequence: Sequence, steps: int, sublayers: tuple[int, ...], unt
 class _LayerDrafting:
     """A layer draft of one sequence: its request, the choice of tokens where kernels do not choose, its proposal."""
 
-    def __init__(
-        self, target: Target, model: Model, sequence: Sequence, draft: LayerDraft, watched: Collection[int]
-    ) -> None:
+    def __init__(self, runner: Runner, sequence: Sequence, draft: LayerDraft, watched: Collection[int]) -> None:
         self._sequence, self._draft = sequence, draft
         self._scores: list[torch.Tensor] = []
         self._preferences: list[torch.Tensor] = []
-        self._path = draft_path(draft, sequence.choosing, chain_path(target, model, draft.kept.sublayers))
+        self._path = draft_path(draft, sequence.choosing, runner.path(draft.kept.sublayers))
         self._has_confidences = draft.stop is not None or draft.widths is not None
         shared = draft.shared_prefix
         self.request = DraftRequest(

@@ -12,9 +12,7 @@ from selfspec.decoding.phases import phase
 from selfspec.decoding.sequence import Sequence
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.model import transfer
-from selfspec.runtimes import verifying
 from selfspec.runtimes.chain import VerifyRequest
-from selfspec.runtimes.drafting import chain_path
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.path import NATIVE, Path
 from selfspec.runtimes.target import Target
@@ -66,8 +64,7 @@ def verify(
     if proposals[0].run is not None:  # of all sequences or of none
         return [_of_run(proposal) for proposal in proposals]
     native = target.native
-    model = chain_path(target, target, range(target.sublayer_count))
-    path = verification_path(proposals, watched, 0 if native is None else native.most_rows, model)
+    path = verification_path(proposals, watched, 0 if native is None else native.most_rows, target.at(None).path())
     verified = _verify(target, sequences, proposals, watched, path)
     if spoiled := [index for index, each in enumerate(verified) if each is None]:
         empty = [replace(_without_tokens(proposals[i]), token_ids=sequences[i].no_tokens) for i in spoiled]
@@ -85,7 +82,7 @@ def _verify(
     path: Path,
 ) -> list[Verified | None]:
     requests = [_request(*each) for each in zip(sequences, proposals, watched, strict=True)]
-    return judge(sequences, proposals, verifying.verify(target, requests, native=path.native), path)
+    return judge(sequences, proposals, target.at(None).verify(requests, native=path.native), path)
 
 
 def _request(sequence: Sequence, proposal: Proposal, watched: Collection[int]) -> VerifyRequest:

@@ -10,6 +10,7 @@
 namespace {
 
 constexpr long MOST_DIM = 512;  // of a head
+constexpr long DIM_STEP = 32;   // the size of a head is a multiple of it
 constexpr float LOWEST = std::numeric_limits<float>::lowest();
 constexpr long QUERIES = REGISTERS == 32 ? 6 : 4;  // most queries that read the keys and values of a key head together
 constexpr int TOTALS = REGISTERS == 32 ? 24 : 8;   // vectors of outputs that fit the registers

@@ -104,7 +104,7 @@ def _key(weight: torch.Tensor, form: PackedFormat) -> bytes:
         "version": _VERSION,
         "shape": list(weight.shape),
         "dtype": str(weight.dtype),
-        "format": [form.bits, form.group, form.offset],
+        "format": [form.bits, form.group],
         "weights": _sums(weight),
     }
     return json.dumps(described, sort_keys=True).encode()

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import torch
 
@@ -12,12 +11,7 @@ from selfspec.model.forward import Forward
 from selfspec.model.transfer import AsyncCopy
 from selfspec.runtimes.chain import Drafted, DraftRequest
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.low_bit import LowBitModel
-from selfspec.runtimes.path import NO_KERNELS, Path
-from selfspec.runtimes.target import StackOutput, Target
-
-Model: TypeAlias = Target | LowBitModel
-"""A model at a precision."""
+from selfspec.runtimes.stack import Stack
 
 HEAD_START = 4
 """Sublayers of the next draft step that a device is given before the host reads the last step's confidence.
@@ -32,43 +26,23 @@ def head_start(device: torch.device) -> int:
     return HEAD_START if device.type == "cuda" else 0
 
 
-def chain_path(target: Target, model: Model, sublayers: Iterable[int]) -> Path:
-    """Whether drafts through these sublayers can run as one native call, or be verified in one.
-
-    Args:
-        target: the model.
-        model: the model at the precision of the draft.
-        sublayers: ascending indices.
-    """
-    return NO_KERNELS if model.native is None else model.native.chain_path(tuple(sublayers), target.rope)
-
-
-def draft(target: Target, model: Model, requests: Sequence[DraftRequest]) -> list[Drafted]:
-    """Drafts tokens of several sequences side by side.
-
-    Args:
-        target: the model.
-        model: the model at the precision of the drafts.
-        requests: of the sequences. Forwards through the same sublayers run as one.
-
-    Returns:
-        What each drafted, in the same order.
-    """
+def draft(runner: Stack, requests: Sequence[DraftRequest]) -> list[Drafted]:
+    """Drafts tokens of several sequences side by side; see ``Runner.draft``."""
     chained: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, request in enumerate(requests):
         if request.choose is None:
             chained[request.sublayers].append(index)
     drafted: dict[int, Drafted] = {}
     for indices in chained.values():
-        assert model.native is not None
-        drafted.update(zip(indices, model.native.chain([requests[i] for i in indices], target.rope), strict=True))
-    stepping = {i: _Stepping(target, request) for i, request in enumerate(requests) if request.choose is not None}
-    _run_steps(model, stepping.values())
+        assert runner.native is not None
+        drafted.update(zip(indices, runner.native.chain([requests[i] for i in indices], runner.rope), strict=True))
+    stepping = {i: _Stepping(runner, request) for i, request in enumerate(requests) if request.choose is not None}
+    _run_steps(runner, stepping.values())
     drafted.update((index, each.drafted()) for index, each in stepping.items())
     return [drafted[index] for index in range(len(requests))]
 
 
-def _run_steps(model: Model, drafts: Iterable["_Stepping"]) -> None:
+def _run_steps(runner: Stack, drafts: Iterable["_Stepping"]) -> None:
     """Runs drafts to their ends, one forward of each at a time.
 
     Where a draft may stop early on a device, its next step is begun before the confidence of the last one is read. A
@@ -78,18 +52,18 @@ def _run_steps(model: Model, drafts: Iterable["_Stepping"]) -> None:
     while running := [each for each in drafts if each.goes_on]:
         for each in running:
             each.begin()
-        _advance(model, running)
+        _advance(runner, running)
         for each in running:
             each.take()
         if early := [each for each in running if each.head_start and each.goes_on]:
             for each in early:
                 each.begin()
-            _advance(model, early, early[0].head_start)
+            _advance(runner, early, early[0].head_start)
         for each in running:
             each.decide()
 
 
-def _advance(model: Model, drafts: Sequence["_Stepping"], most: int | None = None) -> None:
+def _advance(runner: Stack, drafts: Sequence["_Stepping"], most: int | None = None) -> None:
     """Runs the begun steps to their ends, or their first sublayers; those through the same sublayers as one."""
     groups: dict[tuple[tuple[int, ...], bool], list[_Stepping]] = defaultdict(list)
     for each in drafts:
@@ -97,7 +71,7 @@ def _advance(model: Model, drafts: Sequence["_Stepping"], most: int | None = Non
     for (sublayers, ends), group in groups.items():
         captures = [each.wanted(sublayers, ends=ends) for each in group]
         steps = [each.step for each in group]
-        output = model.run(
+        output = runner.run(
             steps[0].hidden_states if len(steps) == 1 else torch.cat([step.hidden_states for step in steps]),
             sublayers,
             Forward.join([step.layout for step in steps]),
@@ -105,30 +79,11 @@ def _advance(model: Model, drafts: Sequence["_Stepping"], most: int | None = Non
             logits=ends,
             confidence=ends,
         )
-        for step, capture, own in zip(
-            steps, captures, split(output, [len(s.hidden_states) for s in steps]), strict=True
-        ):
+        counts = [len(step.hidden_states) for step in steps]
+        for step, capture, own in zip(steps, captures, output.split(counts), strict=True):
             step.done += len(sublayers)
             step.hidden_states, step.logits = own.hidden_states, own.logits
             step.captured.update({index: own.captured[index] for index in capture})
-
-
-def split(output: StackOutput, counts: list[int]) -> list[StackOutput]:
-    """The output of several sequences' rows, by sequence.
-
-    Args:
-        output: of all rows.
-        counts: rows of each sequence.
-    """
-    if len(counts) == 1:
-        return [output]
-    states = torch.split(output.hidden_states, counts)
-    captured = {index: torch.split(rows, counts) for index, rows in output.captured.items()}
-    logits: Sequence[Logits | None] = [None] * len(counts) if output.logits is None else output.logits.split(counts)
-    return [
-        StackOutput(states[place], {index: rows[place] for index, rows in captured.items()}, logits[place])
-        for place in range(len(counts))
-    ]
 
 
 @dataclass
@@ -146,10 +101,12 @@ class _Step:
 class _Stepping:
     """A draft in progress, forward by forward."""
 
-    def __init__(self, target: Target, request: DraftRequest) -> None:
+    def __init__(self, runner: Stack, request: DraftRequest) -> None:
         self.request = request
-        self.head_start = head_start(target.device) if request.stop is not None and request.guess is None else 0
-        self._target = target
+        self.head_start = (
+            head_start(request.pending.device) if request.stop is not None and request.guess is None else 0
+        )
+        self._runner = runner
         self._begun: _Step | None = None
         self._tokens: list[torch.Tensor] = []
         self._copies: list[AsyncCopy | None] = []
@@ -173,14 +130,14 @@ class _Stepping:
         """Lays the next step out, in the slots after the tokens drafted before it, unless it has begun."""
         if self._begun is not None:
             return
-        request, target = self.request, self._target
+        request, runner = self.request, self._runner
         guesses = [] if request.guess is None else request.guesses([int(token) for token in self._tokens])
         token = self._tokens[-1] if self._tokens else request.pending
         start = request.state.cache.length + len(self._tokens)
-        layout = target.lay_out(request.state, 1 + len(guesses), start=start)
+        layout = runner.lay_out(request.state, 1 + len(guesses), start=start)
         if guesses:
             token = torch.cat([token, transfer.send(guesses, token.device)])
-        self._begun = _Step(layout, target.embed(token), guesses)
+        self._begun = _Step(layout, runner.embed(token), guesses)
 
     def coming(self, most: int | None) -> tuple[tuple[int, ...], bool]:
         """The sublayers to run next, and whether the logits follow."""

@@ -8,8 +8,7 @@ are called as modules.
 """
 
 import copy
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,10 +18,7 @@ from transformers.activations import SiLUActivation
 from selfspec.model.families import Branch, Family, Norms, RopeLayout
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.sublayers import AttentionSublayer, Sublayer
-from selfspec.runtimes.norms import RmsNorm
-from selfspec.runtimes.products import Product, can_join, is_plain, join, signature
-
-Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+from selfspec.runtimes.products import Function, Product, can_join, is_plain, join, signature
 
 _HEAD_NORMS = ("q_norm", "k_norm")
 _ACTIVATIONS = ("act_fn", "activation_fn")
@@ -32,16 +28,7 @@ _PACKED_ROWS = 32
 
 
 def fuse(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
-    """The fused form of a sublayer.
-
-    Args:
-        sublayer: the generic one.
-        family: the row of its family.
-        layer: index of its decoder layer.
-
-    Returns:
-        A fused block, or the sublayer itself where one of its modules is not its family's own.
-    """
+    """The fused form of a sublayer of a decoder layer, or itself where one of its modules is not its family's own."""
     if not all(is_plain(part) for root in sublayer.modules for part in root.modules()):
         return sublayer
     if isinstance(sublayer, AttentionSublayer):
@@ -62,13 +49,35 @@ def _inputs(module: nn.Module, branch: Branch) -> list[Any]:
     return [getattr(module, name) for name in branch.inputs]
 
 
-def fast_norm(norm: nn.Module, family: Family) -> Function:
-    """A norm with as few operations as its rounding allows where it is an RMS norm, else the module itself.
+class RmsNorm:
+    """The function of a plain RMS norm module, over its very weight.
 
-    Args:
-        norm: the module.
-        family: the row of the model's family.
+    Attributes:
+        weight: the module's own.
+        epsilon: added to the mean square.
+        rounds: rounds to the dtype before it multiplies by the weight, as most families do.
+        added: what is added to the weight, in float32; 1 in Gemma.
     """
+
+    def __init__(self, norm: nn.Module, *, rounds: bool, added: float = 0.0) -> None:
+        module: Any = norm
+        self.weight: torch.Tensor = module.weight
+        self.epsilon = float(module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps)
+        self.rounds, self.added = rounds, added
+        self._shape = tuple(self.weight.shape)
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Norms the last dimension."""
+        if self.added:
+            weight = self.weight.float() + self.added
+            return torch.rms_norm(hidden_states.float(), self._shape, weight, self.epsilon).to(hidden_states.dtype)
+        if self.weight.dtype == torch.float32 or not self.rounds:
+            return torch.rms_norm(hidden_states, self._shape, self.weight, self.epsilon)
+        return torch.rms_norm(hidden_states, self._shape, None, self.epsilon).mul_(self.weight)
+
+
+def fast_norm(norm: nn.Module, family: Family) -> Function:
+    """A norm with as few operations as its rounding allows where it is an RMS norm, else the module itself."""
     is_rms = family.norms in (Norms.RMS, Norms.RMS_PLUS_ONE)
     known = is_rms and type(norm).__name__ == f"{family.classes}RMSNorm" and is_plain(norm)
     if not known or not type(norm).__module__.startswith("transformers.models."):
@@ -85,41 +94,36 @@ def _fast_norms(sublayer: Sublayer, family: Family) -> tuple[Function | None, Fu
 class FusedMLP(Sublayer):
     """Norm, gate and up in one product, activation, down. Made by ``fuse``.
 
-    Args:
-        generic: the sublayer whose modules it runs.
-        family: the row of its family.
+    Attributes:
+        norms: before and after the branch.
+        products: gate and up, and down.
+        activate: the activation of the gate.
     """
 
     def __init__(self, generic: Sublayer, family: Family) -> None:
         super().__init__(generic.layer, generic.spec, generic.multiplier)
         module: Any = self.module
-        self._norms = _fast_norms(self, family)
-        self._gate_up = join(_inputs(module, family.mlp))
-        self._down = join([getattr(module, family.mlp.output)])
+        self.norms = _fast_norms(self, family)
+        self.products = join(_inputs(module, family.mlp)), join([getattr(module, family.mlp.output)])
         activation = next(getattr(module, name) for name in _ACTIVATIONS if hasattr(module, name))
-        self._activate: Function = functional.silu if type(activation) in (nn.SiLU, SiLUActivation) else activation
+        self.activate: Function = functional.silu if type(activation) in (nn.SiLU, SiLUActivation) else activation
         self._signature = signature(self.modules)
 
     def is_current(self) -> bool:
         """Whether the modules still are those, with those weights, that were fused."""
         return self._signature == signature(self.modules)
 
-    @property
-    def products(self) -> tuple[Product, Product]:
-        """Gate and up, and down."""
-        return self._gate_up, self._down
-
     def with_products(self, first: Product, last: Product) -> "FusedMLP":
-        """The same branch with other products; see ``products``."""
+        """The same branch with other products."""
         other = copy.copy(self)
-        other._gate_up, other._down = first, last
+        other.products = first, last
         return other
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
-        before, after = self._norms
+        (before, after), (gate_up, down), widest = self.norms, self.products, forward.widest
         normed = hidden_states if before is None else before(hidden_states)
-        gate, up = self._gate_up(normed).chunk(2, dim=-1)
-        branch = self._down(self._activate(gate).mul_(up))
+        gate, up = gate_up(normed, widest).chunk(2, dim=-1)
+        branch = down(self.activate(gate).mul_(up), widest)
         branch = branch if after is None else after(branch)
         return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
 
@@ -129,10 +133,18 @@ class FusedAttention(AttentionSublayer):
 
     Norms and products run over the rows of all sequences at once, attention over those of each sequence.
 
-    Args:
-        generic: the sublayer whose modules it runs.
-        family: the row of its family.
-        layer: index of its decoder layer.
+    Attributes:
+        index: of its decoder layer.
+        norms: before and after the branch.
+        products: queries, keys and values, and the output.
+        heads: of the queries.
+        key_heads: of keys, and of values.
+        head_dim: size of a head.
+        scale: of the scores.
+        softcap: of the scores, if any.
+        turns: it has a rope.
+        head_norms: of queries and of keys; empty without them.
+        norms_rows: they norm all heads of a row together, as OLMo-2 does, not each head.
     """
 
     def __init__(self, generic: AttentionSublayer, family: Family, layer: int) -> None:
@@ -145,36 +157,29 @@ class FusedAttention(AttentionSublayer):
             eager=generic.eager,
         )
         module: Any = self.module
-        self._layer = layer
-        self._norms = _fast_norms(self, family)
+        self.index = layer
+        self.norms = _fast_norms(self, family)
         output = getattr(module, family.attention.output)
-        self._qkv = join(_inputs(module, family.attention))
-        self._output = join([output])
-        self._head_dim = int(module.head_dim)
-        self._heads = output.in_features // self._head_dim
-        self._kv_heads = (self._qkv.shape[0] // self._head_dim - self._heads) // 2
-        self._group = self._heads // self._kv_heads
-        self._scale = float(module.scaling)
-        self._turns = bool(getattr(module, "use_rope", True))
-        self._softcap: float | None = getattr(module, family.softcap) if family.softcap else None
-        self._head_norms = [fast_norm(getattr(module, name), family) for name in _HEAD_NORMS if hasattr(module, name)]
-        # OLMo-2 norms all heads of a row together, the other families each head.
-        self._norms_rows = bool(self._head_norms) and module.q_norm.weight.numel() != self._head_dim
+        self.products = join(_inputs(module, family.attention)), join([output])
+        self.head_dim = int(module.head_dim)
+        self.heads = output.in_features // self.head_dim
+        self.key_heads = (self.products[0].shape[0] // self.head_dim - self.heads) // 2
+        self._group = self.heads // self.key_heads
+        self.scale = float(module.scaling)
+        self.turns = bool(getattr(module, "use_rope", True))
+        self.softcap: float | None = getattr(module, family.softcap) if family.softcap else None
+        self.head_norms = [fast_norm(getattr(module, name), family) for name in _HEAD_NORMS if hasattr(module, name)]
+        self.norms_rows = bool(self.head_norms) and module.q_norm.weight.numel() != self.head_dim
         self._signature = signature(self.modules)
 
     def is_current(self) -> bool:
         """Whether the modules still are those, with those weights, that were fused."""
         return self._signature == signature(self.modules)
 
-    @property
-    def products(self) -> tuple[Product, Product]:
-        """Queries, keys and values, and the output."""
-        return self._qkv, self._output
-
     def with_products(self, first: Product, last: Product) -> "FusedAttention":
-        """The same branch with other products; see ``products``."""
+        """The same branch with other products."""
         other = copy.copy(self)
-        other._qkv, other._output = first, last
+        other.products = first, last
         return other
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
@@ -185,56 +190,50 @@ class FusedAttention(AttentionSublayer):
             attended = torch.cat(
                 [self._attend(heads[own], rows) for rows, own in zip(parts, forward.slices, strict=True)]
             )
-        branch = self._output(attended)
-        after = self._norms[1]
+        branch, after = self.products[1](attended, forward.widest), self.norms[1]
         branch = branch if after is None else after(branch)
         return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
 
     def _project(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Queries, keys and values ``[rows, all heads, head_dim]``, after rope."""
-        before = self._norms[0]
+        before = self.norms[0]
         normed = hidden_states if before is None else before(hidden_states)
-        turned = self._heads + self._kv_heads
-        heads = self._qkv(normed).view(-1, turned + self._kv_heads, self._head_dim)
-        if self._head_norms:
+        turned = self.heads + self.key_heads
+        heads = self.products[0](normed, forward.widest).view(-1, turned + self.key_heads, self.head_dim)
+        if self.head_norms:
             self._norm_heads(heads)
-        if self._turns:
+        if self.turns:
             _turn(heads.narrow(1, 0, turned), *forward.turn(self.rope))
         return heads
 
     def _norm_heads(self, heads: torch.Tensor) -> None:
         """Norms queries and keys of ``[rows, all heads, head_dim]`` in place."""
-        parts = heads.narrow(1, 0, self._heads), heads.narrow(1, self._heads, self._kv_heads)
-        for part, norm in zip(parts, self._head_norms, strict=True):
-            part.copy_(norm(part.flatten(1)).view_as(part) if self._norms_rows else norm(part))
+        parts = heads.narrow(1, 0, self.heads), heads.narrow(1, self.heads, self.key_heads)
+        for part, norm in zip(parts, self.head_norms, strict=True):
+            part.copy_(norm(part.flatten(1)).view_as(part) if self.norms_rows else norm(part))
 
     def _attend(self, heads: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Writes the keys and values of the rows of one sequence, and attends for them.
+        """Writes keys and values of the rows of one sequence, and attends for them, ``[rows, heads * head_dim]``.
 
-        Args:
-            heads: queries, keys and values ``[rows, all heads, head_dim]``.
-            rows: the rows.
-
-        Returns:
-            ``[rows, heads * head_dim]``.
+        ``heads`` are queries, keys and values, ``[rows, all heads, head_dim]``.
         """
         cache, first = rows.sequence.cache, rows.first_slot(self.window)
-        cache.write_pairs(self._layer, rows.start, heads.narrow(1, self._heads, 2 * self._kv_heads))
-        keys, values = cache.seen(self._layer, first, rows.end - first)
-        queries = heads.narrow(1, 0, self._heads)
-        grouped = queries.view(rows.count, self._kv_heads, self._group, self._head_dim)
-        if rows.count * self._group <= _PACKED_ROWS or self._softcap is not None:
+        cache.write_pairs(self.index, rows.start, heads.narrow(1, self.heads, 2 * self.key_heads))
+        keys, values = cache.seen(self.index, first, rows.end - first)
+        queries = heads.narrow(1, 0, self.heads)
+        grouped = queries.view(rows.count, self.key_heads, self._group, self.head_dim)
+        if rows.count * self._group <= _PACKED_ROWS or self.softcap is not None:
             return self._attend_packed(grouped, keys, values, rows)
         # Key heads take the place of the batch and are the same, without a copy, for every query head of their group.
         mask = rows.mask(self.window, queries.dtype, additive=False, causal_kernel=True)
-        shape = (self._kv_heads, self._group, *keys.shape[2:])
+        shape = (self.key_heads, self._group, *keys.shape[2:])
         attended = functional.scaled_dot_product_attention(
             grouped.permute(1, 2, 0, 3),
             keys.transpose(0, 1).expand(shape),
             values.transpose(0, 1).expand(shape),
             attn_mask=mask,
             is_causal=mask is None,
-            scale=self._scale,
+            scale=self.scale,
         )
         return attended.permute(2, 0, 1, 3).reshape(rows.count, -1)
 
@@ -242,24 +241,18 @@ class FusedAttention(AttentionSublayer):
         self, grouped: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: Rows
     ) -> torch.Tensor:
         """Attention with the query heads of a key head as consecutive rows of one product."""
-        packed = grouped.transpose(0, 1).reshape(1, self._kv_heads, rows.count * self._group, self._head_dim)
+        packed = grouped.transpose(0, 1).reshape(1, self.key_heads, rows.count * self._group, self.head_dim)
         mask = rows.mask(self.window, grouped.dtype, additive=False, causal_kernel=False, repeats=self._group)
-        if self._softcap is None:
-            attended = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=self._scale)
+        if self.softcap is None:
+            attended = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=self.scale)
         else:
-            attended = _softcapped(packed, keys, values, mask, self._scale, self._softcap)
-        unpacked = attended.view(self._kv_heads, rows.count, self._group, self._head_dim)
+            attended = _softcapped(packed, keys, values, mask, self.scale, self.softcap)
+        unpacked = attended.view(self.key_heads, rows.count, self._group, self.head_dim)
         return unpacked.transpose(0, 1).reshape(rows.count, -1)
 
 
 def _turn(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
-    """Rope in place, on the first ``dim`` entries of each head.
-
-    Args:
-        heads: ``[rows, heads, head_dim]``.
-        cosine: ``[rows, 1, dim]``.
-        sine: signed, ``[rows, 1, dim]``.
-    """
+    """Rope in place on the first ``dim`` entries of ``[rows, heads, head_dim]``, of a cosine and a signed sine."""
     dim = cosine.shape[-1]
     turned = heads if dim == heads.shape[-1] else heads.narrow(2, 0, dim)
     swapped = turned.roll(dim // 2, -1)

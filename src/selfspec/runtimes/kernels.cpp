@@ -36,6 +36,8 @@ template <class T> constexpr long most_attending() {
 
 }  // namespace
 
+#include "layout.h"
+
 #define EXPORT(T, SUFFIX)                                                                                              \
     extern "C" void product_##SUFFIX(const Linear* linear, const T* rows, T* out, long count, long k, long n,          \
                                      int threads) {                                                                    \

@@ -7,6 +7,8 @@ these kernels, which widen weights in registers, take prompts of any length.
 """
 
 import ctypes
+import sys
+from collections.abc import Mapping
 from ctypes import POINTER, c_int, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -19,16 +21,13 @@ from filelock import FileLock
 from selfspec.files import cache_folder
 from selfspec.runtimes.kernel_build import BUILT_FOLDER, KernelBuildError, build, build_key, library_name
 from selfspec.runtimes.levels import Level, choose_level, refusal
-from selfspec.runtimes.structures import Linear, NativeCall, NativeChain
+from selfspec.runtimes.structures import Linear, NativeCall, NativeChain, disagreements, read_layout
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """The dtypes that have kernels, and how their functions' names end."""
 
 WITHOUT_KERNELS = "plain decoding takes about twice as long"
 """What it costs to have no kernels: 1.9 times in bfloat16 and 2.1 times in float32 on the model ``smollm2``."""
-
-_VERIFIED = 128
-"""Rows of the widest verification; ``kernels.cpp`` has the same."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,13 @@ class Kernels:
 
     Attributes:
         library: their functions.
+        constants: of the headers, by name; see ``layout.h``.
         level: name of the level of instructions that they are built for.
         origin: where they come from, in words.
     """
 
     library: ctypes.CDLL
+    constants: Mapping[str, int]
     level: str
     origin: str
 
@@ -51,25 +52,21 @@ def find() -> Kernels:
     """The kernels for this processor: the wheel's, or those built before in the user's cache folder, or built now.
 
     Raises:
-        KernelBuildError: they cannot be built or loaded.
+        KernelBuildError: they cannot be built or loaded, or do not match this version of the package.
         InvalidParameterError: ``SELFSPEC_KERNELS`` names no level that this processor has.
     """
     level = choose_level()
     carried = BUILT_FOLDER / library_name(level)
     if carried.exists():
-        return Kernels(_open(carried), level.name, "from the wheel")
+        return _open(carried, level, "from the wheel")
     built = cache_folder() / f"kernels-{level.name}-{build_key(level)}.so"
     if not built.exists():
         _build_once(level, built)
-    return Kernels(_open(built), level.name, "built on this machine")
+    return _open(built, level, "built on this machine")
 
 
 def load() -> ctypes.CDLL:
-    """The functions of the kernels.
-
-    Raises:
-        KernelBuildError: they cannot be built or loaded.
-    """
+    """The functions of the kernels; see ``find``."""
     return find().library
 
 
@@ -82,20 +79,26 @@ def describe() -> str:
     return "; ".join(filter(None, (f"{kernels.level}, {kernels.origin}", refusal())))
 
 
-def most_rows(dtype: torch.dtype) -> int:
-    """Most rows of one sequence whose products run in the kernels; with more, torch is faster on this processor.
+def row_limit(dtype: torch.dtype, *, attends: bool = False, low_bit: bool = False) -> int:
+    """Most rows of one sequence that run in the kernels; with more, torch is faster on this processor.
+
+    Whatever runs in kernels or in torch by the number of its rows compares it with this: nothing else decides.
 
     Args:
         dtype: one of ``DTYPES``.
-
-    Raises:
-        KernelBuildError: the kernels cannot be built.
+        attends: attention is among what runs, not products alone.
+        low_bit: weights are low-bit ones, which nothing but the kernels multiplies.
     """
+    return sys.maxsize if low_bit else most_attending(dtype) if attends else most_rows(dtype)
+
+
+def most_rows(dtype: torch.dtype) -> int:
+    """Most rows of one sequence whose products run in the kernels; see ``row_limit``."""
     return int(getattr(load(), f"most_rows_{DTYPES[dtype]}")())
 
 
 def most_attending(dtype: torch.dtype) -> int:
-    """Most rows of one sequence whose attention runs in the kernels; see ``most_rows``."""
+    """Most rows of one sequence whose attention runs in the kernels; see ``row_limit``."""
     return int(getattr(load(), f"most_attending_{DTYPES[dtype]}")())
 
 
@@ -103,12 +106,9 @@ def verifies_exactly(dtype: torch.dtype) -> bool:
     """Whether the kernels run every verification, so that its rows are bit for bit those of single steps.
 
     It is so in bfloat16, for models that the compiled runtime takes. In float32 rows differ by rounding.
-
-    Args:
-        dtype: of the weights.
     """
     try:
-        return dtype == torch.bfloat16 and most_attending(dtype) >= _VERIFIED
+        return dtype == torch.bfloat16 and most_attending(dtype) >= find().constants["VERIFIED"]
     except KernelBuildError:
         return False
 
@@ -124,27 +124,38 @@ def _build_once(level: Level, built: Path) -> None:
         raise KernelBuildError(f"the kernels cannot be kept in {built.parent}: {error}") from error
 
 
-def _open(path: Path) -> ctypes.CDLL:
+def _open(path: Path, level: Level, origin: str) -> Kernels:
+    """Loads a library, and refuses one whose structures or constants are not those of ``structures.py``."""
     try:
         library = _with_openmp(path)
-    except OSError as error:
+        layout = read_layout(library)
+    except (OSError, AttributeError) as error:
         raise KernelBuildError(f"the kernels cannot be loaded: {error}; delete {path}") from error
+    if different := disagreements(layout):
+        raise KernelBuildError(
+            f"the kernels are of another version of selfspec: {different[0]}; delete {path}, or "
+            "install selfspec again where it is part of the installation"
+        )
+    _declare(library)
+    return Kernels(library, layout, level.name, origin)
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Sets the types of the functions' arguments."""
+    signatures: dict[str, list[Any]] = {
+        "product": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 3, c_int],
+        "unpack": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 2],
+        "pack": [c_void_p, POINTER(Linear), *[c_long] * 2, c_int],
+        "forward": [POINTER(NativeCall), c_void_p, c_long],
+        "draft": [POINTER(NativeChain)],
+        "verify": [POINTER(NativeChain)],
+        "most_rows": [],
+        "most_attending": [],
+    }
     for suffix in DTYPES.values():
-        signatures: dict[str, list[Any]] = {
-            "product": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 3, c_int],
-            "unpack": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 2],
-            "pack": [c_void_p, POINTER(Linear), *[c_long] * 2, c_int],
-            "forward": [POINTER(NativeCall), c_void_p, c_long],
-            "draft": [POINTER(NativeChain)],
-            "verify": [POINTER(NativeChain)],
-        }
         for name, arguments in signatures.items():
             function = getattr(library, f"{name}_{suffix}")
-            function.argtypes, function.restype = arguments, None
-        for name in ("most_rows", "most_attending"):
-            function = getattr(library, f"{name}_{suffix}")
-            function.argtypes, function.restype = [], c_long
-    return library
+            function.argtypes, function.restype = arguments, None if arguments else c_long
 
 
 def _with_openmp(path: Path) -> ctypes.CDLL:

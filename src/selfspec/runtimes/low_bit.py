@@ -5,112 +5,22 @@ and the cache are the target's. Nothing is trained and no data is used.
 """
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
-
-import torch
+from collections.abc import Iterable, Sequence
 
 from selfspec.errors import OutOfMemoryError, UnsupportedModelError
 from selfspec.memory import available_bytes
 from selfspec.model.decoder import Decoder
-from selfspec.model.forward import Forward
-from selfspec.runtimes.compiled import CompiledAttention, CompiledMLP, CompiledProduct
+from selfspec.model.sublayers import Sublayer
+from selfspec.runtimes.branches import describe
 from selfspec.runtimes.copy_store import CopyStore
-from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.native import NativeForward
-from selfspec.runtimes.native_weights import NativeBranch
+from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.packed import PackedWeights, packed_bytes
-from selfspec.runtimes.precision import LOW_BITS, AnyPrecision, MixedPrecision, PackedFormat, Precision
-from selfspec.runtimes.prepared import Prepared, head_weights
-from selfspec.runtimes.products import Product
-from selfspec.runtimes.stack import Kept, StackOutput, run_natively
-from selfspec.runtimes.structures import Linear
-
-__all__ = ["LOW_BITS", "LowBitCopies", "LowBitModel", "MixedPrecision", "Precision"]
+from selfspec.runtimes.precision import AnyPrecision, MixedPrecision, PackedFormat, Precision
+from selfspec.runtimes.products import CompiledProduct, Function, LowBitProduct, Product
+from selfspec.runtimes.runner import Runner
 
 HEAD = -1
 """The index of the LM head among the parts of a model; the others are those of its sublayers."""
-
-
-class LowBitModel:
-    """A model whose products read low-bit copies of their weights. Made by ``Target.at``.
-
-    Args:
-        copies: the copies, which have been made; the model holds those that it reads.
-        precision: of this model.
-    """
-
-    def __init__(self, copies: "LowBitCopies", precision: MixedPrecision) -> None:
-        self._held = copies.prepared, copies.made(precision)  # the native structures have addresses only
-        branches = [copies.branch(index, precision.of_sublayer(index)) for index in range(len(precision.sublayers))]
-        self._norm, self._decoder = copies.prepared.norm, copies.decoder
-        self._head = copies.head(precision.of_head())
-        self._native = NativeForward(
-            branches, head_weights(self._norm, self._head), copies.prepared.embedding, any_rows=True
-        )
-
-    @property
-    def native(self) -> NativeForward | None:
-        """The native forward, which runs chains."""
-        return self._native
-
-    def run(
-        self,
-        hidden_states: torch.Tensor,
-        sublayers: Iterable[int],
-        forward: Forward,
-        capture: Collection[int] = (),
-        copies: Mapping[int, torch.Tensor] | None = None,
-        *,
-        logits: bool = False,
-        confidence: bool = False,
-    ) -> StackOutput:
-        """Runs sublayers over the rows of a forward; see ``Target.run``.
-
-        Args:
-            hidden_states: ``[rows, hidden]``, the residual stream before the first of them.
-            sublayers: ascending indices.
-            forward: the rows.
-            capture: sublayers before which to keep the residual stream.
-            copies: by sublayer a tensor that receives the last rows of the stream before it.
-            logits: whether final norm and LM head follow.
-            confidence: compute the rows' confidences with the logits.
-
-        Raises:
-            UnsupportedModelError: the rotations of the model have another dtype than the kernels take.
-        """
-        indices = tuple(sublayers)
-        if not self._native.takes(hidden_states, indices, forward):
-            raise UnsupportedModelError(
-                "low-bit weights need hidden states in the model's dtype, and rotations in it or in float32; "
-                "use 16 bits"
-            )
-        kept, together = (
-            Kept(capture, copies or {}),
-            logits and self._native.has_head and not self._decoder.scales_logits,
-        )
-        output = run_natively(
-            self._native, hidden_states, indices, forward, kept, logits=together, confidence=confidence
-        )
-        if logits and not together:
-            output.logits = Logits(self.logits(output.hidden_states, forward.widest))
-        return output
-
-    def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
-        """Final norm and LM head; see ``Target.logits``.
-
-        Args:
-            hidden_states: ``[rows, hidden]``, the residual stream after the last sublayer.
-            widest: the largest number of rows that one sequence has among them.
-
-        Returns:
-            ``[rows, vocab]``, in the model's dtype.
-        """
-        native = self._native
-        values = (
-            native.score(hidden_states).values if native.has_head else self._head(self._norm(hidden_states), widest)
-        )
-        return self._decoder.scale_logits(values)
 
 
 class LowBitCopies:
@@ -118,23 +28,19 @@ class LowBitCopies:
 
     Args:
         decoder: the model.
-        prepared: its form in a runtime.
+        runner: at full precision.
         store: where copies are kept for later processes, if they are.
     """
 
-    def __init__(self, decoder: Decoder, prepared: Prepared, store: CopyStore | None = None) -> None:
-        self.decoder, self.prepared = decoder, prepared
+    def __init__(self, decoder: Decoder, runner: Runner, store: CopyStore | None = None) -> None:
+        self.decoder, self.runner = decoder, runner
         self._make = PackedWeights.of if store is None else store.get
         self._lock = threading.Lock()
-        self._packed: dict[tuple[int, PackedFormat], tuple[Any, ...]] = {}
-        self._models: dict[MixedPrecision, LowBitModel] = {}
-        self._given: dict[AnyPrecision, LowBitModel] = {}
+        self._copies: dict[tuple[int, PackedFormat], tuple[Product, ...]] = {}
+        self._runners: dict[AnyPrecision, Runner] = {}
 
     def check(self, precision: AnyPrecision) -> None:
         """Refuses a precision that this model cannot have. Nothing is made.
-
-        Args:
-            precision: the precision.
 
         Raises:
             UnsupportedModelError: there are no low-bit kernels for this model, or its sizes do not divide.
@@ -142,95 +48,73 @@ class LowBitCopies:
         self._checked(precision)
 
     def bytes(self, precision: AnyPrecision) -> int:
-        """What all copies of a precision take, in bytes, whether they have been made or not.
-
-        Args:
-            precision: the precision.
-
-        Raises:
-            UnsupportedModelError: the model cannot have it.
-        """
+        """What all copies of a precision take, in bytes, whether they have been made or not; see ``check``."""
         return sum(self._bytes(*part) for part in self._parts(self._checked(precision)))
 
-    def at(self, precision: AnyPrecision) -> LowBitModel:
+    def at(self, precision: AnyPrecision) -> Runner:
         """The model at a precision. The copies that it lacks are made.
-
-        Args:
-            precision: the precision.
 
         Raises:
             UnsupportedModelError: the model cannot have it.
             OutOfMemoryError: the copies do not fit into the memory that is available; nothing has been allocated.
         """
-        if (made := self._given.get(precision)) is not None:  # asked for by every draft step
+        if (made := self._runners.get(precision)) is not None:  # asked for by every draft step
             return made
-        written = self._written_out(precision)
         with self._lock:
-            if written not in self._models:
+            written = self._written_out(precision)
+            if written not in self._runners:
                 parts = self._parts(self._checked(precision))
-                missing = [part for part in parts if part not in self._packed]
+                missing = [part for part in parts if part not in self._copies]
                 self._check_memory(missing)
-                for part in missing:
-                    self._packed[part] = tuple(self._pack(*part))
-                self._models[written] = self._model(written)
-            self._given[precision] = self._models[written]
-            return self._models[written]
+                for index, form in missing:
+                    self._copies[index, form] = tuple(self._copy(each, form) for each in self._products(index))
+                self._runners[written] = self._runner(written)
+            self._runners[precision] = self._runners[written]
+            return self._runners[precision]
 
     def release(self, precision: AnyPrecision | None) -> None:
-        """Drops all copies but those of one precision.
-
-        Args:
-            precision: what to keep; ``None`` drops all. Models that are in use keep theirs until they are dropped.
-        """
+        """Drops all copies but those of one precision, if any. Runners that are in use keep theirs."""
         with self._lock:
             written = None if precision is None else self._written_out(precision)
             parts = [] if written is None else self._parts(written)
-            self._packed = {part: packed for part, packed in self._packed.items() if part in parts}
-            self._models = {made: model for made, model in self._models.items() if made == written}
-            self._given = {given: model for given, model in self._given.items() if given == precision}
+            self._copies = {part: copies for part, copies in self._copies.items() if part in parts}
+            self._runners = {of: runner for of, runner in self._runners.items() if self._written_out(of) == written}
 
-    def made(self, precision: MixedPrecision) -> list[tuple[Any, ...]]:
-        """The copies of a precision, which have been made: a model holds them as long as it is in use."""
-        return [self._packed[part] for part in self._parts(precision)]
+    def _runner(self, precision: MixedPrecision) -> Runner:
+        """The model, whose copies have been made."""
+        forms = [precision.of_sublayer(index) for index in range(len(precision.sublayers))]
+        blocks = [self._block(index, form) for index, form in enumerate(forms)]
+        form = precision.of_head()
+        head: Function = self.runner.head
+        if form is not None and self._lowers(HEAD, form):
+            (head,) = self._copies[HEAD, form]
+        return self.runner.with_products(blocks, head)
 
-    def branch(self, index: int, form: PackedFormat | None) -> NativeBranch:
-        """A sublayer in the form that a native forward takes; its copies have been made.
-
-        Args:
-            index: of the sublayer.
-            form: of its weights; ``None`` for the target's own.
-        """
-        block = self.prepared.sublayers[index]
-        assert isinstance(block, (CompiledAttention, CompiledMLP))
-        assert block.native is not None
+    def _block(self, index: int, form: PackedFormat | None) -> Sublayer:
+        block = self.runner.sublayers[index]
         if form is None or not self._lowers(index, form):
-            return block.native
-        return block.native.with_linears(*self._linears(index, form))
+            return block
+        assert isinstance(block, (FusedAttention, FusedMLP))
+        first, last = self._copies[index, form]
+        return block.with_products(first, last)
 
-    def head(self, form: PackedFormat | None) -> CompiledProduct:
-        """The LM head; its copy has been made.
-
-        Args:
-            form: of its weights; ``None`` for the target's own.
-        """
-        head = self.prepared.head
-        assert isinstance(head, CompiledProduct)
-        if form is None or not self._lowers(HEAD, form):
-            return head
-        return head.with_linear(*self._linears(HEAD, form))
+    def _copy(self, product: Product, form: PackedFormat) -> Product:
+        """A product of a copy of the weights of another."""
+        packed = self._make(product.values(), form)
+        return CompiledProduct(LowBitProduct(packed, product.dtype, product.bias))
 
     def _written_out(self, precision: AnyPrecision) -> MixedPrecision:
-        count = len(self.prepared.sublayers)
+        count = len(self.runner.sublayers)
         return precision.by_sublayer(count) if isinstance(precision, Precision) else precision
 
     def _checked(self, precision: AnyPrecision) -> MixedPrecision:
-        written, count = self._written_out(precision), len(self.prepared.sublayers)
+        written, count = self._written_out(precision), len(self.runner.sublayers)
         if len(written.sublayers) != count:
             raise UnsupportedModelError(
                 f"this model has {count} sublayers, but {len(written.sublayers)} have bits; give one number for each"
             )
         if not written.is_full:
-            self._check_kernels()
+            self._check_products()
             self._check_lowers(written)
         for index, form in self._parts(written):
             self._check_sizes(index, form)
@@ -238,31 +122,31 @@ class LowBitCopies:
 
     def _check_lowers(self, precision: MixedPrecision) -> None:
         if not self._parts(precision):
-            parts = range(HEAD, len(self.prepared.sublayers))
+            parts = range(HEAD, len(self.runner.sublayers))
             own = sorted({product.bits for index in parts for product in self._products(index)})
             raise UnsupportedModelError(
                 f"the weights of this model have {' or '.join(map(str, own))} bits themselves, and no copy would have "
                 "fewer; choose fewer bits, or load the model with more"
             )
 
-    def _check_kernels(self) -> None:
+    def _check_products(self) -> None:
         """Refuses a model that does not run natively from its embedding to its logits."""
         name, device = self.decoder.family.name, self.decoder.like.device.type
         if device not in ("cpu", "meta"):  # on ``meta`` only shapes are checked
             raise UnsupportedModelError(f"low-bit copies run on the CPU and on CUDA, not on '{device}'; use 16 bits")
-        if self.prepared.native is None:
+        if self.runner.native is None:
             raise UnsupportedModelError(
                 "low-bit weights need the kernels of the CPU, which this runtime does not use or this machine cannot "
                 "build; use runtime 'auto' with a C++ compiler, or 16 bits"
             )
-        blocks = [getattr(block, "native", None) for block in self.prepared.sublayers]
-        if None in blocks:
+        branches = [describe(block) for block in self.runner.sublayers]
+        if None in branches:
             raise UnsupportedModelError(
-                f"sublayer {blocks.index(None)} of this {name} model has no native form, which low-bit weights need "
+                f"sublayer {branches.index(None)} of this {name} model has no native form, which low-bit weights need "
                 f"(its dtype is {str(self.decoder.like.dtype).removeprefix('torch.')}; float32 and bfloat16 have "
                 "kernels); use 16 bits"
             )
-        if not isinstance(self.prepared.head, CompiledProduct):
+        if not isinstance(self.runner.head, CompiledProduct):
             raise UnsupportedModelError(
                 f"the LM head of this {name} model is no ordinary linear layer, which low-bit weights need; use 16 bits"
             )
@@ -288,19 +172,6 @@ class LowBitCopies:
     def _available_bytes(self) -> int | None:
         return available_bytes()
 
-    def _model(self, precision: MixedPrecision) -> LowBitModel:
-        """The model, whose copies have been made."""
-        return LowBitModel(self, precision)
-
-    def _pack(self, index: int, form: PackedFormat) -> Iterator[Any]:
-        """Makes the copies of a part."""
-        for product in self._products(index):
-            yield self._make(product.values(), form)
-
-    def _linears(self, index: int, form: PackedFormat) -> list[Linear]:
-        pairs = zip(self._packed[index, form], self._products(index), strict=True)
-        return [packed.describe(product.bias) for packed, product in pairs]
-
     def _parts(self, precision: MixedPrecision) -> list[tuple[int, PackedFormat]]:
         """The parts that are copied, each with its format."""
         forms = [(index, precision.of_sublayer(index)) for index in range(len(precision.sublayers))]
@@ -311,11 +182,11 @@ class LowBitCopies:
         """Whether a format has fewer bits than the weights of the model itself, which may be low-bit ones."""
         return all(product.bits == 0 or form.bits < product.bits for product in self._products(index))
 
-    def _products(self, index: int) -> tuple[Product, ...]:
-        part = self.prepared.head if index == HEAD else self.prepared.sublayers[index]
-        if isinstance(part, CompiledProduct):
+    def _products(self, index: int) -> Sequence[Product]:
+        part = self.runner.head if index == HEAD else self.runner.sublayers[index]
+        if isinstance(part, Product):
             return (part,)
-        assert isinstance(part, (CompiledAttention, CompiledMLP))
+        assert isinstance(part, (FusedAttention, FusedMLP))
         return part.products
 
     def _bytes(self, index: int, form: PackedFormat) -> int:

@@ -6,21 +6,16 @@ in torch's products the last bits of a row depend on the other rows, which does 
 have not been run or measured on a device; the tests run the CPU's forms of the same products.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Sequence
 
 import torch
 from torch.nn import functional
 
 from selfspec.errors import UnsupportedModelError
-from selfspec.model.forward import Forward
-from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.fused import Function, FusedAttention, FusedMLP
-from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.low_bit import HEAD, LowBitCopies, LowBitModel
-from selfspec.runtimes.native import NativeForward
-from selfspec.runtimes.precision import MixedPrecision, PackedFormat
+from selfspec.runtimes.fused import FusedAttention, FusedMLP
+from selfspec.runtimes.low_bit import HEAD, LowBitCopies
+from selfspec.runtimes.precision import PackedFormat
 from selfspec.runtimes.products import Product, can_join, join
-from selfspec.runtimes.stack import Kept, StackOutput, run_one_by_one
 from selfspec.runtimes.structures import Linear
 
 _ROWS = 16
@@ -40,12 +35,7 @@ _STEPS = (0, -3, -2, -1, 1, 2, 3)
 
 
 class TorchLowBitProduct(Product):
-    """A product of a low-bit copy of weights, by torch's own operators.
-
-    Args:
-        product: the product whose weights are copied.
-        form: 4 bits in groups, or 8.
-    """
+    """A product of a low-bit copy of another's weights (4 bits in groups, or 8), by torch's own operators."""
 
     def __init__(self, product: Product, form: PackedFormat) -> None:
         super().__init__(product.shape, product.dtype, product.bias, Linear())
@@ -72,7 +62,7 @@ class TorchLowBitProduct(Product):
         ones = torch.eye(self.shape[1], dtype=self.dtype, device=self._scales.device)
         return self._multiply(ones).T.contiguous()
 
-    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs]``."""
         products = self._multiply(hidden_states.contiguous())
         return products if self.bias is None else products + self.bias
@@ -99,15 +89,9 @@ class TorchLowBitProduct(Product):
 
 
 def round_to_integers(weight: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Symmetric integers and scales of weights, of several scales those of least squared error; see ``packed.h``.
+    """Symmetric integers, int32 ``[outputs, inputs]``, and scales, bfloat16 ``[outputs, groups]``, of weights.
 
-    Args:
-        weight: ``[outputs, inputs]``.
-        bits: of an integer.
-        group: inputs that share a scale.
-
-    Returns:
-        Integers, int32 ``[outputs, inputs]``, and scales, bfloat16 ``[outputs, groups]``.
+    Of several scales a group has that of least squared error; see ``packed.h``.
     """
     values = weight.float().view(len(weight), -1, group)
     lowest = -(1 << (bits - 1))
@@ -126,86 +110,14 @@ def _integers(values: torch.Tensor, scales: torch.Tensor, lowest: int) -> torch.
     return (values * inverse[..., None]).round().clamp(lowest, -lowest - 1)
 
 
-class TorchLowBitModel(LowBitModel):
-    """A model whose fused blocks multiply low-bit copies of their weights. Made by ``Target.at``.
-
-    Args:
-        copies: the copies, which have been made.
-        precision: of this model.
-    """
-
-    def __init__(self, copies: "TorchLowBitCopies", precision: MixedPrecision) -> None:
-        forms = (precision.of_sublayer(index) for index in range(len(precision.sublayers)))
-        self._blocks = [copies.block(index, form) for index, form in enumerate(forms)]
-        self._norm, self._decoder = copies.prepared.norm, copies.decoder
-        self._low_bit_head = copies.head_product(precision.of_head())
-
-    @property
-    def native(self) -> NativeForward | None:
-        """None: torch runs forwards block by block."""
-        return None
-
-    def run(
-        self,
-        hidden_states: torch.Tensor,
-        sublayers: Iterable[int],
-        forward: Forward,
-        capture: Collection[int] = (),
-        copies: Mapping[int, torch.Tensor] | None = None,
-        *,
-        logits: bool = False,
-        confidence: bool = False,
-    ) -> StackOutput:
-        """Runs sublayers over the rows of a forward; see ``Target.run``."""
-        kept = Kept(capture, copies or {})
-        output = run_one_by_one(self._blocks, None, hidden_states, tuple(sublayers), forward, kept)
-        if logits:
-            output.logits = Logits(self.logits(output.hidden_states))
-        return output
-
-    def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
-        """Final norm and LM head, ``[rows, vocab]``; see ``Target.logits``."""
-        return self._decoder.scale_logits(self._low_bit_head(self._norm(hidden_states)))
-
-
 class TorchLowBitCopies(LowBitCopies):
     """Low-bit copies that torch multiplies, of a model whose sublayers are fused blocks; see ``LowBitCopies``."""
 
-    def block(self, index: int, form: PackedFormat | None) -> Sublayer:
-        """A sublayer with its copies, which have been made; as it is without a format.
+    def _copy(self, product: Product, form: PackedFormat) -> TorchLowBitProduct:
+        return TorchLowBitProduct(product, form)
 
-        Args:
-            index: of the sublayer.
-            form: of its weights; ``None`` for the target's own.
-        """
-        block = self.prepared.sublayers[index]
-        assert isinstance(block, (FusedAttention, FusedMLP))
-        return (
-            block if form is None or not self._lowers(index, form) else block.with_products(*self._packed[index, form])
-        )
-
-    def head_product(self, form: PackedFormat | None) -> Function:
-        """The LM head with its copy, which has been made; as it is without a format.
-
-        Args:
-            form: of its weights; ``None`` for the target's own.
-        """
-        head: Function = self.prepared.head
-        return head if form is None or not self._lowers(HEAD, form) else self._packed[HEAD, form][0]
-
-    def _model(self, precision: MixedPrecision) -> TorchLowBitModel:
-        return TorchLowBitModel(self, precision)
-
-    def _pack(self, index: int, form: PackedFormat) -> Iterator[TorchLowBitProduct]:
-        for product in self._products(index):
-            yield TorchLowBitProduct(product, form)
-
-    def _products(self, index: int) -> tuple[Product, ...]:
-        if index == HEAD:
-            return (join([self.decoder.head]),)
-        block = self.prepared.sublayers[index]
-        assert isinstance(block, (FusedAttention, FusedMLP))
-        return block.products
+    def _products(self, index: int) -> Sequence[Product]:
+        return (join([self.decoder.head]),) if index == HEAD else super()._products(index)
 
     def _bytes(self, index: int, form: PackedFormat) -> int:
         return sum(torch_bytes(product, form) for product in self._products(index))
@@ -214,10 +126,10 @@ class TorchLowBitCopies(LowBitCopies):
         like = self.decoder.like
         return int(torch.cuda.mem_get_info(like.device)[0]) if like.is_cuda else super()._available_bytes()
 
-    def _check_kernels(self) -> None:
+    def _check_products(self) -> None:
         """Refuses a model that has a part without a fused block, or a dtype that the products do not take."""
         name, like = self.decoder.family.name, self.decoder.like
-        fused = [isinstance(block, (FusedAttention, FusedMLP)) for block in self.prepared.sublayers]
+        fused = [isinstance(block, (FusedAttention, FusedMLP)) for block in self.runner.sublayers]
         if not all(fused) or not can_join([self.decoder.head]):
             part = "the LM head" if all(fused) else f"sublayer {fused.index(False)}"
             raise UnsupportedModelError(f"{part} of this {name} model has no fused form, which low-bit weights need")
@@ -225,10 +137,9 @@ class TorchLowBitCopies(LowBitCopies):
             raise UnsupportedModelError("low-bit weights on CUDA need a model in bfloat16; load it with dtype bfloat16")
 
     def _check_sizes(self, index: int, form: PackedFormat) -> None:
-        if form.bits not in _BITS or form.offset:
-            kind = f"{form.bits} bits" if form.bits not in _BITS else "groups with an offset"
+        if form.bits not in _BITS:
             raise UnsupportedModelError(
-                f"torch has no product of {kind}; choose 8 or 4 bits without an offset, or the kernels of the CPU"
+                f"torch has no product of {form.bits} bits; choose 8 or 4 bits, or the kernels of the CPU"
             )
         super()._check_sizes(index, form)
         inputs = max(product.shape[1] % _CUDA_INPUTS for product in self._products(index))

@@ -5,7 +5,6 @@ each row gets the same bits whichever rows run with it.
 """
 
 import ctypes
-import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from ctypes import Array, addressof, c_bool, c_int, c_long, c_void_p
@@ -16,10 +15,10 @@ import torch
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import CosSin, Rope
 from selfspec.runtimes import overlap
+from selfspec.runtimes.branches import HeadWeights, NativeBranch, describe_norm
 from selfspec.runtimes.chain import Chained, Drafted, DraftRequest, VerifyRequest, describe_drawing
-from selfspec.runtimes.kernels import DTYPES, load, most_attending, most_rows
+from selfspec.runtimes.kernels import DTYPES, load, row_limit
 from selfspec.runtimes.logits import Chosen, Logits
-from selfspec.runtimes.native_weights import HeadWeights, NativeBranch, describe_norm
 from selfspec.runtimes.path import NATIVE, Path
 from selfspec.runtimes.structures import (
     AttentionWeights,
@@ -50,7 +49,8 @@ class NativeForward:
         any_rows: take any number of rows; so does a forward with low-bit weights, which nothing else can multiply.
 
     Attributes:
-        most_rows: most rows of one sequence in a forward; 0 where no sublayer can take part.
+        limits: by sublayer, most rows of one sequence in a forward (``kernels.row_limit``); 0 where it is not native.
+        most_rows: the smallest limit of native sublayers; 0 where there are none.
         has_head: final norm and LM head can take part.
         is_whole: all sublayers and the head can take part.
     """
@@ -74,33 +74,36 @@ class NativeForward:
         )
         self._sublayers = (NativeSublayer * len(branches))(*structures)
         self._indices = lru_cache(_KEPT_SETS)(lambda indices: (c_int * len(indices))(*indices))
-        self._are_native = lru_cache(_KEPT_SETS)(lambda indices: all(branches[index] is not None for index in indices))
+        self.limit = lru_cache(_KEPT_SETS)(self._limit)
         self._head, self._embedding = head if native else None, embedding
         self._head_norm = describe_norm(None if head is None else head.norm)
         self.has_head = self._head is not None
         self._all = tuple(range(len(branches)))
         self.is_whole = self.has_head and len(native) == len(branches)
-        self._dtype, self.most_rows = None, 0
+        self._dtype, self.most_rows, self.limits = None, 0, [0] * len(branches)
         if native:
             self._dtype = native[0].dtype
             any_rows = any_rows or any(branch.is_low_bit for branch in native)
-            self.most_rows = sys.maxsize if any_rows else (most_attending if attention else most_rows)(self._dtype)
+            for index, branch in enumerate(branches):
+                if branch is not None:
+                    attends = isinstance(branch.weights, AttentionWeights)
+                    self.limits[index] = row_limit(self._dtype, attends=attends, low_bit=any_rows)
+            self.most_rows = min(limit for limit in self.limits if limit)
             self._call = getattr(load(), f"forward_{DTYPES[self._dtype]}")
             self._draft = getattr(load(), f"draft_{DTYPES[self._dtype]}")
             self._verify = getattr(load(), f"verify_{DTYPES[self._dtype]}")
         self._no_chains = self._find_obstacle()
 
-    def takes(self, hidden_states: torch.Tensor, sublayers: tuple[int, ...], forward: Forward) -> bool:
-        """Whether a forward can run natively.
+    def _limit(self, sublayers: tuple[int, ...]) -> int:
+        """Most rows of one sequence with which all of some sublayers run natively."""
+        return min((self.limits[index] for index in sublayers), default=self.most_rows)
 
-        Args:
-            hidden_states: ``[rows, hidden]``.
-            sublayers: indices of those to run.
-            forward: the rows.
-        """
-        if hidden_states.dtype != self._dtype or any(part.count > self.most_rows for part in forward.parts):
-            return False
-        return self._are_native(sublayers) and all(
+    def _are_native(self, sublayers: tuple[int, ...]) -> bool:
+        return self.limit(sublayers) > 0
+
+    def takes(self, hidden_states: torch.Tensor, forward: Forward) -> bool:
+        """Whether the dtypes of a forward's rows and rotations are those that the kernels take."""
+        return hidden_states.dtype == self._dtype and all(
             cosine.dtype in (self._dtype, torch.float32) and cosine.is_contiguous() and sine.is_contiguous()
             for (cosine, sine), _ in map(forward.table, self._kinds)
         )

@@ -1,8 +1,7 @@
 // Low-bit weights: symmetric integers of 4, 6 or 8 bits with one bfloat16 scale for a group of inputs of a weight row.
 //
-// Inputs are read in blocks. Where the first groups are shorter than the others, the first block is filled up with zeros
-// in front, and so are the rows that it is multiplied with. 16 weight rows stand side by side, so that a vector has the
-// weights of pairs of inputs, and a sum needs neither a scale of its own for each weight nor an addition across lanes.
+// Inputs are read in blocks. 16 weight rows stand side by side, so that a vector has the weights of pairs of inputs, and a
+// sum needs neither a scale of its own for each weight nor an addition across lanes.
 //
 // A row is multiplied as 16-bit integers with a power of two for each block. The values of a block that are at least
 // 2^-7 of its largest are exact in bfloat16; the others are rounded to 2^-15 of it. The sums of a block are integers, so
@@ -21,22 +20,20 @@ constexpr long COLUMNS = 48;  // most weight rows of a panel, which one thread m
 // A linear layer: weights [outputs, inputs], bias [outputs] or null.
 struct Linear {
     const void *weights, *bias;
-    const void* scales;       // of low-bit weights
-    int bits, group, offset;  // bits: 0 where the weights have the dtype of the rows; offset: inputs of the first group
+    const void* scales;  // of low-bit weights
+    int bits, group;     // bits: 0 where the weights have the dtype of the rows; group: inputs that share a scale
 };
 
 // Where the blocks and groups of a weight row of k inputs are.
 struct Groups {
-    long lead, blocks, skipped, count;  // zeros in front, blocks, blocks that the first group lacks, groups
-    int shift;                          // a group has 1 << shift blocks
+    long blocks, count;  // of a weight row
+    int shift;           // a group has 1 << shift blocks
     Groups(const Linear& linear, long k) {
-        const long lacking = (linear.group - linear.offset) % linear.group;
-        lead = lacking % BLOCK, skipped = lacking / BLOCK;
-        blocks = (k + lead + BLOCK - 1) / BLOCK;
+        blocks = (k + BLOCK - 1) / BLOCK;
         shift = linear.group == BLOCK ? 0 : linear.group == 2 * BLOCK ? 1 : 2;
-        count = ((blocks + skipped - 1) >> shift) + 1;
+        count = ((blocks - 1) >> shift) + 1;
     }
-    long of_block(long block) const { return (block + skipped) >> shift; }
+    long of_block(long block) const { return block >> shift; }
 };
 
 // A block of a row: its values are ``scale`` times the integers.
@@ -191,7 +188,6 @@ template <int BITS> struct PackedSums {
     PackedSums(const Linear& linear, long k)
         : weights(static_cast<const uint8_t*>(linear.weights)), scales(static_cast<const bf16*>(linear.scales)),
           groups(linear, k) {}
-    long lead() const { return groups.lead; }
     long blocks() const { return groups.blocks; }
     Ahead ahead(long, long, bool, long) const { return {}; }  // tiles fetch for themselves
     // Adds the products of R rows, laid out from block ``first`` on, and the weight rows from one on.
@@ -262,7 +258,7 @@ template <class T, int BITS> struct Packed : PackedSums<BITS> {
         const uint8_t* from = this->weights + row / TILE * groups.blocks * F::bytes;
         const bf16* of_row = this->scales + (row - lane) * groups.count + lane;
         for (long i = 0; i < k; i++) {
-            const long block = (i + groups.lead) / BLOCK, input = (i + groups.lead) % BLOCK;
+            const long block = i / BLOCK, input = i % BLOCK;
             const int value = F::integer(from + block * F::bytes, lane, int(input));
             to[i] = down<T>(float(value) * up(of_row[groups.of_block(block) * TILE]));
         }
@@ -330,10 +326,10 @@ template <class T, int BITS> struct Packer {
         bf16* to_scales = scales + first * groups.count;
         std::fill_n(to_scales, TILE * groups.count, bf16{0});
         for (long row = 0; row < std::min(TILE, n - first); row++) {
-            for (long i = 0; i < k; i++) values[groups.lead + i] = up(from[(first + row) * k + i]);
+            for (long i = 0; i < k; i++) values[i] = up(from[(first + row) * k + i]);
             for (long group = 0; group < groups.count; group++) {
-                const long size = BLOCK << groups.shift, start = group * size - groups.skipped * BLOCK;
-                const long begin = std::max(groups.lead, start), end = std::min(groups.lead + k, start + size);
+                const long size = BLOCK << groups.shift;
+                const long begin = group * size, end = std::min(k, begin + size);
                 const float scale = choose(values.data() + begin, end - begin);
                 const float inverse = scale == 0 ? 0 : 1.0f / scale;
                 to_scales[group * TILE + row] = down<bf16>(scale);

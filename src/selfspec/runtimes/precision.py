@@ -29,27 +29,18 @@ class PackedFormat:
     Attributes:
         bits: of each weight; one of ``LOW_BITS``.
         group: inputs of a weight row that share a scale; one of ``GROUPS``.
-        offset: inputs of the first group of each weight row; 0 where it is as long as the others. The last group is
-            shorter by as many.
     """
 
     bits: int
     group: int = 32
-    offset: int = 0
 
     def weight_bytes(self, outputs: int, inputs: int) -> int:
-        """Bytes of the integers of a product.
-
-        Args:
-            outputs: of the product.
-            inputs: of the product; a multiple of ``group``.
-        """
-        blocks = -(-(inputs + -self.offset % BLOCK) // BLOCK)
-        return _rows(outputs) * blocks * BLOCK * self.bits // 8
+        """Bytes of the integers of a product, whose inputs are a multiple of ``group``."""
+        return _rows(outputs) * inputs * self.bits // 8
 
     def scale_bytes(self, outputs: int, inputs: int) -> int:
-        """Bytes of the scales of a product; see ``weight_bytes``."""
-        return 2 * _rows(outputs) * (inputs // self.group + (self.offset > 0))
+        """Bytes of the scales of a product."""
+        return 2 * _rows(outputs) * (inputs // self.group)
 
 
 @dataclass(frozen=True)
@@ -61,8 +52,6 @@ class MixedPrecision:
             weights.
         head: bits of the LM head.
         group: inputs that share a scale; one of ``GROUPS``.
-        offset: inputs of the first group of a weight row, below ``group``; 0 where it is as long as the others. It
-            serves benchmarks on models whose own weights have been on a grid of groups.
 
     Raises:
         InvalidSettingError: one of them is out of range.
@@ -71,14 +60,13 @@ class MixedPrecision:
     sublayers: tuple[int, ...]
     head: int = FULL_BITS
     group: int = 32
-    offset: int = 0
 
     def __post_init__(self) -> None:
         """Checks the settings."""
         _check(
             [*((f"of sublayer {index}", bits) for index, bits in enumerate(self.sublayers)), ("of the head", self.head)]
         )
-        _check_groups(self.group, self.offset)
+        _check_group(self.group)
 
     def by_sublayer(self, count: int) -> "MixedPrecision":
         """Itself, which has ``count`` sublayers; see ``Precision.by_sublayer``."""
@@ -91,11 +79,7 @@ class MixedPrecision:
         return {*self.sublayers, self.head} == {FULL_BITS}
 
     def of_sublayer(self, index: int) -> PackedFormat | None:
-        """The format of the weights of a sublayer; ``None`` for the target's own.
-
-        Args:
-            index: of the sublayer.
-        """
+        """The format of the weights of a sublayer; ``None`` for the target's own."""
         return self._format(self.sublayers[index])
 
     def of_head(self) -> PackedFormat | None:
@@ -103,7 +87,7 @@ class MixedPrecision:
         return self._format(self.head)
 
     def _format(self, bits: int) -> PackedFormat | None:
-        return None if bits == FULL_BITS else PackedFormat(bits, self.group, self.offset)
+        return None if bits == FULL_BITS else PackedFormat(bits, self.group)
 
 
 @dataclass(frozen=True)
@@ -116,8 +100,6 @@ class Precision:
         mlp: bits of those of all MLPs.
         head: bits of the LM head.
         group: inputs that share a scale; one of ``GROUPS``.
-        offset: inputs of the first group of a weight row, below ``group``; 0 where it is as long as the others. It
-            serves benchmarks on models whose own weights have been on a grid of groups.
 
     Raises:
         InvalidSettingError: one of them is out of range.
@@ -127,26 +109,20 @@ class Precision:
     mlp: int = FULL_BITS
     head: int = FULL_BITS
     group: int = 32
-    offset: int = 0
 
     def __post_init__(self) -> None:
         """Checks the settings."""
         _check([("of attention", self.attention), ("of MLPs", self.mlp), ("of the head", self.head)])
-        _check_groups(self.group, self.offset)
+        _check_group(self.group)
 
     @staticmethod
-    def of(bits: int, group: int = 32, offset: int = 0) -> "Precision":
+    def of(bits: int, group: int = 32) -> "Precision":
         """The same bits for attention, MLPs and the head.
-
-        Args:
-            bits: one of ``LOW_BITS``, or 16.
-            group: inputs that share a scale.
-            offset: inputs of the first group of a weight row; 0 where it is as long as the others.
 
         Raises:
             InvalidSettingError: one of them is out of range.
         """
-        return Precision(bits, bits, bits, group, offset)
+        return Precision(bits, bits, bits, group)
 
     @property
     def is_full(self) -> bool:
@@ -154,12 +130,8 @@ class Precision:
         return {self.attention, self.mlp, self.head} == {FULL_BITS}
 
     def by_sublayer(self, count: int) -> MixedPrecision:
-        """The same, written out for each sublayer.
-
-        Args:
-            count: number of sublayers, ``2L``.
-        """
-        return MixedPrecision((self.attention, self.mlp) * (count // 2), self.head, self.group, self.offset)
+        """The same, written out for each of ``count`` sublayers (``2L``)."""
+        return MixedPrecision((self.attention, self.mlp) * (count // 2), self.head, self.group)
 
 
 AnyPrecision: TypeAlias = Precision | MixedPrecision
@@ -168,9 +140,6 @@ AnyPrecision: TypeAlias = Precision | MixedPrecision
 
 def read_precision(fields: Mapping[str, Any]) -> AnyPrecision:
     """The precision that ``dataclasses.asdict`` described.
-
-    Args:
-        fields: the object.
 
     Raises:
         TypeError: it is not such an object.
@@ -194,11 +163,6 @@ def _check(named: Sequence[tuple[str, object]]) -> None:
             )
 
 
-def _check_groups(group: object, offset: object) -> None:
+def _check_group(group: object) -> None:
     if isinstance(group, bool) or group not in GROUPS:
         raise InvalidSettingError(f"there are no groups of {group!r} inputs; choose {', '.join(map(str, GROUPS))}")
-    assert isinstance(group, int)
-    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < group:
-        raise InvalidSettingError(
-            f"the offset of groups of {group} inputs must be a whole number from 0 to {group - 1}: {offset!r}"
-        )

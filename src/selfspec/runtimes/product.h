@@ -32,7 +32,6 @@ template <class T> struct Dense {
     long k;
 
     Dense(const Linear& linear, long k) : weights(static_cast<const T*>(linear.weights)), k(k) {}
-    long lead() const { return 0; }
     long blocks() const { return blocks_of<T>(k); }
     static void lay_out(const T* from, Row& to) {
         for (int p = 0; p < L::parts; p++) to.parts[p] = L::part(from, p);
@@ -100,7 +99,7 @@ template <class T, class W> struct Product {
     float multiplier;
     long count, k, n;  // rows, inputs, outputs
     Row* rows;         // count * blocks
-    long blocks = weights.blocks(), lead = weights.lead();
+    long blocks = weights.blocks();
 
     long groups = (count + W::group - 1) / W::group, most = (count + groups - 1) / groups;  // rows of a group
 
@@ -110,12 +109,12 @@ template <class T, class W> struct Product {
         const long group = row / most * most, stride = group_rows(group);
         Row* to = rows + group * blocks + row - group;
         for (long block = 0; block < blocks; block++, to += stride) {
-            const long start = block * W::width - lead, begin = std::max(0L, start), end = std::min(k, start + W::width);
-            if (end - begin == W::width) {
+            const long start = block * W::width, end = std::min(k, start + W::width);
+            if (end - start == W::width) {
                 W::lay_out(from + start, *to);
             } else {
                 T edge[W::width] = {};
-                std::copy(from + begin, from + end, edge + (begin - start));
+                std::copy(from + start, from + end, edge);
                 W::lay_out(edge, *to);
             }
         }

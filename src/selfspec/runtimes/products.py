@@ -1,19 +1,22 @@
 """Several linear layers as one product over the very same weights."""
 
+import ctypes
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from selfspec.runtimes.low_bit_modules import LowBitLinear, multiply
-from selfspec.runtimes.packed import PackedWeights
+from selfspec.runtimes.kernels import DTYPES, load, row_limit
+from selfspec.runtimes.packed import LowBitLinear, PackedWeights, multiply
 from selfspec.runtimes.precision import TILE
 from selfspec.runtimes.structures import Linear
+
+Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 _ALIGNMENT = 64
 """Bytes to which torch aligns a tensor; products of a view without this alignment could differ in the last bits."""
@@ -81,7 +84,7 @@ def _can_join_low_bit(linears: Sequence[LowBitLinear]) -> bool:
 class Product(ABC):
     """The concatenated outputs of linear layers with the same input, in one product. Made by ``join``.
 
-    Args:
+    Attributes:
         shape: outputs and inputs.
         dtype: of inputs and outputs.
         bias: ``[outputs]``, if any.
@@ -101,32 +104,31 @@ class Product(ABC):
         """The weights ``[outputs, inputs]`` in a dtype that has kernels; made anew where they are low-bit ones."""
 
     @abstractmethod
-    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """``[rows, inputs]`` to ``[rows, outputs of all]``."""
+    def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
+        """``[rows, inputs]`` to ``[rows, outputs of all]``.
+
+        With rows of several sequences, ``widest`` is the most rows of one of them (``kernels.row_limit``): a row gets
+        what it gets with the rows of its own sequence alone.
+        """
 
 
 def join(linears: Sequence[Any]) -> Product:
-    """One product of linear layers with the same input.
+    """One product of linear layers with the same input, which ``can_join``.
 
     Their weights are moved into one piece of memory, and the layers' own parameters become views of it. So the model
     computes what it did, bit for bit, a change of a weight is seen by both, and nothing is held twice. Only while the
     weights are moved, the new piece is held beside the originals.
-
-    Args:
-        linears: layers that ``can_join``.
     """
-    return LowBitProduct(linears) if isinstance(linears[0], LowBitLinear) else DenseProduct(linears)
+    if not isinstance(linears[0], LowBitLinear):
+        return DenseProduct(linears)
+    codes, scales = _join([linear.codes for linear in linears]), _join([linear.scales for linear in linears])
+    first, outputs = linears[0], sum(linear.out_features for linear in linears)
+    packed = PackedWeights(codes, scales, first.form, outputs, first.in_features)
+    return LowBitProduct(packed, first.dtype, _join_biases(linears))
 
 
 class DenseProduct(Product):
-    """A product of weights in the dtype of the rows.
-
-    Args:
-        linears: ordinary linear layers that ``can_join``.
-
-    Attributes:
-        weight: ``[outputs, inputs]``.
-    """
+    """A product of weights in the dtype of the rows, of ordinary linear layers."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self.weight, bias = _join([linear.weight for linear in linears]), _join_biases(linears)
@@ -138,34 +140,69 @@ class DenseProduct(Product):
         """The weights themselves."""
         return self.weight
 
-    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs of all]``."""
         return functional.linear(hidden_states, self.weight, self.bias)
 
 
 class LowBitProduct(Product):
-    """A product of low-bit weights, which the kernels multiply whatever the number of rows.
+    """A product of low-bit weights, which the kernels multiply whatever the number of rows."""
 
-    Args:
-        linears: low-bit layers that ``can_join``.
-
-    Attributes:
-        packed: the weights.
-    """
-
-    def __init__(self, linears: Sequence[LowBitLinear]) -> None:
-        codes, scales = _join([linear.codes for linear in linears]), _join([linear.scales for linear in linears])
-        first, outputs, bias = linears[0], sum(linear.out_features for linear in linears), _join_biases(linears)
-        self.packed = PackedWeights(codes, scales, first.form, outputs, first.in_features)
-        super().__init__((outputs, first.in_features), first.dtype, bias, self.packed.describe(bias))
+    def __init__(self, packed: PackedWeights, dtype: torch.dtype, bias: torch.Tensor | None) -> None:
+        self.packed = packed
+        super().__init__((packed.outputs, packed.inputs), dtype, bias, packed.describe(bias))
 
     def values(self) -> torch.Tensor:
         """Integers times scales, float32."""
         return self.packed.unpack()
 
-    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs of all]``."""
         return multiply(hidden_states.contiguous(), self.packed, self.bias)
+
+
+class CompiledProduct(Product):
+    """A product that runs up to ``row_limit`` rows of a sequence in the kernels, and more as it would without them."""
+
+    def __init__(self, product: Product) -> None:
+        super().__init__(product.shape, product.dtype, product.bias, product.linear)
+        self._product = product
+        self._call = getattr(load(), f"product_{DTYPES[self.dtype]}")
+        self.limit = row_limit(self.dtype, low_bit=self.bits > 0)
+        self._reference = ctypes.byref(self.linear)
+
+    def values(self) -> torch.Tensor:
+        """The weights ``[outputs, inputs]``."""
+        return self._product.values()
+
+    def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
+        """``[rows, inputs]`` to ``[rows, outputs]``."""
+        rows, (outputs, inputs) = hidden_states.shape[0], self.shape
+        if (rows if widest is None else widest) > self.limit or not hidden_states.is_contiguous():
+            return self._product(hidden_states)
+        out = hidden_states.new_empty(rows, outputs)
+        threads = torch.get_num_threads()
+        self._call(self._reference, hidden_states.data_ptr(), out.data_ptr(), rows, inputs, outputs, threads)
+        return out
+
+
+def compile_head(head: nn.Module) -> Function:
+    """The LM head with a kernel for a few rows, or the head itself where there is none for it.
+
+    Raises:
+        KernelBuildError: the kernels cannot be built.
+    """
+    if not can_join([head]) or not has_kernels(list(head.parameters())):
+        return head
+    product = join([head])
+    return CompiledProduct(product) if product.dtype in DTYPES else head
+
+
+def has_kernels(weights: Sequence[torch.Tensor]) -> bool:
+    """Whether weights have one dtype with kernels and are on the CPU, or on ``meta``, where only shapes are checked."""
+    dtypes = {weight.dtype for weight in weights if weight.is_floating_point()}
+    on_cpu = {weight.device.type for weight in weights} in ({"cpu"}, {"meta"})
+    return on_cpu and len(dtypes) <= 1 and dtypes <= DTYPES.keys()
 
 
 def _join_biases(linears: Sequence[Any]) -> torch.Tensor | None:

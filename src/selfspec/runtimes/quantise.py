@@ -13,10 +13,9 @@ from selfspec.memory import available_bytes
 from selfspec.model.decoder import Decoder
 from selfspec.model.families import find_family
 from selfspec.runtimes.low_bit import LowBitCopies
-from selfspec.runtimes.low_bit_modules import LowBitEmbedding, LowBitLinear
-from selfspec.runtimes.packed import PackedWeights, packed_bytes
+from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, PackedWeights, packed_bytes
 from selfspec.runtimes.precision import PackedFormat, Precision
-from selfspec.runtimes.prepared import prepare
+from selfspec.runtimes.runner import prepare
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 

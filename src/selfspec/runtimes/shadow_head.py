@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from selfspec.runtimes.compiled import compile_head
 from selfspec.runtimes.kernel_build import KernelBuildError
-from selfspec.runtimes.low_bit_modules import LowBitLinear
-from selfspec.runtimes.products import can_join, signature
+from selfspec.runtimes.packed import LowBitLinear
+from selfspec.runtimes.products import can_join, compile_head, signature
 from selfspec.runtimes.target import Target
 
 _FEWEST_OUTPUTS = 64

@@ -1,17 +1,24 @@
-"""How a list of sublayers runs over a forward: in one native call, or one by one; and which states are kept."""
+"""Sublayers, final norm and head in the form of a runtime: any subset of them runs over the rows of a forward."""
 
+import sys
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from itertools import pairwise
 
 import torch
+from torch import nn
 
-from selfspec.model.forward import Forward
+from selfspec.model.decoder import Decoder
+from selfspec.model.forward import Drawing, Forward, Rows, SequenceState
+from selfspec.model.rope import Rope
 from selfspec.model.sublayers import Sublayer
+from selfspec.runtimes.branches import describe, describe_head
+from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.graphs import Graphs
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.native import NativeForward
+from selfspec.runtimes.products import CompiledProduct, Function, Product, is_plain, signature
 
 
 @dataclass
@@ -28,135 +35,304 @@ class StackOutput:
     captured: dict[int, torch.Tensor] = field(default_factory=dict)
     logits: Logits | None = None
 
+    def split(self, counts: list[int]) -> "list[StackOutput]":
+        """The output of several sequences' rows, by sequence; ``counts`` are their rows."""
+        if len(counts) == 1:
+            return [self]
+        states = torch.split(self.hidden_states, counts)
+        captured = {index: torch.split(rows, counts) for index, rows in self.captured.items()}
+        logits: Sequence[Logits | None] = [None] * len(counts) if self.logits is None else self.logits.split(counts)
+        return [
+            StackOutput(states[place], {index: rows[place] for index, rows in captured.items()}, logits[place])
+            for place in range(len(counts))
+        ]
+
 
 @dataclass(frozen=True)
-class Kept:
-    """Which states ``h[i]`` of a run to keep; ``i`` from 0 to ``2L``. A skipped sublayer leaves the state as it is.
+class _Kept:
+    """Which states ``h[i]`` of a run to keep: see ``Stack.run``."""
+
+    capture: Collection[int]
+    copies: Mapping[int, torch.Tensor]
+
+    def places(self, sublayers: tuple[int, ...]) -> dict[int, int]:
+        """For each state the place in ``sublayers`` before which the stream is that state."""
+        return {index: bisect_left(sublayers, index) for index in {*self.capture, *self.copies}}
+
+    def rows(self, places: Mapping[int, int], rows: int) -> dict[int, int]:
+        """By place, how many of the last rows are kept."""
+        needed: dict[int, int] = {}
+        for index, place in places.items():
+            count = rows if index in self.capture else len(self.copies[index])
+            needed[place] = max(needed.get(place, 0), count)
+        return needed
+
+
+class Stack:
+    """Runs sublayers, final norm and LM head over rows of any sequences, at one precision.
+
+    Neighbouring sublayers that the kernels take run in one native call. Whether they take rows is decided here, by the
+    limits of ``kernels.row_limit``: parts of a forward with more rows than a limit run by themselves, so that each row
+    gets what it gets with the rows of its own sequence.
+
+    Args:
+        decoder: the model.
+        rope: computes the rotations of positions.
+        sublayers: all ``2L``, each in the runtime's form or, where there is none, a slower one.
+        norm: the final norm.
+        head: the LM head.
+        compiled: there are kernels.
+        any_rows: they run whatever the number of rows.
 
     Attributes:
-        capture: sublayers ``i`` whose ``h[i]`` is returned.
-        copies: by sublayer ``i`` a tensor ``[k, hidden]`` that receives the last ``k`` rows of ``h[i]``, so that the
-            others need not be held.
+        rope: see above.
+        sublayers: see above.
+        head: see above.
+        native: runs several of the sublayers in one call, if there are kernels.
+        embedding: the weights of the embedding, ``[vocab, hidden]``, where there are kernels, and it does nothing but
+            take rows of them, and logits are not scaled.
+        graphs: replays of the sublayers, if the runtime has them.
     """
 
-    capture: Collection[int] = ()
-    copies: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    def __init__(
+        self,
+        decoder: Decoder,
+        rope: Rope,
+        sublayers: Sequence[Sublayer],
+        norm: Function,
+        head: Function,
+        *,
+        compiled: bool,
+        any_rows: bool = False,
+    ) -> None:
+        self._decoder, self.rope = decoder, rope
+        self.sublayers, self._norm, self.head = list(sublayers), norm, head
+        self.graphs: Graphs | None = None
+        self._every = tuple(range(len(self.sublayers)))
+        self._modules = [decoder.final_norm, decoder.head, decoder.embedding]
+        self._signature = signature(self._modules)
+        self.embedding = _embedding_weights(decoder) if compiled else None
+        self.native: NativeForward | None = None
+        if compiled:
+            branches = [describe(sublayer) for sublayer in self.sublayers]
+            self.native = NativeForward(branches, describe_head(norm, head), self.embedding, any_rows=any_rows)
+        self._most_rows = min(self._limits(), default=sys.maxsize)
+        self._selects_natively = self.native is not None and self.native.has_head and not decoder.scales_logits
 
-    @property
-    def indices(self) -> set[int]:
-        """All ``i``."""
-        return {*self.capture, *self.copies}
+    def is_current(self) -> bool:
+        """Whether the model's modules still are those, with those weights, that this was made of."""
+        return self._signature == signature(self._modules) and all(each.is_current() for each in self.sublayers)
 
+    def lay_out(
+        self,
+        sequence: SequenceState,
+        rows: int,
+        *,
+        start: int | None = None,
+        prefix: int | None = None,
+        depths: Iterable[int] | None = None,
+        visible: torch.Tensor | None = None,
+        drawing: Drawing | None = None,
+    ) -> Forward:
+        """Lays out the rows of one sequence in a forward.
 
-_Run: TypeAlias = Callable[[torch.Tensor, Forward, Kept], StackOutput]
+        Args:
+            sequence: the sequence.
+            rows: number of rows.
+            start: cache slot of the first row; the end of the committed slots if not given.
+            prefix: leading slots that every row sees; ``start`` if not given.
+            depths: position of each row, counted from ``prefix``; ``0, 1, 2 …`` if not given.
+            visible: bool ``[rows, start + rows - prefix]``, which slots from ``prefix`` on each row sees; if not given,
+                the rows of this forward up to itself.
+            drawing: how the tokens that the rows choose are drawn, where a native forward computes their logits
+                (``Logits.drawn``).
 
+        Returns:
+            A forward of one part. ``Forward.join`` puts those of several sequences together.
+        """
+        like = self._decoder.like
+        start = sequence.cache.length if start is None else start
+        prefix = start if prefix is None else prefix
+        part = Rows(sequence, start, rows, prefix, None if depths is None else tuple(depths), visible, drawing)
+        self.rope.reserve(like, part.end)
+        return Forward((part,), self.rope, like)
 
-def run_one_by_one(
-    blocks: Sequence[Sublayer],
-    graphs: Graphs | None,
-    hidden_states: torch.Tensor,
-    sublayers: Sequence[int],
-    forward: Forward,
-    kept: Kept,
-) -> StackOutput:
-    """Runs sublayers one after the other.
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The residual stream before sublayer 0, ``h[0]``: long ``[rows]`` to ``[rows, hidden]``."""
+        rows = self.embedding
+        return self._decoder.embed(token_ids) if rows is None else rows.index_select(0, token_ids)
 
-    Args:
-        blocks: all sublayers of the target.
-        graphs: replays of them, used if they take the forward.
-        hidden_states: ``[rows, hidden]``, the residual stream before the first.
-        sublayers: ascending indices of those to run.
-        forward: the rows.
-        kept: the states to keep.
-    """
-    if graphs is not None and not graphs.takes(forward):
-        graphs = None
-    captured: dict[int, torch.Tensor] = {}
-    wanted = sorted(kept.indices, reverse=True)
-    stream = hidden_states if graphs is None else graphs.load(hidden_states, forward)
+    def run(
+        self,
+        hidden_states: torch.Tensor,
+        sublayers: Iterable[int],
+        forward: Forward,
+        capture: Collection[int] = (),
+        copies: Mapping[int, torch.Tensor] | None = None,
+        *,
+        logits: bool = False,
+        confidence: bool = False,
+    ) -> StackOutput:
+        """Runs sublayers over the rows of a forward and writes their keys and values into the caches.
 
-    def keep(index: int) -> None:
-        """Keeps the residual stream before a sublayer, in the ways asked for."""
-        if index in kept.capture:
-            captured[index] = stream if graphs is None else stream.clone()
-        if index in kept.copies:
-            _copy_last(stream, kept.copies[index])
+        Args:
+            hidden_states: ``[rows, hidden]``, the residual stream before the first of them.
+            sublayers: ascending indices; those not named are skipped.
+            forward: the rows.
+            capture: sublayers ``i`` (0 to ``2L``) before which to keep the residual stream ``h[i]``; a skipped sublayer
+                leaves the stream as it is.
+            copies: by sublayer ``i`` (0 to ``2L``) a tensor ``[k, hidden]`` that receives the last ``k`` rows of
+                ``h[i]``, without the others being held.
+            logits: whether final norm and LM head follow, in the same call where all of it runs natively.
+            confidence: compute the rows' confidences with the logits, if that is cheap here.
 
-    for index in sublayers:
-        while wanted and wanted[-1] <= index:
-            keep(wanted.pop())
-        stream = blocks[index](stream, forward) if graphs is None else graphs.advance(index, stream, forward)
-    for index in wanted:
-        keep(index)
-    return StackOutput(stream if graphs is None else stream.clone(), captured)
+        Returns:
+            The residual stream after the last one, the captured ones, and the logits where they were asked for.
+        """
+        indices, kept, groups = tuple(sublayers), _Kept(capture, copies or {}), self._groups(forward)
+        if len(groups) > 1:
+            output = self._run_groups(groups, hidden_states, indices, forward, kept)
+        else:
+            scored = logits and self._selects_natively
+            output = self._run(hidden_states, indices, forward, kept, logits=scored, confidence=confidence)
+        if logits and output.logits is None:
+            output.logits = self._score(output.hidden_states, forward.widest, confidence=confidence)
+        return output
 
+    def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
+        """Final norm and LM head.
 
-def run_natively(
-    native: NativeForward,
-    hidden_states: torch.Tensor,
-    sublayers: tuple[int, ...],
-    forward: Forward,
-    kept: Kept,
-    *,
-    logits: bool = False,
-    confidence: bool = False,
-) -> StackOutput:
-    """Runs sublayers in one native call, which takes them; see ``run_one_by_one`` and ``NativeForward.run``."""
-    stream = hidden_states.clone(memory_format=torch.contiguous_format)
-    # A state is that before the first of these sublayers which runs.
-    places = {index: bisect_left(sublayers, index) for index in kept.indices}
-    rows = {place: 0 for place in places.values() if place < len(sublayers)}
-    for index, place in places.items():
-        if place in rows:
-            rows[place] = max(rows[place], len(stream) if index in kept.capture else len(kept.copies[index]))
-    buffers = {place: stream.new_empty(count, stream.shape[1]) for place, count in rows.items()}
-    scored = native.run(stream, sublayers, forward, buffers, logits=logits, confidence=confidence)
-    states = {index: buffers.get(place, stream) for index, place in places.items()}
-    for index, copy in kept.copies.items():
-        _copy_last(states[index], copy)
-    return StackOutput(stream, {index: states[index] for index in kept.capture}, scored)
+        Args:
+            hidden_states: ``[rows, hidden]``, the residual stream after the last sublayer.
+            widest: the largest number of rows that one sequence has among them; all of them if not given. With it,
+                rows of several sequences get what they get in each alone.
 
+        Returns:
+            ``[rows, vocab]``, in the model's dtype.
+        """
+        if (native := self._native_head(len(hidden_states) if widest is None else widest)) is not None:
+            return self._decoder.scale_logits(native.score(hidden_states).values)
+        normed, head = self._norm(hidden_states), self.head
+        return self._decoder.scale_logits(head(normed, widest) if isinstance(head, Product) else head(normed))
 
-def groups_of(forward: Forward, most_rows: int) -> list[list[int]]:
-    """Divides the parts of a forward: those with few rows together, each of the others by itself.
+    def norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The final norm, bit for bit as a few rows get it from ``logits``: ``[rows, hidden]`` in and out."""
+        native = self._native_head(1)
+        return self._norm(hidden_states) if native is None else native.norm(hidden_states)
 
-    Args:
-        forward: the forward.
-        most_rows: most rows of a part that counts as small.
+    def _score(self, hidden_states: torch.Tensor, widest: int, *, confidence: bool) -> Logits:
+        """Logits apart from the sublayers, with the same choices bit for bit."""
+        native = self._native_head(widest)
+        if native is None or not self._selects_natively:
+            return Logits(self.logits(hidden_states, widest))
+        return native.score(hidden_states, confidence=confidence)
 
-    Returns:
-        Lists of indices of parts.
-    """
-    small = [index for index, part in enumerate(forward.parts) if part.count <= most_rows]
-    large = [[index] for index, part in enumerate(forward.parts) if part.count > most_rows]
-    return [small, *large] if small else large
+    def _native_head(self, rows: int) -> NativeForward | None:
+        """The native forward, if it can run norm and head of as many rows of a sequence."""
+        native = self.native
+        return native if native is not None and native.has_head and rows <= native.most_rows else None
 
+    def _limits(self) -> Iterator[int]:
+        """The row limits of all sublayers that have any."""
+        for index, sublayer in enumerate(self.sublayers):
+            if self.native is not None and self.native.limits[index]:
+                yield self.native.limits[index]
+            elif isinstance(sublayer, (FusedAttention, FusedMLP)):
+                yield from (each.limit for each in sublayer.products if isinstance(each, CompiledProduct))
 
-def run_in_groups(
-    run: _Run, groups: Sequence[Sequence[int]], hidden_states: torch.Tensor, forward: Forward, kept: Kept
-) -> StackOutput:
-    """Runs groups of a forward's parts one after the other.
+    def _groups(self, forward: Forward) -> list[list[int]]:
+        """Divides the parts of a forward: those within all limits together, each of the others by itself."""
+        parts, most = forward.parts, self._most_rows
+        if len(parts) == 1 or forward.widest <= most:
+            return [list(range(len(parts)))]
+        small = [index for index, part in enumerate(parts) if part.count <= most]
+        large = [[index] for index, part in enumerate(parts) if part.count > most]
+        return [small, *large] if small else large
 
-    Args:
-        run: runs a forward.
-        groups: lists of indices of parts.
-        hidden_states: ``[rows, hidden]``, the residual stream of all parts.
-        forward: all parts.
-        kept: the states to keep, of all parts.
-    """
-    output = StackOutput(torch.empty_like(hidden_states))
-    output.captured = {index: torch.empty_like(hidden_states) for index in kept.capture}
-    for group in groups:
-        places = torch.cat([torch.arange(forward.rows)[forward.slices[index]] for index in group])
-        copies = dict(_shares(kept.copies, places, forward.rows))
-        ran = run(hidden_states[places], forward.only(group), Kept(kept.capture, copies))
-        output.hidden_states[places] = ran.hidden_states
-        for index, states in ran.captured.items():
-            output.captured[index][places] = states
-        for index, copy in copies.items():
-            own = places[len(places) - len(copy) :]
-            kept.copies[index][own - (forward.rows - len(kept.copies[index]))] = copy
-    return output
+    def _segments(
+        self, hidden_states: torch.Tensor, sublayers: tuple[int, ...], forward: Forward
+    ) -> list[tuple[bool, int, int]]:
+        """Where runs of native sublayers, and of others, begin and end in ``sublayers``."""
+        native, widest, count = self.native, forward.widest, len(sublayers)
+        if native is None or not native.takes(hidden_states, forward):
+            return [(False, 0, count)]
+        if widest <= native.limit(sublayers):
+            return [(True, 0, count)]
+        fits = [widest <= native.limits[index] for index in sublayers]
+        starts = [place for place in range(count) if place == 0 or fits[place] != fits[place - 1]]
+        return [(fits[start], start, stop) for start, stop in pairwise([*starts, count])]
+
+    def _run(
+        self,
+        hidden_states: torch.Tensor,
+        sublayers: tuple[int, ...],
+        forward: Forward,
+        kept: _Kept,
+        *,
+        logits: bool = False,
+        confidence: bool = False,
+    ) -> StackOutput:
+        """Runs sublayers segment by segment; logits only where the last one is native."""
+        places = kept.places(sublayers)
+        rows = kept.rows(places, len(hidden_states)) if places else {}
+        stream, scored = hidden_states, None
+        states: dict[int, torch.Tensor] = {}
+        for is_native, start, stop in self._segments(hidden_states, sublayers, forward):
+            needed = {place - start: count for place, count in rows.items() if start <= place < stop}
+            if is_native:
+                assert self.native is not None
+                stream = stream.clone(memory_format=torch.contiguous_format)
+                found = {place: stream.new_empty(count, stream.shape[1]) for place, count in needed.items()}
+                last = logits and stop == len(sublayers)
+                run = sublayers if stop - start == len(sublayers) else sublayers[start:stop]
+                scored = self.native.run(stream, run, forward, found, logits=last, confidence=confidence)
+            else:
+                stream, found = self._run_blocks(stream, sublayers[start:stop], forward, needed)
+            states |= {start + place: state for place, state in found.items()}
+        for index, copy in kept.copies.items():
+            copy.copy_(_last(states.get(places[index], stream), len(copy)))
+        captured = {index: states.get(places[index], stream) for index in kept.capture}
+        return StackOutput(stream, captured, scored)
+
+    def _run_blocks(
+        self, stream: torch.Tensor, sublayers: tuple[int, ...], forward: Forward, needed: Mapping[int, int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """Runs sublayers one after the other. By place, ``needed`` says how many last rows of the stream to keep."""
+        graphs = self.graphs if self.graphs is not None and self.graphs.takes(forward) else None
+        stream = stream if graphs is None else graphs.load(stream, forward)
+        states: dict[int, torch.Tensor] = {}
+        for place, index in enumerate(sublayers):
+            if place in needed:
+                whole = graphs is None and needed[place] == len(stream)
+                states[place] = stream if whole else _last(stream, needed[place]).clone()
+            if graphs is None:
+                stream = self.sublayers[index](stream, forward)
+            else:
+                stream = graphs.advance(index, stream, forward)
+        return stream if graphs is None else stream.clone(), states
+
+    def _run_groups(
+        self,
+        groups: Sequence[Sequence[int]],
+        hidden_states: torch.Tensor,
+        sublayers: tuple[int, ...],
+        forward: Forward,
+        kept: _Kept,
+    ) -> StackOutput:
+        """Runs groups of a forward's parts one after the other."""
+        output = StackOutput(torch.empty_like(hidden_states))
+        output.captured = {index: torch.empty_like(hidden_states) for index in kept.capture}
+        for group in groups:
+            places = torch.cat([torch.arange(forward.rows)[forward.slices[index]] for index in group])
+            copies = dict(_shares(kept.copies, places, forward.rows))
+            ran = self._run(hidden_states[places], sublayers, forward.only(group), _Kept(kept.capture, copies))
+            output.hidden_states[places] = ran.hidden_states
+            for index, states in ran.captured.items():
+                output.captured[index][places] = states
+            for index, copy in copies.items():
+                own = _last(places, len(copy))
+                kept.copies[index][own - (forward.rows - len(kept.copies[index]))] = copy
+        return output
 
 
 def _shares(copies: Mapping[int, torch.Tensor], places: torch.Tensor, rows: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -166,6 +342,15 @@ def _shares(copies: Mapping[int, torch.Tensor], places: torch.Tensor, rows: int)
         yield index, copy.new_empty(count, copy.shape[1])
 
 
-def _copy_last(states: torch.Tensor, copy: torch.Tensor) -> None:
-    """Copies the last rows of ``[rows, hidden]`` into ``[k, hidden]``."""
-    copy.copy_(states[len(states) - len(copy) :])
+def _last(rows: torch.Tensor, count: int) -> torch.Tensor:
+    return rows[len(rows) - count :]
+
+
+def _embedding_weights(decoder: Decoder) -> torch.Tensor | None:
+    """The weights of an embedding that takes rows of them and does nothing else, of a model with plain logits."""
+    module = decoder.embedding
+    if type(module) is not nn.Embedding or not is_plain(module) or module.max_norm is not None:
+        return None
+    ordinary = type(module.weight) is nn.Parameter and module.weight.is_contiguous()
+    plain = decoder.embedding_scale is None and not decoder.scales_logits
+    return module.weight.detach() if ordinary and plain else None

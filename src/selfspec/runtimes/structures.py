@@ -1,6 +1,12 @@
-"""What the C++ code is given, as ctypes structures: see the headers beside this file."""
+"""What the C++ code is given, as ctypes structures: see the headers beside this file.
 
-from ctypes import CFUNCTYPE, POINTER, Structure, c_float, c_int, c_long, c_uint64, c_void_p
+``layout.h`` has their sizes and fields, which are compared with these when a library is loaded.
+"""
+
+from collections.abc import Iterator, Mapping
+from ctypes import CDLL, CFUNCTYPE, POINTER, Structure, c_char_p, c_float, c_int, c_long, c_uint64, c_void_p, sizeof
+
+from selfspec.runtimes.precision import BLOCK, TILE
 
 
 class Linear(Structure):
@@ -8,7 +14,7 @@ class Linear(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("weights", "bias", "scales")),
-        *((name, c_int) for name in ("bits", "group", "offset")),
+        *((name, c_int) for name in ("bits", "group")),
     )
 
 
@@ -145,3 +151,64 @@ class NativeChain(Structure):
         ("count", c_long),
         ("follow", Follow),
     )
+
+
+STRUCTURES: Mapping[str, type[Structure]] = {
+    "Linear": Linear,
+    "Norm": Norm,
+    "Heads": Heads,
+    "AttentionWeights": AttentionWeights,
+    "MlpWeights": MlpWeights,
+    "Sublayer": NativeSublayer,
+    "View": View,
+    "CosSin": NativeCosSin,
+    "Part": Part,
+    "Drawing": NativeDrawing,
+    "Head": NativeHead,
+    "Forward": NativeCall,
+    "ChainSequence": ChainSequence,
+    "Chain": NativeChain,
+}
+"""The structures by their names in the headers."""
+
+CONSTANTS = {"BLOCK": BLOCK, "TILE": TILE}
+"""What Python has to know without the library, by its name in the headers."""
+
+
+class _Fact(Structure):
+    _fields_ = (("name", c_char_p), ("value", c_long))
+
+
+def read_layout(library: CDLL) -> dict[str, int]:
+    """Sizes and offsets in bytes (``Linear``, ``Linear.bits``) and constants (``BLOCK``), as the library has them.
+
+    Raises:
+        AttributeError: the library says nothing of them.
+    """
+    library.layout.argtypes, library.layout.restype = [], POINTER(_Fact)
+    facts = library.layout()
+    found: dict[str, int] = {}
+    while facts[len(found)].name:
+        fact = facts[len(found)]
+        found[fact.name.decode()] = int(fact.value)
+    return found
+
+
+def disagreements(library: Mapping[str, int]) -> list[str]:
+    """In words, where a library and this file differ; ``library`` is what ``read_layout`` gave."""
+    names = set(STRUCTURES) | set(CONSTANTS)
+    own = dict(_own_layout())
+    known = {name: value for name, value in library.items() if name.partition(".")[0] in names}
+    return [
+        f"{name} is {known.get(name, 'unknown')} in the library and {own.get(name, 'unknown')} here"
+        for name in sorted(own.keys() | known.keys())
+        if own.get(name) != known.get(name)
+    ]
+
+
+def _own_layout() -> Iterator[tuple[str, int]]:
+    yield from CONSTANTS.items()
+    for name, structure in STRUCTURES.items():
+        yield name, sizeof(structure)
+        for field in structure._fields_:
+            yield f"{name}.{field[0]}", getattr(structure, field[0]).offset

@@ -1,32 +1,42 @@
 """The target model as 2L sublayers: the only place that runs the model."""
 
-from collections.abc import Collection, Iterable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
 from selfspec.model.decoder import Decoder
-from selfspec.model.forward import Drawing, Forward, Rows, SequenceState
-from selfspec.model.rope import Rope
+from selfspec.model.forward import SequenceState
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.arena import FEWEST_SLOTS
-from selfspec.runtimes.compiled import CompiledProduct
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.graphs import Graphs
-from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.low_bit import LowBitCopies, LowBitModel
-from selfspec.runtimes.low_bit_modules import LowBitLinear, parameter_count
+from selfspec.runtimes.low_bit import LowBitCopies
 from selfspec.runtimes.low_bit_torch import TorchLowBitCopies
 from selfspec.runtimes.native import NativeForward
+from selfspec.runtimes.packed import LowBitLinear, parameter_count
 from selfspec.runtimes.precision import AnyPrecision
-from selfspec.runtimes.prepared import RUNTIMES, prepare
-from selfspec.runtimes.stack import Kept, StackOutput, groups_of, run_in_groups, run_natively, run_one_by_one
+from selfspec.runtimes.runner import RUNTIMES, Runner, prepare
+from selfspec.runtimes.stack import StackOutput
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 __all__ = ["RUNTIMES", "StackOutput", "Target"]
+
+
+def _at_full_precision(method: Callable[Concatenate[Runner, _P], _R]) -> "Callable[Concatenate[Target, _P], _R]":
+    """A method of ``Target`` that is one of its runner at full precision."""
+
+    def call(self: "Target", /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        own: Callable[_P, _R] = getattr(self._prepared, method.__name__)
+        return own(*args, **kwargs)
+
+    call.__doc__ = method.__doc__
+    return call
 
 
 class Target:
@@ -48,9 +58,7 @@ class Target:
         decoder: the model taken apart.
         config: the model's config.
         family: the row of its family.
-        sublayers: all of them, as this runtime runs them.
         version: grows when modules or weights of the model were replaced; older keys and values are of no use then.
-        graphs: replays of them, in the graphs runtime.
 
     Raises:
         InvalidParameterError: there is no such runtime.
@@ -69,16 +77,25 @@ class Target:
             raise UnsupportedModelError("the model is on device 'meta', without its weights; load them")
         self.config: Any = self.decoder.config
         self.family = self.decoder.family
-        self.sublayers: list[Sublayer] = []
         self.version = 0
         self._uses_graphs = runtime == "graphs"
-        self.graphs: Graphs | None = None
+        self._prepared: Runner
         self._prepare()
         if runtime == "fused" and self.fused_count == 0:
             raise UnsupportedModelError(
                 f"no sublayer of this {self.family.name} model can be fused: its modules are hooked, quantised, "
                 "adapted or not transformers' own; use runtime 'auto' or 'eager'"
             )
+
+    @property
+    def sublayers(self) -> list[Sublayer]:
+        """All of them, as this runtime runs them."""
+        return self._prepared.sublayers
+
+    @property
+    def graphs(self) -> Graphs | None:
+        """Replays of the sublayers, in the graphs runtime."""
+        return self._prepared.graphs
 
     @property
     def sublayer_count(self) -> int:
@@ -155,7 +172,7 @@ class Target:
     @property
     def keys_depend_on_position_alone(self) -> bool:
         """Whether equal beginnings of texts have equal keys, however long the texts are."""
-        return self._rope.is_stateless
+        return self._prepared.rope.is_stateless
 
     def new_sequence(self, prompt_length: int, capacity: int, last_length: int) -> SequenceState:
         """The state of a new request.
@@ -170,8 +187,8 @@ class Target:
         """
         if not self._prepared.is_current():
             self._prepare()
-        long_rope = self._rope.is_long(prompt_length, last_length)
-        self._rope.reserve(self.decoder.like, capacity)
+        long_rope = self._prepared.rope.is_long(prompt_length, last_length)
+        self._prepared.rope.reserve(self.decoder.like, capacity)
         leased = None if self.graphs is None else self.graphs.lease(capacity)
         return SequenceState(self.decoder.new_cache(capacity) if leased is None else leased, long_rope)
 
@@ -180,158 +197,27 @@ class Target:
         """The native forward, if there is one: what runs chains."""
         return self._prepared.native
 
-    @property
-    def rope(self) -> Rope:
-        """Computes the rotations of positions."""
-        return self._rope
+    embed = _at_full_precision(Runner.embed)
+    lay_out = _at_full_precision(Runner.lay_out)
+    run = _at_full_precision(Runner.run)
+    logits = _at_full_precision(Runner.logits)
+    norm = _at_full_precision(Runner.norm)
 
-    def lay_out(
-        self,
-        sequence: SequenceState,
-        rows: int,
-        *,
-        start: int | None = None,
-        prefix: int | None = None,
-        depths: Iterable[int] | None = None,
-        visible: torch.Tensor | None = None,
-        drawing: Drawing | None = None,
-    ) -> Forward:
-        """Lays out the rows of one sequence in a forward.
+    def at(self, precision: AnyPrecision | None) -> Runner:
+        """This model at a precision, over the same caches and rotations.
 
-        Args:
-            sequence: the sequence.
-            rows: number of rows.
-            start: cache slot of the first row; the end of the committed slots if not given.
-            prefix: leading slots that every row sees; ``start`` if not given.
-            depths: position of each row, counted from ``prefix``; ``0, 1, 2 …`` if not given.
-            visible: bool ``[rows, start + rows - prefix]``, which slots from ``prefix`` on each row sees; if not given,
-                the rows of this forward up to itself.
-            drawing: how the tokens that the rows choose are drawn, where a native forward computes their logits
-                (``Logits.drawn``).
-
-        Returns:
-            A forward of one part. ``Forward.join`` puts those of several sequences together.
-        """
-        like = self.decoder.like
-        start = sequence.cache.length if start is None else start
-        prefix = start if prefix is None else prefix
-        part = Rows(sequence, start, rows, prefix, None if depths is None else tuple(depths), visible, drawing)
-        self._rope.reserve(like, part.end)
-        return Forward((part,), self._rope, like)
-
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The residual stream before sublayer 0, ``h[0]``: long ``[rows]`` to ``[rows, hidden]``."""
-        rows = self._prepared.embedding
-        return self.decoder.embed(token_ids) if rows is None else rows.index_select(0, token_ids)
-
-    def run(
-        self,
-        hidden_states: torch.Tensor,
-        sublayers: Iterable[int],
-        forward: Forward,
-        capture: Collection[int] = (),
-        copies: Mapping[int, torch.Tensor] | None = None,
-        *,
-        logits: bool = False,
-        confidence: bool = False,
-    ) -> StackOutput:
-        """Runs sublayers over the rows of a forward and writes their keys and values into the caches.
-
-        Args:
-            hidden_states: ``[rows, hidden]``, the residual stream before the first of them.
-            sublayers: ascending indices; those not named are skipped.
-            forward: the rows.
-            capture: sublayers ``i`` (0 to ``2L``) before which to keep the residual stream ``h[i]``; a skipped sublayer
-                leaves the stream as it is.
-            copies: by sublayer ``i`` (0 to ``2L``) a tensor ``[k, hidden]`` that receives the last ``k`` rows of
-                ``h[i]``, without the others being held.
-            logits: whether final norm and LM head follow, in the same call where all of it runs natively.
-            confidence: compute the rows' confidences with the logits, if that is cheap here.
-
-        Returns:
-            The residual stream after the last one, the captured ones, and the logits where they were asked for.
-        """
-        indices, kept, native = tuple(sublayers), Kept(capture, copies or {}), self._prepared.native
-        if logits and self._selects_natively and native is not None and native.takes(hidden_states, indices, forward):
-            return run_natively(native, hidden_states, indices, forward, kept, logits=True, confidence=confidence)
-        output = self._run(indices, hidden_states, forward, kept)
-        if logits:
-            output.logits = self._score(output.hidden_states, forward.widest, confidence=confidence)
-        return output
-
-    def _score(self, hidden_states: torch.Tensor, widest: int, *, confidence: bool) -> Logits:
-        """Logits apart from the sublayers, with the same choices bit for bit."""
-        native = self._prepared.native
-        if self._selects_natively and native is not None and widest <= native.most_rows:
-            return native.score(hidden_states, confidence=confidence)
-        return Logits(self.logits(hidden_states, widest))
-
-    @property
-    def _selects_natively(self) -> bool:
-        """Whether a native forward can compute logits, and tokens and confidences from them."""
-        native = self._prepared.native
-        return native is not None and native.has_head and not self.decoder.scales_logits
-
-    def _run(
-        self, sublayers: tuple[int, ...], hidden_states: torch.Tensor, forward: Forward, kept: Kept
-    ) -> StackOutput:
-        native = self._prepared.native
-        if native is not None and native.takes(hidden_states, sublayers, forward):
-            return run_natively(native, hidden_states, sublayers, forward, kept)
-        if native is not None and native.most_rows and len(forward.parts) > 1:
-            # A part with more rows than the kernels take goes by itself, so that it gets what it gets alone.
-            groups = groups_of(forward, native.most_rows)
-            if len(groups) > 1:
-                return run_in_groups(partial(self._run, sublayers), groups, hidden_states, forward, kept)
-        return run_one_by_one(self.sublayers, self.graphs, hidden_states, sublayers, forward, kept)
-
-    def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
-        """Final norm and LM head.
-
-        Args:
-            hidden_states: ``[rows, hidden]``, the residual stream after the last sublayer.
-            widest: the largest number of rows that one sequence has among them; all of them if not given. With it, the
-                compiled head computes rows of several sequences as it computes those of each alone.
-
-        Returns:
-            ``[rows, vocab]``, in the model's dtype.
-        """
-        native, head, rows = self._prepared.native, self._prepared.head, len(hidden_states)
-        if native is not None and native.has_head and (rows if widest is None else widest) <= native.most_rows:
-            return self.decoder.scale_logits(native.score(hidden_states).values)
-        normed = self._prepared.norm(hidden_states)
-        logits = head(normed, widest) if isinstance(head, CompiledProduct) else head(normed)
-        return self.decoder.scale_logits(logits)
-
-    def norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The final norm, bit for bit as a few rows get it from ``logits``: ``[rows, hidden]`` in and out."""
-        native = self._prepared.native
-        return (
-            native.norm(hidden_states) if native is not None and native.has_head else self._prepared.norm(hidden_states)
-        )
-
-    def at(self, precision: AnyPrecision | None) -> "Target | LowBitModel":
-        """This model, its products reading low-bit copies of their weights, which are made at first use and kept.
-
-        Copies are of the weights as they were when the target was last prepared: ask again at each request.
-
-        Args:
-            precision: of the copies; ``None``, or 16 bits everywhere, for the target itself.
-
-        Returns:
-            An object with ``run`` and ``logits`` like this one's, over the same caches and rotations.
+        Its products read low-bit copies of their weights, which are made at first use and kept; ``None``, or 16 bits
+        everywhere, is full precision. A runner has the weights as they were when the target was last prepared: ask
+        again at each request.
 
         Raises:
             UnsupportedModelError: the model cannot have it; the message says why.
             OutOfMemoryError: the copies do not fit into the memory that is available; nothing has been allocated.
         """
-        return self if precision is None or precision.is_full else self._low_bit.at(precision)
+        return self._prepared if precision is None or precision.is_full else self._low_bit.at(precision)
 
     def check_low_bit(self, precision: AnyPrecision) -> None:
         """Refuses a precision that this model cannot have, without making anything.
-
-        Args:
-            precision: the precision.
 
         Raises:
             UnsupportedModelError: the model cannot have it; the message says why.
@@ -339,10 +225,7 @@ class Target:
         self._low_bit.check(precision)
 
     def low_bit_bytes(self, precision: AnyPrecision | None) -> int:
-        """What the copies of a precision take, in bytes, whether they have been made or not.
-
-        Args:
-            precision: of the copies; ``None`` for the target itself, which needs none.
+        """What the copies of a precision take, in bytes, whether they have been made or not; 0 at full precision.
 
         Raises:
             UnsupportedModelError: the model cannot have it.
@@ -350,21 +233,14 @@ class Target:
         return 0 if precision is None else self._low_bit.bytes(precision)
 
     def release_copies(self, keep: AnyPrecision | None = None) -> None:
-        """Drops low-bit copies that are not needed any more. They are made again where they are asked for.
-
-        Args:
-            keep: the precision whose copies stay; ``None`` drops all.
-        """
+        """Drops low-bit copies, but for those of a precision. They are made again where they are asked for."""
         self._low_bit.release(keep)
 
     @torch.inference_mode()
     def warm_up(self, row_counts: Iterable[int]) -> None:
-        """Runs the whole model once over each number of rows, on a scratch sequence.
+        """Runs the whole model once over each number of rows within the context limit, on a scratch sequence.
 
         Graphs are recorded for these numbers of rows, for all lengths that the smallest arena has room for.
-
-        Args:
-            row_counts: numbers of rows; those beyond the context limit are left out.
         """
         fitting = [rows for rows in row_counts if rows <= self.context_limit]
         longest = max(fitting, default=1)
@@ -378,11 +254,11 @@ class Target:
 
     def _prepare(self) -> None:
         """Makes the runtime's form of the model as the model is now."""
+        if self.version > 0 and self.graphs is not None and self.graphs.gave_up:
+            self._uses_graphs = False
         self.version += 1
         self._prepared = prepare(self.decoder, self.runtime)
-        self.sublayers = self._prepared.sublayers
+        if self._uses_graphs:
+            self._prepared.graphs = Graphs(self.sublayers, self.device, self.decoder.new_slots)
         torchs = self.device.type == "cuda" or self.runtime == "fused"
         self._low_bit = (TorchLowBitCopies if torchs else LowBitCopies)(self.decoder, self._prepared, self._store)
-        self._rope = self.decoder.new_rope()
-        self._uses_graphs = self._uses_graphs and not (self.graphs is not None and self.graphs.gave_up)
-        self.graphs = Graphs(self.sublayers, self.device, self.decoder.new_slots) if self._uses_graphs else None

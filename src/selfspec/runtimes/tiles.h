@@ -87,7 +87,6 @@ struct Tiled {
     long k;
 
     Tiled(const Linear& linear, long k) : weights(static_cast<const bf16*>(linear.weights)), k(k) {}
-    long lead() const { return 0; }
     long blocks() const { return (k + width - 1) / width; }
     Ahead ahead(long, long, bool, long) const { return {}; }  // tiles fetch for themselves
     static void lay_out(const bf16* from, Row& to) { std::copy_n(from, width, to.values); }

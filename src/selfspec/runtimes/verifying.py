@@ -8,9 +8,8 @@ import torch
 
 from selfspec.model.forward import Forward
 from selfspec.runtimes.chain import VerifyRequest
-from selfspec.runtimes.drafting import split
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.target import StackOutput, Target
+from selfspec.runtimes.stack import Stack, StackOutput
 
 
 @dataclass(frozen=True)
@@ -26,28 +25,18 @@ class VerifiedRows:
     captured: Mapping[int, torch.Tensor]
 
 
-def verify(target: Target, requests: Sequence[VerifyRequest], *, native: bool) -> list[VerifiedRows]:
-    """Runs the whole model over the last tokens and the drafts of several sequences.
-
-    Args:
-        target: the model.
-        requests: of the sequences.
-        native: run all of it in one native call; only chains without shared or captured states, where ``chain_path``
-            of all sublayers is native. The logits are those of the other way bit for bit.
-
-    Returns:
-        What came of each, in the same order.
-    """
+def verify(runner: Stack, requests: Sequence[VerifyRequest], *, native: bool) -> list[VerifiedRows]:
+    """Runs the whole model over the last tokens and the drafts of several sequences; see ``Runner.verify``."""
     if native:
-        assert target.native is not None
-        logits = target.native.verify(requests, target.rope)
+        assert runner.native is not None
+        logits = runner.native.verify(requests, runner.rope)
         return [VerifiedRows(own, {}) for own in logits.split([len(each.token_ids) for each in requests])]
-    return _verify_ranges(target, [_Rows(target, each) for each in requests])
+    return _verify_ranges(runner, [_Rows(runner, each) for each in requests])
 
 
-def _verify_ranges(target: Target, parts: Sequence["_Rows"]) -> list[VerifiedRows]:
+def _verify_ranges(runner: Stack, parts: Sequence["_Rows"]) -> list[VerifiedRows]:
     """Runs ranges of sublayers one after the other; rows that a draft has computed enter where these states end."""
-    last, logits = target.sublayer_count, None
+    last, logits = len(runner.sublayers), None
     for first, end in pairwise(sorted({0, last, *(part.shared_prefix for part in parts)})):
         for part in parts:
             part.enter(first)
@@ -56,35 +45,35 @@ def _verify_ranges(target: Target, parts: Sequence["_Rows"]) -> list[VerifiedRow
         states = parts[0].states if len(parts) == 1 else torch.cat([part.states for part in parts])
         forward = Forward.join([part.forward for part in parts]) if len(parts) > 1 else parts[0].forward
         capture = {index for part in parts for index in part.wanted(first, end)}
-        output = target.run(states, range(first, end), forward, capture, logits=scored)
+        output = runner.run(states, range(first, end), forward, capture, logits=scored)
         logits = output.logits
-        for part, own in zip(parts, split(output, [len(part.states) for part in parts]), strict=True):
+        for part, own in zip(parts, output.split([len(part.states) for part in parts]), strict=True):
             part.take(own, first, end)
     for part in parts:
         part.enter(last)
     counts = [len(part.states) for part in parts]
     if logits is None:
-        logits = Logits(target.logits(torch.cat([part.states for part in parts]), max(counts)))
+        logits = Logits(runner.logits(torch.cat([part.states for part in parts]), max(counts)))
     return [VerifiedRows(own, part.captured) for part, own in zip(parts, logits.split(counts), strict=True)]
 
 
 class _Rows:
     """The rows of one sequence on their way through the sublayers."""
 
-    def __init__(self, target: Target, request: VerifyRequest) -> None:
+    def __init__(self, runner: Stack, request: VerifyRequest) -> None:
         state, tokens, length = request.state, request.token_ids, request.state.cache.length
         depths, visible = request.depths, request.visible
-        self._whole = target.lay_out(state, len(tokens), depths=depths, visible=visible, drawing=request.drawing)
+        self._whole = runner.lay_out(state, len(tokens), depths=depths, visible=visible, drawing=request.drawing)
         self._shared = request.shared_states
         self._captures = frozenset(request.capture)
         self.shared_prefix = request.shared_prefix if self._shared else 0
         self.captured: dict[int, torch.Tensor] = {}
         if not self._shared:
-            self.forward, self.states = self._whole, target.embed(tokens)
+            self.forward, self.states = self._whole, runner.embed(tokens)
             return
         known = len(self._shared[self.shared_prefix])
-        self.states = target.embed(tokens[known:])
-        self.forward = target.lay_out(
+        self.states = runner.embed(tokens[known:])
+        self.forward = runner.lay_out(
             state,
             len(tokens) - known,
             start=length + known,

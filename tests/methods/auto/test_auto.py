@@ -107,11 +107,12 @@ def test_it_drafts_less_where_many_sequences_make_rows_dear(monkeypatch: pytest.
 
 
 def test_candidates_are_low_bits_and_parts_of_the_model() -> None:
-    found = list(candidates(Target(MODEL), group=32))
+    found = list(candidates(Target(MODEL), group=64))
     assert len(found) == len(set(found))
     assert any(each.precision is not None and each.kept == FULL for each in found)
     assert any(each.precision is None and each.kept.skipped for each in found)
     assert all(each.kept.skipped or each.precision is not None for each in found), "the target itself is no draft"
+    assert all(each.precision is None or each.precision.group == 64 for each in found)
     assert len({each.name for each in found}) == len(found)
 
 
@@ -218,7 +219,7 @@ def test_without_memory_for_copies_it_goes_on_without_them_and_says_so_once(
     assert len(caught) == 1
     plain = Engine(MODEL, method="autoregressive").generate(prompt(20), max_new_tokens=12)
     assert [result.token_ids for result in results] == 2 * [plain.token_ids]
-    assert not engine.target._low_bit._packed
+    assert not engine.target._low_bit._copies
     with pytest.warns(NoCopiesWarning):  # another process reads what was kept, and says it too
         Engine(MODEL, method="auto", settings={"memory_limit": 1e-6}).method.prepare()
 
@@ -237,7 +238,7 @@ def test_who_wants_no_copies_is_not_warned(kept: Path, monkeypatch: pytest.Monke
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine.method.prepare()
-    assert not engine.target._low_bit._packed
+    assert not engine.target._low_bit._copies
 
 
 def test_copies_for_which_there_is_no_memory_any_more_are_left_out(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,9 +260,9 @@ def test_only_the_copies_that_draft_stay_in_memory() -> None:
     target.at(Precision.of(8))
     target.at(Precision.of(4))
     target.release_copies(Precision.of(4))
-    assert {form.bits for _, form in target._low_bit._packed} == {4}
+    assert {form.bits for _, form in target._low_bit._copies} == {4}
     target.release_copies()
-    assert not target._low_bit._packed
+    assert not target._low_bit._copies
 
 
 def test_what_it_learned_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

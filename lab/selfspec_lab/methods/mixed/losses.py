@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from selfspec.runtimes.low_bit import LowBitModel
 from selfspec.runtimes.precision import FULL_BITS, MixedPrecision
+from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
 
 SKIP = 0
@@ -45,7 +45,7 @@ class ChangedModel:
         later = range(component + 1, target.sublayer_count)
         return target.logits(target.run(states, later, self._forward).hidden_states)
 
-    def _copy(self, component: int, bits: int) -> Target | LowBitModel:
+    def _copy(self, component: int, bits: int) -> Runner:
         """The model with low-bit weights of one component."""
         total = self._target.sublayer_count
         sublayers = tuple(bits if index == component else FULL_BITS for index in range(total))

@@ -12,8 +12,8 @@ import torch
 from selfspec.model.cache import KeyValueCache, addresses_of
 from selfspec.model.forward import SequenceState
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.low_bit import LowBitModel
 from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
 from selfspec.timing import interleaved_samples
 
@@ -162,7 +162,7 @@ def measure_parts(
     contexts: Sequence[int] | None = None,
     repeats: int = _REPEATS,
     rows: int = 1,
-    model: Target | LowBitModel | None = None,
+    model: Target | Runner | None = None,
 ) -> PartSeconds:
     """Measures the parts of a forward on a scratch sequence.
 

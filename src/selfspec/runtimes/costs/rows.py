@@ -131,7 +131,9 @@ def _forwards(
         """One forward, up to the choice of a token for each row."""
         tokens = torch.zeros(rows, dtype=torch.long, device=target.device)
         layout = target.lay_out(sequence, rows, start=context)
-        output = model.run(target.embed(tokens), sublayers, layout, logits=True, confidence=model is not target)
+        output = model.run(
+            target.embed(tokens), sublayers, layout, logits=True, confidence=model is not target.at(None)
+        )
         assert output.logits is not None
         _ = output.logits.best
 

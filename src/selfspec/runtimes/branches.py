@@ -1,0 +1,155 @@
+"""Fused blocks, and final norm with LM head, described for a native forward: data beside them, made of them."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers.activations import GELUTanh
+
+from selfspec.model.sublayers import Sublayer
+from selfspec.runtimes.fused import FusedAttention, FusedMLP, RmsNorm
+from selfspec.runtimes.kernels import find
+from selfspec.runtimes.products import CompiledProduct, Function, has_kernels
+from selfspec.runtimes.structures import AttentionWeights, Heads, Linear, MlpWeights, NativeSublayer, Norm
+
+
+@dataclass(frozen=True, eq=False)
+class NativeBranch:
+    """A sublayer in the form that a native forward takes. Its tensors have to outlive it.
+
+    Attributes:
+        weights: of an attention branch or of an MLP.
+        norms: before and after the branch.
+        multiplier: of what the branch adds to the residual stream.
+        hidden: width of the residual stream.
+        dtype: of the weights.
+        window: positions of the sliding window of an attention branch, if any.
+        rope: layer type of its rope.
+        turns: it has a rope.
+    """
+
+    weights: AttentionWeights | MlpWeights
+    norms: tuple[RmsNorm | None, ...]
+    multiplier: float
+    hidden: int
+    dtype: torch.dtype
+    window: int | None = None
+    rope: str | None = None
+    turns: bool = False
+
+    @property
+    def is_low_bit(self) -> bool:
+        """One of its products has low-bit weights."""
+        weights = self.weights
+        is_mlp = isinstance(weights, MlpWeights)
+        linears = (weights.gate_up, weights.down) if is_mlp else (weights.inputs, weights.output)
+        return any(linear.bits > 0 for linear in linears)
+
+    def structure(self, windows: Sequence[int | None], kinds: Sequence[str | None]) -> NativeSublayer:
+        """The structure for the C++ code, by the sliding windows and the layer types of ropes of the whole forward."""
+        before, after = map(describe_norm, self.norms)
+        common = {"before": before, "after": after, "multiplier": self.multiplier, "hidden": self.hidden}
+        if isinstance(self.weights, MlpWeights):
+            return NativeSublayer(mlp=ctypes.pointer(self.weights), **common)
+        turn = kinds.index(self.rope) if self.turns else -1
+        view = windows.index(self.window)
+        return NativeSublayer(attention=ctypes.pointer(self.weights), view=view, turn=turn, **common)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadWeights:
+    """Final norm and LM head in the form that a native forward takes. Their tensors have to outlive it.
+
+    Attributes:
+        norm: the final norm.
+        linear: the head.
+        outputs: of the head.
+    """
+
+    norm: RmsNorm
+    linear: Linear
+    outputs: int
+
+
+def compile_block(sublayer: Sublayer) -> Sublayer:
+    """A fused block with kernels for the products of few rows; any other sublayer, or dtype or device, as it is.
+
+    Raises:
+        KernelBuildError: the kernels cannot be built.
+    """
+    if not isinstance(sublayer, (FusedAttention, FusedMLP)) or not has_kernels(list(sublayer.parameters())):
+        return sublayer
+    first, last = map(CompiledProduct, sublayer.products)
+    return sublayer.with_products(first, last)
+
+
+def describe(sublayer: Sublayer) -> NativeBranch | None:
+    """The native form of a block that ``compile_block`` made; ``None`` where the kernels lack something of it."""
+    if not isinstance(sublayer, (FusedAttention, FusedMLP)):
+        return None
+    first, last = sublayer.products
+    if not isinstance(first, CompiledProduct) or not isinstance(last, CompiledProduct) or not _known(*sublayer.norms):
+        return None
+    weights = _describe_attention(sublayer) if isinstance(sublayer, FusedAttention) else _describe_mlp(sublayer)
+    if weights is None:
+        return None
+    norms: Any = sublayer.norms
+    branch = NativeBranch(weights, norms, sublayer.multiplier, first.shape[1], first.dtype)
+    if isinstance(sublayer, FusedMLP):
+        return branch
+    return replace(branch, window=sublayer.window, rope=sublayer.rope, turns=sublayer.turns)
+
+
+def _describe_attention(block: FusedAttention) -> AttentionWeights | None:
+    constants = find().constants
+    fits = block.head_dim % constants["DIM_STEP"] == 0 and block.head_dim <= constants["MOST_DIM"]
+    if not fits or not _known(*block.head_norms):
+        return None
+    query_norm, key_norm = map(describe_norm, block.head_norms or (None, None))
+    return AttentionWeights(
+        inputs=block.products[0].linear,
+        output=block.products[1].linear,
+        query_norm=query_norm,
+        key_norm=key_norm,
+        norms_rows=block.norms_rows,
+        sizes=Heads(block.heads, block.key_heads, block.head_dim),
+        scale=block.scale,
+        softcap=block.softcap or 0.0,
+        layer=block.index,
+    )
+
+
+def _describe_mlp(block: FusedMLP) -> MlpWeights | None:
+    activation = native_activation(block.activate)
+    gate_up, down = block.products
+    return None if activation is None else MlpWeights(gate_up.linear, down.linear, down.shape[1], activation)
+
+
+def native_activation(function: Function) -> int | None:
+    """The number by which ``rows.h`` knows an activation; ``None`` for one that it does not know."""
+    if function is functional.silu:
+        return find().constants["SILU"]
+    kernel = function.act if isinstance(function, GELUTanh) else None
+    is_gelu = isinstance(kernel, partial) and kernel.func is functional.gelu
+    return find().constants["GELU_TANH"] if is_gelu else None
+
+
+def _known(*norms: Any) -> bool:
+    """Whether the kernels compute each of the norms."""
+    return all(norm is None or isinstance(norm, RmsNorm) for norm in norms)
+
+
+def describe_head(norm: Function, head: Function) -> HeadWeights | None:
+    """Final norm and LM head in the form that a native forward takes; ``None`` where they have none."""
+    if not isinstance(norm, RmsNorm) or not isinstance(head, CompiledProduct):
+        return None
+    return HeadWeights(norm, head.linear, head.shape[0])
+
+
+def describe_norm(norm: Any) -> Norm:
+    """A norm, or that there is none, for the C++ code."""
+    return Norm() if norm is None else Norm(norm.weight.data_ptr(), norm.epsilon, norm.rounds, norm.added)

@@ -1,0 +1,59 @@
+// What the Python code repeats of the headers, or reads from them: sizes and fields of structures, and constants.
+// structures.py compares them when it loads the library.
+
+#pragma once
+
+#include <cstddef>
+
+#include "chain.h"
+
+namespace {
+
+struct Fact {
+    const char* name;
+    long value;
+};
+
+#define SIZE(S) {#S, long(sizeof(S))}
+#define AT(S, FIELD) {#S "." #FIELD, long(offsetof(S, FIELD))}
+#define CONSTANT(NAME) {#NAME, long(NAME)}
+
+constexpr Fact LAYOUT[] = {
+    SIZE(Linear), AT(Linear, weights), AT(Linear, bias), AT(Linear, scales), AT(Linear, bits), AT(Linear, group),
+    SIZE(Norm), AT(Norm, weight), AT(Norm, epsilon), AT(Norm, rounds), AT(Norm, added),
+    SIZE(Heads), AT(Heads, heads), AT(Heads, key_heads), AT(Heads, dim),
+    SIZE(AttentionWeights), AT(AttentionWeights, inputs), AT(AttentionWeights, output),
+    AT(AttentionWeights, query_norm), AT(AttentionWeights, key_norm), AT(AttentionWeights, norms_rows),
+    AT(AttentionWeights, sizes), AT(AttentionWeights, scale), AT(AttentionWeights, softcap),
+    AT(AttentionWeights, layer),
+    SIZE(MlpWeights), AT(MlpWeights, gate_up), AT(MlpWeights, down), AT(MlpWeights, inner), AT(MlpWeights, activation),
+    SIZE(Sublayer), AT(Sublayer, attention), AT(Sublayer, mlp), AT(Sublayer, before), AT(Sublayer, after),
+    AT(Sublayer, multiplier), AT(Sublayer, view), AT(Sublayer, turn), AT(Sublayer, hidden),
+    SIZE(View), AT(View, visible), AT(View, first), AT(View, window),
+    SIZE(CosSin), AT(CosSin, cosine), AT(CosSin, sine), AT(CosSin, dim), AT(CosSin, is_float),
+    SIZE(Part), AT(Part, caches), AT(Part, capacity), AT(Part, start), AT(Part, first_row), AT(Part, rows),
+    AT(Part, views),
+    SIZE(Drawing), AT(Drawing, key), AT(Drawing, position), AT(Drawing, temperature),
+    SIZE(Head), AT(Head, norm), AT(Head, linear), AT(Head, hidden), AT(Head, outputs), AT(Head, out), AT(Head, tokens),
+    AT(Head, confidences), AT(Head, finite), AT(Head, drawings),
+    SIZE(Forward), AT(Forward, sublayers), AT(Forward, which), AT(Forward, count), AT(Forward, kept),
+    AT(Forward, kept_rows), AT(Forward, parts), AT(Forward, part_count), AT(Forward, turns), AT(Forward, threads),
+    AT(Forward, head),
+    SIZE(ChainSequence), AT(ChainSequence, caches), AT(ChainSequence, capacity), AT(ChainSequence, start),
+    AT(ChainSequence, limit), AT(ChainSequence, tokens), AT(ChainSequence, confidences), AT(ChainSequence, guesses),
+    AT(ChainSequence, guess_count), AT(ChainSequence, drawing), AT(ChainSequence, kept), AT(ChainSequence, drafted),
+    AT(ChainSequence, guessed), AT(ChainSequence, finite),
+    SIZE(Chain), AT(Chain, forward), AT(Chain, embedding), AT(Chain, windows), AT(Chain, window_count),
+    AT(Chain, sequences), AT(Chain, count), AT(Chain, follow),
+    CONSTANT(BLOCK), CONSTANT(TILE), CONSTANT(VERIFIED), CONSTANT(MOST_DIM), CONSTANT(DIM_STEP), CONSTANT(SILU), CONSTANT(GELU_TANH),
+    {nullptr, 0},
+};
+
+#undef SIZE
+#undef AT
+#undef CONSTANT
+
+}  // namespace
+
+// Ends with a fact without a name.
+extern "C" const Fact* layout() { return LAYOUT; }
