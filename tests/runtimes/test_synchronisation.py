@@ -301,12 +301,12 @@ def test_a_head_start_changes_nothing(
 ) -> None:
     begun: list[int] = []
     ran: list[tuple[int, ...]] = []
-    lay_out, run = Target.lay_out, Runner.run
+    lay_out, run = Runner.lay_out, Runner.run
 
-    def noted(target: Target, state: SequenceState, rows: int, **layout: Any) -> Forward:
+    def noted(runner: Runner, state: SequenceState, rows: int, **layout: Any) -> Forward:
         if rows == 1 and set(layout) == {"start"}:  # a step of a draft
             begun.append(layout["start"])
-        return lay_out(target, state, rows, **layout)
+        return lay_out(runner, state, rows, **layout)
 
     def noted_run(runner: Runner, states: torch.Tensor, sublayers: Any, *others: Any, **more: Any) -> StackOutput:
         ran.append(tuple(sublayers))
@@ -317,7 +317,7 @@ def test_a_head_start_changes_nothing(
         assert isinstance(draft, LayerDraft)
         return LayerDraft(KeptSet(kept, SUBLAYERS), draft.limit, draft.stop, draft.widths)
 
-    monkeypatch.setattr(Target, "lay_out", noted)
+    monkeypatch.setattr(Runner, "lay_out", noted)
     monkeypatch.setattr(Runner, "run", noted_run)
     expected = play(script_of_kept, **RULES[rule])
     assert len(begun) == expected[0].drafted, "no step in vain without a head start"
