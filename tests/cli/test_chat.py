@@ -29,7 +29,7 @@ from selfspec.cli.chat_repl import HISTORY_FILE, ChatCommands, CommandCompleter,
 from selfspec.cli.chat_session import ChatSession, Conversation, Message
 from selfspec.cli.terminal import TextWriter
 from selfspec.errors import ContextLengthError, InvalidPromptError, SelfSpecError
-from selfspec.runtimes.target import Target
+from selfspec.runtimes.runner import Runner
 from selfspec.types import TextPiece
 
 TOKENS = 24
@@ -461,9 +461,9 @@ def test_through_a_pipe_it_ends_the_command(checkpoint: str, monkeypatch: pytest
 @contextlib.contextmanager
 def interrupt_forward(call: int) -> Iterator[None]:
     """A Ctrl-C in the middle of the model: after half of the sublayers of its n-th run, which are written."""
-    run_sublayers, calls = Target.run, []
+    run_sublayers, calls = Runner.run, []
 
-    def interrupted(self: Target, hidden_states: torch.Tensor, sublayers: Any, *rest: Any, **options: Any) -> Any:
+    def interrupted(self: Runner, hidden_states: torch.Tensor, sublayers: Any, *rest: Any, **options: Any) -> Any:
         calls.append(1)
         if len(calls) < call:
             return run_sublayers(self, hidden_states, sublayers, *rest, **options)
@@ -472,7 +472,7 @@ def interrupt_forward(call: int) -> Iterator[None]:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Target, "run", interrupted)
+        patch.setattr(Runner, "run", interrupted)
         yield
     assert len(calls) == call
 
