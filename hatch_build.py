@@ -36,8 +36,7 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
         if version == "editable" or choice == "never" or (choice == "auto" and is_from_sdist):
             return
         sys.path.insert(0, str(Path(self.root, "src")))
-        from selfspec.runtimes.kernel_build import KernelBuildError, build, library_name
-        from selfspec.runtimes.levels import levels_of, machine
+        from selfspec.runtimes.kernel_build import KernelBuildError, build, levels_of, library_name, machine
 
         self._folder = tempfile.TemporaryDirectory()
         libraries = {level: Path(self._folder.name, library_name(level)) for level in levels_of(machine())}

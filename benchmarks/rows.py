@@ -26,8 +26,7 @@ from typing import Any
 import torch
 
 from selfspec.files import replace_file
-from selfspec.runtimes.kernel_build import find_compiler
-from selfspec.runtimes.levels import choose_level
+from selfspec.runtimes.kernel_build import choose_level, find_compiler
 from selfspec.runtimes.precision import FULL_BITS, Precision
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 from selfspec_lab.measuring import StepBytes, Target, copy_bytes_per_second

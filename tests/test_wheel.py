@@ -14,8 +14,7 @@ import pytest
 from helpers import caching_compiler
 from helpers.kernels import found_again, needs_kernels
 from selfspec.runtimes import kernels
-from selfspec.runtimes.kernel_build import find_compiler
-from selfspec.runtimes.levels import levels_of, machine, processor_features, usable_levels
+from selfspec.runtimes.kernel_build import find_compiler, levels_of, machine, processor_features, usable_levels
 
 ROOT = Path(__file__).parents[1]
 

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from selfspec.runtimes.kernel_build import _FLAGS, SOURCE
-from selfspec.runtimes.levels import LEVELS
+from selfspec.runtimes.kernel_build import _FLAGS, LEVELS, SOURCE
 
 HERE = Path(__file__).parent
 PROGRAMS = {"products": "tile_products.cpp", "forwards": "whole_forward.cpp"}

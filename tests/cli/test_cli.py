@@ -28,7 +28,7 @@ from selfspec.decoding.output import Output
 from selfspec.errors import InvalidPromptError
 from selfspec.methods import COMPOSITIONS
 from selfspec.methods.registry import DEFAULT_METHOD
-from selfspec.runtimes.levels import LEVELS
+from selfspec.runtimes.kernel_build import LEVELS
 from selfspec.types import TextPiece
 
 PROMPT = "def double(number):\n"

@@ -14,7 +14,7 @@ from helpers.kernels import found_again, needs_kernels
 from helpers.low_bit_model import SUBLAYERS, random_model
 from selfspec import Engine
 from selfspec.errors import InvalidParameterError
-from selfspec.runtimes import kernels, levels
+from selfspec.runtimes import kernel_build, kernels
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
@@ -23,7 +23,7 @@ PROMPT = torch.arange(1, 40) % 128
 
 
 def names(architecture: str, features: set[str]) -> list[str]:
-    return [level.name for level in levels.usable_levels(architecture, features)]
+    return [level.name for level in kernel_build.usable_levels(architecture, features)]
 
 
 def test_the_levels_that_a_processor_has() -> None:
@@ -41,27 +41,27 @@ def test_the_levels_that_a_processor_has() -> None:
 def test_a_level_that_there_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SELFSPEC_KERNELS", name)
     with pytest.raises(InvalidParameterError, match=f"SELFSPEC_KERNELS is '{name}'; this processor has "):
-        levels.choose_level()
+        kernel_build.choose_level()
     with found_again(), pytest.raises(InvalidParameterError, match=name):
         Target(random_model())
 
 
 def test_tiles_that_are_not_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = frozenset(ICE_LAKE | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"})
-    monkeypatch.setattr(levels, "_listed_features", lambda: listed)
-    monkeypatch.setattr(levels, "machine", lambda: "x86_64")
+    monkeypatch.setattr(kernel_build, "_listed_features", lambda: listed)
+    monkeypatch.setattr(kernel_build, "machine", lambda: "x86_64")
     monkeypatch.delenv("SELFSPEC_KERNELS", raising=False)
-    monkeypatch.setattr(levels, "_permits_tiles", lambda: True)
-    assert levels.choose_level().name == "amx"
-    assert levels.refusal() == ""
-    monkeypatch.setattr(levels, "_permits_tiles", lambda: False)
-    assert levels.choose_level().name == "avx512-bf16"
-    assert levels.processor_features() == listed - {"amx_tile", "amx_bf16", "amx_int8"}
+    monkeypatch.setattr(kernel_build, "_permits_tiles", lambda: True)
+    assert kernel_build.choose_level().name == "amx"
+    assert kernel_build.refusal() == ""
+    monkeypatch.setattr(kernel_build, "_permits_tiles", lambda: False)
+    assert kernel_build.choose_level().name == "avx512-bf16"
+    assert kernel_build.processor_features() == listed - {"amx_tile", "amx_bf16", "amx_int8"}
     monkeypatch.setenv("SELFSPEC_KERNELS", "amx")
     with pytest.raises(
         InvalidParameterError, match=r"has sse2, .*, avx512-bf16\. AMX is not used: Linux does not permit"
     ):
-        levels.choose_level()
+        kernel_build.choose_level()
 
 
 @needs_kernels
@@ -71,14 +71,16 @@ def test_the_description_says_why_a_level_is_not_used(monkeypatch: pytest.Monkey
     assert kernels.describe().endswith("; AMX is not used: a reason")
 
 
-@pytest.mark.skipif(not Path("/proc/cpuinfo").exists() or levels.machine() != "x86_64", reason="of Linux on x86-64")
+@pytest.mark.skipif(
+    not Path("/proc/cpuinfo").exists() or kernel_build.machine() != "x86_64", reason="of Linux on x86-64"
+)
 def test_linux_permits_tiles_where_the_processor_has_them() -> None:
-    if "amx_tile" not in levels._listed_features():
-        assert not levels._permits_tiles()
+    if "amx_tile" not in kernel_build._listed_features():
+        assert not kernel_build._permits_tiles()
 
 
 def test_flags_name_the_instructions() -> None:
-    flags = {level.name: level.flags for level in levels.LEVELS}
+    flags = {level.name: level.flags for level in kernel_build.LEVELS}
     assert flags["avx2"] == ("-mavx2", "-mfma")
     assert flags["avx512-bf16"][-2:] == ("-mavx512vnni", "-mavx512bf16")
     assert flags["amx"][-2:] == ("-mamx-tile", "-mamx-bf16")
@@ -87,14 +89,14 @@ def test_flags_name_the_instructions() -> None:
 def test_the_build_needs_no_torch() -> None:
     """The wheel's hook imports it where nothing else is installed."""
     absent = "import sys; sys.modules.update(dict.fromkeys(('torch', 'numpy', 'transformers'))); "
-    program = absent + "import selfspec.runtimes.kernel_build, selfspec.runtimes.levels"
+    program = absent + "import selfspec.runtimes.kernel_build"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_of_several_that_need_a_library_one_builds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     built = []
 
-    def build(level: levels.Level, library: Path) -> None:
+    def build(level: kernel_build.Level, library: Path) -> None:
         time.sleep(0.05)
         built.append(level.name)
         library.touch()
@@ -102,7 +104,7 @@ def test_of_several_that_need_a_library_one_builds_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(kernels, "build", build)
     library = tmp_path / "cache" / "kernels.so"
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda level: kernels._build_once(level, library), levels.LEVELS[:4]))
+        list(threads.map(lambda level: kernels._build_once(level, library), kernel_build.LEVELS[:4]))
     assert len(built) == 1
     assert library.exists()
 
@@ -110,10 +112,10 @@ def test_of_several_that_need_a_library_one_builds_it(monkeypatch: pytest.Monkey
 def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(kernels.KernelBuildError, match=r"cannot be kept in .*file"):
-        kernels._build_once(levels.LEVELS[0], tmp_path / "file" / "kernels.so")
+        kernels._build_once(kernel_build.LEVELS[0], tmp_path / "file" / "kernels.so")
 
 
-LEVELS = [level.name for level in levels.usable_levels(levels.machine(), levels.processor_features())]
+LEVELS = [level.name for level in kernel_build.usable_levels(kernel_build.machine(), kernel_build.processor_features())]
 QUICK = "avx2" if "avx2" in LEVELS else LEVELS[0]
 """The one that is tested each time; the others take a build each."""
 

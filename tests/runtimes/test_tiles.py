@@ -15,7 +15,7 @@ from helpers.low_bit_model import random_model
 from helpers.programs import PROGRAMS, assert_forwards_close, run_program
 from selfspec import Engine
 from selfspec.runtimes import kernels
-from selfspec.runtimes.levels import machine, processor_features, usable_levels
+from selfspec.runtimes.kernel_build import machine, processor_features, usable_levels
 
 TILES = '-DTILE_INSTRUCTIONS="tile_emulation.h"'
 FLAGS = [level.flags for level in usable_levels(machine(), processor_features()) if level.name != "amx"]

@@ -1,19 +1,25 @@
-"""Builds the kernels, ``kernels.cpp`` and its headers, for a level of the processor's instructions.
+"""The levels of processor instructions that the kernels are built for, and how ``kernels.cpp`` is built for one.
 
-The wheel's build hook and the build at first use are this one, with the same options, so that a level gives the same
-bits whichever built it (with the same compiler). The hook imports this module where torch is not installed.
+A wheel carries one library a level, and the highest level that the processor has is loaded. The wheel's build hook and
+the build at first use are this one, with the same options, so that a level gives the same bits whichever built it (with
+the same compiler). The hook imports this module where torch is not installed.
 """
 
+import ctypes
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from selfspec.runtimes.levels import Level
+from selfspec.errors import InvalidParameterError
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 
@@ -23,26 +29,133 @@ BUILT_FOLDER = Path(__file__).with_name("built")
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 _SECONDS = 600
 
+LEVEL_VARIABLE = "SELFSPEC_KERNELS"
+"""The environment variable that names the level to load instead of the highest."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A set of instructions of an architecture (``machine``; empty for any), by the names that Linux has for them."""
+
+    name: str
+    machine: str
+    flags: tuple[str, ...] = ()
+    features: frozenset[str] = frozenset()
+
+
+def _x86(name: str, *features: str) -> Level:
+    flags = tuple(f"-m{feature.replace('avx512_', 'avx512').replace('_', '-')}" for feature in features)
+    return Level(name, "x86_64", flags, frozenset(features))
+
+
+_AVX2 = ("avx2", "fma")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_VNNI = (*_AVX512, "avx512_vnni")
+_BF16 = (*_VNNI, "avx512_bf16")
+
+LEVELS = (
+    Level("generic", ""),
+    _x86("sse2", "sse2"),
+    _x86("avx2", *_AVX2),
+    _x86("avx512", *_AVX512),
+    _x86("avx512-vnni", *_VNNI),
+    _x86("avx512-bf16", *_BF16),
+    _x86("amx", *_BF16, "amx_tile", "amx_bf16"),
+    Level("neon", "aarch64"),
+)
+"""All levels; of one architecture from low to high."""
+
+
+def machine() -> str:
+    """The architecture of this process's processor, as Linux names it."""
+    name = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+def processor_features() -> frozenset[str]:
+    """The instructions that this process may use, as Linux names them; none are known on other systems.
+
+    Those of AMX are left out where Linux does not permit tiles; see ``refusal``.
+    """
+    listed = _listed_features()
+    return frozenset(feature for feature in listed if not feature.startswith("amx_")) if refusal() else listed
+
+
+def refusal() -> str:
+    """Why the highest level that the processor has may not be used, in words; empty where there is no such reason."""
+    if "amx_tile" not in _listed_features() or _permits_tiles():
+        return ""
+    return "AMX is not used: Linux does not permit this process to use its tiles"
+
+
+@lru_cache
+def _permits_tiles() -> bool:
+    """Asks Linux, once a process, for permission to use AMX tiles, for all its threads and its children.
+
+    A thread that uses them has 8 KB more of state, which Linux reserves only for processes that asked (Linux 5.16, the
+    page on the use of extended states in its documentation of x86).
+    """
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    syscall = ctypes.CDLL(None).syscall
+    syscall.restype = ctypes.c_long
+    return bool(syscall(*map(ctypes.c_long, (arch_prctl, request_permission, tile_data))) == 0)
+
+
+def _listed_features() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+@lru_cache
+def processor_name() -> str:
+    """The processor's model as Linux names it; elsewhere, or where it names none, its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(filter(None, names), machine())
+
+
+def levels_of(architecture: str) -> tuple[Level, ...]:
+    """The levels of an architecture, from low to high; ``generic`` where it has none of its own."""
+    own = tuple(level for level in LEVELS if level.machine == architecture)
+    return own or LEVELS[:1]
+
+
+def usable_levels(architecture: str, features: Collection[str]) -> tuple[Level, ...]:
+    """The levels whose instructions a processor has, from low to high. The lowest needs none that could be missing."""
+    levels = levels_of(architecture)
+    return (levels[0], *(level for level in levels[1:] if level.features <= set(features)))
+
+
+def choose_level() -> Level:
+    """The highest level that this processor has, or the one that ``SELFSPEC_KERNELS`` names."""
+    usable = {level.name: level for level in usable_levels(machine(), processor_features())}
+    name = os.environ.get(LEVEL_VARIABLE) or list(usable)[-1]
+    if name not in usable:
+        reason = f". {refusal()}" if refusal() else ""
+        raise InvalidParameterError(
+            f"the environment variable {LEVEL_VARIABLE} is '{name}'; this processor has {', '.join(usable)}{reason}"
+        )
+    return usable[name]
+
 
 class KernelBuildError(Exception):
     """There is no compiler, or it could not build the kernels, or they cannot be loaded. The target falls back."""
 
 
 def library_name(level: Level) -> str:
-    """The name of the file of a level's library.
-
-    Args:
-        level: the level.
-    """
+    """The name of the file of a level's library."""
     return f"kernels-{level.name}.so"
 
 
 def find_compiler() -> list[str]:
-    """The command of the C++ compiler: that of the environment variable ``CXX``, else g++ or clang++.
-
-    Raises:
-        KernelBuildError: there is none.
-    """
+    """The command of the C++ compiler: that of the environment variable ``CXX``, else g++ or clang++."""
     if command := shlex.split(os.environ.get("CXX", "")):
         return command
     compiler = shutil.which("g++") or shutil.which("clang++")
@@ -52,26 +165,14 @@ def find_compiler() -> list[str]:
 
 
 def build_key(level: Level) -> str:
-    """A short name of what a library is built from: the sources, the level and the options.
-
-    Args:
-        level: the level.
-    """
+    """A short name of what a library is built from: the sources, the level and the options."""
     files = (SOURCE, *sorted(SOURCE.parent.glob("*.h")))
     options = repr((level.machine, _options(level)))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files) + options.encode()).hexdigest()[:16]
 
 
 def build(level: Level, library: Path) -> None:
-    """Builds the library of a level. It appears at its place at once, so that no other process loads half a file.
-
-    Args:
-        level: the level; the compiler need not run on a processor that has it.
-        library: the file to write; its folder is created.
-
-    Raises:
-        KernelBuildError: it could not be built.
-    """
+    """Builds the library of a level. It appears at its place at once, so that no other process loads half a file."""
     compiler = find_compiler()
     try:
         library.parent.mkdir(parents=True, exist_ok=True)

@@ -19,8 +19,16 @@ import torch
 from filelock import FileLock
 
 from selfspec.files import cache_folder
-from selfspec.runtimes.kernel_build import BUILT_FOLDER, KernelBuildError, build, build_key, library_name
-from selfspec.runtimes.levels import Level, choose_level, refusal
+from selfspec.runtimes.kernel_build import (
+    BUILT_FOLDER,
+    KernelBuildError,
+    Level,
+    build,
+    build_key,
+    choose_level,
+    library_name,
+    refusal,
+)
 from selfspec.runtimes.structures import Linear, NativeCall, NativeChain, disagreements, read_layout
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
