@@ -32,7 +32,7 @@ from selfspec.methods.pool import MethodPool
 from selfspec.options import QueueKeywords, changed
 from selfspec.prompts import Prompt
 from selfspec.request_stream import RequestStream
-from selfspec.runtimes.overlap import overlapped
+from selfspec.runtimes.kernels import overlapped
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation, SamplingParams, TextPiece
 
@@ -95,7 +95,7 @@ class AsyncEngine:
         self._tally = Tally()
         self._most = None if options.max_waiting is None else options.max_batch + options.max_waiting
         # Hand pieces over when the next step begins to compute, some tenths of a millisecond later, so that event loops
-        # do not compete for the lock before. Only where all forwards are native (`runtimes.overlap`).
+        # do not compete for the lock before. Only where all forwards are native (`kernels.overlapped`).
         self._overlaps = engine.target.independent_rows >= engine.chunks.longest
         self._ready: list[tuple[RequestStream, list[TextPiece], bool]] = []  # to be handed over
         self._wake = threading.Condition()  # guards all of the following

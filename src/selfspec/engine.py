@@ -26,9 +26,8 @@ from selfspec.methods.settings import parse_settings, setting_values
 from selfspec.methods.state import read_state, write_state
 from selfspec.options import EngineKeywords, EngineOptions, changed
 from selfspec.prompts import Prompt, PromptEncoder, Prompts, as_batch
-from selfspec.runtimes.fingerprint import fingerprint
 from selfspec.runtimes.quantise import quantise
-from selfspec.runtimes.target import Target
+from selfspec.runtimes.target import Target, fingerprint
 from selfspec.sampling.grammars import Grammars
 from selfspec.sampling.penalties import check_bias
 from selfspec.sampling.processors import ScoreProcessor, build_processors

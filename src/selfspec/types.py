@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from selfspec.model.kept import KeptSet
 from selfspec.params import SamplingParams as SamplingParams
-from selfspec.runtimes.path import Path
+from selfspec.runtimes.chain import Path
 from selfspec.runtimes.precision import AnyPrecision, read_precision
 
 FinishReason = Literal["length", "eos", "stop_token", "stop_string", "stopping_criteria"]

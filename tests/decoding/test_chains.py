@@ -26,9 +26,9 @@ from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.decoding.verification import verify
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.chain import NATIVE, Path
 from selfspec.runtimes.kernels import most_attending
 from selfspec.runtimes.native import NativeForward
-from selfspec.runtimes.path import NATIVE, Path
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor, build_processors

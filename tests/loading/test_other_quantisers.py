@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from helpers.low_bit_model import random_model
 from selfspec import Engine, errors, quantise
-from selfspec.runtimes.fingerprint import fingerprint
-from selfspec.runtimes.target import Target
+from selfspec.runtimes.target import Target, fingerprint
 
 PROMPTS = [list(range(7, 27)), [3, 9] * 12, [5]]
 METHODS = {"uniform": {"skip_ratio": 0.3}, "suffix": {}, "clasp": {}}

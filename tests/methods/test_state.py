@@ -26,8 +26,7 @@ from selfspec.decoding.output import Output
 from selfspec.errors import StateError
 from selfspec.methods import state as state_module
 from selfspec.methods.state import LearnedState, read_state, write_state
-from selfspec.runtimes.fingerprint import fingerprint
-from selfspec.runtimes.target import Target
+from selfspec.runtimes.target import Target, fingerprint
 
 MODEL = {"family": "llama", "layers": 6, "dtype": "float32", "weights": "0123456789abcdef"}
 

@@ -14,7 +14,7 @@ from helpers.models import prompt
 from selfspec import Engine
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.model.forward import Drawing, Forward
-from selfspec.runtimes.path import Path
+from selfspec.runtimes.chain import Path
 from selfspec.runtimes.target import Target
 from selfspec.sampling.noise import gumbel_noise, seed_key
 
@@ -58,7 +58,7 @@ def test_a_row_draws_what_the_noise_says(
     """From the sharpest distribution to one that is nearly uniform."""
     target = TARGETS[dtype]
     sequence = target.new_sequence(start + rows, start + rows, start + rows)
-    forward = target.lay_out(sequence, rows, start=start, drawing=Drawing(seed_key(seed), temperature))
+    forward = target.at(None).lay_out(sequence, rows, start=start, drawing=Drawing(seed_key(seed), temperature))
     tokens, values = drawn(target, forward)
     assert torch.equal(tokens, expected(values, seed, list(range(start + 1, start + rows + 1)), temperature))
 
@@ -67,7 +67,7 @@ def test_rows_of_a_tree_draw_by_their_depth() -> None:
     target = TARGETS[torch.float32]
     visible = torch.ones(4, 4, dtype=torch.bool).tril()
     sequence = target.new_sequence(30, 40, 40)
-    forward = target.lay_out(
+    forward = target.at(None).lay_out(
         sequence, 4, start=20, depths=(0, 1, 1, 2), visible=visible, drawing=Drawing(seed_key(5), 0.9)
     )
     tokens, values = drawn(target, forward)
@@ -78,7 +78,7 @@ def test_sequences_draw_by_their_own_seeds_and_one_not_at_all() -> None:
     target = TARGETS[torch.bfloat16]
     drawings = [Drawing(seed_key(1), 0.7), None, Drawing(seed_key(2), 1.5)]
     forward = Forward.join(
-        [target.lay_out(target.new_sequence(30, 40, 40), 3, start=10, drawing=each) for each in drawings]
+        [target.at(None).lay_out(target.new_sequence(30, 40, 40), 3, start=10, drawing=each) for each in drawings]
     )
     tokens, values = drawn(target, forward)
     positions = [11, 12, 13]
@@ -106,7 +106,7 @@ def test_logits_that_are_not_numbers_draw_a_token_all_the_same() -> None:
     broken = model()
     broken.model.norm.weight.data.fill_(float("nan"))
     target = Target(broken)
-    forward = target.lay_out(target.new_sequence(9, 9, 9), 2, start=3, drawing=Drawing(seed_key(1), 0.7))
+    forward = target.at(None).lay_out(target.new_sequence(9, 9, 9), 2, start=3, drawing=Drawing(seed_key(1), 0.7))
     tokens, values = drawn(target, forward)
     assert values.isnan().all()
     assert ((tokens >= 0) & (tokens < VOCABULARY)).all()

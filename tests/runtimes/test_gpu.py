@@ -10,7 +10,7 @@ import torch
 from helpers.models import FAMILY_NAMES, SUBLAYERS, build, prompt
 from helpers.runs import METHODS_OF_ANY_MODEL as METHODS
 from selfspec import Engine, SamplingParams
-from selfspec.runtimes.arena import FEWEST_SLOTS
+from selfspec.runtimes.graphs import FEWEST_SLOTS
 from selfspec.runtimes.target import Target
 
 pytestmark = [
@@ -57,8 +57,9 @@ graphs_work = pytest.mark.usefixtures("_graphs_work")
 
 
 def recorded(target: Target) -> int:
-    assert target.graphs is not None
-    return target.graphs.recorded
+    graphs = target.at(None).graphs
+    assert graphs is not None
+    return len(graphs.recordings)
 
 
 @graphs_work

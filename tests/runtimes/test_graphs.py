@@ -24,10 +24,9 @@ from selfspec.errors import NonFiniteLogitsError
 from selfspec.model import masks
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import Forward, Rows, SequenceState
-from selfspec.runtimes import arena, graphs
-from selfspec.runtimes.arena import FEWEST_SLOTS, Arena, LeasedCache
+from selfspec.runtimes import graphs
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
-from selfspec.runtimes.graphs import MOST_ROWS, SHORTEST_SPAN, CudaRecorder, Graphs
+from selfspec.runtimes.graphs import FEWEST_SLOTS, MOST_ROWS, SHORTEST_SPAN, Arena, CudaRecorder, Graphs, LeasedCache
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import Generation, SamplingParams
@@ -119,8 +118,9 @@ def own(name: str) -> PreTrainedModel:
 
 
 def graphs_of(target: Target) -> Graphs:
-    assert target.graphs is not None
-    return target.graphs
+    made = target.at(None).graphs
+    assert made is not None
+    return made
 
 
 @torch.inference_mode()
@@ -175,7 +175,7 @@ def test_replays_compute_what_the_modules_do(name: str) -> None:
             torch.testing.assert_close(
                 found, expected, **CLOSE, msg=lambda text, i=index, n=prefix: f"layout {i} behind {n}: {text}"
             )
-    assert graphs_of(ours).recorded > 0
+    assert len(graphs_of(ours).recordings) > 0
     assert not graphs_of(ours).gave_up
 
 
@@ -208,7 +208,7 @@ def test_text_is_the_models_own(name: str, method: str) -> None:
         results.append(engine.generate(prompt(length), max_new_tokens=24))
         assert results[-1].token_ids == plain_text(name, prompt(length), 24)
     assert_drafts_stand(max(results, key=lambda result: result.accepted))
-    assert graphs_of(engine.target).recorded > 0
+    assert len(graphs_of(engine.target).recordings) > 0
 
 
 @recording
@@ -248,25 +248,25 @@ def test_another_kept_set_records_nothing_anew() -> None:
     run(target, state, prompt(20))
     state.cache.commit(range(20))
     run(target, state, [1])
-    before = graphs_of(target).recorded
+    before = len(graphs_of(target).recordings)
     with torch.inference_mode():
         for kept in ((0, 1, 4), tuple(range(0, SUBLAYERS, 2)), (3, 7, 8)):
             step = target.lay_out(state, 1)
             target.run(target.embed(torch.tensor([1])), kept, step)
-    assert graphs_of(target).recorded == before
+    assert len(graphs_of(target).recordings) == before
 
 
 @recording
 def test_a_warm_target_records_nothing_in_a_request() -> None:
     engine = Engine(own("gemma3"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     engine.warmup()
-    warm = graphs_of(engine.target).recorded
+    warm = len(graphs_of(engine.target).recordings)
     spans = [SHORTEST_SPAN << power for power in range(8) if SHORTEST_SPAN << power <= FEWEST_SLOTS]
     assert warm == 7 * (SUBLAYERS // 2) * (1 + len(spans))
     for length in (17, 300):
         result = engine.generate(prompt(length), max_new_tokens=16)
         assert result.token_ids == plain_text("gemma3", prompt(length), 16)
-    assert graphs_of(engine.target).recorded == warm
+    assert len(graphs_of(engine.target).recordings) == warm
 
 
 @recording
@@ -316,12 +316,12 @@ def test_rows_of_several_sequences_run_without_graphs() -> None:
         run(target, state, prompt(20, seed=token))
         state.cache.commit(range(20))
         streams.append(run(target, state, [token]))
-    recorded = graphs_of(target).recorded
+    recorded = len(graphs_of(target).recordings)
     with torch.inference_mode():
         forward = Forward.join([target.lay_out(state, 1) for state in states])
         together = target.run(target.embed(torch.tensor([5, 6])), range(SUBLAYERS), forward).hidden_states
         logits = target.logits(together, widest=1)
-    assert graphs_of(target).recorded == recorded > 0
+    assert len(graphs_of(target).recordings) == recorded > 0
     torch.testing.assert_close(logits, torch.cat(streams), **CLOSE)
 
 
@@ -330,9 +330,9 @@ def test_what_comes_while_the_arena_is_lent_runs_on_a_cache_of_its_own() -> None
     engine = Engine(own("llama"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     first = engine.stream(prompt(17), max_new_tokens=24)
     next(first)
-    recorded = graphs_of(engine.target).recorded
+    recorded = len(graphs_of(engine.target).recordings)
     second = engine.generate(prompt(64), max_new_tokens=24)
-    assert graphs_of(engine.target).recorded == recorded > 0
+    assert len(graphs_of(engine.target).recordings) == recorded > 0
     assert first.result.token_ids == plain_text("llama", prompt(17), 24)
     assert second.token_ids == plain_text("llama", prompt(64), 24)
     state = engine.target.new_sequence(4, capacity=8, last_length=8)
@@ -363,7 +363,7 @@ def test_threads_do_not_disturb_each_other() -> None:
 
 @recording
 def test_a_longer_request_gets_a_larger_arena_after_the_smaller_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena, "FEWEST_SLOTS", SHORTEST_SPAN)
+    monkeypatch.setattr(graphs, "FEWEST_SLOTS", SHORTEST_SPAN)
     engine = Engine(own("llama"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     engine.generate(prompt(17), max_new_tokens=24)
     old = weakref.ref(graphs_of(engine.target).arena.slots.untyped_storage())
@@ -408,7 +408,7 @@ def test_a_changed_model_is_recorded_anew() -> None:
         model.model.layers[1].mlp.down_proj.weight = torch.nn.Parameter(-3 * model.model.layers[1].mlp.down_proj.weight)
     after = engine.generate(prompt(17), max_new_tokens=12).token_ids
     assert first() is None, "the graphs of the model as it was, and their arena, were kept"
-    assert graphs_of(engine.target).recorded > 0
+    assert len(graphs_of(engine.target).recordings) > 0
     assert (
         after
         == Engine(model, runtime="eager", method="autoregressive").generate(prompt(17), max_new_tokens=12).token_ids
@@ -525,7 +525,7 @@ def test_without_a_device_for_it_the_fused_blocks_run_with_one_warning() -> None
 
 @recording
 def test_auto_does_not_choose_graphs() -> None:
-    assert Target(own("llama")).graphs is None
+    assert Target(own("llama")).at(None).graphs is None
 
 
 def test_the_strict_recorder_is_strict() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
-from selfspec.runtimes.overlap import begin, overlapped
+from selfspec.runtimes.kernels import overlapped, start_overlapped
 from selfspec.runtimes.target import Target
 
 
@@ -16,12 +16,12 @@ def test_a_task_runs_once_before_the_first_forward_or_at_the_end() -> None:
     ran: list[str] = []
     with overlapped(lambda: ran.append("task")):
         ran.append("before")
-        begin()
-        begin()
+        start_overlapped()
+        start_overlapped()
         ran.append("after")
     with overlapped(lambda: ran.append("last")):
         ran.append("no forward")
-    begin()
+    start_overlapped()
     assert ran == ["before", "task", "after", "no forward", "last"]
 
 
@@ -35,7 +35,7 @@ def test_an_error_does_not_keep_a_task_from_running() -> None:
 def test_a_task_waits_for_its_own_thread() -> None:
     ran: list[str] = []
     with overlapped(lambda: ran.append("task")):
-        other = threading.Thread(target=begin)
+        other = threading.Thread(target=start_overlapped)
         other.start()
         other.join()
         ran.append("first")

@@ -19,11 +19,10 @@ from helpers.models import build
 from selfspec import Engine, errors
 from selfspec.model.forward import Forward
 from selfspec.runtimes import quantise
-from selfspec.runtimes.fingerprint import fingerprint
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.shadow_head import ShadowHead
-from selfspec.runtimes.target import Target
+from selfspec.runtimes.target import Target, fingerprint
 
 pytestmark = needs_kernels
 

@@ -75,7 +75,7 @@ def test_a_model_runs_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target falls back to fused blocks, and its warning names the structure."""
     replaced(monkeypatch, "Forward", structures.NativeCall._fields_[:-1])
     with pytest.warns(RuntimeWarning, match=r"falls back to fused blocks: .* Forward is [0-9]+ in the library"):
-        assert Target(random_model(), "compiled").native is None
+        assert Target(random_model(), "compiled").at(None).native is None
 
 
 def test_constants_come_from_the_library() -> None:

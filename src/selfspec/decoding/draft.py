@@ -10,7 +10,7 @@ import torch
 from selfspec.decoding.stopping import StoppingRule, TreeWidths
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.path import Path
+from selfspec.runtimes.chain import Path
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.sampling.tree import ROOT, TokenTree
 from selfspec.types import Forecast

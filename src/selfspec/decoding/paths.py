@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.output import Output
-from selfspec.runtimes.path import NATIVE, Path
+from selfspec.runtimes.chain import NATIVE, Path
 from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Coupled, Rule
 

@@ -10,9 +10,9 @@ from selfspec.decoding.events import Event, Failed, Finished, Prefilled
 from selfspec.decoding.sequence import Sequence
 from selfspec.decoding.verification import judge, not_finite
 from selfspec.model.forward import Forward
+from selfspec.runtimes.chain import VerifiedRows
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
-from selfspec.runtimes.verifying import VerifiedRows
 from selfspec.sampling.logprobs import token_logprobs
 from selfspec.sampling.tree import EMPTY_TREE
 from selfspec.types import TokenLogprobs

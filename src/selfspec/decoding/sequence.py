@@ -14,8 +14,8 @@ from selfspec.decoding.request import Request
 from selfspec.model import transfer
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import Drawing
+from selfspec.runtimes.chain import Path
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.path import Path
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance
 from selfspec.sampling.logprobs import token_logprobs

@@ -12,11 +12,9 @@ from selfspec.decoding.phases import phase
 from selfspec.decoding.sequence import Sequence
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.model import transfer
-from selfspec.runtimes.chain import VerifyRequest
+from selfspec.runtimes.chain import NATIVE, Path, VerifiedRows, VerifyRequest
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.path import NATIVE, Path
 from selfspec.runtimes.target import Target
-from selfspec.runtimes.verifying import VerifiedRows
 from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching
 from selfspec.sampling.rules import accept_choices
 from selfspec.sampling.tree import EMPTY_TREE
@@ -63,7 +61,7 @@ def verify(
     """
     if proposals[0].run is not None:  # of all sequences or of none
         return [_of_run(proposal) for proposal in proposals]
-    native = target.native
+    native = target.at(None).native
     path = verification_path(proposals, watched, 0 if native is None else native.most_rows, target.at(None).path())
     verified = _verify(target, sequences, proposals, watched, path)
     if spoiled := [index for index, each in enumerate(verified) if each is None]:

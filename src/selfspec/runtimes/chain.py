@@ -1,5 +1,6 @@
-"""Tokens to draft and rows to verify: what a sequence asks of the model, and the form that the C++ code takes."""
+"""Tokens to draft and rows to verify: what a sequence asks of the model, what it gets, and the form C++ code takes."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from ctypes import c_float, c_long, c_void_p
 from dataclasses import dataclass, field
@@ -10,6 +11,25 @@ import torch
 from selfspec.model.forward import Drawing, SequenceState
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.structures import ChainSequence, NativeDrawing
+
+
+@dataclass(frozen=True)
+class Path:
+    """Whether a draft or a verification runs in one native call, or why it runs forward by forward from Python."""
+
+    reason: str | None = None
+
+    @property
+    def native(self) -> bool:
+        """Whether it runs in one native call."""
+        return self.reason is None
+
+    def __str__(self) -> str:
+        return "native" if self.reason is None else f"Python: {self.reason}"
+
+
+NATIVE = Path()
+NO_KERNELS = Path("no kernels run this model here")
 
 
 class DraftedToken(NamedTuple):
@@ -69,10 +89,9 @@ class DraftRequest:
 
 @dataclass(frozen=True)
 class Drafted:
-    """What was drafted for a sequence.
+    """What was drafted for a sequence: token ids, long ``[n]``, 1 or more.
 
     Attributes:
-        token_ids: long ``[n]``, 1 or more.
         numbers: of each token what the host has read; the confidence comes first.
         captured: by sublayer ``i`` the state ``h[i]`` of the rows that chose the tokens, ``[n, hidden]``.
         guessed: how many of the tokens were guessed before they were drafted.
@@ -129,23 +148,31 @@ class VerifyRequest:
         )
 
 
+@dataclass(frozen=True)
+class VerifiedRows:
+    """What the model computed of a sequence's rows."""
+
+    logits: Logits
+    captured: Mapping[int, torch.Tensor]
+    """By sublayer ``i`` its state ``h[i]``, ``[rows, hidden]``."""
+
+
 class Chained:
     """A ``DraftRequest`` in the form that the C++ code takes.
 
     Args:
         request: the request.
-        places: by captured sublayer its place among the sublayers that run.
-        count: number of sublayers that run.
         like: any tensor with the model's dtype and hidden size in its last dimension.
 
     Attributes:
         structure: for the C++ code; the memory it points to belongs to this object.
     """
 
-    def __init__(self, request: DraftRequest, places: Mapping[int, int], count: int, like: torch.Tensor) -> None:
+    def __init__(self, request: DraftRequest, like: torch.Tensor) -> None:
         cache, limit, guesses = request.state.cache, request.limit, request.guesses(())
-        start = cache.length
+        start, sublayers = cache.length, request.sublayers
         assert start + limit <= cache.capacity, f"{start + limit} slots do not fit a cache of {cache.capacity}"
+        places = {index: bisect_left(sublayers, index) for index in request.capture}
         self._request, self._places = request, places
         self._drafted: list[int] = []
         self._tokens, self._guesses = (c_long * (1 + limit))(int(request.pending)), (c_long * limit)(*guesses)
@@ -160,13 +187,12 @@ class Chained:
             confidences=self._confidences,
             guesses=self._guesses,
             guess_count=len(guesses),
+            drawing=describe_drawing(request.drawing, start + 1),
         )
         if self._states:
-            self.structure.kept = (c_void_p * (count + 1))()
+            self.structure.kept = (c_void_p * (len(sublayers) + 1))()
             for place, states in self._states.items():
                 self.structure.kept[place] = states.data_ptr()
-        if request.drawing is not None:
-            self.structure.drawing = describe_drawing(request.drawing, start + 1)
         self._failure: BaseException | None = None
 
     def follow(self, token_id: int, confidence: float, *, asks: bool) -> int:
@@ -188,14 +214,7 @@ class Chained:
             return -1
 
     def output(self, structure: ChainSequence) -> Drafted:
-        """What was drafted.
-
-        Args:
-            structure: a copy of this one's, as the chain has left it.
-
-        Raises:
-            BaseException: what ``stop`` or ``guess`` raised.
-        """
+        """What was drafted, by the structure as the chain has left it; raises what ``stop`` or ``guess`` raised."""
         if self._failure is not None:
             raise self._failure
         count = structure.drafted

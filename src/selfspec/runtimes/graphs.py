@@ -2,26 +2,32 @@
 
 Launching the dozen kernels of a fused block takes the host longer than the device needs to run them on few rows. A
 graph launches them at once. Every sublayer has its own graphs, so a kept set is a sequence of replays, and another kept
-set needs no new recording. A replay depends on tensors only (``static_rows.StaticRows``).
+set needs no new recording. A replay depends on tensors at fixed addresses only: cache slots (``Arena``), and the rows
+with their rotations and masks (``StaticRows``).
 """
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
-from selfspec.model.forward import Forward
+from selfspec.model.cache import KeyValueCache
+from selfspec.model.forward import Forward, Rows, SequenceState
+from selfspec.model.rope import CosSin
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.arena import Arena, LeasedCache, power_of_two
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
-from selfspec.runtimes.static_rows import StaticRows
 
 MOST_ROWS = 64
 """Forwards of more rows keep a device busy for longer than their launches take, and run on the fused blocks."""
 
 SHORTEST_SPAN = 256
+
+FEWEST_SLOTS = 1024
+"""A smaller arena would be replaced, and with it everything recorded, at the first request of usual length."""
 
 Replay = Callable[[], None]
 
@@ -30,18 +36,7 @@ class Recorder(Protocol):
     """Records what a function does to tensors."""
 
     def record(self, function: Callable[[], None]) -> Replay:
-        """Runs a function, once or several times.
-
-        Args:
-            function: reads and writes tensors only.
-
-        Returns:
-            Does the same on the same memory.
-
-        Raises:
-            RuntimeError: it cannot be recorded.
-        """
-        ...
+        """Runs a function of tensors; what it returns does the same on the same memory. Raises ``RuntimeError``."""
 
 
 capturing = threading.Lock()
@@ -49,11 +44,7 @@ capturing = threading.Lock()
 
 
 class CudaRecorder:
-    """Records CUDA graphs. Their temporary tensors share one pool of memory, since they never run at the same time.
-
-    Args:
-        device: the CUDA device.
-    """
+    """Records CUDA graphs. Their temporary tensors share one pool of memory, since they never run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -87,22 +78,183 @@ def find_recorder(device: torch.device) -> Recorder | None:
     return CudaRecorder(device) if device.type == "cuda" else None
 
 
+class Arena:
+    """Keys and values at a fixed address, leased to one sequence at a time.
+
+    ``make_slots`` gives zeros ``[layers, 2, key_value_heads, slots, head_dim]``. The capacity is a power of two, at
+    least the one asked for. The slot after it is written by padding rows and never read.
+    """
+
+    def __init__(self, make_slots: Callable[[int], torch.Tensor], capacity: int) -> None:
+        self.capacity = power_of_two(max(capacity, FEWEST_SLOTS))
+        with torch.inference_mode(mode=False):  # whichever mode the first request runs in, later ones write to it too
+            self.slots = make_slots(self.capacity + 1)
+        self._lessee: weakref.ref[LeasedCache] | None = None
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether a sequence has it: the cache that it got is still alive."""
+        return self._lessee is not None and self._lessee() is not None
+
+    def lease(self, capacity: int) -> "LeasedCache":
+        """An empty cache in this arena, which is released when the cache is garbage collected."""
+        assert not self.is_leased
+        self.slots.zero_()
+        cache = LeasedCache(self, capacity)
+        self._lessee = weakref.ref(cache)
+        return cache
+
+
+class LeasedCache(KeyValueCache):
+    """A cache in the first slots of an arena. All slots from ``written`` on hold zeros."""
+
+    def __init__(self, arena: Arena, capacity: int) -> None:
+        assert capacity <= arena.capacity
+        self._hold([pair[:, :, :capacity] for pair in arena.slots])
+        self.arena = arena
+        self.written = 0
+
+    def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes the rows of one layer, see ``KeyValueCache.write``."""
+        self.written = max(self.written, start + keys.shape[2])
+        super().write(layer, start, keys, values)
+
+    def slots_for(self, layer: int, start: int, rows: int) -> torch.Tensor:
+        """Keys and values of one layer to write to, see ``KeyValueCache.slots_for``."""
+        self.written = max(self.written, start + rows)
+        return super().slots_for(layer, start, rows)
+
+    def clear_from(self, end: int) -> None:
+        """Sets the written slots from ``end`` on, the end of the coming forward, to zero.
+
+        Recorded attention reads hidden slots too, with a weight of zero, and a draft may have left non-finite numbers
+        there. All layers are cleared at once, and only when a forward ends before an earlier one did.
+        """
+        if self.written > end:
+            self.arena.slots[:, :, :, end : self.written].zero_()
+        self.written = end
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is at least a positive number."""
+    return 1 << (number - 1).bit_length()
+
+
+class StaticRows:
+    """The rows of a forward, padded to a fixed number, with their cache slots, rotations and masks.
+
+    Slots, rotations and masks are tensors, filled once for a forward; a recording depends on no number of the host. The
+    rows added as padding write their keys and values to the arena's last slot, which is never read. The residual
+    stream, ``[count, hidden]``, is changed in place from sublayer to sublayer.
+    """
+
+    def __init__(self, arena: Arena, count: int, hidden_states: torch.Tensor) -> None:
+        self.count = count
+        self._arena = arena
+        with torch.inference_mode(mode=False):
+            self.stream = hidden_states.new_zeros(count, hidden_states.shape[1])
+            self._slots = hidden_states.new_zeros(count, dtype=torch.long)
+        self._turns: dict[str | None, CosSin] = {}
+        self._masks: dict[tuple[int | None, int, int], torch.Tensor] = {}  # by window, repeats and span
+        self._loaded: weakref.ref[Forward] | None = None  # weak, or it would hold its sequence's lease
+
+    def load_stream(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Copies a residual stream ``[rows, hidden]`` into ``stream``; returns the rows of it that are not padding."""
+        own, spare = self.stream[: len(hidden_states)], self.stream[len(hidden_states) :]
+        own.copy_(hidden_states)
+        if len(spare):
+            spare.zero_()
+        return own
+
+    def load(self, forward: Forward, span: int) -> None:
+        """Fills slots, rotations and masks for a forward of one sequence, unless it is loaded already.
+
+        Attention reads ``span`` slots, at least up to the forward's end.
+        """
+        if self._loaded is not None and self._loaded() is forward:
+            return
+        (rows,) = forward.parts
+        torch.arange(rows.start, rows.end, out=self._slots[: rows.count])
+        self._slots[rows.count :].fill_(self._arena.capacity)
+        for kind, turn in forward.turns().items():
+            for static, given in zip(self._static_turn(kind, turn), turn, strict=True):
+                static[: rows.count].copy_(given)
+        self._loaded = weakref.ref(forward)
+        for (window, repeats, slots), mask in self._masks.items():
+            if slots == span:
+                rows.fill(window, mask.view(self.count, repeats, -1))
+
+    def stand_in(self, forward: Forward, span: int) -> Forward:
+        """The forward that is given to the fused blocks while they are recorded, with the rope of any other one."""
+        rows = _RowsAnywhere(
+            SequenceState(_StaticCache(self._arena, self._slots)),
+            start=span - self.count,
+            count=self.count,
+            prefix=0,
+            slots=self._slots,
+            masks=self,
+        )
+        return Forward((rows,), forward.rope, forward.like, _turns=self._turns)
+
+    def mask(self, window: int | None, repeats: int, span: int) -> torch.Tensor:
+        """The mask of the loaded forward, bool ``[1, 1, count * repeats, span]``, at the same address every time."""
+        key = window, repeats, span
+        if key not in self._masks:
+            with torch.inference_mode(mode=False):
+                self._masks[key] = self.stream.new_zeros(1, 1, self.count * repeats, span, dtype=torch.bool)
+            loaded = None if self._loaded is None else self._loaded()
+            assert loaded is not None, "a mask is made for the forward that is running"
+            loaded.parts[0].fill(window, self._masks[key].view(self.count, repeats, -1))
+        return self._masks[key]
+
+    def _static_turn(self, kind: str | None, like: CosSin) -> CosSin:
+        if kind not in self._turns:
+            with torch.inference_mode(mode=False):
+                cosine, sine = (part.new_zeros(self.count, *part.shape[1:]) for part in like)
+            self._turns[kind] = cosine, sine
+        return self._turns[kind]
+
+
+@dataclass(frozen=True, eq=False)
+class _RowsAnywhere(Rows):
+    """Rows at any of the first ``end`` slots; attention reads all of these."""
+
+    slots: torch.Tensor = field(kw_only=True)
+    masks: StaticRows = field(kw_only=True)
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Long ``[count]``, on the device, changed before each replay."""
+        return self.slots
+
+    def mask(
+        self, window: int | None, dtype: torch.dtype, *, additive: bool, causal_kernel: bool, repeats: int = 1
+    ) -> torch.Tensor:
+        """See ``Rows.mask``; there always is one, since the slots after the rows are read too."""
+        assert not additive
+        return self.masks.mask(window, repeats, self.end)
+
+
+class _StaticCache(KeyValueCache):
+    """An arena's slots, written at the slots that a tensor names."""
+
+    def __init__(self, arena: Arena, slots: torch.Tensor) -> None:
+        self._hold(list(arena.slots))
+        self._slots = slots
+
+    def write_pairs(self, layer: int, start: int, pairs: torch.Tensor) -> None:
+        """Writes keys and values of all rows, see ``KeyValueCache.write_pairs``."""
+        pair = self._pairs[layer]
+        pair.index_copy_(2, self._slots, pairs.view(len(pairs), *pair.shape[:2], -1).permute(1, 2, 0, 3))
+
+
 class Graphs:
     """The sublayers of a target as replays, recorded when they are first used.
 
     A replay reads and writes the cache at a fixed address. So there is one arena of slots, leased to one sequence at a
     time; meanwhile other sequences have caches of their own and run on the fused blocks, and so do forwards of several
     sequences. If recording fails, the current forward is finished without replays, and all later ones run on the fused
-    blocks, with one warning.
-
-    Args:
-        sublayers: those of the target. Those that are not fused run as they are.
-        device: where the target is.
-        make_slots: see ``Arena``.
-
-    Attributes:
-        gave_up: recording is not possible, or has failed.
-        arena: the cache slots that the replays use, once a sequence has leased them.
+    blocks, with one warning (``gave_up``). Sublayers that are not fused run as they are.
     """
 
     def __init__(
@@ -123,23 +275,14 @@ class Graphs:
             self._give_up(f"there are no CUDA graphs on a device of type '{device.type}'")
 
     @property
-    def recorded(self) -> int:
-        """Number of graphs."""
-        return len(self._replays)
-
-    @property
     def recordings(self) -> set[tuple[int, int, int]]:
         """The sublayer, number of rows and span (0 for an MLP) of each graph."""
         return set(self._replays)
 
     def lease(self, capacity: int) -> LeasedCache | None:
-        """The cache of a new sequence that may run on graphs.
+        """The cache of a new sequence that may run on graphs; an arena with fewer slots is replaced by a larger one.
 
-        Args:
-            capacity: slots that it needs. An arena with fewer is replaced by a larger one.
-
-        Returns:
-            The cache, or ``None`` while another sequence has the arena, or once recording has failed.
+        ``None`` while another sequence has the arena, or once recording has failed.
         """
         with self._leasing:
             if self.arena is not None and self.arena.is_leased:
@@ -163,29 +306,13 @@ class Graphs:
         return leased and 0 < forward.rows <= MOST_ROWS and not self.gave_up and not torch.is_grad_enabled()
 
     def ends(self, rows: int, slots: int) -> list[int]:
-        """Ends of the forwards that record every graph for a number of rows.
-
-        Args:
-            rows: number of rows.
-            slots: cache slots in which the forwards lie.
-
-        Returns:
-            One end for each span up to ``slots``; ``rows`` alone where no graph is used.
-        """
+        """Where forwards of as many rows end that record a graph for each span up to ``slots``."""
         if rows > MOST_ROWS or self.gave_up:
             return [rows]
         return [1 << exponent for exponent in range(64) if SHORTEST_SPAN <= 1 << exponent <= slots]
 
     def load(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Copies the residual stream to where ``advance`` changes it in place.
-
-        Args:
-            hidden_states: ``[rows, hidden]``.
-            forward: the rows; ``takes`` has returned true for it.
-
-        Returns:
-            ``[rows, hidden]``, valid until the next ``load``.
-        """
+        """Copies the residual stream to where ``advance`` changes it, ``[rows, hidden]``; valid until the next time."""
         count = power_of_two(forward.rows)
         if count not in self._rows:
             assert self.arena is not None
@@ -193,16 +320,7 @@ class Graphs:
         return self._rows[count].load_stream(hidden_states)
 
     def advance(self, index: int, stream: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Runs one sublayer.
-
-        Args:
-            index: its index.
-            stream: what ``load`` returned.
-            forward: the forward for which it was loaded.
-
-        Returns:
-            The stream.
-        """
+        """Runs one sublayer over the stream that ``load`` returned for a forward, in place."""
         sublayer = self._sublayers[index]
         if not isinstance(sublayer, (FusedAttention, FusedMLP)):
             return stream.copy_(sublayer(stream, forward))

@@ -8,7 +8,9 @@ these kernels, which widen weights in registers, take prompts of any length.
 
 import ctypes
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from ctypes import POINTER, c_int, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -38,31 +40,23 @@ WITHOUT_KERNELS = "plain decoding takes about twice as long"
 """What it costs to have no kernels: 1.9 times in bfloat16 and 2.1 times in float32 on the model ``smollm2``."""
 
 
+_waiting: ContextVar[Callable[[], None] | None] = ContextVar("overlapped", default=None)
+
+
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels that this process runs.
-
-    Attributes:
-        library: their functions.
-        constants: of the headers, by name; see ``layout.h``.
-        level: name of the level of instructions that they are built for.
-        origin: where they come from, in words.
-    """
+    """The kernels that this process runs: for a level of instructions, and from where, in words."""
 
     library: ctypes.CDLL
     constants: Mapping[str, int]
+    """Of the headers, by name; see ``layout.h``."""
     level: str
     origin: str
 
 
 @cache
 def find() -> Kernels:
-    """The kernels for this processor: the wheel's, or those built before in the user's cache folder, or built now.
-
-    Raises:
-        KernelBuildError: they cannot be built or loaded, or do not match this version of the package.
-        InvalidParameterError: ``SELFSPEC_KERNELS`` names no level that this processor has.
-    """
+    """The kernels for this processor: the wheel's, or those built before in the user's cache folder, or built now."""
     level = choose_level()
     carried = BUILT_FOLDER / library_name(level)
     if carried.exists():
@@ -90,12 +84,9 @@ def describe() -> str:
 def row_limit(dtype: torch.dtype, *, attends: bool = False, low_bit: bool = False) -> int:
     """Most rows of one sequence that run in the kernels; with more, torch is faster on this processor.
 
-    Whatever runs in kernels or in torch by the number of its rows compares it with this: nothing else decides.
-
-    Args:
-        dtype: one of ``DTYPES``.
-        attends: attention is among what runs, not products alone.
-        low_bit: weights are low-bit ones, which nothing but the kernels multiplies.
+    Whatever runs in kernels or in torch by the number of its rows compares it with this: nothing else decides. The
+    limit of attention (``attends``) is not that of products; low-bit weights have none, since only the kernels
+    multiply them.
     """
     return sys.maxsize if low_bit else most_attending(dtype) if attends else most_rows(dtype)
 
@@ -119,6 +110,30 @@ def verifies_exactly(dtype: torch.dtype) -> bool:
         return dtype == torch.bfloat16 and most_attending(dtype) >= find().constants["VERIFIED"]
     except KernelBuildError:
         return False
+
+
+@contextmanager
+def overlapped(task: Callable[[], None]) -> Iterator[None]:
+    """Runs a task once, on this thread: before the first native forward inside, or at the end without one.
+
+    The kernels run without Python's lock. Whoever wakes another thread that needs it, such as an event loop, does so
+    best just before they begin: earlier, both threads would wait for the lock in turns while the processors have
+    nothing to compute. The task takes microseconds, and raises nothing.
+    """
+    token = _waiting.set(task)
+    try:
+        yield
+    finally:
+        start_overlapped()
+        _waiting.reset(token)
+
+
+def start_overlapped() -> None:
+    """Runs the task that waits on this thread, if there is one; called before a native forward."""
+    task = _waiting.get()
+    if task is not None:
+        _waiting.set(None)
+        task()
 
 
 def _build_once(level: Level, built: Path) -> None:

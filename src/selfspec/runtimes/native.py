@@ -5,7 +5,6 @@ each row gets the same bits whichever rows run with it.
 """
 
 import ctypes
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from ctypes import Array, addressof, c_bool, c_int, c_long, c_void_p
 from functools import lru_cache
@@ -14,12 +13,10 @@ import torch
 
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import CosSin, Rope
-from selfspec.runtimes import overlap
 from selfspec.runtimes.branches import HeadWeights, NativeBranch, describe_norm
-from selfspec.runtimes.chain import Chained, Drafted, DraftRequest, VerifyRequest, describe_drawing
-from selfspec.runtimes.kernels import DTYPES, load, row_limit
+from selfspec.runtimes.chain import NATIVE, Chained, Drafted, DraftRequest, Path, VerifyRequest, describe_drawing
+from selfspec.runtimes.kernels import DTYPES, load, row_limit, start_overlapped
 from selfspec.runtimes.logits import Chosen, Logits
-from selfspec.runtimes.path import NATIVE, Path
 from selfspec.runtimes.structures import (
     AttentionWeights,
     ChainSequence,
@@ -194,10 +191,7 @@ class NativeForward:
         """
         like, sublayers = self._embedding, requests[0].sublayers
         assert like is not None
-        chained = [
-            Chained(each, {index: bisect_left(sublayers, index) for index in each.capture}, len(sublayers), like)
-            for each in requests
-        ]
+        chained = [Chained(each, like) for each in requests]
         sequences = (ChainSequence * len(chained))(*(each.structure for each in chained))
         rope.reserve(like, max(each.state.cache.length + each.limit for each in requests))
 
@@ -206,7 +200,7 @@ class NativeForward:
 
         chain, held = self._describe_chain(sequences, sublayers, rope)
         chain.follow = Follow(follow)
-        overlap.begin()
+        start_overlapped()
         self._draft(ctypes.byref(chain))
         del held
         return [each.output(structure) for each, structure in zip(chained, sequences, strict=True)]
@@ -231,7 +225,7 @@ class NativeForward:
         chain, held = self._describe_chain(sequences, self._all, rope)
         head = chain.forward.contents.head.contents
         head.out, head.tokens, head.finite = values.data_ptr(), addressof(tokens), addressof(finite)
-        overlap.begin()
+        start_overlapped()
         self._verify(ctypes.byref(chain))
         del held
         drawn = any(each.drawing is not None for each in requests)
@@ -304,7 +298,7 @@ class NativeForward:
         return Logits(values, confidence=confidences, drawn=drawings is not None, chosen=chosen)
 
     def _start(self, call: NativeCall, stream: torch.Tensor) -> None:
-        overlap.begin()
+        start_overlapped()
         self._call(ctypes.byref(call), stream.data_ptr(), stream.shape[0])
 
     def _describe_head(self, linear: Linear, out: torch.Tensor | None = None) -> NativeHead:

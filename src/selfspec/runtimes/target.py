@@ -1,42 +1,31 @@
 """The target model as 2L sublayers: the only place that runs the model."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
 from selfspec.model.decoder import Decoder
-from selfspec.model.forward import SequenceState
+from selfspec.model.forward import Forward, SequenceState
+from selfspec.model.stored import stored_tensors
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.arena import FEWEST_SLOTS
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
-from selfspec.runtimes.graphs import Graphs
+from selfspec.runtimes.graphs import FEWEST_SLOTS, Graphs
 from selfspec.runtimes.low_bit import LowBitCopies
 from selfspec.runtimes.low_bit_torch import TorchLowBitCopies
-from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.packed import LowBitLinear, parameter_count
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.runner import RUNTIMES, Runner, prepare
 from selfspec.runtimes.stack import StackOutput
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+__all__ = ["RUNTIMES", "StackOutput", "Target", "fingerprint"]
 
-__all__ = ["RUNTIMES", "StackOutput", "Target"]
-
-
-def _at_full_precision(method: Callable[Concatenate[Runner, _P], _R]) -> "Callable[Concatenate[Target, _P], _R]":
-    """A method of ``Target`` that is one of its runner at full precision."""
-
-    def call(self: "Target", /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        own: Callable[_P, _R] = getattr(self._prepared, method.__name__)
-        return own(*args, **kwargs)
-
-    call.__doc__ = method.__doc__
-    return call
+_SAMPLES = 1024
+"""Elements of every weight that ``fingerprint`` reads."""
 
 
 class Target:
@@ -53,8 +42,6 @@ class Target:
         keep_copies: keep low-bit copies of weights in files of the user's cache folder; see ``copy_store.CopyStore``.
 
     Attributes:
-        runtime: see above.
-        model: see above.
         decoder: the model taken apart.
         config: the model's config.
         family: the row of its family.
@@ -77,6 +64,9 @@ class Target:
             raise UnsupportedModelError("the model is on device 'meta', without its weights; load them")
         self.config: Any = self.decoder.config
         self.family = self.decoder.family
+        self.hidden_size = self.decoder.hidden_size
+        self.vocab_size = int(self.config.vocab_size)
+        self.context_limit = self.decoder.context_limit
         self.version = 0
         self._uses_graphs = runtime == "graphs"
         self._prepared: Runner
@@ -91,11 +81,6 @@ class Target:
     def sublayers(self) -> list[Sublayer]:
         """All of them, as this runtime runs them."""
         return self._prepared.sublayers
-
-    @property
-    def graphs(self) -> Graphs | None:
-        """Replays of the sublayers, in the graphs runtime."""
-        return self._prepared.graphs
 
     @property
     def sublayer_count(self) -> int:
@@ -117,27 +102,8 @@ class Target:
         """Number of weights, low-bit ones too; a shared one counts once."""
         return parameter_count(self.model)
 
-    @property
-    def hidden_size(self) -> int:
-        """Width of the residual stream."""
-        return self.decoder.hidden_size
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids that the LM head scores."""
-        return int(self.config.vocab_size)
-
-    @property
-    def context_limit(self) -> int:
-        """Longest sequence of prompt and new tokens together."""
-        return self.decoder.context_limit
-
     def room(self, prompt_length: int) -> int:
-        """Number of new tokens that fit after a prompt; not positive where none fits.
-
-        Args:
-            prompt_length: tokens of the prompt.
-        """
+        """Number of new tokens that fit after a prompt; not positive where none fits."""
         return self.decoder.room(prompt_length)
 
     @property
@@ -187,21 +153,49 @@ class Target:
         """
         if not self._prepared.is_current():
             self._prepare()
-        long_rope = self._prepared.rope.is_long(prompt_length, last_length)
-        self._prepared.rope.reserve(self.decoder.like, capacity)
-        leased = None if self.graphs is None else self.graphs.lease(capacity)
+        rope, graphs = self._prepared.rope, self._prepared.graphs
+        long_rope = rope.is_long(prompt_length, last_length)
+        rope.reserve(self.decoder.like, capacity)
+        leased = None if graphs is None else graphs.lease(capacity)
         return SequenceState(self.decoder.new_cache(capacity) if leased is None else leased, long_rope)
 
-    @property
-    def native(self) -> NativeForward | None:
-        """The native forward, if there is one: what runs chains."""
-        return self._prepared.native
+    def lay_out(
+        self,
+        sequence: SequenceState,
+        rows: int,
+        *,
+        start: int | None = None,
+        prefix: int | None = None,
+        depths: Iterable[int] | None = None,
+        visible: torch.Tensor | None = None,
+    ) -> Forward:
+        """Lays out the rows of one sequence in a forward; see ``Stack.lay_out``."""
+        return self._prepared.lay_out(sequence, rows, start=start, prefix=prefix, depths=depths, visible=visible)
 
-    embed = _at_full_precision(Runner.embed)
-    lay_out = _at_full_precision(Runner.lay_out)
-    run = _at_full_precision(Runner.run)
-    logits = _at_full_precision(Runner.logits)
-    norm = _at_full_precision(Runner.norm)
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The residual stream before sublayer 0, ``h[0]``: long ``[rows]`` to ``[rows, hidden]``."""
+        return self._prepared.embed(token_ids)
+
+    def run(
+        self,
+        hidden_states: torch.Tensor,
+        sublayers: Iterable[int],
+        forward: Forward,
+        capture: Collection[int] = (),
+        copies: Mapping[int, torch.Tensor] | None = None,
+        *,
+        logits: bool = False,
+    ) -> StackOutput:
+        """Runs sublayers at full precision; see ``Stack.run``."""
+        return self._prepared.run(hidden_states, sublayers, forward, capture, copies, logits=logits)
+
+    def norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The final norm; see ``Stack.norm``."""
+        return self._prepared.norm(hidden_states)
+
+    def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
+        """Final norm and LM head: ``[rows, hidden]`` to ``[rows, vocab]``; see ``Stack.logits``."""
+        return self._prepared.logits(hidden_states, widest)
 
     def at(self, precision: AnyPrecision | None) -> Runner:
         """This model at a precision, over the same caches and rotations.
@@ -217,11 +211,7 @@ class Target:
         return self._prepared if precision is None or precision.is_full else self._low_bit.at(precision)
 
     def check_low_bit(self, precision: AnyPrecision) -> None:
-        """Refuses a precision that this model cannot have, without making anything.
-
-        Raises:
-            UnsupportedModelError: the model cannot have it; the message says why.
-        """
+        """Raises ``UnsupportedModelError`` for a precision that this model cannot have, without making anything."""
         self._low_bit.check(precision)
 
     def low_bit_bytes(self, precision: AnyPrecision | None) -> int:
@@ -242,19 +232,19 @@ class Target:
 
         Graphs are recorded for these numbers of rows, for all lengths that the smallest arena has room for.
         """
-        fitting = [rows for rows in row_counts if rows <= self.context_limit]
+        fitting, graphs = [rows for rows in row_counts if rows <= self.context_limit], self._prepared.graphs
         longest = max(fitting, default=1)
-        capacity = longest if self.graphs is None else max(longest, FEWEST_SLOTS)
+        capacity = longest if graphs is None else max(longest, FEWEST_SLOTS)
         sequence = self.new_sequence(longest, capacity, longest)
         for rows in fitting:
             tokens = torch.zeros(rows, dtype=torch.long, device=self.device)
-            for end in [rows] if self.graphs is None else self.graphs.ends(rows, capacity):
+            for end in [rows] if graphs is None else graphs.ends(rows, capacity):
                 forward = self.lay_out(sequence, rows, start=end - rows, prefix=0)
                 self.logits(self.run(self.embed(tokens), range(self.sublayer_count), forward).hidden_states)
 
     def _prepare(self) -> None:
         """Makes the runtime's form of the model as the model is now."""
-        if self.version > 0 and self.graphs is not None and self.graphs.gave_up:
+        if self.version > 0 and self._prepared.graphs is not None and self._prepared.graphs.gave_up:
             self._uses_graphs = False
         self.version += 1
         self._prepared = prepare(self.decoder, self.runtime)
@@ -262,3 +252,33 @@ class Target:
             self._prepared.graphs = Graphs(self.sublayers, self.device, self.decoder.new_slots)
         torchs = self.device.type == "cuda" or self.runtime == "fused"
         self._low_bit = (TorchLowBitCopies if torchs else LowBitCopies)(self.decoder, self._prepared, self._store)
+
+
+def fingerprint(target: Target) -> dict[str, Any]:
+    """The identity of a model, for state files and latency profiles: its shape, its dtype and a digest of its weights.
+
+    The digest reads up to 1,024 elements of every weight, evenly spread. That distinguishes checkpoints of the same
+    architecture, fine-tuned versions included, and takes far less time than loading them. It does not depend on the
+    device.
+    """
+    digest = hashlib.sha256()
+    for weight in target.model.parameters():
+        for tensor in stored_tensors(weight):
+            digest.update(str(list(tensor.shape)).encode())
+            digest.update(_sample(tensor).numpy().tobytes())
+    return {
+        "family": target.config.model_type,
+        "layers": target.layer_count,
+        "hidden_size": target.hidden_size,
+        "vocabulary": target.vocab_size,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "weights": digest.hexdigest()[:16],
+    }
+
+
+def _sample(weight: torch.Tensor) -> torch.Tensor:
+    """Some elements of a weight, float32 ``[n]`` on the CPU, which holds every smaller dtype exactly."""
+    flat = weight.flatten()
+    # An odd step, so that the elements of a matrix are not all from a few of its columns.
+    step = max(1, len(flat) // _SAMPLES) | 1
+    return flat[::step].to("cpu", torch.float32)

@@ -15,10 +15,9 @@ import torch
 
 from selfspec.files import cache_folder, replace_file
 from selfspec.runtimes.costs.parts import LatencyProfile, device_name, measure_latencies
-from selfspec.runtimes.fingerprint import fingerprint
 from selfspec.runtimes.kernel_build import LEVEL_VARIABLE, processor_name
 from selfspec.runtimes.precision import AnyPrecision
-from selfspec.runtimes.target import Target
+from selfspec.runtimes.target import Target, fingerprint
 
 _VERSION = 1
 
