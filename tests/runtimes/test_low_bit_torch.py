@@ -10,8 +10,8 @@ from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import build
 from selfspec import Engine
 from selfspec.errors import OutOfMemoryError, UnsupportedModelError
-from selfspec.runtimes import low_bit, low_bit_torch
-from selfspec.runtimes.low_bit_torch import TorchLowBitProduct, round_to_integers, torch_bytes
+from selfspec.runtimes import low_bit
+from selfspec.runtimes.low_bit import TorchLowBitProduct, round_to_integers, torch_bytes
 from selfspec.runtimes.precision import GROUPS, PackedFormat, Precision
 from selfspec.runtimes.products import DenseProduct
 from selfspec.runtimes.target import Target
@@ -168,7 +168,7 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = own.low_bit_bytes(Precision.of(8))
     monkeypatch.setattr(low_bit, "available_bytes", lambda: needed - 1)
     made: list[Any] = []
-    monkeypatch.setattr(low_bit_torch, "TorchLowBitProduct", lambda *given: made.append(given))
+    monkeypatch.setattr(low_bit, "TorchLowBitProduct", lambda *given: made.append(given))
     with pytest.raises(OutOfMemoryError, match=f"{needed:,} bytes"):
         own.at(Precision.of(8))
     assert not made

@@ -14,23 +14,12 @@ from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.fused import FusedAttention, FusedMLP, RmsNorm
 from selfspec.runtimes.kernels import find
 from selfspec.runtimes.products import CompiledProduct, Function, has_kernels
-from selfspec.runtimes.structures import AttentionWeights, Heads, Linear, MlpWeights, NativeSublayer, Norm
+from selfspec.runtimes.structures import AttentionWeights, Heads, MlpWeights, NativeHead, NativeSublayer, Norm
 
 
 @dataclass(frozen=True, eq=False)
 class NativeBranch:
-    """A sublayer in the form that a native forward takes. Its tensors have to outlive it.
-
-    Attributes:
-        weights: of an attention branch or of an MLP.
-        norms: before and after the branch.
-        multiplier: of what the branch adds to the residual stream.
-        hidden: width of the residual stream.
-        dtype: of the weights.
-        window: positions of the sliding window of an attention branch, if any.
-        rope: layer type of its rope.
-        turns: it has a rope.
-    """
+    """A sublayer in the form that a native forward takes. Its tensors have to outlive it."""
 
     weights: AttentionWeights | MlpWeights
     norms: tuple[RmsNorm | None, ...]
@@ -39,7 +28,9 @@ class NativeBranch:
     dtype: torch.dtype
     window: int | None = None
     rope: str | None = None
+    """Layer type of its rope."""
     turns: bool = False
+    """It has a rope."""
 
     @property
     def is_low_bit(self) -> bool:
@@ -60,27 +51,8 @@ class NativeBranch:
         return NativeSublayer(attention=ctypes.pointer(self.weights), view=view, turn=turn, **common)
 
 
-@dataclass(frozen=True, eq=False)
-class HeadWeights:
-    """Final norm and LM head in the form that a native forward takes. Their tensors have to outlive it.
-
-    Attributes:
-        norm: the final norm.
-        linear: the head.
-        outputs: of the head.
-    """
-
-    norm: RmsNorm
-    linear: Linear
-    outputs: int
-
-
 def compile_block(sublayer: Sublayer) -> Sublayer:
-    """A fused block with kernels for the products of few rows; any other sublayer, or dtype or device, as it is.
-
-    Raises:
-        KernelBuildError: the kernels cannot be built.
-    """
+    """A fused block with kernels for the products of few rows; any other sublayer, or dtype or device, as it is."""
     if not isinstance(sublayer, (FusedAttention, FusedMLP)) or not has_kernels(list(sublayer.parameters())):
         return sublayer
     first, last = map(CompiledProduct, sublayer.products)
@@ -143,11 +115,11 @@ def _known(*norms: Any) -> bool:
     return all(norm is None or isinstance(norm, RmsNorm) for norm in norms)
 
 
-def describe_head(norm: Function, head: Function) -> HeadWeights | None:
-    """Final norm and LM head in the form that a native forward takes; ``None`` where they have none."""
+def describe_head(norm: Function, head: Function) -> NativeHead | None:
+    """Final norm and LM head for the C++ code, if it knows them. Their tensors have to outlive it."""
     if not isinstance(norm, RmsNorm) or not isinstance(head, CompiledProduct):
         return None
-    return HeadWeights(norm, head.linear, head.shape[0])
+    return NativeHead(describe_norm(norm), head.linear, hidden=head.shape[1], outputs=head.shape[0])
 
 
 def describe_norm(norm: Any) -> Norm:

@@ -22,24 +22,16 @@ _DIGEST_BYTES = 32
 
 
 class CopyStore:
-    """Keeps copies as files. Nothing goes wrong without them: what cannot be read or written is made again.
-
-    Args:
-        folder: where the files are; in the user's cache folder if not given.
-    """
+    """Keeps copies as files. Nothing goes wrong without them: what cannot be read or written is made again."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = cache_folder() / "copies" if folder is None else folder
         self._warned = False
 
     def get(self, weight: torch.Tensor, form: PackedFormat) -> PackedWeights:
-        """The copy of some weights, read from its file; without one, made and kept.
+        """The copy of weights ``[outputs, inputs]``, read from its file; without one, made and kept.
 
         A damaged file, or one of other weights, is replaced, with a warning.
-
-        Args:
-            weight: ``[outputs, inputs]``; see ``PackedWeights.of``.
-            form: the format.
         """
         key = _key(weight, form)
         path = self._folder / f"{hashlib.sha256(key).hexdigest()[:32]}.bin"
@@ -70,11 +62,7 @@ class CopyStore:
 
 
 def _read(path: Path, key: bytes, packed: PackedWeights) -> bool:
-    """Fills a copy from a file; false where the file is not that copy.
-
-    Raises:
-        OSError: there is no such file, or it cannot be read.
-    """
+    """Fills a copy from a file; false where the file is not that copy."""
     if path.stat().st_size != _DIGEST_BYTES + packed.bytes:
         return False
     with path.open("rb", buffering=0) as file:

@@ -52,11 +52,8 @@ def _inputs(module: nn.Module, branch: Branch) -> list[Any]:
 class RmsNorm:
     """The function of a plain RMS norm module, over its very weight.
 
-    Attributes:
-        weight: the module's own.
-        epsilon: added to the mean square.
-        rounds: rounds to the dtype before it multiplies by the weight, as most families do.
-        added: what is added to the weight, in float32; 1 in Gemma.
+    It rounds to the dtype before it multiplies by the weight (``rounds``), as most families do. ``added`` is added to
+    the weight, in float32; 1 in Gemma.
     """
 
     def __init__(self, norm: nn.Module, *, rounds: bool, added: float = 0.0) -> None:
@@ -92,13 +89,7 @@ def _fast_norms(sublayer: Sublayer, family: Family) -> tuple[Function | None, Fu
 
 
 class FusedMLP(Sublayer):
-    """Norm, gate and up in one product, activation, down. Made by ``fuse``.
-
-    Attributes:
-        norms: before and after the branch.
-        products: gate and up, and down.
-        activate: the activation of the gate.
-    """
+    """Norm, gate and up in one product, activation, down. Made by ``fuse``."""
 
     def __init__(self, generic: Sublayer, family: Family) -> None:
         super().__init__(generic.layer, generic.spec, generic.multiplier)
@@ -134,17 +125,8 @@ class FusedAttention(AttentionSublayer):
     Norms and products run over the rows of all sequences at once, attention over those of each sequence.
 
     Attributes:
-        index: of its decoder layer.
-        norms: before and after the branch.
-        products: queries, keys and values, and the output.
-        heads: of the queries.
-        key_heads: of keys, and of values.
-        head_dim: size of a head.
-        scale: of the scores.
-        softcap: of the scores, if any.
         turns: it has a rope.
-        head_norms: of queries and of keys; empty without them.
-        norms_rows: they norm all heads of a row together, as OLMo-2 does, not each head.
+        norms_rows: norms of queries and keys are over all heads of a row together, as in OLMo-2, not over each head.
     """
 
     def __init__(self, generic: AttentionSublayer, family: Family, layer: int) -> None:

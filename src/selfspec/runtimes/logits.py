@@ -9,34 +9,19 @@ import torch
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is chosen from the logits of rows, known to the host.
-
-    Attributes:
-        token_ids: the token of the largest logit of each row, or the drawn one.
-        finite: whether all logits of each row are numbers.
-    """
+    """What is chosen from the logits of rows, known to the host."""
 
     token_ids: Sequence[int]
+    """The token of the largest logit of each row, or the drawn one."""
     finite: Sequence[bool]
+    """Whether all logits of each row are numbers."""
 
 
 class Logits:
-    """The logits of some rows.
+    """The logits of some rows, ``[rows, vocab]``, in the model's dtype. What is not given is computed when first read.
 
-    What is not given is computed when it is first read.
-
-    Args:
-        values: ``[rows, vocab]``, in the model's dtype.
-        best: long ``[rows]``.
-        confidence: float32 ``[rows]``.
-        finite: bool ``[rows]``.
-        drawn: ``best`` are the tokens that were drawn, in those parts of the forward that have a drawing.
-        chosen: ``best`` and ``finite`` where the host knows them.
-
-    Attributes:
-        values: see above.
-        drawn: see above.
-        chosen: see above; ``None`` where it has to read them.
+    ``drawn``: ``best`` are the tokens that were drawn, in those parts of the forward that have a drawing.
+    ``chosen`` has ``best`` and ``finite`` where the host knows them.
     """
 
     def __init__(
@@ -82,11 +67,7 @@ class Logits:
         return self._part(row, row + 1)
 
     def split(self, counts: list[int]) -> list["Logits"]:
-        """The logits of consecutive rows.
-
-        Args:
-            counts: numbers of rows, of all rows together.
-        """
+        """The logits of consecutive rows, in numbers that add up to all rows."""
         if len(counts) == 1:
             return [self]
         return [self._part(start, end) for start, end in pairwise(accumulate(counts, initial=0))]

@@ -13,7 +13,7 @@ import torch
 
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import CosSin, Rope
-from selfspec.runtimes.branches import HeadWeights, NativeBranch, describe_norm
+from selfspec.runtimes.branches import NativeBranch
 from selfspec.runtimes.chain import NATIVE, Chained, Drafted, DraftRequest, Path, VerifyRequest, describe_drawing
 from selfspec.runtimes.kernels import DTYPES, load, row_limit, start_overlapped
 from selfspec.runtimes.logits import Chosen, Logits
@@ -21,7 +21,6 @@ from selfspec.runtimes.structures import (
     AttentionWeights,
     ChainSequence,
     Follow,
-    Linear,
     NativeCall,
     NativeChain,
     NativeCosSin,
@@ -48,14 +47,13 @@ class NativeForward:
     Attributes:
         limits: by sublayer, most rows of one sequence in a forward (``kernels.row_limit``); 0 where it is not native.
         most_rows: the smallest limit of native sublayers; 0 where there are none.
-        has_head: final norm and LM head can take part.
         is_whole: all sublayers and the head can take part.
     """
 
     def __init__(
         self,
         branches: Sequence[NativeBranch | None],
-        head: HeadWeights | None = None,
+        head: NativeHead | None = None,
         embedding: torch.Tensor | None = None,
         *,
         any_rows: bool = False,
@@ -73,7 +71,6 @@ class NativeForward:
         self._indices = lru_cache(_KEPT_SETS)(lambda indices: (c_int * len(indices))(*indices))
         self.limit = lru_cache(_KEPT_SETS)(self._limit)
         self._head, self._embedding = head if native else None, embedding
-        self._head_norm = describe_norm(None if head is None else head.norm)
         self.has_head = self._head is not None
         self._all = tuple(range(len(branches)))
         self.is_whole = self.has_head and len(native) == len(branches)
@@ -95,9 +92,6 @@ class NativeForward:
         """Most rows of one sequence with which all of some sublayers run natively."""
         return min((self.limits[index] for index in sublayers), default=self.most_rows)
 
-    def _are_native(self, sublayers: tuple[int, ...]) -> bool:
-        return self.limit(sublayers) > 0
-
     def takes(self, hidden_states: torch.Tensor, forward: Forward) -> bool:
         """Whether the dtypes of a forward's rows and rotations are those that the kernels take."""
         return hidden_states.dtype == self._dtype and all(
@@ -115,19 +109,11 @@ class NativeForward:
         logits: bool = False,
         confidence: bool = False,
     ) -> Logits | None:
-        """Runs sublayers over the rows of a forward.
+        """Runs sublayers over the rows of a forward that it ``takes``; the logits, where they are asked for.
 
-        Args:
-            stream: ``[rows, hidden]``, contiguous; the residual stream, changed in place.
-            sublayers: ascending indices.
-            forward: the rows; ``takes`` has returned true for it.
-            kept: by place in ``sublayers`` a contiguous tensor ``[k, hidden]`` that gets the last ``k`` rows of the
-                stream before that sublayer.
-            logits: run final norm and LM head too, which can take part. Tokens of parts with a drawing are drawn.
-            confidence: compute the rows' confidences with the logits.
-
-        Returns:
-            The logits, where they were asked for.
+        The stream, ``[rows, hidden]`` and contiguous, is changed in place. By place in ``sublayers``, ``kept`` has a
+        contiguous tensor ``[k, hidden]`` that gets the last ``k`` rows of the stream before that sublayer. Tokens of
+        parts with a drawing are drawn.
         """
         assert stream.is_contiguous()
         assert stream.shape[0] == forward.rows
@@ -173,21 +159,16 @@ class NativeForward:
 
     def chain_path(self, sublayers: tuple[int, ...], rope: Rope) -> Path:
         """Whether drafts through these sublayers can run as one call, or be verified in one."""
-        if not self._are_native(sublayers):
+        if self.limit(sublayers) == 0:
             return Path("a sublayer has no kernel")
         if self._no_chains is not None:
             return self._no_chains
         return NATIVE if rope.is_fixed else Path("rotations depend on the length of the text")
 
     def chain(self, requests: Sequence[DraftRequest], rope: Rope) -> list[Drafted]:
-        """Drafts tokens of several sequences, one after the other, in forwards that they share.
+        """Drafts tokens of sequences through the same sublayers, one after the other, in forwards that they share.
 
-        Args:
-            requests: of the sequences, through the same sublayers, for which ``chain_path`` is native.
-            rope: of the model.
-
-        Raises:
-            BaseException: what ``stop`` or ``guess`` of a request raised.
+        ``chain_path`` is native for the sublayers. Raises what ``stop`` or ``guess`` of a request raised.
         """
         like, sublayers = self._embedding, requests[0].sublayers
         assert like is not None
@@ -206,14 +187,9 @@ class NativeForward:
         return [each.output(structure) for each, structure in zip(chained, sequences, strict=True)]
 
     def verify(self, requests: Sequence[VerifyRequest], rope: Rope) -> Logits:
-        """Runs the whole model over rows of sequences, chains without shared or captured states.
+        """The logits of the whole model, for which ``chain_path`` is native, with what is chosen from them.
 
-        Args:
-            requests: of the sequences; ``chain_path`` of all sublayers is native.
-            rope: of the model.
-
-        Returns:
-            The logits of all rows, with what is chosen from them.
+        The rows are chains without shared or captured states.
         """
         assert self._head is not None
         assert self._embedding is not None
@@ -244,7 +220,7 @@ class NativeForward:
             count=len(sublayers),
             turns=(NativeCosSin * len(tables))(*(_rotation((table, 0)) for table in tables)),
             threads=torch.get_num_threads(),
-            head=ctypes.pointer(self._describe_head(self._head.linear)),
+            head=ctypes.pointer(NativeHead.from_buffer_copy(self._head)),
         )
         chain = NativeChain(
             forward=ctypes.pointer(call),
@@ -257,19 +233,15 @@ class NativeForward:
         return chain, tables
 
     def score(self, hidden_states: torch.Tensor, *, confidence: bool = False) -> Logits:
-        """Final norm and LM head, which can take part.
-
-        Args:
-            hidden_states: ``[rows, hidden]``, the residual stream after the last sublayer.
-            confidence: compute the rows' confidences too.
-        """
+        """Final norm and LM head, which can take part, of the residual stream ``[rows, hidden]``."""
         call = NativeCall(threads=torch.get_num_threads())
         return self._score(call, hidden_states.contiguous(), confidence=confidence)
 
     def norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The final norm, which can take part: ``[rows, hidden]`` in and out."""
+        assert self._head is not None
         normed = torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
-        head = self._describe_head(Linear(), normed)
+        head = NativeHead(self._head.norm, hidden=self._head.hidden, out=normed.data_ptr())
         call = NativeCall(threads=torch.get_num_threads(), head=ctypes.pointer(head))
         self._start(call, hidden_states.contiguous())
         return normed
@@ -287,8 +259,8 @@ class NativeForward:
         rows = len(stream)
         values, tokens, finite = stream.new_empty(rows, self._head.outputs), (c_long * rows)(), (c_bool * rows)()
         confidences = torch.empty(rows, dtype=torch.float32) if confidence else None
-        head = self._describe_head(self._head.linear, values)
-        head.tokens, head.finite = addressof(tokens), addressof(finite)
+        head = NativeHead.from_buffer_copy(self._head)
+        head.out, head.tokens, head.finite = values.data_ptr(), addressof(tokens), addressof(finite)
         head.confidences = None if confidences is None else confidences.data_ptr()
         if drawings is not None:
             head.drawings = drawings
@@ -300,11 +272,6 @@ class NativeForward:
     def _start(self, call: NativeCall, stream: torch.Tensor) -> None:
         start_overlapped()
         self._call(ctypes.byref(call), stream.data_ptr(), stream.shape[0])
-
-    def _describe_head(self, linear: Linear, out: torch.Tensor | None = None) -> NativeHead:
-        assert self._head is not None
-        width = self._head.norm.weight.shape[0]
-        return NativeHead(self._head_norm, linear, width, self._head.outputs, None if out is None else out.data_ptr())
 
     def _part(self, rows: Rows, first_row: int) -> Part:
         cache = rows.sequence.cache

@@ -20,18 +20,14 @@ from selfspec.runtimes.structures import Linear
 class PackedWeights:
     """Weights ``[outputs, inputs]`` as symmetric integers and bfloat16 scales, on the CPU.
 
-    Weight rows stand in tiles of ``TILE`` side by side; ``packed.h`` describes a tile.
-
-    Attributes:
-        codes: the integers, uint8 ``[tiles, bytes of a tile]``.
-        scales: uint8 ``[tiles, bytes of the scales of a tile]``.
-        form: the format.
-        outputs: weight rows; the last tile is filled up with zeros.
-        inputs: a multiple of the format's groups.
+    Weight rows stand in tiles of ``TILE`` side by side, the last one filled up with zeros; ``packed.h`` describes a
+    tile. The inputs are a multiple of the format's groups.
     """
 
     codes: torch.Tensor
+    """The integers, uint8 ``[tiles, bytes of a tile]``."""
     scales: torch.Tensor
+    """uint8 ``[tiles, bytes of the scales of a tile]``."""
     form: PackedFormat
     outputs: int
     inputs: int
@@ -173,11 +169,7 @@ class LowBitEmbedding(nn.Module):
         self.form, self.embedding_dim, self.num_embeddings = linear.form, linear.in_features, linear.out_features
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Long ``[...]`` to ``[..., hidden]``.
-
-        Raises:
-            IndexError: a token has no row.
-        """
+        """Long ``[...]`` to ``[..., hidden]``."""
         table = PackedWeights(self.codes.data, self.scales.data, self.form, self.num_embeddings, self.embedding_dim)
         return look_up(table, token_ids.reshape(-1), self._like.dtype).view(*token_ids.shape, self.embedding_dim)
 
@@ -194,11 +186,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def look_up(packed: PackedWeights, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The values of weight rows (long ``[n]``), rounded to a dtype: ``PackedWeights.unpack`` in the kernels.
-
-    Raises:
-        IndexError: there is no such row.
-    """
+    """The values of weight rows (long ``[n]``), rounded to a dtype: ``PackedWeights.unpack`` in the kernels."""
     out = torch.empty(len(rows), packed.inputs, dtype=dtype)
     if len(rows) == 0:
         return out

@@ -24,12 +24,7 @@ TILE = 16
 
 @dataclass(frozen=True)
 class PackedFormat:
-    """How the weights of one product are held: symmetric integers with one scale a group.
-
-    Attributes:
-        bits: of each weight; one of ``LOW_BITS``.
-        group: inputs of a weight row that share a scale; one of ``GROUPS``.
-    """
+    """How the weights of one product are held: symmetric integers of ``LOW_BITS`` with one scale a group."""
 
     bits: int
     group: int = 32
@@ -45,17 +40,7 @@ class PackedFormat:
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """Precision of a copy, sublayer by sublayer.
-
-    Attributes:
-        sublayers: bits of the weights of each of the ``2L`` sublayers: one of ``LOW_BITS``, or 16 for the target's own
-            weights.
-        head: bits of the LM head.
-        group: inputs that share a scale; one of ``GROUPS``.
-
-    Raises:
-        InvalidSettingError: one of them is out of range.
-    """
+    """Bits of the weights of each of the ``2L`` sublayers, and of the LM head; see ``Precision``."""
 
     sublayers: tuple[int, ...]
     head: int = FULL_BITS
@@ -117,11 +102,7 @@ class Precision:
 
     @staticmethod
     def of(bits: int, group: int = 32) -> "Precision":
-        """The same bits for attention, MLPs and the head.
-
-        Raises:
-            InvalidSettingError: one of them is out of range.
-        """
+        """The same bits for attention, MLPs and the head."""
         return Precision(bits, bits, bits, group)
 
     @property
@@ -139,12 +120,7 @@ AnyPrecision: TypeAlias = Precision | MixedPrecision
 
 
 def read_precision(fields: Mapping[str, Any]) -> AnyPrecision:
-    """The precision that ``dataclasses.asdict`` described.
-
-    Raises:
-        TypeError: it is not such an object.
-        InvalidSettingError: a value is out of range.
-    """
+    """The precision that ``dataclasses.asdict`` described; ``TypeError`` if it is not such an object."""
     if "sublayers" not in fields:
         return Precision(**fields)
     return MixedPrecision(**{**fields, "sublayers": tuple(fields["sublayers"])})

@@ -84,11 +84,7 @@ def _can_join_low_bit(linears: Sequence[LowBitLinear]) -> bool:
 class Product(ABC):
     """The concatenated outputs of linear layers with the same input, in one product. Made by ``join``.
 
-    Attributes:
-        shape: outputs and inputs.
-        dtype: of inputs and outputs.
-        bias: ``[outputs]``, if any.
-        linear: the form that the kernels take; the product has to outlive it.
+    Its shape is outputs and inputs. ``linear`` is the form that the kernels take; the product has to outlive it.
     """
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, bias: torch.Tensor | None, linear: Linear) -> None:
@@ -187,11 +183,7 @@ class CompiledProduct(Product):
 
 
 def compile_head(head: nn.Module) -> Function:
-    """The LM head with a kernel for a few rows, or the head itself where there is none for it.
-
-    Raises:
-        KernelBuildError: the kernels cannot be built.
-    """
+    """The LM head with a kernel for a few rows, or the head itself where there is none for it."""
     if not can_join([head]) or not has_kernels(list(head.parameters())):
         return head
     product = join([head])

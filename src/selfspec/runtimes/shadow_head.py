@@ -28,10 +28,8 @@ class ShadowHead:
     Only an ordinary linear layer can be sliced. With another head (quantised, hooked, adapted) the rows go through
     ``Target.logits`` in parts, whose logits are whole, and the head is read once for each part.
 
-    Args:
-        target: the model.
-        memory: most bytes of logits, and of what is computed from them, at a time. A slice has at least 64 outputs and
-            a part at least one row, even if that takes more.
+    Logits, and what is computed from them, take at most ``memory`` bytes at a time; but a slice has at least 64 outputs
+    and a part at least one row, even if that takes more.
     """
 
     def __init__(self, target: Target, memory: int) -> None:
@@ -46,13 +44,9 @@ class ShadowHead:
         return can_join([self._head])
 
     def read(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The greedy token after each row, and its probability.
+        """The greedy token after each row, long ``[rows]``, and its probability, float32.
 
-        Args:
-            hidden_states: ``[rows, hidden]``, the residual stream before the final norm.
-
-        Returns:
-            Tokens, long ``[rows]``, and probabilities, float32 ``[rows]``.
+        The rows are the residual stream before the final norm, ``[rows, hidden]``.
         """
         return self._read_slices(hidden_states) if self.one_pass else self._read_parts(hidden_states)
 

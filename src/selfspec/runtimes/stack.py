@@ -23,16 +23,11 @@ from selfspec.runtimes.products import CompiledProduct, Function, Product, is_pl
 
 @dataclass
 class StackOutput:
-    """What a run of sublayers gives.
-
-    Attributes:
-        hidden_states: ``[rows, hidden]``, the residual stream after the last sublayer that ran.
-        captured: by sublayer ``i`` the residual stream before it, ``h[i]``, ``[rows, hidden]``.
-        logits: of the rows, where they were asked for.
-    """
+    """The residual stream ``[rows, hidden]`` after the last sublayer that ran, and what else was asked for."""
 
     hidden_states: torch.Tensor
     captured: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By sublayer ``i`` the residual stream before it, ``h[i]``."""
     logits: Logits | None = None
 
     def split(self, counts: list[int]) -> "list[StackOutput]":
@@ -85,9 +80,6 @@ class Stack:
         any_rows: they run whatever the number of rows.
 
     Attributes:
-        rope: see above.
-        sublayers: see above.
-        head: see above.
         native: runs several of the sublayers in one call, if there are kernels.
         embedding: the weights of the embedding, ``[vocab, hidden]``, where there are kernels, and it does nothing but
             take rows of them, and logits are not scaled.
@@ -146,9 +138,6 @@ class Stack:
                 the rows of this forward up to itself.
             drawing: how the tokens that the rows choose are drawn, where a native forward computes their logits
                 (``Logits.drawn``).
-
-        Returns:
-            A forward of one part. ``Forward.join`` puts those of several sequences together.
         """
         like = self._decoder.like
         start = sequence.cache.length if start is None else start
@@ -185,9 +174,6 @@ class Stack:
                 ``h[i]``, without the others being held.
             logits: whether final norm and LM head follow, in the same call where all of it runs natively.
             confidence: compute the rows' confidences with the logits, if that is cheap here.
-
-        Returns:
-            The residual stream after the last one, the captured ones, and the logits where they were asked for.
         """
         indices, kept, groups = tuple(sublayers), _Kept(capture, copies or {}), self._groups(forward)
         if len(groups) > 1:
@@ -200,15 +186,10 @@ class Stack:
         return output
 
     def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
-        """Final norm and LM head.
+        """Final norm and LM head: ``[rows, hidden]`` to ``[rows, vocab]``, in the model's dtype.
 
-        Args:
-            hidden_states: ``[rows, hidden]``, the residual stream after the last sublayer.
-            widest: the largest number of rows that one sequence has among them; all of them if not given. With it,
-                rows of several sequences get what they get in each alone.
-
-        Returns:
-            ``[rows, vocab]``, in the model's dtype.
+        With ``widest``, the largest number of rows that one sequence has among them, rows of several sequences get
+        what they get in each alone.
         """
         if (native := self._native_head(len(hidden_states) if widest is None else widest)) is not None:
             return self._decoder.scale_logits(native.score(hidden_states).values)

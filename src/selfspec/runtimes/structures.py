@@ -136,7 +136,7 @@ class ChainSequence(Structure):
 
 
 Follow = CFUNCTYPE(c_long, c_long, c_long, c_float, c_int)
-"""Hears of a sequence, a drafted token, its confidence and whether guesses are asked for; gives their number, or -1."""
+"""Given a sequence, a drafted token, its confidence, whether guesses are asked for; returns their number, or -1."""
 
 
 class NativeChain(Structure):
@@ -180,11 +180,7 @@ class _Fact(Structure):
 
 
 def read_layout(library: CDLL) -> dict[str, int]:
-    """Sizes and offsets in bytes (``Linear``, ``Linear.bits``) and constants (``BLOCK``), as the library has them.
-
-    Raises:
-        AttributeError: the library says nothing of them.
-    """
+    """Sizes and offsets in bytes (``Linear``, ``Linear.bits``) and constants (``BLOCK``), as the library has them."""
     library.layout.argtypes, library.layout.restype = [], POINTER(_Fact)
     facts = library.layout()
     found: dict[str, int] = {}

@@ -15,8 +15,7 @@ from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.graphs import FEWEST_SLOTS, Graphs
-from selfspec.runtimes.low_bit import LowBitCopies
-from selfspec.runtimes.low_bit_torch import TorchLowBitCopies
+from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitCopies
 from selfspec.runtimes.packed import LowBitLinear, parameter_count
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.runner import RUNTIMES, Runner, prepare
