@@ -409,13 +409,14 @@ def test_logits_that_stop_being_numbers(method: str, monkeypatch: pytest.MonkeyP
     poison = healthy[9]
     expected = healthy[: healthy.index(poison) + 1]
     engine = Engine(copy.deepcopy(build("llama")), method=method)
-    embed = engine.target.embed
+    runner = engine.target.at(None)
+    embed = runner.embed
 
     def poisoned(token_ids: torch.Tensor) -> torch.Tensor:
         return embed(token_ids).masked_fill((token_ids == poison)[:, None], torch.nan)
 
     assert poison not in PROMPT
-    monkeypatch.setattr(engine.target, "embed", poisoned)
+    monkeypatch.setattr(runner, "embed", poisoned)
     written: list[int] = []
     with pytest.raises(errors.NonFiniteLogitsError, match=rf"for new token {len(expected) + 1} "):
         written.extend(piece.token_id for piece in engine.stream(PROMPT, max_new_tokens=24))
@@ -427,8 +428,9 @@ def test_a_rejected_draft_that_is_no_numbers_does_no_harm(siblings: int, monkeyp
     healthy = plain_text("llama", PROMPT, 24)
     poison = next(token for token in range(100) if token not in healthy and token not in PROMPT)
     target = Target(copy.deepcopy(build("llama")))
-    embed = target.embed
-    monkeypatch.setattr(target, "embed", lambda ids: embed(ids).masked_fill((ids == poison)[:, None], torch.nan))
+    runner = target.at(None)
+    embed = runner.embed
+    monkeypatch.setattr(runner, "embed", lambda ids: embed(ids).masked_fill((ids == poison)[:, None], torch.nan))
     draft = TokenDraft((1, poison, 2)[: 1 + siblings] if siblings else (poison,), TokenTree((-1,) * (1 + siblings)))
     engine = Engine(target.model, method=Scripted(target, lambda _: draft, Needs(sibling_rows=siblings)))
     assert engine.generate(PROMPT, max_new_tokens=24).token_ids == healthy

@@ -384,8 +384,9 @@ def test_a_processor_is_not_blamed_for_a_draft_that_is_no_numbers(rule: str, mon
     )
     poison = next(token for token in range(128) if token not in (*healthy, *PROMPT))
     target, strict = Target(copy.deepcopy(build("llama"))), Strict(poison)
-    embed = target.embed
-    monkeypatch.setattr(target, "embed", lambda ids: embed(ids).masked_fill((ids == poison)[:, None], torch.nan))
+    runner = target.at(None)
+    embed = runner.embed
+    monkeypatch.setattr(runner, "embed", lambda ids: embed(ids).masked_fill((ids == poison)[:, None], torch.nan))
 
     def script(written: tuple[int, ...]) -> Draft:
         return TokenDraft((1, poison), TokenTree.chain(2)) if len(written) % 2 else chain(written)
