@@ -33,16 +33,11 @@ NO_KERNELS = Path("no kernels run this model here")
 
 
 class DraftedToken(NamedTuple):
-    """A token that was chosen from the logits of a draft's row.
-
-    Attributes:
-        token: long ``[1]``.
-        numbers: what the host has to read of the row, the confidence first; copied asynchronously.
-        last: whether the draft ends with it.
-    """
+    """A token, long ``[1]``, that was chosen from the logits of a draft's row; ``last`` if the draft ends with it."""
 
     token: torch.Tensor
     numbers: tuple[torch.Tensor, ...] = ()
+    """What the host has to read of the row, the confidence first; copied asynchronously."""
     last: bool = False
 
 

@@ -25,14 +25,7 @@ they cost more agreement than they save bytes."""
 
 
 def parse_weights(weights: str | Precision | None) -> Precision | None:
-    """Finds the precision of a target's weights by its name.
-
-    Args:
-        weights: a name of ``WEIGHTS``, a precision, or ``None`` for the model's own weights.
-
-    Raises:
-        InvalidParameterError: there is no such name.
-    """
+    """The precision of a name of ``WEIGHTS``; ``None`` for the model's own weights."""
     if isinstance(weights, str):
         if weights not in WEIGHTS:
             raise InvalidParameterError(
@@ -94,12 +87,7 @@ def quantise_in_place(model: Model, weights: str | Precision) -> Model:
 
 
 def quantised_bytes(model: PreTrainedModel, weights: str | Precision) -> int:
-    """What the low-bit weights of a quantised model take, in bytes.
-
-    Args:
-        model: the model, not quantised.
-        weights: see ``quantise``.
-    """
+    """What the low-bit weights of a model that is to be quantised take, in bytes."""
     precision = parse_weights(weights)
     if precision is None:
         return 0
@@ -108,15 +96,7 @@ def quantised_bytes(model: PreTrainedModel, weights: str | Precision) -> int:
 
 
 def check_quantisable(model: PreTrainedModel, precision: Precision) -> None:
-    """Refuses a model that cannot have low-bit weights. Only shapes are looked at: the model may be on ``meta``.
-
-    Args:
-        model: the model.
-        precision: of the weights.
-
-    Raises:
-        UnsupportedModelError: there are no low-bit kernels for it, its sizes do not divide, or it is quantised already.
-    """
+    """Refuses a model that cannot have low-bit weights. Only shapes are looked at: the model may be on ``meta``."""
     others = {type(weight) for weight in model.parameters()} - {nn.Parameter}  # torchao's, bitsandbytes'
     if others or any(isinstance(module, LowBitLinear) for module in model.modules()):
         kind = f" ({others.pop().__name__})" if others else ""
@@ -147,12 +127,7 @@ def _checked(model: PreTrainedModel, weights: str | Precision) -> Precision | No
 
 
 def _copy(model: Model, place: Callable[[torch.Tensor], torch.Tensor]) -> Model:
-    """A model of new modules.
-
-    Args:
-        model: the model.
-        place: gives for a parameter or a buffer what takes its place; for one that is shared, once.
-    """
+    """A model of new modules; ``place`` gives what takes the place of a parameter or a buffer, shared ones once."""
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, {key: place(tensor) for key, tensor in tensors.items()})
 

@@ -48,11 +48,7 @@ class LiveCosts:
     """Row costs × a ``LoadFactor``.
 
     Rounds of several requests also move the cost of their own numbers of rows, which may have been measured while the
-    machine was busy.
-
-    Args:
-        measured: of a forward.
-        like: other costs whose factor also multiplies these; optional.
+    machine was busy. The factor of other costs (``like``) also multiplies these.
     """
 
     def __init__(self, measured: RowCosts, like: "LiveCosts | None" = None) -> None:
@@ -109,10 +105,6 @@ class Latencies:
     A profile holds minima, so no round should be faster than it predicts. The target's is measured again if live
     rounds are clearly faster (``CLEARLY_FASTER``): then it was measured while the machine was busy or throttled, which
     also distorts the ratio of attention and MLP. Slower rounds change nothing. May be used by several threads.
-
-    Args:
-        target: the model.
-        precision: of the weights that draft; ``None`` for the model's own.
     """
 
     def __init__(self, target: Target, precision: AnyPrecision | None) -> None:
@@ -149,14 +141,7 @@ class Latencies:
         return latencies
 
     def note_round(self, kept: KeptSet | None, drafted: int, context: int, seconds: float) -> None:
-        """Compares the seconds of a round with the latencies.
-
-        Args:
-            kept: what drafted; ``None`` where nothing did.
-            drafted: its draft tokens.
-            context: tokens in the cache.
-            seconds: what the round took. In a batch this is the time of all requests' rounds.
-        """
+        """Compares the seconds of a round, in a batch those of all requests' rounds, with the latencies."""
         with self._lock:
             profile, load = self._profile, self._load
             draft_profile = self._draft_profile or profile
@@ -177,11 +162,7 @@ class Latencies:
 
 
 def saved_latencies(values: Any, target: Target) -> LatencyProfile | None:
-    """The profile in the values of a saved state (``Latencies.values``); ``None`` if there was none yet.
-
-    Raises:
-        StateError: it is damaged, or was measured on another device, in another dtype or of another model.
-    """
+    """The profile in the values of a saved state (``Latencies.values``); ``None`` if there was none yet."""
     saved = values.get(_PROFILE, {})
     if saved is None:
         return None

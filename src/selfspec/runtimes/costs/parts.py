@@ -13,7 +13,6 @@ from selfspec.model.cache import KeyValueCache, addresses_of
 from selfspec.model.forward import SequenceState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.precision import AnyPrecision
-from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
 from selfspec.timing import interleaved_samples
 
@@ -28,18 +27,10 @@ _BUFFERS = 2
 class LatencyProfile:
     """Seconds that one row takes in each part of the model.
 
-    Attention reads the whole context and takes ``a · n + b``; everything else does not depend on it (KnapSpec, section
-    3.1). Attention and MLP are means over the layers, so that layers with a sliding window count as they are.
-
-    Attributes:
-        device: where it was measured, as ``device_name`` names it.
-        dtype: of the weights, as ``float32``.
-        layers: ``L``.
-        attention_per_token: ``a``, seconds by which one attention branch takes longer for each token of context.
-        attention_base: ``b``, seconds of one attention branch without any context.
-        mlp: seconds of one MLP branch.
-        head: seconds of final norm and LM head.
-        embedding: seconds of laying a forward out and embedding its token.
+    Attention reads the whole context and takes ``a · n + b`` (``attention_per_token`` and ``attention_base`` of one
+    branch); everything else does not depend on it (KnapSpec, section 3.1). Attention and MLP are means over the layers,
+    so that layers with a sliding window count as they are. ``head`` includes the final norm, ``embedding`` the layout
+    of the forward.
     """
 
     device: str
@@ -104,14 +95,9 @@ class LatencyProfile:
 
 @dataclass(frozen=True)
 class PartSeconds:
-    """Measured seconds of the parts of one forward, from which a profile is fitted.
+    """Measured seconds of the parts of one forward, from which a ``LatencyProfile`` is fitted.
 
-    Attributes:
-        contexts: tokens of context at which attention was measured, ascending.
-        attention: seconds of one attention branch at each of them, the mean over the layers.
-        mlp: seconds of one MLP branch, the mean over the layers.
-        head: seconds of final norm and LM head.
-        embedding: seconds of laying the forward out and embedding its tokens.
+    Those of one attention branch, the mean over the layers, are at each of the contexts, which ascend.
     """
 
     contexts: tuple[int, ...]
@@ -138,7 +124,7 @@ def measure_latencies(
     precision: AnyPrecision | None = None,
 ) -> LatencyProfile:
     """Measures a profile of one row at a precision (``None`` for the target's own); see ``measure_parts``."""
-    return latency_profile(target, measure_parts(target, contexts, repeats, model=target.at(precision)))
+    return latency_profile(target, measure_parts(target, contexts, repeats, precision=precision))
 
 
 def latency_profile(target: Target, parts: PartSeconds) -> LatencyProfile:
@@ -162,23 +148,17 @@ def measure_parts(
     contexts: Sequence[int] | None = None,
     repeats: int = _REPEATS,
     rows: int = 1,
-    model: Target | Runner | None = None,
+    precision: AnyPrecision | None = None,
 ) -> PartSeconds:
     """Measures the parts of a forward on a scratch sequence.
 
     All layers' attention branches run one after another, and so do all MLPs. So each weight is read once in a pass, as
     in decoding, and no branch finds its weights in a processor's cache. Passes over the parts are interleaved and
     warmed up, and the minimum of each counts: other load on the machine makes a part slower, never faster, and can
-    affect the same part repeatedly, which would move a median.
-
-    Args:
-        target: the model.
-        contexts: tokens of context at which to time attention; by default four up to the model's limit.
-        repeats: timed passes over each part.
-        rows: rows of the forward.
-        model: whose sublayers and head run: copies of the target, or the target itself if not given.
+    affect the same part repeatedly, which would move a median. By default there are four contexts up to the model's
+    limit.
     """
-    running = model or target
+    running = target if precision is None else target.at(precision)
     contexts = sorted(set(contexts if contexts is not None else _contexts(target, rows)))
     sequence = _scratch_sequence(target, slots=contexts[-1] + rows)
     tokens = torch.zeros(rows, dtype=torch.long, device=target.device)

@@ -29,12 +29,7 @@ CostTable = Sequence[float]
 
 @dataclass(frozen=True)
 class RowCosts:
-    """Seconds of a forward with its LM head, by number of rows.
-
-    Attributes:
-        rows: measured numbers of rows, ascending, the first 1.
-        seconds: of a forward of each.
-    """
+    """Seconds of a forward with its LM head, by measured numbers of rows, ascending from 1."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -70,15 +65,7 @@ def measure_row_costs(
     row_counts: Sequence[int] = ROW_COUNTS,
     most_seconds: float = 1.0,
 ) -> RowCosts:
-    """Measures forwards of some sublayers over a short context; see ``measure_together``.
-
-    Args:
-        target: the model.
-        sublayers: those that run.
-        precision: of their weights; ``None`` for the target's own.
-        row_counts: numbers of rows.
-        most_seconds: begin no further pass after this time, and measure no more than 1 to 4 rows if those take it.
-    """
+    """Measures forwards of some sublayers, whose weights have a precision; see ``measure_together``."""
     which = [(tuple(sublayers), precision)]
     return measure_together(target, which, row_counts=row_counts, most_seconds=most_seconds)[0]
 
@@ -91,10 +78,12 @@ def measure_together(
     row_counts: Sequence[int],
     most_seconds: float,
 ) -> list[RowCosts]:
-    """Measures several pairs of sublayers and precision in turns, so that a drift of the speed favours none.
+    """Measures forwards over a short context, for pairs of sublayers and precision.
 
-    The minimum of repeated passes counts: other load on the machine makes a forward slower, never faster. Costs are
-    made non-decreasing in the number of rows: a smaller measurement is raised to the previous one.
+    They are measured in turns, so that a drift of the speed favours none. No further pass begins after
+    ``most_seconds``, and no more than 1 to 4 rows are measured if those take it. The minimum of repeated passes counts:
+    other load on the machine makes a forward slower, never faster. Costs are made non-decreasing in the number of rows:
+    a smaller measurement is raised to the previous one.
     """
     context = min(_CONTEXT, max(0, target.context_limit - row_counts[-1]))
     counts = [rows for rows in row_counts if rows + context <= target.context_limit] or [1]

@@ -39,13 +39,7 @@ def profile_key(target: Target) -> dict[str, Any]:
 
 
 def kept_path(target: Target, folder: str, *about: object) -> Path:
-    """The file of what was measured of a model, whether it exists or not.
-
-    Args:
-        target: the model.
-        folder: its folder in the cache folder.
-        about: what else it depends on; by their ``repr``.
-    """
+    """The file of what was measured of a model, and of what it is ``about``, by ``repr``; it need not exist."""
     key = json.dumps(profile_key(target), sort_keys=True)
     others = (_digest(repr(each))[:8] for each in about)
     return cache_folder() / folder / ".".join((_digest(key)[:24], *others, "json"))
@@ -121,8 +115,7 @@ def keep_profile(target: Target, profile: dict[str, Any]) -> Path | None:
 def write_kept(path: Path, target: Target, profile: dict[str, Any]) -> Path | None:
     """Writes what was measured of a model, as JSON, with what it is valid for (``profile_key``).
 
-    Returns:
-        The file, or ``None`` where it could not be written: then it is measured again another time.
+    ``None`` where it could not be written: then it is measured again another time.
     """
     content = json.dumps({"key": profile_key(target), "profile": profile}, allow_nan=False)
     try:
