@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from selfspec.methods.auto.assignments import Assignment, Trial
-from selfspec.methods.auto.preparation import Preparation, Terms
+from selfspec.methods.auto.preparation import Assignment, Preparation, Terms, Trial
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.target import Target

@@ -16,10 +16,18 @@ from selfspec.decoding import drafting
 from selfspec.decoding.draft import NoDraft, Proposal
 from selfspec.errors import InvalidSettingError, NoCopiesWarning, StateError
 from selfspec.methods.auto import assignments, preparation
-from selfspec.methods.auto.assignments import Assignment, Trial, candidates, choose, try_assignments, write_text
-from selfspec.methods.auto.copies import Copies
+from selfspec.methods.auto.acceptance import Copies
 from selfspec.methods.auto.drafter import AutoDrafter
-from selfspec.methods.auto.preparation import Preparation, Terms
+from selfspec.methods.auto.preparation import (
+    Assignment,
+    Preparation,
+    Terms,
+    Trial,
+    candidates,
+    choose,
+    try_assignments,
+    write_text,
+)
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.rows import RowCosts

@@ -9,12 +9,11 @@ from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Prefill
 from selfspec.errors import StateError
 from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Acceptance, Feature
-from selfspec.methods.auto.assignments import Trial
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
-from selfspec.methods.auto.preparation import Preparation, Terms, prepare
+from selfspec.methods.auto.preparation import Preparation, Terms, Trial, prepare
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
-from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.settings import MethodSettings, fraction, setting
 from selfspec.methods.state import LearnedState
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.precision import Precision
@@ -28,9 +27,7 @@ _LAYER_DRAFT = "layer_draft"
 class AutoSettings(MethodSettings):
     """Settings of ``auto``. Nothing has to be set."""
 
-    delta: float = setting(
-        0.02, "share of plain decoding's time that a request may lose by trying drafts", minimum=0.0, maximum=1.0
-    )
+    delta: float = fraction(0.02, "share of plain decoding's time that a request may lose by trying drafts")
     memory_limit: float | None = setting(
         None, "most memory of low-bit copies in GiB; none is half of what is available, 0 makes no copies", minimum=0.0
     )
