@@ -34,9 +34,7 @@ class ClaspSettings(SelectingSettings):
     skip_ratio: float | None = fraction(
         None, f"share of all layers that drafts skip (0.5 to 0.6 in the paper); {RATIO_HELP}"
     )
-    update_interval: int = setting(
-        32, "rounds between two choices of layers, at least (the paper names none)", minimum=1
-    )
+    update_interval: int = setting(32, "rounds between two choices of layers (the paper names none)", minimum=1)
     draft_exit_threshold: float = fraction(0.7, "stop drafting after a token less confident than this; 0 never stops")
     draft_length: int = setting(12, "most draft tokens of a round (K; the paper names none)", minimum=1, maximum=64)
     fixed_first_layers: int = setting(0, "layers at the start that are never skipped (10 in figure 3b)", minimum=0)

@@ -23,9 +23,7 @@ class ThresholdSettings(PrecisionSettings):
     """Settings of drafts that end below the adaptive threshold of Draft & Verify."""
 
     max_draft_length: int = setting(12, "longest draft", minimum=1, maximum=64)
-    threshold: float = fraction(
-        0.6, "confidence threshold at the start: of a stream of requests in self-spec, of a request in layerskip-dv"
-    )
+    threshold: float = fraction(0.6, "confidence threshold at the start")
     target_acceptance: float = fraction(0.9, "acceptance rate that the threshold adapts to hold")
     step: float = fraction(0.01, "step of the threshold after a round")
 

@@ -33,19 +33,10 @@ class DelSettings(SelectingSettings):
 
     d_max: int = setting(18, "longest draft, in tokens", minimum=1, maximum=64)
     omega: float = fraction(0.95, "factor by which a round's counts decay each round (ω)")
-    context_window: int = setting(
-        32, "last tokens of the prompt that the first choice is based on", minimum=1, maximum=1024
-    )
-    keep_prompt: bool = setting(
-        False, "later choices count the prompt's tokens too, as the oldest round (authors' code)"
-    )
-    allow_no_draft: bool = setting(
-        True, "draft nothing in a round whose best draft length is 0 (ours); off, every round drafts"
-    )
-    carry_over: bool = setting(
-        False,
-        "with schedule=paper too, a request starts with the counts of those before it (the paper starts without)",
-    )
+    context_window: int = setting(32, "last prompt tokens that the first choice is based on", minimum=1, maximum=1024)
+    keep_prompt: bool = setting(False, "later choices count the prompt's tokens too (authors' code)")
+    allow_no_draft: bool = setting(True, "draft nothing where the best draft length is 0 (ours)")
+    carry_over: bool = setting(False, "with schedule=paper too, start with the counts of earlier requests")
 
 
 def shadow_tokens(head: ShadowHead, hidden_states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

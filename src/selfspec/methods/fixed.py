@@ -67,9 +67,7 @@ class LowBitSettings(PrecisionSettings):
 
     draft_bits: int = setting(4, "bits of the weights that draft, made from the model's own: 8, 6 or 4", minimum=4)
     draft_length: int = setting(12, "draft tokens of a round, at most", minimum=1, maximum=64)
-    joint_confidence: float = fraction(
-        0.5, "stop drafting when the confidences multiply to less than this; 0 never stops"
-    )
+    joint_confidence: float = fraction(0.5, "stop drafting when the confidences' product is below this; 0 never stops")
 
     def __post_init__(self) -> None:
         super().__post_init__()

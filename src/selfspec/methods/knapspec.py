@@ -48,19 +48,17 @@ class KnapSpecSettings(SelectingSettings):
     """Settings of ``knapspec``."""
 
     interval: int | None = setting(
-        None,
-        "rounds between two selections, at least; none is 64 below 10 billion parameters and 128 from there",
-        minimum=1,
+        None, "rounds between two selections; none is 64, or 128 from 10 billion parameters on", minimum=1
     )
     recent_rounds: int = setting(
         5,
-        "with schedule=paper, rounds that the whole model drafts first, and rounds whose tokens a selection uses",
+        "with schedule=paper, rounds whose tokens a selection uses; the whole model drafts the first ones",
         minimum=1,
         maximum=64,
     )
     recent_tokens: int | None = setting(
         None,
-        "with schedule=ours, output tokens over which the rows of a selection are spread; none is 40",
+        "with schedule=ours, tokens over which the rows of a selection are spread; none is 40",
         minimum=1,
         maximum=128,
     )
@@ -68,12 +66,10 @@ class KnapSpecSettings(SelectingSettings):
         0.5, "prune states whose mean cosine to the target's is lower", minimum=-1.0, maximum=1.0
     )
     max_draft_length: int = setting(10, "longest draft, in the objective too", minimum=1, maximum=64)
-    confidence_threshold: float = fraction(
-        0.7, "stop drafting after a token less confident than this; 0 drafts the selected length"
-    )
+    confidence_threshold: float = fraction(0.7, "stop drafting after a token less confident than this; 0 never stops")
     tpt: str = setting(
         "paper",
-        "time of a step in the objective: paper counts attention and MLP, with_head adds embedding, norm and LM head",
+        "time of a step in the objective: of attention and MLP (paper), or of embedding and head too (with_head)",
         choices=("paper", "with_head"),
     )
 

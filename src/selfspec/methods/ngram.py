@@ -1,6 +1,6 @@
 """Drafts copied from where the last tokens occurred before: ``prompt-lookup`` and ``suffix``."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -48,11 +48,8 @@ class SuffixAutomaton:
     ends elsewhere. So the state of the whole text links to its longest suffix that has occurred before, which is the
     match of SAM decoding (Hu et al. 2024, section 3).
 
-    Attributes:
-        tokens: the text.
-        match_length: length of the longest suffix of the text that has occurred before, 0 if none has.
-        match_end: the position after its last earlier occurrence. For a suffix of more than 64 other repeated suffixes
-            it is the position after any earlier occurrence.
+    ``match_end`` is the position after the match's last earlier occurrence; for one of more than 64 other repeated
+    suffixes it is the position after any earlier occurrence.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -159,18 +156,44 @@ class NgramIndex:
         return Match(0, 0)
 
 
+class _CopyDrafter(Drafter):
+    """Drafts what followed the longest match of the last tokens.
+
+    ``shortest`` is the shortest match to draft from; ``length`` gives the tokens to copy after a match of a length.
+    """
+
+    def __init__(self, text: NgramIndex | SuffixAutomaton, shortest: int, length: Callable[[int], int]) -> None:
+        self._text = text
+        self._shortest = shortest
+        self._length = length
+
+    def plan(self) -> Draft:
+        """Drafts what followed the longest match, if that is long enough."""
+        found = self.continue_after(())
+        return chain_draft(found.token_ids) if found.match_length >= self._shortest else NoDraft()
+
+    def continue_after(self, drafted: Sequence[int]) -> Continuation:
+        """What followed the longest match of the last tokens; nothing without a match."""
+        match = self._text.match_after(drafted)
+        if not match.length:
+            return Continuation()
+        copied = continuation(self._text.tokens, match.end, self._length(match.length), drafted)
+        return Continuation(tuple(copied), match.length)
+
+    def learn(self, feedback: Feedback) -> None:
+        """Adds the new tokens to the text."""
+        self._text.extend(feedback.acceptance.token_ids)
+
+    observe = learn
+
+
 @dataclass(frozen=True)
 class PromptLookupSettings(MethodSettings):
     """Settings of ``prompt-lookup``, in the words of transformers."""
 
-    num_tokens: int = setting(
-        10, "draft tokens of a round (transformers: prompt_lookup_num_tokens)", minimum=1, maximum=256
-    )
+    num_tokens: int = setting(10, "draft tokens of a round", minimum=1, maximum=256)
     max_matching_ngram_size: int = setting(
-        3,
-        "longest n-gram to look up; shorter ones follow if it is not found (Saxena: 3, transformers: 2)",
-        minimum=1,
-        maximum=64,
+        3, "longest n-gram to look up (Saxena: 3, transformers: 2)", minimum=1, maximum=64
     )
     min_matching_ngram_size: int = setting(1, "shortest n-gram to draft from", minimum=1, maximum=64)
 
@@ -200,42 +223,14 @@ class PromptLookup(Method):
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
         index = NgramIndex(self.settings.max_matching_ngram_size, (*prefill.prompt_ids, prefill.first_token))
-        return _PromptLookup(index, self.settings)
-
-
-class _PromptLookup(Drafter):
-    def __init__(self, index: NgramIndex, settings: PromptLookupSettings) -> None:
-        self._index = index
-        self._settings = settings
-
-    def plan(self) -> Draft:
-        """Drafts what followed the longest match, if that is long enough."""
-        found = self.continue_after(())
-        long_enough = found.match_length >= self._settings.min_matching_ngram_size
-        return chain_draft(found.token_ids) if long_enough else NoDraft()
-
-    def continue_after(self, drafted: Sequence[int]) -> Continuation:
-        """What followed the longest match of the last tokens; nothing without a match."""
-        match = self._index.match_after(drafted)
-        if not match.length:
-            return Continuation()
-        copied = continuation(self._index.tokens, match.end, self._settings.num_tokens, drafted)
-        return Continuation(tuple(copied), match.length)
-
-    def learn(self, feedback: Feedback) -> None:
-        """Adds the new tokens to the index."""
-        self._index.extend(feedback.acceptance.token_ids)
-
-    observe = learn
+        return _CopyDrafter(index, self.settings.min_matching_ngram_size, lambda _: self.settings.num_tokens)
 
 
 @dataclass(frozen=True)
 class SuffixSettings(MethodSettings):
     """Settings of ``suffix``."""
 
-    max_spec_factor: float = setting(
-        1.0, "draft tokens per token of the match (SuffixDecoding's alpha)", minimum=0.0, maximum=64.0
-    )
+    max_spec_factor: float = setting(1.0, "draft tokens per token of the match (alpha)", minimum=0.0, maximum=64.0)
     max_draft_length: int = setting(32, "longest draft", minimum=1, maximum=256)
     min_match_length: int = setting(1, "shortest match to draft from, in tokens", minimum=1)
 
@@ -247,8 +242,8 @@ class Suffix(Method):
     The match is that of SAM decoding's dynamic automaton. The draft length is SuffixDecoding's: ``max_spec_factor``
     times the match length, at least 1. The draft is a chain.
 
-    Known differences from the authors' code: SAM decoding also has a static automaton over a corpus, and falls back to
-    a draft model on short matches. SuffixDecoding builds trees weighted by frequency, also over earlier requests.
+    SAM decoding also has a static automaton over a corpus, and falls back to a draft model on short matches.
+    SuffixDecoding builds trees weighted by frequency, also over earlier requests.
     """
 
     name = "suffix"
@@ -260,30 +255,8 @@ class Suffix(Method):
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        return _Suffix(SuffixAutomaton((*prefill.prompt_ids, prefill.first_token)), self.settings)
+        automaton = SuffixAutomaton((*prefill.prompt_ids, prefill.first_token))
+        return _CopyDrafter(automaton, self.settings.min_match_length, self._length)
 
-
-class _Suffix(Drafter):
-    def __init__(self, automaton: SuffixAutomaton, settings: SuffixSettings) -> None:
-        self._automaton = automaton
-        self._settings = settings
-
-    def plan(self) -> Draft:
-        """Drafts what followed the longest suffix that occurred before, if that is long enough."""
-        found = self.continue_after(())
-        return chain_draft(found.token_ids) if found.match_length >= self._settings.min_match_length else NoDraft()
-
-    def continue_after(self, drafted: Sequence[int]) -> Continuation:
-        """What followed the longest suffix that occurred before, up to a length in proportion to the match."""
-        match, settings = self._automaton.match_after(drafted), self._settings
-        if not match.length:
-            return Continuation()
-        count = min(settings.max_draft_length, max(1, int(settings.max_spec_factor * match.length)))
-        copied = continuation(self._automaton.tokens, match.end, count, drafted)
-        return Continuation(tuple(copied), match.length)
-
-    def learn(self, feedback: Feedback) -> None:
-        """Adds the new tokens to the automaton."""
-        self._automaton.extend(feedback.acceptance.token_ids)
-
-    observe = learn
+    def _length(self, match_length: int) -> int:
+        return min(self.settings.max_draft_length, max(1, int(self.settings.max_spec_factor * match_length)))

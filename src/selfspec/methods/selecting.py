@@ -53,7 +53,7 @@ class SelectingSettings(PrecisionSettings):
 
     schedule: str = setting(
         "ours",
-        "when it selects: ours, only where that is expected to save more time than it takes; paper, as published",
+        "when it selects: where that is expected to save time (ours), or as published (paper)",
         choices=("ours", "paper"),
     )
     share_kept_set: bool = setting(True, SHARE_HELP)

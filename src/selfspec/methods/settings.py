@@ -208,9 +208,7 @@ class PrecisionSettings(MethodSettings):
         InvalidSettingError: there are no low-bit weights of this many bits or of such groups.
     """
 
-    draft_bits: int = setting(
-        16, "bits of the weights that draft: 8, 6 or 4, made from the model's own; 16 for these themselves", minimum=4
-    )
+    draft_bits: int = setting(16, "bits of the weights that draft: 8, 6 or 4; 16 for the model's own", minimum=4)
     attention_bits: int | None = setting(None, "draft_bits of attention alone", minimum=4)
     mlp_bits: int | None = setting(None, "draft_bits of the MLPs alone", minimum=4)
     head_bits: int | None = setting(None, "draft_bits of the LM head alone", minimum=4)

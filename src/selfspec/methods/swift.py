@@ -34,29 +34,21 @@ _AUTHORS_GREEDY_WIDTHS = (3, 5, 8, MOST_CANDIDATES)
 class SwiftSettings(SwiftSearchSettings, SelectingSettings):
     """Settings of ``swift``: of its search, of the weights that draft, and of its drafts."""
 
-    context_window: int = setting(
-        32, "output tokens on which candidates are scored; the search starts when there are as many (γ)", minimum=1
-    )
+    context_window: int = setting(32, "output tokens on which candidates are scored (γ)", minimum=1)
     window: str = setting(
         "fixed",
-        "output tokens on which candidates are scored: fixed, the first γ (equation 3), or sliding, the last γ (ours)",
+        "which output tokens these are: the first γ (fixed, equation 3) or the last γ (sliding, ours)",
         choices=("fixed", "sliding"),
     )
     max_draft_length: int = setting(25, "longest draft (N_D)", minimum=1, maximum=64)
-    confidence_threshold: float = fraction(
-        0.8, "stop drafting after a token less confident than this (ε); 0 never stops"
-    )
-    dynamic_verification: bool = setting(
-        True, "verify 10, 5, 3, 1 candidates at positions of confidence up to 0.5, 0.8, 0.95, 1"
-    )
+    confidence_threshold: float = fraction(0.8, "stop drafting after a token less confident than this (ε)")
+    dynamic_verification: bool = setting(True, "verify 1 to 10 candidates at a position, by its confidence")
     tree_widths: str = setting(
         "paper",
-        "numbers of candidates: paper, or authors (their code verifies 10, 8, 5, 3 in greedy decoding)",
+        "numbers of candidates: paper, or authors (of their code, more in greedy decoding)",
         choices=("paper", "authors"),
     )
-    max_siblings: int = setting(
-        32, "most candidates of a draft beside its path; each needs a cache slot (no limit in the paper)", minimum=0
-    )
+    max_siblings: int = setting(32, "most candidates beside a draft's path (no limit in the paper)", minimum=0)
 
 
 def candidate_count(confidence: float) -> int:

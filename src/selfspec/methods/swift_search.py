@@ -37,17 +37,15 @@ class SwiftSearchSettings(MethodSettings):
     )
     max_optimization_steps: int = setting(1000, "longest search, in steps of one forward each (S)", minimum=0)
     bayesian_interval: int = setting(
-        25, "every n-th step takes its candidate from the Gaussian process, the others a random one (β)", minimum=1
+        25, "every n-th candidate comes from the Gaussian process, others are random (β)", minimum=1
     )
     patience: int = setting(300, "steps without a better set that end the search", minimum=1)
     max_matchness: float = fraction(0.95, "matchness above which the search ends")
     min_skip_ratio: float = fraction(0.4, "smallest ratio to which it is lowered while too little is accepted")
     acceptance_tolerance: float = fraction(0.7, "acceptance rate below which the ratio is lowered; 0 never lowers it")
-    adjustment_interval: int = setting(
-        100, "rounds of the search between two such checks (the paper names none)", minimum=1
-    )
+    adjustment_interval: int = setting(100, "rounds between two such checks (the paper names none)", minimum=1)
     recheck_interval: int = setting(
-        0, "rounds between checks of the set once the search has ended; 0 never checks it, as in the paper", minimum=0
+        0, "rounds between checks of the set after the search; 0 never checks (the paper)", minimum=0
     )
     reopen_below: float = fraction(0.8, "matchness in such a check below which the search starts again")
     seed: int = setting(0, "fixes the sets that the search tries", minimum=0)
