@@ -286,7 +286,10 @@ def find_candidates(
     own = None if exact else references[-1]
     acceptance = acceptance_rates(target, table.states, reference=own, precision=precision)
     return Candidates(
-        kept=tuple(_keeping(left_out, target.sublayer_count) for left_out in skipped.tolist()),
+        kept=tuple(
+            KeptSet.skipping((index for index, skip in enumerate(left_out, start=2) if skip), target.sublayer_count)
+            for left_out in skipped.tolist()
+        ),
         similarities=table.similarities[found].double(),
         acceptance=acceptance.cpu().double(),
     )
@@ -313,11 +316,6 @@ def acceptance_rates(
     choices = torch.cat([model.logits(part).argmax(-1) for part in parts]).view(states.shape[:2])
     own = choices[0] if reference is None else target.logits(reference).argmax(-1)
     return (choices == own).float().mean(-1)
-
-
-def _keeping(left_out: Sequence[bool], total: int) -> KeptSet:
-    """The kept set of a candidate, whose decisions start at sublayer 2."""
-    return KeptSet.skipping((index for index, skip in enumerate(left_out, start=2) if skip), total)
 
 
 def _weight_bytes(target: Target) -> int:

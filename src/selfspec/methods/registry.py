@@ -55,7 +55,8 @@ def import_method(reference: str) -> type[Method]:
         with _current_folder_on_path():
             module = importlib.import_module(module_name)
     except Exception as error:  # a module may raise anything
-        if isinstance(error, ModuleNotFoundError) and error.name and _is_part(error.name, module_name):
+        # The module itself was not found, or a package that it should be in, and not one that it imports.
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
             raise MethodLoadError(
                 f"there is no module '{error.name}' for the method '{reference}'; install its package, or run from "
                 "the folder that it is in"
@@ -81,11 +82,6 @@ def check_method_class(value: object, described: str) -> type[Method]:
     if not isinstance(value.Settings, type) or not issubclass(value.Settings, MethodSettings):
         raise MethodLoadError(f"Settings of the method {described} must be a subclass of MethodSettings")
     return value
-
-
-def _is_part(missing: str, module_name: str) -> bool:
-    """Whether a module that was not found is the one asked for, or a package that it should be in."""
-    return module_name == missing or module_name.startswith(f"{missing}.")
 
 
 @contextlib.contextmanager

@@ -157,7 +157,8 @@ def play(tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: 
             drafter.learn(feedback)
             written[index] += len(feedback.acceptance.token_ids)
         plain = sum(written) * VERIFY(len(drafters)) / len(drafters)
-        counted = plain - sum(drafter._allowance.saved for drafter in drafters)
+        saved = [drafter._allowance._plain - drafter._allowance._spent for drafter in drafters]
+        counted = plain - sum(saved)
         parts = [draft.name for draft in drafts if draft.name is not None]
         yield Moment(sum(written), clock.now, counted, parts)
 

@@ -42,11 +42,6 @@ class Allowance:
         self._plain += tokens * step
         self._spent += seconds
 
-    @property
-    def saved(self) -> float:
-        """Seconds saved so far against plain decoding; negative where some were lost."""
-        return self._plain - self._spent
-
 
 class RoundOverhead:
     """Seconds of a round outside forwards, fitted linearly to its rows: processed scores, noise, acceptance.

@@ -14,7 +14,8 @@ import torch
 from selfspec.errors import NoCopiesWarning, OutOfMemoryError, UnsupportedModelError
 from selfspec.memory import available_bytes
 from selfspec.methods.auto.plans import best_layers
-from selfspec.methods.skipping import default_skip_ratio, evenly_skipped
+from selfspec.methods.settings import MethodSettings, fraction, setting
+from selfspec.methods.skipping import evenly_skipped, sublayer_ratio
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.rows import RowCosts, measure_row_costs, measure_together
 from selfspec.runtimes.costs.store import kept_path, read_kept, write_kept
@@ -115,8 +116,7 @@ def candidates(target: Target, *, group: int) -> Iterator[Assignment]:
     """
     total = target.sublayer_count
     full = KeptSet.full(total)
-    free = 2 * max(0, target.layer_count - 2)
-    skipped = evenly_skipped(target.layer_count, default_skip_ratio(target, free))
+    skipped = evenly_skipped(target.layer_count, sublayer_ratio(target, None))
     exits = sorted({max(1, target.layer_count // part) for part in (4, 3, 2)} - {target.layer_count})
     parts = [KeptSet.early_exit(layers, total) for layers in exits]
     parts += [KeptSet.skipping(skipped, total)] if skipped else []
@@ -236,70 +236,88 @@ class Preparation:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What a preparation may try."""
+class AutoSettings(MethodSettings):
+    """Settings of ``auto``. Nothing has to be set."""
 
-    group: int = 32  # inputs of a weight row that share a scale
-    most_bytes: float | None = None  # of low-bit weights; ``None`` is half of the memory that is available
-    most_seconds: float = 10.0  # begin no further trial after this time
+    delta: float = fraction(0.02, "share of plain decoding's time that a request may lose by trying drafts")
+    memory_limit: float | None = setting(
+        None, "most GiB of low-bit weights; none is half of the memory that is available, 0 makes none", minimum=0.0
+    )
+    trial_seconds: float = setting(
+        10.0, "time for trying drafts at a model's first use on a machine; the result is kept", minimum=0.0
+    )
+    group: int = setting(32, "inputs of a weight row that share a scale: 32, 64 or 128", minimum=32, maximum=128)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Precision(group=self.group)  # refuses groups that are not supported
 
 
-def prepare(target: Target, terms: Terms, progress: Callable[[str], None] = lambda _: None) -> Preparation:
+def prepare(target: Target, settings: AutoSettings, progress: Callable[[str], None] = lambda _: None) -> Preparation:
     """Measures costs and chooses the layer draft; uses the kept result if there is one.
 
     ``progress`` is called with a line of text before each part that may take long. Where there is no memory for
-    low-bit weights, ``NoCopiesWarning`` says so, unless ``terms`` ask for none.
+    low-bit weights, ``NoCopiesWarning`` says so, unless the settings ask for none.
     """
-    kept = _read(target, terms)
+    kept = _read(target, settings)
     if kept is None:
-        kept = _find_out(target, terms, progress)
-        write_kept(kept_path(target, _FOLDER), target, {"format": _FORMAT, "terms": asdict(terms), **asdict(kept)})
+        kept = _find_out(target, settings, progress)
+        write_kept(kept_path(target, _FOLDER), target, {"format": _FORMAT, "terms": _terms(settings), **asdict(kept)})
     kept = _with_copies(target, kept, progress)
-    if kept.lacking_bytes and terms.most_bytes != 0:
-        warnings.warn(_complaint(kept.lacking_bytes, terms.most_bytes), NoCopiesWarning, stacklevel=2)
+    if kept.lacking_bytes and settings.memory_limit != 0:
+        warnings.warn(_complaint(kept.lacking_bytes, settings.memory_limit), NoCopiesWarning, stacklevel=2)
     return kept
 
 
-def _complaint(needed: int, most_bytes: float | None) -> str:
-    limit = "the memory that is available allows" if most_bytes is None else "memory_limit allows"
+def _complaint(needed: int, memory_limit: float | None) -> str:
+    limit = "the memory that is available allows" if memory_limit is None else "memory_limit allows"
     return (
         f"auto drafts without low-bit copies of the weights: they take {needed / 2**20:.0f} MiB, more than {limit}; "
         "raise memory_limit or free memory, or set memory_limit=0 to do without them"
     )
 
 
-def _find_out(target: Target, terms: Terms, progress: Callable[[str], None]) -> Preparation:
+def _find_out(target: Target, settings: AutoSettings, progress: Callable[[str], None]) -> Preparation:
     progress("forwards of several rows")
     verify = measure_row_costs(target, range(target.sublayer_count))
-    limit = _limit(terms)
-    length = max(16, min(_TEXT, int(_SHARE_FOR_TEXT * terms.most_seconds / verify(1)), target.context_limit))
+    limit = _limit(settings)
+    length = max(16, min(_TEXT, int(_SHARE_FOR_TEXT * settings.trial_seconds / verify(1)), target.context_limit))
     progress("drafts on a text of the model's own")
     trials = try_assignments(
         target,
-        candidates(target, group=terms.group),
+        candidates(target, group=settings.group),
         write_text(target, min(length, target.context_limit)),
         verify,
-        most_seconds=terms.most_seconds,
+        most_seconds=settings.trial_seconds,
         fits=lambda assignment: target.low_bit_bytes(assignment.precision) <= limit,
     )
     best = choose(trials)
     chosen = best if best is not None and best.tokens_per_second > 1 / verify(1) else None
     target.release_copies(None if chosen is None else chosen.assignment.precision)
-    return Preparation(verify, chosen, _lacking(target, terms, limit))
+    return Preparation(verify, chosen, _lacking(target, settings.group, limit))
 
 
-def _limit(terms: Terms) -> float:
+def _most_bytes(settings: AutoSettings) -> float | None:
+    return None if settings.memory_limit is None else settings.memory_limit * 2**30
+
+
+def _terms(settings: AutoSettings) -> dict[str, Any]:
+    """The settings that a kept result depends on."""
+    return {"group": settings.group, "most_bytes": _most_bytes(settings), "most_seconds": settings.trial_seconds}
+
+
+def _limit(settings: AutoSettings) -> float:
     """Most bytes of low-bit weights."""
-    available = available_bytes()
-    most = math.inf if terms.most_bytes is None else terms.most_bytes
-    share = _FREE_SHARE if terms.most_bytes is None else 1.0
+    available, most_bytes = available_bytes(), _most_bytes(settings)
+    most = math.inf if most_bytes is None else most_bytes
+    share = _FREE_SHARE if most_bytes is None else 1.0
     return most if available is None else min(most, share * available)
 
 
-def _lacking(target: Target, terms: Terms, limit: float) -> int:
+def _lacking(target: Target, group: int, limit: float) -> int:
     """Bytes of the smallest low-bit weights that candidates draft with, if they exceed the limit, else 0."""
     needed = []
-    for assignment in candidates(target, group=terms.group):
+    for assignment in candidates(target, group=group):
         with contextlib.suppress(UnsupportedModelError):
             needed.append(target.low_bit_bytes(assignment.precision))
     smallest = min(filter(None, needed), default=0)
@@ -321,9 +339,9 @@ def _with_copies(target: Target, preparation: Preparation, progress: Callable[[s
     return preparation
 
 
-def _read(target: Target, terms: Terms) -> Preparation | None:
+def _read(target: Target, settings: AutoSettings) -> Preparation | None:
     kept = read_kept(kept_path(target, _FOLDER), target)
-    if kept is None or (kept.get("format"), kept.get("terms")) != (_FORMAT, asdict(terms)):
+    if kept is None or (kept.get("format"), kept.get("terms")) != (_FORMAT, _terms(settings)):
         return None
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         return Preparation.from_dict(kept)
