@@ -214,7 +214,6 @@ class _ClaspDrafter(SelectingDrafter):
         return self.rounds + 1 >= self.method.settings.update_interval and self.pays()
 
     def keep(self, feedback: Feedback) -> None:
-        """Keeps the states of the last token."""
         if feedback.hidden_states:
             self._states = self._at(feedback.hidden_states, feedback.acceptance.rows[-1])
 

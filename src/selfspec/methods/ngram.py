@@ -168,7 +168,6 @@ class _CopyDrafter(Drafter):
         self._length = length
 
     def plan(self) -> Draft:
-        """Drafts what followed the longest match, if that is long enough."""
         found = self.continue_after(())
         return chain_draft(found.token_ids) if found.match_length >= self._shortest else NoDraft()
 
@@ -181,7 +180,6 @@ class _CopyDrafter(Drafter):
         return Continuation(tuple(copied), match.length)
 
     def learn(self, feedback: Feedback) -> None:
-        """Adds the new tokens to the text."""
         self._text.extend(feedback.acceptance.token_ids)
 
     observe = learn

@@ -196,7 +196,6 @@ class _SwiftDrafter(SelectingDrafter):
 
     @property
     def gain(self) -> float | None:
-        """Share of the time that the next step of the search is expected to save."""
         return self.method.gain()
 
     @property
@@ -205,7 +204,6 @@ class _SwiftDrafter(SelectingDrafter):
         return self.method.last_choice.record
 
     def draft(self) -> Draft:
-        """Drafts with the best set so far."""
         return self.method.draft(self.method.search.kept, self.probe.samples)
 
     def select(self) -> None:
@@ -232,5 +230,4 @@ class _SwiftDrafter(SelectingDrafter):
         return matchness_if_above(self.probe, kept, window, best, end, precision)
 
     def keep(self, feedback: Feedback) -> None:
-        """Counts what was accepted, for the search's skip ratio."""
         self.method.search.note_round(feedback.drafted, feedback.accepted)
