@@ -14,7 +14,7 @@ from selfspec import Engine
 from selfspec.errors import InvalidPromptError, MissingPackageError
 from selfspec.methods import layer_search
 from selfspec.methods.draft_verify import SelfSpec
-from selfspec.methods.uniform import evenly_skipped
+from selfspec.methods.skipping import evenly_skipped
 from selfspec.model.kept import KeptSet
 from selfspec_lab import tuning
 from selfspec_lab.tuning import Trial, check_request, read_prompts, tune

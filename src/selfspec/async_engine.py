@@ -28,7 +28,7 @@ from selfspec.errors import (
     first_line,
 )
 from selfspec.memory import free_bytes
-from selfspec.methods.pool import MethodPool
+from selfspec.methods.registry import MethodPool
 from selfspec.options import QueueKeywords, changed
 from selfspec.prompts import Prompt
 from selfspec.request_stream import RequestStream

@@ -13,7 +13,7 @@ from selfspec.cli import plugins
 from selfspec.cli.app import app
 from selfspec.errors import ModelLoadError
 from selfspec.loading import bundled_models, catalog, resolve_name
-from selfspec.methods import outside
+from selfspec.methods import registry
 from selfspec.methods.registry import LAB_METHODS
 
 MODULE = '''
@@ -32,7 +32,7 @@ CHECKPOINT = "somewhere"
 
 def install(monkeypatch: pytest.MonkeyPatch, **groups: dict[str, str]) -> None:
     """Makes these the only entry points of the three groups."""
-    for module, group in ((plugins, "commands"), (catalog, "models"), (outside, "methods")):
+    for module, group in ((plugins, "commands"), (catalog, "models"), (registry, "methods")):
         found = EntryPoints(EntryPoint(name, value, group) for name, value in groups.get(group, {}).items())
         monkeypatch.setattr(module, "entry_points", lambda *, group, found=found: found)
 

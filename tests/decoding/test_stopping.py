@@ -18,7 +18,7 @@ from selfspec.decoding.stopping import ConfidenceThreshold, DraftVerifyThreshold
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError
 from selfspec.methods import make_method
-from selfspec.methods.uniform import evenly_skipped
+from selfspec.methods.skipping import evenly_skipped
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance

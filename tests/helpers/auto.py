@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 
-from selfspec.methods.auto.assignments import Assignment, Trial
-from selfspec.methods.auto.preparation import Preparation, Terms
+from selfspec.methods.auto.preparation import Assignment, AutoSettings, Preparation, Trial
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.target import Target
 
 
-def eager_preparation(target: Target, terms: Terms, progress: Callable[[str], None] = lambda _: None) -> Preparation:
+def eager_preparation(
+    target: Target, settings: AutoSettings, progress: Callable[[str], None] = lambda _: None
+) -> Preparation:
     """Rows cost nothing and layers next to nothing, so that every round drafts."""
     verify = RowCosts((1, 64), (1.0, 1.001))
     if target.layer_count < 2:

@@ -15,7 +15,7 @@ from transformers import LogitsProcessorList
 from helpers.scripted import Script, Scripted
 from selfspec.decoding.chunks import Chunks
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.events import Advanced
+from selfspec.decoding.events import Advanced, Failed
 from selfspec.decoding.output import Output
 from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
@@ -23,6 +23,7 @@ from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import StackOutput
 from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Rule, Speculative, seeded_generator
@@ -46,7 +47,7 @@ class TableTarget:
     device, dtype, hidden_size = torch.device("cpu"), torch.float32, VOCAB
     sublayer_count, independent_rows = SUBLAYERS, 0
     version, slot_bytes, keys_depend_on_position_alone = 1, 8, True
-    native = None
+    native, sublayers = None, (None,) * SUBLAYERS
 
     def new_sequence(self, prompt_length: int, capacity: int, last_length: int) -> SequenceState:
         return SequenceState(KeyValueCache(1, 1, capacity, 1, dtype=torch.float32, device=self.device))
@@ -56,6 +57,8 @@ class TableTarget:
 
     def at(self, precision: None) -> "TableTarget":
         return self
+
+    path, draft, verify = Runner.path, Runner.draft, Runner.verify
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot(token_ids, VOCAB).float()
@@ -109,5 +112,8 @@ def write(script: Script, rule: Rule, length: int) -> tuple[list[int], list[Any]
     scheduler.add(Request([0], length, rule=rule, processor=processor, output=output, method=method))
     rounds = []
     while scheduler.busy:
-        rounds += [event.round for event in scheduler.step() if isinstance(event, Advanced)]
+        for event in scheduler.step():
+            if isinstance(event, Failed):
+                raise event.error
+            rounds += [event.round] if isinstance(event, Advanced) else []
     return output.token_ids, rounds

@@ -7,7 +7,7 @@ import pytest
 from helpers.models import LAYERS, build, plain_text, prompt
 from selfspec.engine import Engine
 from selfspec.methods import make_method
-from selfspec.methods.budget import default_skip_ratio, skip_ratio_of_size
+from selfspec.methods.skipping import default_skip_ratio, skip_ratio_of_size
 from selfspec.runtimes.target import Target
 
 

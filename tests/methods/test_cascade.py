@@ -216,7 +216,7 @@ def test_a_result_names_the_cascade_and_all_settings() -> None:
 def test_one_class_for_one_cascade() -> None:
     assert find_method("cascade(suffix, low-bit)") is find_method("cascade(suffix,low-bit)")
     assert find_method("cascade(suffix, low-bit)") is not find_method("cascade(low-bit, suffix)")
-    outside = find_method("cascade(selfspec.methods.suffix:Suffix, low-bit)")
+    outside = find_method("cascade(selfspec.methods.ngram:Suffix, low-bit)")
     assert outside is find_method("cascade(suffix, low-bit)")
 
 

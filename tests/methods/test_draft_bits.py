@@ -13,8 +13,8 @@ from selfspec.decoding.drafter import Needs
 from selfspec.decoding.reading import read_text
 from selfspec.errors import InvalidSettingError, UnsupportedModelError
 from selfspec.methods import METHODS
-from selfspec.methods.knapspec_candidates import find_candidates
-from selfspec.methods.precision_settings import PrecisionSettings
+from selfspec.methods.knapsack import find_candidates
+from selfspec.methods.settings import PrecisionSettings
 from selfspec.methods.swift import matchness
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.precision import MixedPrecision, Precision, read_precision

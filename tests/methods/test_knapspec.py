@@ -28,13 +28,14 @@ from selfspec.methods.knapsack import (
     Calibration,
     Candidates,
     Table,
+    acceptance_rates,
     backtrack,
     best_candidate,
     fill_table,
+    find_candidates,
     integer_weights,
 )
 from selfspec.methods.knapspec import KnapSpec, KnapSpecDrafter, KnapSpecSettings
-from selfspec.methods.knapspec_candidates import acceptance_rates, find_candidates
 from selfspec.methods.payoff import NEW, Payoff
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
@@ -624,7 +625,7 @@ def test_confidence_or_the_selected_length_ends_drafts() -> None:
 def test_nothing_is_drafted_where_nothing_can_be_gained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head costs so much that no draft step pays; the paper's formula does not know."""
     costly = profile(outside=1.0)
-    rates = "selfspec.methods.knapspec_candidates.acceptance_rates"
+    rates = "selfspec.methods.knapsack.acceptance_rates"
     monkeypatch.setattr(rates, lambda _, states, **__: torch.tensor([1.0] + [0.9] * (len(states) - 1)))
     assert write(observed(latencies=costly, recent_tokens=8), "llama").accepted > 0
     method = observed(latencies=costly, tpt="with_head", interval=6, recent_tokens=8)

@@ -10,8 +10,8 @@ from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, StateError
 from selfspec.methods import make_method
 from selfspec.methods.draft_verify import Profile, SelfSpec
+from selfspec.methods.skipping import evenly_skipped
 from selfspec.methods.state import LearnedState
-from selfspec.methods.uniform import evenly_skipped
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 

@@ -15,7 +15,7 @@ from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.methods.base import Method
 from selfspec.methods.dynamic_exit import Del, DelDrafter, DelSettings
 from selfspec.methods.registry import find_method
-from selfspec.methods.sharing import medoid, share_kept_set
+from selfspec.methods.selecting import medoid, share_kept_set
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.target import Target

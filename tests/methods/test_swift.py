@@ -29,10 +29,10 @@ from selfspec.methods.layer_search import (
     skipped_by,
     suggest_point,
 )
+from selfspec.methods.skipping import evenly_skipped
 from selfspec.methods.state import LearnedState
 from selfspec.methods.swift import Swift, authors_greedy_count, candidate_count
 from selfspec.methods.swift_search import SwiftSearch, SwiftSearchSettings
-from selfspec.methods.uniform import evenly_skipped
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 

@@ -19,10 +19,8 @@ from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, StateError
 from selfspec.methods import make_method
 from selfspec.methods.base import Method
-from selfspec.methods.copying import continuation
-from selfspec.methods.prompt_lookup import NgramIndex
+from selfspec.methods.ngram import NgramIndex, SuffixAutomaton, continuation
 from selfspec.methods.state import LearnedState
-from selfspec.methods.suffix_automaton import SuffixAutomaton
 from selfspec.methods.token_recycling import Candidates, TokenRecycling, best_template, hit_rate
 from selfspec.runtimes.target import Target
 

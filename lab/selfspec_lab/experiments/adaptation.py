@@ -8,15 +8,8 @@ import numpy as np
 
 from selfspec import Engine
 from selfspec.methods import make_method
-from selfspec.methods.layer_search import (
-    Observations,
-    free_sublayers,
-    generator_of,
-    point_of,
-    skipped_by,
-    starting_set,
-    suggest_point,
-)
+from selfspec.methods.layer_search import Observations, generator_of, point_of, skipped_by, suggest_point
+from selfspec.methods.skipping import free_sublayers, starting_set
 from selfspec.methods.swift import Swift
 from selfspec_lab.experiments.base import Check, Data, Experiment, register
 from selfspec_lab.experiments.lab import Lab, bootstrap_interval

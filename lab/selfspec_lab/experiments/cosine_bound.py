@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from selfspec.methods.api import KeptSet
-from selfspec.methods.uniform import evenly_skipped
+from selfspec.methods.skipping import evenly_skipped
 from selfspec_lab.experiments.base import Check, Data, Experiment, register
 from selfspec_lab.experiments.cosine_bound_checks import lemma_holds, nearer_sets_accepted, rises_with_cosine
 from selfspec_lab.experiments.cosine_bound_picture import draw_bins, draw_sets

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from selfspec.methods.api import Drafter, FixedDrafter, KeptSet, LayerDraft, Method, Needs, Prefill
-from selfspec.methods.knapsack import integer_weights
+from selfspec.methods.knapsack import find_candidates, integer_weights
 from selfspec.methods.knapspec import KnapSpec
-from selfspec.methods.knapspec_candidates import find_candidates
-from selfspec.methods.uniform import evenly_skipped
+from selfspec.methods.skipping import evenly_skipped
 from selfspec_lab.experiments.knapspec_scene import read
 from selfspec_lab.experiments.prefilled import prefill_text
 from selfspec_lab.measuring import Target

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from selfspec import Engine
 from selfspec.methods import make_method
-from selfspec.methods.layer_search import starting_set
+from selfspec.methods.skipping import starting_set
 from selfspec.methods.swift import Swift
 from selfspec.types import Generation
 from selfspec_lab.experiments.base import Check, Data, Experiment, register

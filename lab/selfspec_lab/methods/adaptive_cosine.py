@@ -21,8 +21,8 @@ from selfspec.methods.api import (
     Target,
     setting,
 )
-from selfspec.methods.budget import RATIO_HELP, default_skip_ratio
-from selfspec.methods.sharing import SHARE_HELP, share_kept_set
+from selfspec.methods.selecting import SHARE_HELP, share_kept_set
+from selfspec.methods.skipping import RATIO_HELP, default_skip_ratio
 
 _MOST_PROMPT_ROWS = 64
 
@@ -77,7 +77,7 @@ class AdaptiveCosine(Method):
     With ``draft_bits`` sublayers are still compared by the target's states, which take no forward; how much a sublayer
     changes the stream hardly depends on its precision.
 
-    In a batch the drafts share one kept set, as ``selfspec.methods.sharing`` says, unless ``share_kept_set`` is off.
+    In a batch the drafts share one kept set, as ``selfspec.methods.selecting`` says, unless ``share_kept_set`` is off.
     """
 
     name = "adaptive-cosine"

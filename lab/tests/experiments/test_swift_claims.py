@@ -11,8 +11,8 @@ from helpers.matchness import matchness_from_scratch
 from helpers.models import LAYERS, SUBLAYERS, build, plain_text, prompt
 from selfspec.engine import Engine
 from selfspec.methods import make_method
+from selfspec.methods.skipping import evenly_skipped
 from selfspec.methods.swift import Swift
-from selfspec.methods.uniform import evenly_skipped
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 from selfspec_lab.experiments import adaptation, sets, swift_ablation, swift_matchness

@@ -23,9 +23,8 @@ from selfspec.decoding.drafter import Continuation, Drafter, Feedback, FixedDraf
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.methods.base import Method
-from selfspec.methods.precision_settings import PrecisionSettings
 from selfspec.methods.registry import register
-from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.settings import MethodSettings, PrecisionSettings, setting
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 from selfspec.decoding.draft import Draft, with_precision
 from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
-from selfspec.methods.precision_settings import PrecisionSettings
-from selfspec.methods.settings import MethodSettings
+from selfspec.methods.settings import MethodSettings, PrecisionSettings
 from selfspec.methods.state import LearnedState
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
@@ -29,8 +28,7 @@ class Method(ABC):
         summary: one line for ``selfspec methods``.
         source: where the method is published.
         Settings: a frozen dataclass of ``setting`` fields; the default has none.
-        settings_before_others: defaults of settings that differ in a cascade, where another method drafts what this one
-            leaves.
+        settings_before_others: defaults of settings that differ before another method of a cascade.
         learns: whether it carries anything from one request to the next, which ``state`` then returns.
         target: the model.
         settings: the values of its settings.
@@ -74,31 +72,16 @@ class Method(ABC):
         """
 
     def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
-        """What drafts the next round of several requests of this method, which run as a batch.
-
-        Args:
-            drafters: one for each request, from ``begin``.
-
-        Returns:
-            Their drafts, in the same order, at this method's precision.
-        """
+        """What drafts the next round of several requests of this method, which run as a batch; in their order."""
         drafts = self.arrange(drafters, [drafter.plan() for drafter in drafters])
         return [with_precision(draft, self.draft_precision) for draft in drafts]
 
     def arrange(self, drafters: Sequence[Drafter], drafts: Sequence[Draft]) -> list[Draft]:
-        """Adapts the drafts of a batch to each other; see ``selfspec.methods.sharing``. By default they stay.
-
-        Args:
-            drafters: one for each request.
-            drafts: what they plan, in the same order.
-
-        Returns:
-            The drafts, in the same order.
-        """
+        """Adapts the drafts that the drafters of a batch plan to each other. By default they stay."""
         return list(drafts)
 
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Does before the first request what would otherwise slow it down: makes the copies that draft.
+        """Does before the first request what would otherwise slow it down: makes the low-bit weights that draft.
 
         A method that has more to do, such as measuring latencies, does that too.
 
@@ -106,7 +89,7 @@ class Method(ABC):
             progress: is called with a line of text before each part that may take long.
 
         Raises:
-            OutOfMemoryError: the copies do not fit into the memory that is available.
+            OutOfMemoryError: they do not fit into the memory that is available.
         """
         if self.draft_precision is not None:
             progress(f"copies of {self.target.low_bit_bytes(self.draft_precision) / 2**20:.0f} MiB")

@@ -62,14 +62,7 @@ class Cascade(Method):
 
     @classmethod
     def of(cls, parts: Sequence[type[Method]]) -> "type[Cascade]":
-        """The cascade of some methods, a class of its own.
-
-        Args:
-            parts: two or three different methods, none of them a cascade, in the order in which they are asked.
-
-        Raises:
-            UnknownMethodError: they do not make a cascade.
-        """
+        """The cascade of two or three different methods, in the order in which they are asked: a class of its own."""
         names = [part.name for part in parts]
         if any(issubclass(part, Cascade) for part in parts):
             raise UnknownMethodError("a part of a cascade cannot be a cascade; write all parts side by side")
@@ -108,11 +101,7 @@ class Cascade(Method):
             method.prepare(progress)
 
     def state(self) -> LearnedState:
-        """What its parts have learned, under their names.
-
-        Raises:
-            StateError: no part has anything to save.
-        """
+        """What its parts have learned, under their names."""
         states = {method.name: state for method in self.methods if (state := _state_of(method)) is not None}
         if not states:
             return super().state()
@@ -166,15 +155,7 @@ def _part_of(state: LearnedState, name: str) -> LearnedState:
 
 
 class CascadeDrafter(Drafter):
-    """One request.
-
-    Args:
-        method: the cascade.
-        parts: the drafters of its parts, in their order.
-
-    Attributes:
-        parts: see above.
-    """
+    """One request, with the drafters of the cascade's parts, in their order."""
 
     def __init__(self, method: Cascade, parts: Sequence[Drafter]) -> None:
         self.parts = tuple(parts)
@@ -192,15 +173,7 @@ class CascadeDrafter(Drafter):
         return isinstance(draft, NoDraft) and not part.watched and level + 1 < len(self.parts)
 
     def take(self, level: int, draft: Draft) -> Draft:
-        """Takes the draft of a part for the coming round.
-
-        Args:
-            level: index of the part.
-            draft: what it planned.
-
-        Returns:
-            The draft, with guesses where layers draft and earlier parts find tokens.
-        """
+        """The draft of a part for the coming round, with guesses where layers draft and earlier parts find tokens."""
         self._level, self._planned = level, draft
         if level and self._method.settings.nested and isinstance(draft, LayerDraft):
             draft = replace(draft, guess=self._guess)

@@ -11,11 +11,11 @@ from selfspec.decoding.draft import LayerDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError, StateError
-from selfspec.methods.budget import RATIO_HELP, default_skip_ratio
 from selfspec.methods.payoff import Record, draft_cost
 from selfspec.methods.registry import register
 from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings
-from selfspec.methods.settings import setting
+from selfspec.methods.settings import fraction, setting
+from selfspec.methods.skipping import RATIO_HELP, default_skip_ratio
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
@@ -31,15 +31,11 @@ class ClaspSettings(SelectingSettings):
     skipped_layers: int | None = setting(
         None, "layers that drafts skip (M; 44 of 80 in the paper); none takes skip_ratio", minimum=1
     )
-    skip_ratio: float | None = setting(
-        None, f"the same as a share of all layers (0.5 to 0.6 in the paper); {RATIO_HELP}", minimum=0.0, maximum=1.0
+    skip_ratio: float | None = fraction(
+        None, f"share of all layers that drafts skip (0.5 to 0.6 in the paper); {RATIO_HELP}"
     )
-    update_interval: int = setting(
-        32, "rounds between two choices of layers, at least (the paper names none; it got slower above 128)", minimum=1
-    )
-    draft_exit_threshold: float = setting(
-        0.7, "stop drafting after a token less confident than this; 0 never stops", minimum=0.0, maximum=1.0
-    )
+    update_interval: int = setting(32, "rounds between two choices of layers (the paper names none)", minimum=1)
+    draft_exit_threshold: float = fraction(0.7, "stop drafting after a token less confident than this; 0 never stops")
     draft_length: int = setting(12, "most draft tokens of a round (K; the paper names none)", minimum=1, maximum=64)
     fixed_first_layers: int = setting(0, "layers at the start that are never skipped (10 in figure 3b)", minimum=0)
     fixed_last_layers: int = setting(0, "layers at the end that are never skipped (10 in figure 3b)", minimum=0)
@@ -52,19 +48,16 @@ class ClaspSettings(SelectingSettings):
 
 @dataclass(frozen=True)
 class Row:
-    """Row ``i`` of Algorithm 1, for the numbers ``j`` of skipped layers from which ``M`` can still be reached.
-
-    Attributes:
-        lowest: ``j`` of the first state.
-        states: ``[n, hidden]``, ``g(i, lowest) … g(i, lowest + n - 1)``.
-        first_choice: the smallest ``j`` that can be reached both by running and by skipping layer ``i - 1``.
-        runs: bool ``[c]``, for ``first_choice`` and the ``j`` after it: whether running was the better of the two.
-    """
+    """Row ``i`` of Algorithm 1, for the numbers ``j`` of skipped layers from which ``M`` can still be reached."""
 
     lowest: int
+    """``j`` of the first state."""
     states: torch.Tensor
+    """``[n, hidden]``, ``g(i, lowest) … g(i, lowest + n - 1)``."""
     first_choice: int
+    """The smallest ``j`` that can be reached both by running and by skipping layer ``i - 1``."""
     runs: torch.Tensor
+    """Bool ``[c]``, for ``first_choice`` and the ``j`` after it: whether running was the better of the two."""
 
 
 def program(target_states: torch.Tensor, layers: range, skips: int, run: Run) -> list[Row]:
@@ -75,14 +68,8 @@ def program(target_states: torch.Tensor, layers: range, skips: int, run: Run) ->
     computes every ``j`` up to ``M``. Here those from which ``M`` cannot be reached any more are left out, which
     changes no choice.
 
-    Args:
-        target_states: ``[n + 1, hidden]``, the target's residual stream before each of the layers and after the last.
-        layers: the ``n`` layers to choose from, without a gap.
-        skips: ``M``, 1 to ``n``.
-        run: runs a sublayer on several states of the token.
-
-    Returns:
-        Rows 1 to ``n``.
+    ``target_states``, ``[n + 1, hidden]``, is the target's residual stream before each of the ``n`` layers, which have
+    no gap, and after the last. ``skips`` is ``M``, 1 to ``n``. Returns rows 1 to ``n``.
     """
     rows: list[Row] = []
     lowest, states = 0, target_states[:1]
@@ -130,17 +117,9 @@ class Clasp(SelectingMethod):
     """Skips whole layers, chosen again every ``update_interval`` rounds for the current context.
 
     A choice uses the hidden states of the last accepted token, which the last verification computed; before the first
-    round those of the prompt's last token. A choice costs about one verification. Memory above plain decoding: one
-    token's hidden states and, during a choice, one state for each candidate ``j``. With ``schedule=ours`` a choice is
-    made at least ``update_interval`` rounds after the last one.
-
-    The default ``update_interval`` is measured on SmolLM2-135M (six chat messages, 128 output tokens each), with 0.2 of
-    the layers skipped: intervals 8, 16, 32, 64 and 128 accept 0.72, 0.73, 0.72, 0.71 and 0.71 of the draft tokens,
-    commit 2.63, 2.57, 2.47, 2.43 and 2.43 tokens a round, and spend 6.0, 3.7, 2.0, 1.0 and 1.2 % of the time on
-    choices. ``skip_ratio`` goes by the model's size (``selfspec.methods.budget``).
-
-    With ``draft_bits`` the program runs layers at the precision at which they draft. The states that skip nothing come
-    from the verification, so they remain the target's.
+    round those of the prompt's last token. It costs about one verification. With ``schedule=ours`` a choice is made at
+    least ``update_interval`` rounds after the last one. With ``draft_bits`` the program runs layers at the precision at
+    which they draft; the states that skip nothing come from the verification, so they remain the target's.
     """
 
     name = "clasp"
@@ -235,7 +214,6 @@ class _ClaspDrafter(SelectingDrafter):
         return self.rounds + 1 >= self.method.settings.update_interval and self.pays()
 
     def keep(self, feedback: Feedback) -> None:
-        """Keeps the states of the last token."""
         if feedback.hidden_states:
             self._states = self._at(feedback.hidden_states, feedback.acceptance.rows[-1])
 

@@ -10,11 +10,9 @@ from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.decoding.stopping import DraftVerifyThreshold
 from selfspec.errors import StateError
 from selfspec.methods.base import Method
-from selfspec.methods.budget import RATIO_HELP, default_skip_ratio
-from selfspec.methods.layer_search import check_skipped, free_sublayers, starting_set
-from selfspec.methods.precision_settings import PrecisionSettings
 from selfspec.methods.registry import register
-from selfspec.methods.settings import setting
+from selfspec.methods.settings import PrecisionSettings, fraction, setting
+from selfspec.methods.skipping import RATIO_HELP, check_skipped, free_sublayers, starting_set, sublayer_ratio
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
@@ -25,16 +23,9 @@ class ThresholdSettings(PrecisionSettings):
     """Settings of drafts that end below the adaptive threshold of Draft & Verify."""
 
     max_draft_length: int = setting(12, "longest draft", minimum=1, maximum=64)
-    threshold: float = setting(
-        0.6,
-        "confidence threshold at the start: of a stream of requests in self-spec, of a request in layerskip-dv",
-        minimum=0.0,
-        maximum=1.0,
-    )
-    target_acceptance: float = setting(
-        0.9, "acceptance rate that the threshold adapts to hold", minimum=0.0, maximum=1.0
-    )
-    step: float = setting(0.01, "step of the threshold after a round", minimum=0.0, maximum=1.0)
+    threshold: float = fraction(0.6, "confidence threshold at the start")
+    target_acceptance: float = fraction(0.9, "acceptance rate that the threshold adapts to hold")
+    step: float = fraction(0.01, "step of the threshold after a round")
 
 
 class ThresholdDrafter(Drafter):
@@ -65,25 +56,16 @@ class ThresholdDrafter(Drafter):
 class SelfSpecSettings(ThresholdSettings):
     """Settings of ``self-spec``."""
 
-    skip_ratio: float | None = setting(
+    skip_ratio: float | None = fraction(
         None,
         "share of the sublayers between first and last layer that drafts skip, evenly, until a profile of "
         f"`selfspec tune self-spec` is loaded; {RATIO_HELP}",
-        minimum=0.0,
-        maximum=1.0,
     )
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A set of skipped sublayers, and how it was found.
-
-    Attributes:
-        skipped: sublayer indices, ascending.
-        tokens_per_second: decoding speed measured with it; ``None`` for evenly spread skipping, which is not measured.
-        iterations: number of sets measured to find it.
-        versions: by name the versions of the libraries that it was measured with.
-    """
+    """Skipped sublayers, ascending, and how they were found: the speed measured, the sets tried, library versions."""
 
     skipped: tuple[int, ...]
     tokens_per_second: float | None = None
@@ -100,8 +82,6 @@ class SelfSpec(Method):
     evaluation, a request starts with the threshold at which the last one ended; requests that run at the same time
     adapt copies of their own. The acceptance rate that it adapts by starts at 0 in every request, and the search weighs
     deviations with κ = 2.576, both as in the authors' code.
-
-    The search times this very method, so it measures sets at the ``draft_bits`` that it is given.
     """
 
     name = "self-spec"
@@ -114,10 +94,8 @@ class SelfSpec(Method):
     def __init__(self, target: Target, settings: SelfSpecSettings) -> None:
         super().__init__(target, settings)
         self.free = free_sublayers(target.layer_count)
-        ratio = default_skip_ratio(target, self.free) if settings.skip_ratio is None else settings.skip_ratio
-        skipped = starting_set(target.layer_count, ratio)
         self._lock = threading.Lock()
-        self.adopt(Profile(skipped))
+        self.adopt(Profile(starting_set(target.layer_count, sublayer_ratio(target, settings.skip_ratio))))
 
     @property
     def profile(self) -> Profile:
@@ -125,11 +103,7 @@ class SelfSpec(Method):
         return self._profile
 
     def adopt(self, profile: Profile) -> None:
-        """Skips other sublayers from now on, with the threshold of the settings.
-
-        Raises:
-            InvalidSettingError: a skipped sublayer does not exist.
-        """
+        """Skips other sublayers from now on, with the threshold of the settings."""
         kept = KeptSet.skipping(profile.skipped, self.target.sublayer_count)
         with self._lock:
             self._profile, self._kept, self._threshold = profile, kept, self.settings.threshold
@@ -152,17 +126,12 @@ class SelfSpec(Method):
         return LearnedState({**values, "skipped": list(values["skipped"])})
 
     def restore(self, state: LearnedState) -> None:
-        """Loads a profile and a threshold.
-
-        Raises:
-            StateError: it is no profile for this many layers.
-        """
+        """Loads a profile for as many layers, and a threshold."""
         values = dict(state.values)
         threshold = values.pop("threshold", None)
         if type(threshold) is not float or not 0 <= threshold <= 1:
             raise StateError("the profile has no threshold; tune it again")
-        profile = _check_profile(values, self.free)
-        self.adopt(profile)
+        self.adopt(_check_profile(values, self.free))
         self.note_threshold(threshold)
 
 

@@ -14,7 +14,7 @@ from selfspec.methods.objective import tokens_per_layer
 from selfspec.methods.payoff import Record, draft_cost
 from selfspec.methods.registry import register
 from selfspec.methods.selecting import SelectingDrafter, SelectingMethod, SelectingSettings
-from selfspec.methods.settings import setting
+from selfspec.methods.settings import fraction, setting
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.shadow_head import ShadowHead
@@ -32,20 +32,11 @@ class DelSettings(SelectingSettings):
     """Settings of ``del``."""
 
     d_max: int = setting(18, "longest draft, in tokens", minimum=1, maximum=64)
-    omega: float = setting(0.95, "factor by which a round's counts decay each round (ω)", minimum=0.0, maximum=1.0)
-    context_window: int = setting(
-        32, "last tokens of the prompt that the first choice is based on", minimum=1, maximum=1024
-    )
-    keep_prompt: bool = setting(
-        False, "later choices count the prompt's tokens too, as the oldest round (authors' code)"
-    )
-    allow_no_draft: bool = setting(
-        True, "draft nothing in a round whose best draft length is 0 (ours); off, every round drafts"
-    )
-    carry_over: bool = setting(
-        False,
-        "with schedule=paper too, a request starts with the counts of those before it (in the paper, without counts)",
-    )
+    omega: float = fraction(0.95, "factor by which a round's counts decay each round (ω)")
+    context_window: int = setting(32, "last prompt tokens that the first choice is based on", minimum=1, maximum=1024)
+    keep_prompt: bool = setting(False, "later choices count the prompt's tokens too (authors' code)")
+    allow_no_draft: bool = setting(True, "draft nothing where the best draft length is 0 (ours)")
+    carry_over: bool = setting(False, "with schedule=paper too, start with the counts of earlier requests")
 
 
 def shadow_tokens(head: ShadowHead, hidden_states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,12 +53,9 @@ def shadow_tokens(head: ShadowHead, hidden_states: Sequence[torch.Tensor]) -> tu
 def count_matches(tokens: torch.Tensor, confidences: torch.Tensor) -> torch.Tensor:
     """A round's ``c``, ``u - c``, ``tcs`` and ``fcs`` for every exit layer (sections 4.2 and 4.4).
 
-    Args:
-        tokens: long ``[L, rows]``, the shadow tokens of the valid rows; the last layer's are the target's own.
-        confidences: float32 ``[L, rows]``.
-
-    Returns:
-        float64 ``[2, 2, L - 1]`` on the CPU: (count, sum of confidences) × (matched, mismatched) × layer.
+    ``tokens``, long ``[L, rows]``, are the shadow tokens of the valid rows, the last layer's being the target's own;
+    ``confidences`` are float32 ``[L, rows]``. Returns float64 ``[2, 2, L - 1]`` on the CPU: (count, sum of
+    confidences) × (matched, mismatched) × layer.
     """
     matched = tokens[:-1] == tokens[-1]
     kinds = torch.stack([matched, ~matched]).to(confidences.dtype)
@@ -112,13 +100,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Exit:
-    """The exit of the next round.
-
-    Attributes:
-        exit_layer: ``E``, layers of the draft.
-        draft_length: ``γ``, the draft length of highest objective; 0 if no draft is worth its time.
-        threshold: ``τ`` of that layer: the confidence below which the draft ends.
-    """
+    """The next round's layers ``E``, draft length ``γ`` (0: no draft is worth its time), and the layers' ``τ``."""
 
     exit_layer: int
     draft_length: int
@@ -152,18 +134,14 @@ class Del(SelectingMethod):
 
     The first choice uses the prompt's last tokens (appendix B.2). Algorithm 1 starts its lists empty after it, so the
     second choice depends on the first round alone. The authors' code keeps the prompt's counts as the oldest round,
-    decayed by ω like any other; so does ``keep_prompt=true``. On the bundled ``tiny-early-exit`` (18 prompts, each
-    with 128 output tokens) they differ little: without the prompt's counts 0.564 of the draft tokens are accepted and a
-    round has 3.22 tokens, with them 0.552 and 3.17. So the default is that of the algorithm.
+    decayed by ω like any other; so does ``keep_prompt=true``.
 
     With ``draft_bits`` the shadow tokens still come from the verification's states, which take no forward: acceptance
     rates are those of exits at full precision, and the objective, the paper's, counts layers whatever they cost.
 
     With ``schedule=ours`` matches are counted only in rounds where that pays: the shadow tokens of all layers take the
-    LM head for each of them. Counts are carried from request to request, those of the prompt included.
-
-    The exit layer that a batch shares is the median of the requests' choices. Each request drafts with its own
-    threshold of that layer.
+    LM head for each of them. Counts are carried from request to request, those of the prompt included. A batch shares
+    the median exit layer; each request drafts with its own threshold of that layer.
     """
 
     name = "del"
@@ -178,8 +156,7 @@ class Del(SelectingMethod):
         if layers < 2:
             raise InvalidSettingError("del needs a model of at least 2 layers to exit early from; take another method")
         self.kept = tuple(KeptSet.early_exit(layer, target.sublayer_count) for layer in range(1, layers))
-        weights = sum(parameter.numel() * parameter.element_size() for parameter in target.model.parameters())
-        self.head = ShadowHead(target, int(LOGITS_SHARE * weights))
+        self.head = ShadowHead(target, int(LOGITS_SHARE * sum(each.nbytes for each in target.model.parameters())))
         self._carried = Statistics.empty(layers)
         self._worth = _Worth(layers)
         self._records = [
@@ -241,21 +218,13 @@ class Del(SelectingMethod):
             warnings.warn(complaint, NoGainWarning, stacklevel=2)
 
     def state(self) -> LearnedState:
-        """The decayed counts of all requests so far.
-
-        Raises:
-            StateError: ``carry_over`` is off.
-        """
+        """The decayed counts of all requests so far; a ``StateError`` if they are not carried over."""
         if not self.ours and not self.settings.carry_over:
             raise StateError("del starts every request afresh, so it has no state; set carry_over=true to keep one")
         return LearnedState(tensors={"sums": self.carried.sums.clone()})
 
     def restore(self, state: LearnedState) -> None:
-        """Loads counts saved by a method with the same settings.
-
-        Raises:
-            StateError: they are none, or ``carry_over`` is off.
-        """
+        """Loads counts saved by a method with the same settings."""
         sums, like = state.tensors.get("sums"), self.state().tensors["sums"]
         if sums is None or sums.shape != like.shape or sums.dtype != like.dtype:
             raise StateError(f"the state has no counts for {self.target.layer_count - 1} exit layers; learn it again")

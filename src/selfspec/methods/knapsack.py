@@ -1,15 +1,19 @@
-"""Which sublayers to skip, as a 0/1 knapsack: KnapSpec's two stages as functions of tensors, without a model."""
+"""KnapSpec's two stages: a 0/1 knapsack over the sublayers finds candidate sets, the objective selects one of them."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
 
+from selfspec.decoding.probe import Branches, Probe
 from selfspec.methods.objective import tokens_per_time
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.parts import LatencyProfile
+from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.target import Target
 
 Run = Callable[[int, torch.Tensor], torch.Tensor]
 """Runs one sublayer on independent states ``[count, rows, hidden]`` of the same tokens, as ``Branches.run`` does."""
@@ -34,47 +38,32 @@ def integer_weights(attention_seconds: float, mlp_seconds: float) -> tuple[int, 
 
 @dataclass(frozen=True)
 class Table:
-    """The last row of the dynamic program, and the decisions that led to it.
-
-    Attributes:
-        weights: the skipped weights whose entries exist, ascending; the first is 0.
-        states: ``g[n, j]``, ``[len(weights), rows, hidden]``: the states after the last sublayer, for these weights.
-        similarities: float32 ``[budget + 1]`` on the host, mean cosine to the target's; ``-inf`` for entries that do
-            not exist.
-        skips: bool ``[n, budget + 1]`` on the host, whether the entry of this weight after this sublayer skips it.
-    """
+    """The last row of the dynamic program, and the decisions that led to it."""
 
     weights: tuple[int, ...]
+    """The skipped weights whose entries exist, ascending; the first is 0."""
     states: torch.Tensor
+    """``g[n, j]``, ``[len(weights), rows, hidden]``: the states after the last sublayer, for these weights."""
     similarities: torch.Tensor
+    """Float32 ``[budget + 1]`` on the host, mean cosine to the target's; ``-inf`` for entries that do not exist."""
     skips: torch.Tensor
+    """Bool ``[n, budget + 1]`` on the host, whether the entry of this weight after this sublayer skips it."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The sets that one dynamic program finds, at most one for every skipped weight.
-
-    Attributes:
-        kept: by candidate the sublayers that it runs; the first is the whole model.
-        similarities: float64 ``[n]``, mean cosine of its last hidden states to the target's.
-        acceptance: float64 ``[n]``, ``α̂``: share of the recent tokens at which it has the target's greedy token.
-    """
+    """The sets that one dynamic program finds, at most one for every skipped weight; the first is the whole model."""
 
     kept: tuple[KeptSet, ...]
     similarities: torch.Tensor
+    """Float64 ``[n]``, mean cosine of its last hidden states to the target's."""
     acceptance: torch.Tensor
+    """Float64 ``[n]``, ``α̂``: share of the recent tokens at which it has the target's greedy token."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected draft.
-
-    Attributes:
-        kept: ``S``.
-        draft_length: ``γ``.
-        acceptance: ``α̂`` of the set.
-        tokens_per_second: TPT of set and length.
-    """
+    """The selected draft: set ``S``, length ``γ``, the set's ``α̂``, and TPT of set and length."""
 
     kept: KeptSet
     draft_length: int
@@ -106,7 +95,7 @@ def fill_table(
         similarity_threshold: ``τ``, smallest mean cosine of a state that is kept.
         run: runs a sublayer on several entries.
         first: index of the first of the ``n`` sublayers.
-        exact: whether sublayers run on the weights that gave ``X``, so that ``g[i, 0]`` is ``X(i)``.
+        exact: whether sublayers run on the weights that gave ``X``.
     """
     used, states = [0], references[:1]
     similarities = torch.zeros(budget + 1)
@@ -197,15 +186,8 @@ def best_candidate(
     """The second stage (section 3.5): set and draft length of the highest TPT (equation 4).
 
     The whole model is among the candidates. Its TPT is that of plain decoding, for any draft length. On a tie it is
-    the candidate that skips less, then the shorter length.
-
-    Args:
-        candidates: of the dynamic program.
-        profile: the latencies of the target.
-        context: tokens in the cache.
-        max_draft_length: ``D``; lengths from 1 on are tried.
-        with_head: count the time of a step outside of its sublayers.
-        draft_profile: the latencies of the weights that draft; ``profile`` if not given.
+    the candidate that skips less, then the shorter length. Lengths are 1 to ``max_draft_length``, ``D``; ``with_head``
+    counts the time of a step outside of its sublayers; ``draft_profile`` has the latencies of the weights that draft.
     """
     drafting = draft_profile or profile
     steps = [drafting.draft_step(kept, context, with_head=with_head) for kept in candidates.kept]
@@ -239,10 +221,9 @@ class Calibration:
     """The line ``α = 1 - κ (1 - similarity)`` through the candidates of a selection, corrected by live rounds.
 
     A selection measures acceptance on a few rows, and the set of the highest objective is often one that was lucky on
-    them. Similarity varies less from set to set: on SmolLM2-135M the acceptance on the next 100 tokens correlates with
-    it by 0.78 and with ``α̂`` of nine rows by 0.63 (twelve contexts, ten sets of each). So ``κ`` is fitted to all
-    candidates by least squares, and counts as much as the ``rows`` that it was fitted to. Each tested draft token is
-    one more. (Ours: the first choice is the paper's, by ``α̂``; it is made again once drafts have been tested.)
+    them; similarity varies less from set to set. So ``κ`` is fitted to all candidates by least squares, and counts as
+    much as the ``rows`` that it was fitted to. Each tested draft token is one more. (Ours: the first choice is the
+    paper's, by ``α̂``; it is made again once drafts have been tested.)
     """
 
     def __init__(self, candidates: Candidates, rows: int) -> None:
@@ -266,3 +247,150 @@ class Calibration:
         """The candidates, with the acceptance that is expected of them now."""
         slope = self._missed / self._expected if self._expected else 0.0
         return replace(self._candidates, acceptance=(1 - slope * self._gaps).clamp(0.0, 1.0))
+
+
+PAPER_SKIP_RATIO = 0.5
+"""Largest share of the weight of all sublayers that a candidate skips, in the paper."""
+
+_SCRATCH_SHARE = 200
+"""Cache slots for a selection, and its logits, may each take this part of the weights' memory."""
+_FEWEST_ROWS, _MOST_ROWS = 96, 1024
+
+
+def find_candidates(
+    target: Target,
+    references: torch.Tensor,
+    run: Run,
+    *,
+    weights: tuple[int, int],
+    similarity_threshold: float,
+    skip_ratio: float = PAPER_SKIP_RATIO,
+    precision: AnyPrecision | None = None,
+) -> Candidates:
+    """The first stage of KnapSpec (section 3.4): one set for every skipped weight up to ``K · skip_ratio``.
+
+    ``K`` is the weight of all ``2L`` sublayers. First and last layer always run (authors' code). The sets that were
+    not pruned are returned, that of the whole model first.
+
+    ``references`` are ``X``, ``[2L - 1, rows, hidden]``, the target's states ``h[2] … h[2L]`` at the recent tokens, of
+    which ``run`` runs several branches; ``weights`` are the integer latencies of attention and MLP. The candidates run
+    at ``precision``, from ``h[2]`` on.
+    """
+    layers = target.layer_count
+    items: list[int | None] = [*weights * (layers - 2), None, None]
+    budget = min(int(layers * sum(weights) * skip_ratio), (layers - 2) * sum(weights))
+    exact = precision is None
+    table = fill_table(references, items, budget, similarity_threshold, run, first=2, exact=exact)
+    found = list(table.weights)
+    skipped = backtrack(table.skips, items)[found]
+    own = None if exact else references[-1]
+    acceptance = acceptance_rates(target, table.states, reference=own, precision=precision)
+    return Candidates(
+        kept=tuple(
+            KeptSet.skipping((index for index, skip in enumerate(left_out, start=2) if skip), target.sublayer_count)
+            for left_out in skipped.tolist()
+        ),
+        similarities=table.similarities[found].double(),
+        acceptance=acceptance.cpu().double(),
+    )
+
+
+def acceptance_rates(
+    target: Target,
+    states: torch.Tensor,
+    most_rows: int | None = None,
+    *,
+    reference: torch.Tensor | None = None,
+    precision: AnyPrecision | None = None,
+) -> torch.Tensor:
+    """``α̂`` (equation 9): the share of rows at which states have the same greedy token as the target's own.
+
+    ``states``, ``[n, rows, hidden]``, are residual streams before the final norm, which the LM head of ``precision``
+    reads ``most_rows`` at a time (by default as many as have logits of 0.5 % of the weights' bytes). ``reference``,
+    ``[rows, hidden]``, is the target's own; the first of the states if not given.
+    """
+    logits_bytes = target.vocab_size * states.element_size()
+    affordable = max(states.shape[1], _weight_bytes(target) // _SCRATCH_SHARE // logits_bytes)
+    model = target.at(precision)
+    parts = torch.split(states.flatten(0, 1), most_rows or affordable)
+    choices = torch.cat([model.logits(part).argmax(-1) for part in parts]).view(states.shape[:2])
+    own = choices[0] if reference is None else target.logits(reference).argmax(-1)
+    return (choices == own).float().mean(-1)
+
+
+def _weight_bytes(target: Target) -> int:
+    return sum(parameter.nbytes for parameter in target.model.parameters())
+
+
+def selection_rows(target: Target, tokens: int) -> int:
+    """Most rows of one forward: those whose cache slots take 0.5 % of the weights' memory, or all branches if fewer.
+
+    At least 96, whose slots take that share in a model of 0.6 billion parameters and less in larger ones. At most 1024:
+    a larger forward is bound by arithmetic on any device, so it saves nothing.
+    """
+    most_branches = max(1, min(target.layer_count * (MAX_WEIGHT + 1) // 2, (target.layer_count - 2) * (MAX_WEIGHT + 1)))
+    slot = target.new_sequence(1, 1, 1).cache.size_in_bytes
+    affordable = _weight_bytes(target) // _SCRATCH_SHARE // slot
+    rows = min(max(affordable, _FEWEST_ROWS), _MOST_ROWS, most_branches * tokens)
+    return max(rows, tokens)
+
+
+class RecentRounds:
+    """All tokens of the last rounds, as windows in which each branch sees its own keys (the paper)."""
+
+    def __init__(self, rounds: int) -> None:
+        self._recent: deque[torch.Tensor] = deque(maxlen=rounds)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are any."""
+        return bool(self._recent)
+
+    def add(self, first: int, states: torch.Tensor) -> None:
+        """Adds the states ``[2L - 1, rows, hidden]`` of a round's tokens, the first of them at a position."""
+        self._recent.append(states)
+
+    def take(self, probe: Probe, most_rows: int, precision: AnyPrecision | None) -> tuple[torch.Tensor, Branches]:
+        """The target's states ``[2L - 1, rows, hidden]``, and what runs branches of these rows."""
+        references = torch.cat(list(self._recent), dim=1)
+        return references, probe.branches(references.shape[1], most_rows, precision)
+
+    def clear(self) -> None:
+        """Drops all states."""
+        self._recent.clear()
+
+
+class SpreadRows:
+    """``rows`` rows spread evenly over the last ``tokens`` tokens (ours).
+
+    A row sees the target's keys, so rows need not be neighbours: spread ones differ more. The members are those of
+    ``RecentRounds``.
+    """
+
+    def __init__(self, tokens: int, rows: int) -> None:
+        self._tokens = tokens
+        self._stride = tokens // rows
+        self._rows: deque[tuple[int, torch.Tensor]] = deque(maxlen=rows)
+        self._seen = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are enough tokens."""
+        return self._seen >= self._tokens
+
+    def add(self, first: int, states: torch.Tensor) -> None:
+        """Keeps the states of every n-th token."""
+        for row in range(states.shape[1]):
+            if self._seen % self._stride == 0:
+                self._rows.append((first + row, states[:, row].clone()))
+            self._seen += 1
+
+    def take(self, probe: Probe, most_rows: int, precision: AnyPrecision | None) -> tuple[torch.Tensor, Branches]:
+        """The states that were kept, and what runs branches of their rows."""
+        references = torch.stack([states for _, states in self._rows], dim=1)
+        return references, probe.points([place for place, _ in self._rows], most_rows, precision)
+
+    def clear(self) -> None:
+        """Drops all states."""
+        self._rows.clear()
+        self._seen = 0

@@ -12,20 +12,23 @@ from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.probe import Branches
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import StateError
-from selfspec.methods.budget import most_skipped
-from selfspec.methods.knapsack import Calibration, Candidates, Selection, best_candidate, integer_weights
-from selfspec.methods.knapspec_candidates import (
+from selfspec.methods.knapsack import (
     PAPER_SKIP_RATIO,
+    Calibration,
+    Candidates,
     RecentRounds,
+    Selection,
     SpreadRows,
+    best_candidate,
     find_candidates,
+    integer_weights,
     selection_rows,
 )
-from selfspec.methods.layer_search import check_skipped, free_sublayers
 from selfspec.methods.payoff import NEW, Record
 from selfspec.methods.registry import register
 from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings
-from selfspec.methods.settings import setting
+from selfspec.methods.settings import fraction, setting
+from selfspec.methods.skipping import check_skipped, free_sublayers, most_skipped
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.live import Latencies, saved_latencies
@@ -45,21 +48,17 @@ class KnapSpecSettings(SelectingSettings):
     """Settings of ``knapspec``."""
 
     interval: int | None = setting(
-        None,
-        "rounds between two selections, at least; none is 64 below 10 billion parameters and 128 from there",
-        minimum=1,
+        None, "rounds between two selections; none is 64, or 128 from 10 billion parameters on", minimum=1
     )
     recent_rounds: int = setting(
         5,
-        "with schedule=paper, rounds that the whole model drafts before the first selection, and rounds whose tokens a "
-        "selection uses",
+        "with schedule=paper, rounds whose tokens a selection uses; the whole model drafts the first ones",
         minimum=1,
         maximum=64,
     )
     recent_tokens: int | None = setting(
         None,
-        "with schedule=ours, output tokens over which the rows of a selection are spread; none is 40. There are as "
-        "many rows as a 64th of the hidden size, at least 8, which bounds the memory",
+        "with schedule=ours, tokens over which the rows of a selection are spread; none is 40",
         minimum=1,
         maximum=128,
     )
@@ -67,15 +66,10 @@ class KnapSpecSettings(SelectingSettings):
         0.5, "prune states whose mean cosine to the target's is lower", minimum=-1.0, maximum=1.0
     )
     max_draft_length: int = setting(10, "longest draft, in the objective too", minimum=1, maximum=64)
-    confidence_threshold: float = setting(
-        0.7,
-        "stop drafting after a token less confident than this; 0 drafts the selected length",
-        minimum=0.0,
-        maximum=1.0,
-    )
+    confidence_threshold: float = fraction(0.7, "stop drafting after a token less confident than this; 0 never stops")
     tpt: str = setting(
         "paper",
-        "time of a step in the objective: paper counts attention and MLP, with_head adds embedding, norm and LM head",
+        "time of a step in the objective: of attention and MLP (paper), or of embedding and head too (with_head)",
         choices=("paper", "with_head"),
     )
 
@@ -96,29 +90,16 @@ class KnapSpec(SelectingMethod):
     what drafts before the first selection; this is what the authors' code does, except that it does not count the first
     round.
 
-    With ``schedule=ours`` the first request drafts nothing until its output has ``recent_tokens`` tokens (40). A
-    selection uses rows spread over the last 40, as many as a 64th of the hidden size (at least 8), which bounds the
-    memory; a row sees the target's keys, as the first token of a draft does. There is another selection at least
-    ``interval`` rounds after the last.
+    With ``schedule=ours`` the first request drafts nothing until its output has ``recent_tokens`` tokens. A selection
+    uses rows spread over them; a row sees the target's keys, as the first token of a draft does. Candidates skip at
+    most ``most_skipped`` (a half in the paper), and once drafts have been tested the choice among them is made again
+    (``Calibration``).
 
-    Candidates skip at most half as much again as ``selfspec.methods.budget`` gives a model of this size (a half in the
-    paper), and once drafts have been tested the choice among them is made again (``Calibration``).
+    Latencies are minima of repeated measurements and are kept in the user's cache folder, so that selections do not
+    depend on what else the machine does. They are measured again if live rounds are clearly faster than they predict.
 
-    On SmolLM2-135M (six chat messages, 256 output tokens each) the paper's schedule accepts 0.80 of the tokens that a
-    part of the model drafts and spends 41 % of the time on selections. Ours spends 3 %, and finds that no set is faster
-    than plain decoding.
-
-    The latencies are minima of repeated measurements, and are remembered in the user's cache folder, so that selections
-    do not depend on what else the machine does. They are measured again if live rounds are clearly faster than they
-    predict (``selfspec.runtimes.costs.live.Latencies``).
-
-    A selection's branches go through a sublayer in one forward of at most ``selection_rows`` rows, or in several where
-    they have more. Memory above plain decoding: cache slots for that many rows (0.5 % of the weights, or 96 rows if
-    that is more), logits of 0.5 % of the weights, and three tables of ``(K / 2 + 1) · rows · hidden`` numbers, one
-    of them float32, where ``rows`` are the tokens of a selection; pruned states are not in them.
-
-    With ``draft_bits`` branches, acceptance and the latencies of drafts are those of the copies; the branches start
-    from the target's ``h[2]``. The whole model is a draft then, too.
+    With ``draft_bits`` branches, acceptance and the latencies of drafts are those of the low-bit weights; the branches
+    start from the target's ``h[2]``. The whole model is a draft then, too.
     """
 
     name = "knapspec"
@@ -262,11 +243,9 @@ class KnapSpecDrafter(SelectingDrafter):
             self._rows.clear()  # otherwise the next selection uses some of them again
 
     def choose(self, references: torch.Tensor, branches: Branches | None = None) -> None:
-        """Drafts with the best of the candidates from now on.
+        """Drafts with the best candidate at the target's states ``h[2] … h[2L]``, ``[2L - 1, rows, hidden]``.
 
-        Args:
-            references: ``[2L - 1, rows, hidden]``, the target's states ``h[2] … h[2L]`` of committed tokens.
-            branches: of the same rows; those of the last committed tokens if not given.
+        ``branches`` run these rows; without them they are the last committed tokens.
         """
         method, context, rows = self.method, self.probe.committed, references.shape[1]
         profile = method.draft_profile

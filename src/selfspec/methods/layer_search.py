@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from selfspec.errors import InvalidSettingError, MissingPackageError, StateError
-from selfspec.methods.uniform import evenly_skipped
+from selfspec.errors import MissingPackageError, StateError
+from selfspec.methods.skipping import FIRST_FREE
 
 Point = npt.NDArray[np.bool_]
 """Bool ``[free]``."""
@@ -31,51 +31,18 @@ MOST_OBSERVATIONS = 256
 _NOISE = 1e-2  # alpha of both papers' code, in units of the scores' variance
 _LENGTH_SCALES = (0.25, 0.5, 1.0, 2.0)
 _POOL, _ROUNDS = 256, 4
-_FIRST = 2  # sublayers of the first layer, which no point skips
-
-
-def starting_set(layer_count: int, skip_ratio: float) -> tuple[int, ...]:
-    """The sublayers that a search skips at first: evenly spread ones.
-
-    Raises:
-        InvalidSettingError: the ratio skips none.
-    """
-    skipped, free = evenly_skipped(layer_count, skip_ratio), free_sublayers(layer_count)
-    if not skipped:
-        raise InvalidSettingError(
-            f"skip_ratio {skip_ratio} skips none of the {free} sublayers between the first and the last layer; "
-            + ("raise it" if free else "this model has too few layers for it, choose layerskip")
-        )
-    return skipped
-
-
-def free_sublayers(layer_count: int) -> int:
-    """Coordinates of a point: the sublayers of all layers but the first and the last."""
-    return 2 * max(0, layer_count - 2)
 
 
 def point_of(skipped: Iterable[int], free: int) -> Point:
     """The point of skipped sublayer indices."""
     point = np.zeros(free, dtype=np.bool_)
-    point[[index - _FIRST for index in skipped]] = True
+    point[[index - FIRST_FREE for index in skipped]] = True
     return point
 
 
 def skipped_by(point: Point) -> tuple[int, ...]:
     """The sublayer indices that a point skips, ascending."""
-    return tuple(int(index) + _FIRST for index in np.flatnonzero(point))
-
-
-def check_skipped(skipped: object, free: int) -> None:
-    """Checks sublayer indices from a state file.
-
-    Raises:
-        StateError: they are not a list of ascending indices of free sublayers, at least one.
-    """
-    indices = skipped if isinstance(skipped, list) else []
-    whole = all(type(index) is int and _FIRST <= index < _FIRST + free for index in indices)
-    if not indices or not whole or indices != sorted(set(indices)):
-        raise StateError(f"the state skips {skipped}, which does not fit this model's {free} sublayers; learn it again")
+    return tuple(int(index) + FIRST_FREE for index in np.flatnonzero(point))
 
 
 def generator_of(seed: int, step: int) -> np.random.Generator:
@@ -90,15 +57,9 @@ def random_point(free: int, count: int, generator: np.random.Generator) -> Point
 
 
 def discretise(values: npt.NDArray[np.float64], count: int | None) -> npt.NDArray[np.bool_]:
-    """Rounds continuous vectors to points.
+    """Rounds continuous vectors ``[points, free]`` to points, bool ``[points, free]``.
 
-    Args:
-        values: ``[points, free]``.
-        count: number of coordinates to skip, those of highest value (SWIFT's code); ``None`` skips those above 0.5
-            (Draft & Verify's code).
-
-    Returns:
-        bool ``[points, free]``.
+    Skips the ``count`` coordinates of highest value (SWIFT's code); for ``None`` those above 0.5 (Draft & Verify's).
     """
     if count is None:
         return values > 0.5
@@ -140,11 +101,7 @@ class Observations:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor], free: int) -> "Observations":
-        """Observations from ``tensors``.
-
-        Raises:
-            StateError: shapes, types or values are not those of observations of ``free`` coordinates.
-        """
+        """Observations of ``free`` coordinates from ``tensors``; refuses any others."""
         points, scores = tensors.get("points"), tensors.get("scores")
         if points is None or scores is None or points.dtype != torch.uint8 or scores.dtype != torch.float64:
             raise StateError("the state has no observations of a search; learn it again")
@@ -158,11 +115,7 @@ class Observations:
 
 
 def require_gaussian_process(remedy: str = "") -> None:
-    """Imports scikit-learn, so that no request waits for the import.
-
-    Raises:
-        MissingPackageError: scikit-learn is not installed.
-    """
+    """Imports scikit-learn, so that no request waits for the import; the error says how to install it."""
     try:
         import sklearn.gaussian_process  # noqa: F401
     except ImportError as error:
@@ -184,18 +137,8 @@ def suggest_point(
     (``discretise``): first over [0, 1]^free, then around the best point scored so far, then around the point of highest
     bound.
 
-    Args:
-        points: ``[n, free]``, those scored so far, at least one.
-        scores: ``[n]``.
-        count: number of coordinates to skip; ``None`` for any number.
-        generator: source of randomness.
-        kappa: weight of the deviation.
-
-    Returns:
-        A point that is not scored yet, if one was found.
-
-    Raises:
-        MissingPackageError: scikit-learn is not installed.
+    ``points``, ``[n, free]``, and ``scores``, ``[n]``, are those so far, at least one. The result skips ``count``
+    sublayers (``None``: any number), and is not scored yet, if such a point was found.
     """
     require_gaussian_process()
     process = _fit(points, scores)

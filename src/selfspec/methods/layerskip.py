@@ -6,9 +6,8 @@ from selfspec.decoding.draft import Draft, LayerDraft
 from selfspec.decoding.drafter import Drafter, Feedback, FixedDrafter, Prefill
 from selfspec.methods.base import Method
 from selfspec.methods.draft_verify import ThresholdDrafter, ThresholdSettings
-from selfspec.methods.precision_settings import PrecisionSettings
 from selfspec.methods.registry import register
-from selfspec.methods.settings import setting
+from selfspec.methods.settings import PrecisionSettings, setting
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 
@@ -23,11 +22,7 @@ class EarlyExitSettings(PrecisionSettings):
 
 
 class _EarlyExit(Method):
-    """Base of the early-exit methods.
-
-    Attributes:
-        kept: the first ``exit_layer`` layers.
-    """
+    """Base of the early-exit methods, which draft with the first ``exit_layer`` layers."""
 
     def __init__(self, target: Target, settings: EarlyExitSettings) -> None:
         super().__init__(target, settings)

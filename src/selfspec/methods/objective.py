@@ -13,13 +13,6 @@ def expected_tokens(alpha: Number, draft_length: Number) -> torch.Tensor:
     """Tokens that a round commits, including the target's own one, if draft tokens are accepted with one probability.
 
     ``1 + α + … + α^γ = (1 - α^(γ+1)) / (1 - α)``, and ``γ + 1`` at ``α = 1`` (Leviathan et al. 2023, equation 1).
-
-    Args:
-        alpha: ``α``, the probability that a draft token is accepted, 0 to 1.
-        draft_length: ``γ``, draft tokens of the round, 0 or more.
-
-    Returns:
-        Tokens a round, 1 to ``γ + 1``.
     """
     alpha, most = _tensor(alpha), _tensor(draft_length) + 1
     # The plain quotient loses precision near α = 1; expm1 and log do not.
@@ -31,15 +24,7 @@ def tokens_per_layer(alpha: Number, exit_layer: Number, draft_length: Number, la
     """DEL's objective TPL: tokens of a round ÷ layers that it loads (Entezari Zarch et al. 2025, equation 1).
 
     ``(1 - α^(d+1)) / ((1 - α)(d ℓ + L))``: each of the ``d`` draft tokens loads ``ℓ`` layers, the verification ``L``.
-
-    Args:
-        alpha: ``α``, the probability that a draft token is accepted, 0 to 1.
-        exit_layer: ``ℓ``, layers of the draft.
-        draft_length: ``d``, draft tokens of the round; 0 is plain decoding, ``1 / L``.
-        layer_count: ``L``, layers of the model.
-
-    Returns:
-        Tokens a layer.
+    Length 0 is plain decoding, ``1 / L``.
     """
     draft_length = _tensor(draft_length)
     return expected_tokens(alpha, draft_length) / (draft_length * exit_layer + layer_count)
@@ -53,16 +38,6 @@ def tokens_per_time(
     ``(1 - α^(γ+1)) / (1 - α) · 1 / (γ t_draft + t_target)``. The paper counts the time of attention and MLP branches
     only (``tpt=paper``). ``head_time`` adds the time outside of them to every draft step and to the verification
     (``tpt=with_head``, ours).
-
-    Args:
-        alpha: ``α``, the probability that a draft token is accepted, 0 to 1.
-        draft_length: ``γ``, draft tokens of the round.
-        draft_time: time of the kept sublayers for one token, in any unit.
-        target_time: time of all sublayers for one token, in the same unit.
-        head_time: time of embedding, final norm and LM head for one token, in the same unit; 0 does not count it.
-
-    Returns:
-        Tokens a unit of time.
     """
     draft_length = _tensor(draft_length)
     time = draft_length * (_tensor(draft_time) + head_time) + (_tensor(target_time) + head_time)
@@ -74,14 +49,7 @@ def ideal_speedup(mean_generated_length: Number, alpha: Number, cost: Number) ->
 
     ``M α / ((M - 1) c + α)``. It assumes that a round has drafted ``(M - 1) / α`` tokens. At ``M = 1``, where no token
     was accepted, that number is not defined, and the result is 1 as for rounds that draft nothing.
-
-    Args:
-        mean_generated_length: ``M``, committed tokens ÷ target forwards, at least 1.
-        alpha: ``α``, accepted ÷ drafted tokens, 0 to 1.
-        cost: ``c``, time of a draft step ÷ time of a target step.
-
-    Returns:
-        Speedup, 1 being plain decoding.
+    ``c`` is the time of a draft step ÷ that of a target step, ``M`` the committed tokens ÷ target forwards.
     """
     length, alpha = _tensor(mean_generated_length), _tensor(alpha)
     speedup = length * alpha / ((length - 1) * cost + alpha)
@@ -97,13 +65,7 @@ def sufficient_cosine(state: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     """The cosine similarity above which a state of equal norm has the same greedy token (KnapSpec, lemma 4.1).
 
     ``1 - ξ² / (2 ‖x‖² max ‖w* - w_j‖²)``, where ``ξ`` is the margin of the greedy token ``w*`` over the second best.
-
-    Args:
-        state: ``x``, the input of the LM head, floating point ``[hidden]``.
-        head: ``w``, its weights, ``[vocab, hidden]``.
-
-    Returns:
-        The bound, at most 1.
+    ``state`` is ``x``, the input of the LM head, ``[hidden]``, and ``head`` its weights, ``[vocab, hidden]``.
     """
     scores = head @ state
     best, second = scores.topk(2).values

@@ -83,11 +83,9 @@ class Payoff:
             return max(1.0, statistics.fmean(self._reached)) if self._reached else None
 
     def pays(self, remaining_tokens: int, gain: float | None) -> bool:
-        """Whether to select now.
+        """Whether to select now, for a request that may still write so many tokens.
 
-        Args:
-            remaining_tokens: most tokens that the request may still write.
-            gain: share of their time that the selection is expected to save; ``None`` if unknown.
+        ``gain`` is the share of their time that the selection is expected to save; ``None`` if unknown.
         """
         cost = self.cost
         with self._lock:
@@ -131,11 +129,7 @@ class Record:
 
     @property
     def speedup(self) -> float:
-        """Speedup over plain decoding if nothing but steps took time; 1 while nothing was drafted.
-
-        Committed tokens ÷ (draft steps · ``cost`` + rounds), as in the papers' objectives, with the lengths that drafts
-        have had instead of an expectation of them: a draft that ends where it is unsure is worth more.
-        """
+        """Committed tokens ÷ (draft steps · ``cost`` + rounds); 1 while nothing was drafted."""
         return self._tokens / self._steps if self._steps else 1.0
 
     @property

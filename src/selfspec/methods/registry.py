@@ -1,14 +1,102 @@
-"""Methods by name: those of this package, those of other packages, and classes that are given directly."""
+"""Methods by name: those of this package, those of other packages (entry points, ``module:Class``), and classes."""
 
+import contextlib
+import importlib
+import inspect
 import re
-from collections.abc import Mapping
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
-from selfspec.errors import MethodLoadError, UnknownMethodError
+from selfspec.errors import MethodLoadError, UnknownMethodError, first_line
 from selfspec.methods.base import Method
-from selfspec.methods.outside import check_method_class, import_method, load_entry_point, outside_methods
-from selfspec.methods.settings import parse_settings, suggest
+from selfspec.methods.settings import MethodSettings, parse_settings, setting_values, suggest
 from selfspec.runtimes.target import Target
+
+ENTRY_POINTS = "selfspec.methods"
+"""The entry-point group: name of the method → ``module:Class``."""
+
+_DESCRIPTION = ("name", "summary", "source")
+
+
+def outside_methods() -> dict[str, list[EntryPoint]]:
+    """The entry points of all installed packages, by name. A name should have one; nothing is imported."""
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.name, entry.value)):
+        entries = found.setdefault(entry.name, [])
+        if entry.value not in [other.value for other in entries]:  # a package may be found twice on the path
+            entries.append(entry)
+    return found
+
+
+def load_entry_point(name: str, entries: list[EntryPoint]) -> type[Method]:
+    """The method of an entry point; refuses several of one name."""
+    if len(entries) > 1:
+        given = " and ".join(entry.value for entry in entries)
+        raise MethodLoadError(f"{given} are both called '{name}'; choose one of them as module:Class")
+    method_class = import_method(entries[0].value)
+    if method_class.name != name:
+        raise MethodLoadError(
+            f"the entry point '{name}' is {entries[0].value}, whose name is '{method_class.name}'; give both one name"
+        )
+    return method_class
+
+
+def import_method(reference: str) -> type[Method]:
+    """Imports a method by ``module:Class``, also from a module in the current folder."""
+    module_name, _, class_name = reference.partition(":")
+    if not module_name or not class_name or module_name.startswith("."):
+        raise MethodLoadError(f"'{reference}' does not name a method; write module:Class, as in my_package:MyMethod")
+    try:
+        with _current_folder_on_path():
+            module = importlib.import_module(module_name)
+    except Exception as error:  # a module may raise anything
+        # The module itself was not found, or a package that it should be in, and not one that it imports.
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise MethodLoadError(
+                f"there is no module '{error.name}' for the method '{reference}'; install its package, or run from "
+                "the folder that it is in"
+            ) from error
+        raise MethodLoadError(
+            f"importing the method '{reference}' failed: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    if not hasattr(module, class_name):
+        raise MethodLoadError(f"the module '{module_name}' has no '{class_name}'; check the spelling of '{reference}'")
+    return check_method_class(getattr(module, class_name), f"'{reference}'")
+
+
+def check_method_class(value: object, described: str) -> type[Method]:
+    """Returns the value if it is a method class that can be used, and refuses any other."""
+    if not isinstance(value, type) or not issubclass(value, Method):
+        raise MethodLoadError(f"{described} is not a method; give a subclass of selfspec.methods.api.Method")
+    if inspect.isabstract(value):
+        missing = ", ".join(sorted(value.__abstractmethods__))
+        raise MethodLoadError(f"the method {described} is not complete; it does not define {missing}")
+    missing = ", ".join(name for name in _DESCRIPTION if not isinstance(getattr(value, name, None), str))
+    if missing:
+        raise MethodLoadError(f"the method {described} does not describe itself; give the class the strings {missing}")
+    if not isinstance(value.Settings, type) or not issubclass(value.Settings, MethodSettings):
+        raise MethodLoadError(f"Settings of the method {described} must be a subclass of MethodSettings")
+    return value
+
+
+@contextlib.contextmanager
+def _current_folder_on_path() -> Iterator[None]:
+    """Looks for modules in the current folder too, after everything else, as ``python -m`` does."""
+    folder = str(Path.cwd())
+    if folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
 
 METHODS: dict[str, type[Method]] = {}
 """The methods of this package, by name."""
@@ -103,12 +191,7 @@ def all_methods() -> tuple[dict[str, type[Method]], list[MethodLoadError]]:
 
 
 def make_method(method: str | type[Method], target: Target, settings: Mapping[str, Any] | None = None) -> Method:
-    """Makes a method for a target.
-
-    Args:
-        method: as for ``find_method``.
-        target: the model.
-        settings: values of its settings by name; the others keep their defaults.
+    """Makes a method, as ``find_method`` finds it, for a target; settings that are not given keep their defaults.
 
     Raises:
         UnknownMethodError: there is no such method.
@@ -117,3 +200,40 @@ def make_method(method: str | type[Method], target: Target, settings: Mapping[st
     """
     method_class = find_method(method)
     return method_class(target, parse_settings(method_class.Settings, method_class.name, settings or {}))
+
+
+_MOST_METHODS = 32
+
+
+class MethodPool:
+    """The methods that requests of one model ask for. A method keeps what it has learned while it is in the pool.
+
+    It may be used from several threads. Of more than 32 methods, the one that was asked for longest ago is dropped;
+    requests that use it go on. The first method, of requests that ask for none, is never dropped.
+    """
+
+    def __init__(self, first: Method) -> None:
+        self._first = first
+        self._made: OrderedDict[tuple[str, Any], Method] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, name: str | None = None, settings: Mapping[str, Any] | None = None) -> Method:
+        """The method of a name with some settings, made at first use.
+
+        Settings that are not given have the method's defaults, or, without a name, those of the pool's first method.
+        """
+        if name is None and not settings:
+            return self._first
+        chosen = type(self._first) if name is None else find_method(name)
+        inherited = setting_values(self._first.settings) if name is None else {}
+        values = {**inherited, **(settings or {})}
+        key = chosen.name, parse_settings(chosen.Settings, chosen.name, values)
+        if key == (self._first.name, self._first.settings):
+            return self._first
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = make_method(chosen, self._first.target, values)
+            self._made.move_to_end(key)
+            if len(self._made) > _MOST_METHODS:
+                self._made.popitem(last=False)
+            return self._made[key]

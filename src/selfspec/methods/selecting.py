@@ -2,23 +2,49 @@
 
 A paper's method says what it ``needs``, what it selects from, and how (``SelectingDrafter.select``). The rest is here:
 when a selection pays, what came of the last one, what later requests start with, and one kept set for a batch.
+
+If the drafts of several requests keep the same sublayers, their tokens go through a sublayer in one forward, which
+reads its weights once. So a batch drafts with the *medoid* of its kept sets, the set that differs from all of them in
+the fewest sublayers; with one request that is the request's own set.
 """
 
 import threading
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from selfspec.decoding.draft import Draft, NoDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.base import Method
 from selfspec.methods.payoff import Payoff, Record
-from selfspec.methods.precision_settings import PrecisionSettings
-from selfspec.methods.settings import setting
-from selfspec.methods.sharing import SHARE_HELP, share_kept_set
+from selfspec.methods.settings import PrecisionSettings, setting
 from selfspec.methods.state import LearnedState
+from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
+
+SHARE_HELP = (
+    "in a batch, draft all requests with the kept set that differs least from those of all; off, each has its own"
+)
+"""Help of the setting ``share_kept_set``."""
+
+
+def medoid(kept_sets: Sequence[KeptSet]) -> KeptSet:
+    """The kept set with the smallest sum of differences to all sets, in sublayers; the first of these on a tie."""
+    members = [frozenset(kept.sublayers) for kept in kept_sets]
+    differences = [sum(len(one ^ other) for other in members) for one in members]
+    return kept_sets[differences.index(min(differences))]
+
+
+def share_kept_set(drafts: Sequence[Draft]) -> list[Draft]:
+    """Gives the layer drafts of a batch one kept set, their medoid."""
+    kept_sets = [draft.kept for draft in drafts if isinstance(draft, LayerDraft)]
+    return with_kept_set(drafts, medoid(kept_sets)) if kept_sets else list(drafts)
+
+
+def with_kept_set(drafts: Sequence[Draft], kept: KeptSet) -> list[Draft]:
+    """Layer drafts with another kept set. Their limits and stopping rules stay, and so do drafts of other kinds."""
+    return [replace(draft, kept=kept) if isinstance(draft, LayerDraft) else draft for draft in drafts]
 
 
 @dataclass(frozen=True)
@@ -27,7 +53,7 @@ class SelectingSettings(PrecisionSettings):
 
     schedule: str = setting(
         "ours",
-        "when it selects: ours, only where that is expected to save more time than it takes; paper, as published",
+        "when it selects: where that is expected to save time (ours), or as published (paper)",
         choices=("ours", "paper"),
     )
     share_kept_set: bool = setting(True, SHARE_HELP)
@@ -106,11 +132,7 @@ class SelectingMethod(Method):
 class SelectingDrafter(Drafter):
     """One request of a selecting method.
 
-    Attributes:
-        method: its method.
-        probe: of the request.
-        choice: what it drafts with; ``None`` before the first selection.
-        rounds: rounds since its last selection.
+    ``choice`` is what it drafts with, ``None`` before the first selection; ``rounds`` are those since that.
     """
 
     method: SelectingMethod

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 from selfspec.errors import InvalidSettingError
+from selfspec.runtimes.precision import Precision
 
 
 def setting(
@@ -31,6 +32,11 @@ def setting(
     """
     metadata = {"help": help, "minimum": minimum, "maximum": maximum, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def fraction(default: float | None, help: str) -> Any:
+    """Makes a field for a number from 0 to 1."""
+    return setting(default, help, minimum=0.0, maximum=1.0)
 
 
 def part_settings(field: str, part: str, settings_class: type, defaults: Mapping[str, Any]) -> tuple[str, type, Any]:
@@ -168,18 +174,10 @@ def _read(name: str, hint: Any, text: str) -> Any:
     base, optional = _base_type(hint)
     if optional and text.lower() == "none":
         return None
-    if base is bool and text.lower() in ("true", "false"):
-        return text.lower() == "true"
     try:
-        return text if base is str else _number(base, text)
-    except ValueError:
+        return {"true": True, "false": False}[text.lower()] if base is bool else base(text)
+    except (KeyError, ValueError):
         raise InvalidSettingError(f"{name} must be {_type_name(hint)}, not '{text}'") from None
-
-
-def _number(base: type, text: str) -> Any:
-    if base is bool:
-        raise ValueError(text)
-    return base(text)
 
 
 def _check(field: "dataclasses.Field[Any]", hint: Any, value: Any) -> Any:
@@ -200,3 +198,30 @@ def _check(field: "dataclasses.Field[Any]", hint: Any, value: Any) -> Any:
         nearest = suggest(value, dict.fromkeys(choices))
         raise InvalidSettingError(f"{field.name} is one of {', '.join(choices)}, not '{value}'{nearest}")
     return value
+
+
+@dataclasses.dataclass(frozen=True)
+class PrecisionSettings(MethodSettings):
+    """At which precision a method drafts, of every method that drafts with layers; ``Method`` puts it into effect.
+
+    Raises:
+        InvalidSettingError: there are no low-bit weights of this many bits or of such groups.
+    """
+
+    draft_bits: int = setting(16, "bits of the weights that draft: 8, 6 or 4; 16 for the model's own", minimum=4)
+    attention_bits: int | None = setting(None, "draft_bits of attention alone", minimum=4)
+    mlp_bits: int | None = setting(None, "draft_bits of the MLPs alone", minimum=4)
+    head_bits: int | None = setting(None, "draft_bits of the LM head alone", minimum=4)
+    group: int = setting(32, "inputs of a low-bit weight row that share a scale: 32, 64 or 128", minimum=32)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.precision  # refuses bits and groups that do not exist
+
+    @property
+    def precision(self) -> Precision | None:
+        """Of the weights that draft; ``None`` for the model's own."""
+        parts = (self.attention_bits, self.mlp_bits, self.head_bits)
+        attention, mlp, head = (self.draft_bits if bits is None else bits for bits in parts)
+        precision = Precision(attention, mlp, head, self.group)
+        return None if precision.is_full else precision

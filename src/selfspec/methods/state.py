@@ -40,9 +40,6 @@ def write_state(path: Path, state: LearnedState, method: str, model: Mapping[str
 
     An existing file is replaced atomically: readers get the old or the new state, an interrupted write loses nothing,
     and of several writers the last one wins.
-
-    Raises:
-        StateError: the file cannot be written, or JSON cannot represent a value.
     """
     check_destination(path)
     values = json.dumps(_plain(state.values, "values"))
@@ -63,12 +60,7 @@ def write_state(path: Path, state: LearnedState, method: str, model: Mapping[str
 
 
 def read_state(path: Path, method: str, model: Mapping[str, Any]) -> LearnedState:
-    """Reads a state file.
-
-    Raises:
-        StateError: there is no such file, it is no state file, it is damaged, or it is of another version, method or
-            model.
-    """
+    """Reads a state file; refuses a damaged one, and one of another version, method or model."""
     check_source(path)
     try:
         content = path.read_bytes()  # read once: another process may replace the file at any time
@@ -85,11 +77,7 @@ def read_state(path: Path, method: str, model: Mapping[str, Any]) -> LearnedStat
 
 
 def check_source(path: Path) -> None:
-    """Checks that a path is a regular file; opening a pipe could block for ever.
-
-    Raises:
-        StateError: there is no such file.
-    """
+    """Refuses a path that is no regular file; opening a pipe could block for ever."""
     try:
         is_file = path.is_file()
     except OSError as error:
@@ -99,11 +87,7 @@ def check_source(path: Path) -> None:
 
 
 def check_destination(path: Path) -> None:
-    """Checks that a state file can be written, before time is spent on learning.
-
-    Raises:
-        StateError: the path is a folder or a device, or its folder is missing or may not be written to.
-    """
+    """Refuses a path to which no state file can be written, before time is spent on learning."""
     cannot = f"the state cannot be written to '{path}'"
     try:
         folder = path.resolve().parent

@@ -8,13 +8,12 @@ from selfspec.decoding.draft import Draft, LayerDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.stopping import ConfidenceThreshold, TreeWidths
-from selfspec.methods.budget import default_skip_ratio
-from selfspec.methods.layer_search import free_sublayers, skipped_by
+from selfspec.methods.layer_search import skipped_by
 from selfspec.methods.payoff import Record, draft_cost, expected_speedup
 from selfspec.methods.registry import register
-from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings
-from selfspec.methods.settings import setting
-from selfspec.methods.sharing import with_kept_set
+from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings, with_kept_set
+from selfspec.methods.settings import fraction, setting
+from selfspec.methods.skipping import sublayer_ratio
 from selfspec.methods.state import LearnedState
 from selfspec.methods.swift_search import SwiftSearch, SwiftSearchSettings
 from selfspec.model.kept import KeptSet
@@ -24,7 +23,7 @@ from selfspec.runtimes.target import Target
 MOST_CANDIDATES = 10
 
 _FIRST_PART = 4
-"""A candidate that cannot be the best one any more after this part of its tokens is not tried on the others."""
+"""A candidate that cannot be the best after this part of its tokens is not tried on the others."""
 
 _SURER_THAN = (0.95, 0.8, 0.5)
 _PAPER_WIDTHS = (1, 3, 5, MOST_CANDIDATES)
@@ -35,30 +34,21 @@ _AUTHORS_GREEDY_WIDTHS = (3, 5, 8, MOST_CANDIDATES)
 class SwiftSettings(SwiftSearchSettings, SelectingSettings):
     """Settings of ``swift``: of its search, of the weights that draft, and of its drafts."""
 
-    context_window: int = setting(
-        32, "output tokens on which candidates are scored; the search starts when there are as many (γ)", minimum=1
-    )
+    context_window: int = setting(32, "output tokens on which candidates are scored (γ)", minimum=1)
     window: str = setting(
         "fixed",
-        "tokens on which candidates are scored: fixed, the first γ of the request's output (equation 3), or sliding, "
-        "the last γ (ours)",
+        "which output tokens these are: the first γ (fixed, equation 3) or the last γ (sliding, ours)",
         choices=("fixed", "sliding"),
     )
     max_draft_length: int = setting(25, "longest draft (N_D)", minimum=1, maximum=64)
-    confidence_threshold: float = setting(
-        0.8, "stop drafting after a token less confident than this (ε); 0 never stops", minimum=0.0, maximum=1.0
-    )
-    dynamic_verification: bool = setting(
-        True, "verify 10, 5, 3, 1 candidates at positions of confidence up to 0.5, 0.8, 0.95, 1"
-    )
+    confidence_threshold: float = fraction(0.8, "stop drafting after a token less confident than this (ε)")
+    dynamic_verification: bool = setting(True, "verify 1 to 10 candidates at a position, by its confidence")
     tree_widths: str = setting(
         "paper",
-        "numbers of candidates: paper, or authors (their code verifies 10, 8, 5, 3 in greedy decoding)",
+        "numbers of candidates: paper, or authors (of their code, more in greedy decoding)",
         choices=("paper", "authors"),
     )
-    max_siblings: int = setting(
-        32, "most candidates of a draft beside its path; each needs a cache slot (no limit in the paper)", minimum=0
-    )
+    max_siblings: int = setting(32, "most candidates beside a draft's path (no limit in the paper)", minimum=0)
 
 
 def candidate_count(confidence: float) -> int:
@@ -78,15 +68,9 @@ def _width(confidence: float, widths: tuple[int, ...]) -> int:
 def matchness(
     probe: Probe, kept: KeptSet, window: int, end: int | None = None, precision: AnyPrecision | None = None
 ) -> float:
-    """The share of ``window`` successive tokens that a kept set predicts, in one forward (equations 3 and 4).
+    """The share of ``window`` (γ) successive tokens that a kept set predicts, in one forward (equations 3 and 4).
 
-    Args:
-        probe: of the request.
-        kept: the candidate.
-        window: number of tokens (γ).
-        end: length of prompt and output up to the window's end; if not given, that of the whole context with the
-            pending token.
-        precision: of the weights that predict; ``None`` for the target's own.
+    The window ends at ``end`` tokens of prompt and output; by default with the pending token.
     """
     predicted = probe.score(kept, window, end, precision).argmax(-1)
     end = probe.committed + 1 if end is None else end
@@ -96,10 +80,9 @@ def matchness(
 def matchness_if_above(
     probe: Probe, kept: KeptSet, window: int, best: float, end: int, precision: AnyPrecision | None = None
 ) -> float:
-    """``matchness`` where it can be above the best one, and else that of the window's first quarter, which is not.
+    """``matchness`` where it can be above the best one, and else that of the window's first quarter.
 
-    Most candidates are wrong on too many of the first tokens for the others to make up for it. They cost a forward of a
-    quarter of the rows. The result is above ``best`` exactly where the matchness is.
+    The result is above ``best`` exactly where the matchness is; most candidates cost a quarter of the rows.
     """
     first = window // _FIRST_PART
     if first:
@@ -115,24 +98,14 @@ class Swift(SelectingMethod):
 
     Until a request has γ output tokens, the best set so far drafts (context accumulation). After that every round
     begins with an optimisation step: a candidate set, random or from a Gaussian process, predicts γ tokens, and the
-    best set so far drafts. The search goes on over all requests until it ends (``SwiftSearch``); with
-    ``recheck_interval`` it starts again if its set no longer predicts well.
+    best set so far drafts. The search goes on over all requests until it ends (``SwiftSearch``).
 
     The γ tokens are ``y_1 … y_γ`` of equation 3, the first after the prompt, the same for all candidates of a request.
-    (In the authors' code they are ``y_2 … y_(γ+1)``.) With ``window=sliding`` (ours) they are the last γ: the search
-    then follows a long output, but scores each candidate on other text. The checks of ``recheck_interval`` use the same
-    window; a fixed one gives the same set the same score for the whole request.
+    (In the authors' code they are ``y_2 … y_(γ+1)``.) With ``window=sliding`` (ours) they are the last γ.
 
     Ours: at most ``max_siblings`` candidates beside the path, the first ones. Their number depends on the confidences
-    alone and not on the drafted tokens, so sampling stays exact.
-
-    With ``draft_bits`` candidates are scored at the precision at which they draft.
-
-    With ``schedule=ours`` a round begins with a step only where that pays. What a step is expected to save follows from
-    the expected improvement of the best score (``SwiftSearch.expected_improvement``). Candidates that cannot be the
-    best any more after a quarter of their tokens are not tried on the others.
-
-    In a batch the optimisation steps of all requests come first, and then all requests draft with the same set.
+    alone and not on the drafted tokens, so sampling stays exact. With ``schedule=ours`` a round begins with a step only
+    where that pays, and candidates that cannot be the best after a quarter of their tokens are not tried on the others.
     """
 
     name = "swift"
@@ -143,9 +116,7 @@ class Swift(SelectingMethod):
 
     def __init__(self, target: Target, settings: SwiftSettings) -> None:
         super().__init__(target, settings)
-        ratio = settings.skip_ratio
-        if ratio is None:
-            ratio = default_skip_ratio(target, free_sublayers(target.layer_count))
+        ratio = sublayer_ratio(target, settings.skip_ratio)
         self.search = SwiftSearch(target.layer_count, replace(settings, skip_ratio=ratio))
 
     @property
@@ -212,11 +183,7 @@ class Swift(SelectingMethod):
         return self.search.state()
 
     def restore(self, state: LearnedState) -> None:
-        """Loads the state of a search.
-
-        Raises:
-            StateError: it is no search of this skip ratio over this many layers.
-        """
+        """Loads the state of a search of the same skip ratio over as many layers."""
         self.search.restore(state)
 
 
@@ -229,7 +196,6 @@ class _SwiftDrafter(SelectingDrafter):
 
     @property
     def gain(self) -> float | None:
-        """Share of the time that the next step of the search is expected to save."""
         return self.method.gain()
 
     @property
@@ -238,7 +204,6 @@ class _SwiftDrafter(SelectingDrafter):
         return self.method.last_choice.record
 
     def draft(self) -> Draft:
-        """Drafts with the best set so far."""
         return self.method.draft(self.method.search.kept, self.probe.samples)
 
     def select(self) -> None:
@@ -265,5 +230,4 @@ class _SwiftDrafter(SelectingDrafter):
         return matchness_if_above(self.probe, kept, window, best, end, precision)
 
     def keep(self, feedback: Feedback) -> None:
-        """Counts what was accepted, for the search's skip ratio."""
         self.method.search.note_round(feedback.drafted, feedback.accepted)

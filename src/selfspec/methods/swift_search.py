@@ -9,21 +9,18 @@ from typing import Any
 import numpy as np
 
 from selfspec.errors import StateError
-from selfspec.methods.budget import RATIO_HELP
 from selfspec.methods.layer_search import (
     Observations,
     Point,
-    check_skipped,
-    free_sublayers,
     generator_of,
     point_of,
     random_point,
     require_gaussian_process,
     skipped_by,
-    starting_set,
     suggest_point,
 )
-from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.settings import MethodSettings, fraction, setting
+from selfspec.methods.skipping import RATIO_HELP, check_skipped, free_sublayers, starting_set
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 
@@ -35,60 +32,37 @@ _FEWEST_SCORES = 3
 class SwiftSearchSettings(MethodSettings):
     """Settings of SWIFT's search."""
 
-    skip_ratio: float | None = setting(
-        None,
-        f"share of the sublayers between first and last layer that drafts skip (r); {RATIO_HELP}",
-        minimum=0.0,
-        maximum=1.0,
+    skip_ratio: float | None = fraction(
+        None, f"share of the sublayers between first and last layer that drafts skip (r); {RATIO_HELP}"
     )
     max_optimization_steps: int = setting(1000, "longest search, in steps of one forward each (S)", minimum=0)
     bayesian_interval: int = setting(
-        25, "every n-th step takes its candidate from the Gaussian process, the others a random one (β)", minimum=1
+        25, "every n-th candidate comes from the Gaussian process, others are random (β)", minimum=1
     )
     patience: int = setting(300, "steps without a better set that end the search", minimum=1)
-    max_matchness: float = setting(0.95, "matchness above which the search ends", minimum=0.0, maximum=1.0)
-    min_skip_ratio: float = setting(
-        0.4, "smallest ratio to which it is lowered while too little is accepted", minimum=0.0, maximum=1.0
-    )
-    acceptance_tolerance: float = setting(
-        0.7, "acceptance rate below which the ratio is lowered; 0 never lowers it", minimum=0.0, maximum=1.0
-    )
-    adjustment_interval: int = setting(
-        100, "rounds of the search between two such checks (the paper names none)", minimum=1
-    )
+    max_matchness: float = fraction(0.95, "matchness above which the search ends")
+    min_skip_ratio: float = fraction(0.4, "smallest ratio to which it is lowered while too little is accepted")
+    acceptance_tolerance: float = fraction(0.7, "acceptance rate below which the ratio is lowered; 0 never lowers it")
+    adjustment_interval: int = setting(100, "rounds between two such checks (the paper names none)", minimum=1)
     recheck_interval: int = setting(
-        0, "rounds between checks of the set once the search has ended; 0 never checks it, as in the paper", minimum=0
+        0, "rounds between checks of the set after the search; 0 never checks (the paper)", minimum=0
     )
-    reopen_below: float = setting(
-        0.8, "matchness in such a check below which the search starts again", minimum=0.0, maximum=1.0
-    )
+    reopen_below: float = fraction(0.8, "matchness in such a check below which the search starts again")
     seed: int = setting(0, "fixes the sets that the search tries", minimum=0)
 
 
 @dataclass
 class _Progress:
-    """The state of a search without the observations.
-
-    Attributes:
-        skip_ratio: the present one.
-        skipped: the best set so far, as sublayer indices.
-        matchness: its score; ``None`` while it has none.
-        steps: optimisation steps so far.
-        begun: how many of them were before the search last started again.
-        without_gain: steps since the last better score.
-        rounds: rounds of the search since the last check of acceptance; after its end, since the last check of the set.
-        drafted: draft tokens of these rounds.
-        accepted: how many of those were accepted.
-    """
+    """The state of a search without the observations."""
 
     skip_ratio: float
-    skipped: list[int]
-    matchness: float | None = None
+    skipped: list[int]  # the best set so far, as sublayer indices
+    matchness: float | None = None  # its score
     steps: int = 0
-    begun: int = 0
-    without_gain: int = 0
-    rounds: int = 0
-    drafted: int = 0
+    begun: int = 0  # steps before the search last started again
+    without_gain: int = 0  # steps since the last better score
+    rounds: int = 0  # since the last check of acceptance; after the search's end, since the last check of the set
+    drafted: int = 0  # tokens of these rounds
     accepted: int = 0
 
 
@@ -106,10 +80,9 @@ class SwiftSearch:
     The first set, uniform skipping, is scored in the first step. That is ours: figure 6 shows its matchness, but in the
     authors' code the first random set replaces it.
 
-    The best set, its score, the steps, the steps without a better score and the observations of the Gaussian process
-    belong to the stream of requests, as in the authors' code and figure 6. (In section 4.1.1 an instance starts with
-    uniform skipping; here the stream does.) Scores of different requests are compared directly: a set stays until
-    another one has a higher score, on any request, and is not scored again before that.
+    Its state belongs to the stream of requests, as in the authors' code and figure 6. (In section 4.1.1 an instance
+    starts with uniform skipping; here the stream does.) Scores of different requests are compared directly: a set stays
+    until another one has a higher score, on any request, and is not scored again before that.
 
     The skip ratio is lowered by 0.05 if less than ``acceptance_tolerance`` of the draft tokens of
     ``adjustment_interval`` rounds was accepted during the search (footnote in C.2; step and interval are ours). The
@@ -118,14 +91,6 @@ class SwiftSearch:
     Paper and code do not define how a search that has ended adapts to other text, as figure 7 shows. With
     ``recheck_interval`` (ours) its set is scored again every n rounds, on the text of that time. If the score is too
     low the search starts again, and scores this set first.
-
-    Args:
-        layer_count: layers of the model.
-        settings: those of the search.
-
-    Raises:
-        InvalidSettingError: the ratio skips nothing in this model.
-        MissingPackageError: the search will need scikit-learn, which is not installed.
     """
 
     def __init__(self, layer_count: int, settings: SwiftSearchSettings) -> None:
@@ -170,10 +135,9 @@ class SwiftSearch:
         return good_enough or out_of_steps or progress.without_gain >= settings.patience
 
     def expected_improvement(self) -> float | None:
-        """By how much the next candidate is expected to raise the best score, which is never lowered.
+        """By how much the next candidate is expected to raise the best score (Jones et al. 1998).
 
-        Scores so far are taken as draws from a normal distribution (the expected improvement of Bayesian optimisation,
-        Jones et al. 1998, for a candidate of which nothing is known).
+        Scores so far are taken as draws from a normal distribution.
         """
         with self._lock:
             best, scores = self._progress.matchness, self._observations.scores
@@ -258,11 +222,7 @@ class SwiftSearch:
             return LearnedState(values, self._observations.tensors())
 
     def restore(self, state: LearnedState) -> None:
-        """Loads the state of a search.
-
-        Raises:
-            StateError: it is no search of this skip ratio over this many layers.
-        """
+        """Loads the state of a search of the same skip ratio over as many layers."""
         values = dict(state.values)
         for name, here in (("start_ratio", self._start_ratio), ("layers", self._layers)):
             if values.pop(name, None) != here:
@@ -308,11 +268,7 @@ class SwiftSearch:
 
 
 def _check_progress(values: Mapping[str, Any], free: int) -> _Progress:
-    """Progress from a state's values.
-
-    Raises:
-        StateError: a value is missing, of the wrong type or out of range.
-    """
+    """Progress from a state's values, all of them checked."""
     if values.keys() != {field.name for field in fields(_Progress)}:
         raise StateError("the state is not of this version of SWIFT's search; learn it again")
     counts = [values[name] for name in ("steps", "begun", "without_gain", "rounds", "drafted", "accepted")]

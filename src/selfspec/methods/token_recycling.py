@@ -34,12 +34,7 @@ class TokenRecyclingSettings(MethodSettings):
 
 @dataclass(frozen=True)
 class Template:
-    """The shape of the draft tree.
-
-    Attributes:
-        tree: the nodes, level by level.
-        ranks: for each node its rank among the candidates of its parent, from 0.
-    """
+    """The draft tree, level by level, and each node's rank among the candidates of its parent, from 0."""
 
     tree: TokenTree
     ranks: tuple[int, ...]
@@ -88,12 +83,10 @@ class Candidates:
         self._lock = threading.Lock()
 
     def note(self, token_ids: torch.Tensor, scores: torch.Tensor, priority: torch.Tensor) -> None:
-        """Replaces the candidates of some tokens.
+        """Replaces the candidates of tokens ``[rows]`` by the target's ``scores``, ``[rows, vocab]``, after each.
 
-        Args:
-            token_ids: long ``[rows]``.
-            scores: ``[rows, vocab]``, the target's scores after each of them; tokens of ``-inf`` are no candidates.
-            priority: long ``[rows]``, all different; of several rows of a token, the one of highest priority counts.
+        Tokens of ``-inf`` are no candidates. Of several rows of a token, the one of highest ``priority``, long
+        ``[rows]``, all different, counts.
         """
         best = scores.topk(self._matrix.shape[1])
         found = best.indices.int().masked_fill_(best.values == -torch.inf, _UNKNOWN)
@@ -106,9 +99,7 @@ class Candidates:
     def fill(self, token: int, levels: "list[tuple[torch.Tensor, torch.Tensor]]") -> list[int]:
         """The tokens of a tree below ``token``, with one gather a level and one copy to the host.
 
-        Args:
-            token: the root.
-            levels: for each level two long tensors ``[nodes]``: each node's parent in the level above, and its rank.
+        A level is two long tensors ``[nodes]``: each node's parent in the level above, and its rank.
         """
         tokens = torch.full((1,), token, dtype=torch.int32, device=self._matrix.device)
         filled = []

@@ -15,11 +15,19 @@ from selfspec.cli import terminal
 from selfspec.decoding import drafting
 from selfspec.decoding.draft import NoDraft, Proposal
 from selfspec.errors import InvalidSettingError, NoCopiesWarning, StateError
-from selfspec.methods.auto import assignments, preparation
-from selfspec.methods.auto.assignments import Assignment, Trial, candidates, choose, try_assignments, write_text
-from selfspec.methods.auto.copies import Copies
+from selfspec.methods.auto import preparation
+from selfspec.methods.auto.acceptance import Copies
 from selfspec.methods.auto.drafter import AutoDrafter
-from selfspec.methods.auto.preparation import Preparation, Terms
+from selfspec.methods.auto.preparation import (
+    Assignment,
+    AutoSettings,
+    Preparation,
+    Trial,
+    candidates,
+    choose,
+    try_assignments,
+    write_text,
+)
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.rows import RowCosts
@@ -157,10 +165,10 @@ def test_close_trials_are_timed_again_in_turns(monkeypatch: pytest.MonkeyPatch) 
         measured.append([precision.attention for _, precision in which])
         return [RowCosts((1,), (0.25 + 0.05 * place,)) for place in range(len(which))]
 
-    monkeypatch.setattr(assignments, "measure_together", together)
-    monkeypatch.setattr(assignments, "measure_row_costs", lambda *_, **__: CHEAP)
+    monkeypatch.setattr(preparation, "measure_together", together)
+    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: CHEAP)
     tried, text = [Assignment(FULL, Precision.of(bits)) for bits in (8, 6)], write_text(target, 64)
-    monkeypatch.setattr(assignments, "_agreement", lambda *_: ((0.9, True),) * 9 + ((0.9, False),))
+    monkeypatch.setattr(preparation, "_agreement", lambda *_: ((0.9, True),) * 9 + ((0.9, False),))
     first, second = try_assignments(target, tried, text, FREE_ROWS, most_seconds=60.0)
     assert measured == [[8, 6]]
     assert (first.costs.seconds, second.costs.seconds) == ((0.25,), (0.3,))
@@ -182,24 +190,24 @@ def test_no_trial_begins_after_its_time() -> None:
 
 def test_what_was_found_out_is_kept_and_read_again(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_preparation(monkeypatch, kept)
-    first = preparation.prepare(Target(MODEL), Terms())
+    first = preparation.prepare(Target(MODEL), AutoSettings())
     assert [*kept.rglob("auto/*.json")]
     monkeypatch.setattr(preparation, "_find_out", None)
-    assert preparation.prepare(Target(MODEL), Terms()) == first
+    assert preparation.prepare(Target(MODEL), AutoSettings()) == first
 
 
 @pytest.mark.parametrize("damage", [{}, {"terms": {}}, {"verify": None}, {"verify": {"rows": [2], "seconds": [1]}}])
 def test_a_damaged_file_is_found_out_again(kept: Path, monkeypatch: pytest.MonkeyPatch, damage: dict[str, Any]) -> None:
     real_preparation(monkeypatch, kept)
     target = Target(MODEL)
-    preparation.prepare(target, Terms())
+    preparation.prepare(target, AutoSettings())
     (path,) = kept.rglob("auto/*.json")
     content = preparation.read_kept(path, target)
     assert content is not None
     write_kept(path, target, {**content, **damage} if damage else {})
     found = []
     monkeypatch.setattr(preparation, "_find_out", lambda *arguments: found.append(1) or Preparation(FREE_ROWS, None))
-    assert preparation.prepare(target, Terms()).verify == FREE_ROWS
+    assert preparation.prepare(target, AutoSettings()).verify == FREE_ROWS
     assert found
 
 
@@ -246,11 +254,11 @@ def test_copies_for_which_there_is_no_memory_any_more_are_left_out(kept: Path, m
     target = Target(MODEL)
     found = Preparation(FREE_ROWS, Trial(Assignment(FULL, Precision.of(8)), 0.9, CHEAP, ()))
     monkeypatch.setattr(preparation, "_find_out", lambda *_: found)
-    assert preparation.prepare(target, Terms()).layers is not None
+    assert preparation.prepare(target, AutoSettings()).layers is not None
     target.release_copies()
     monkeypatch.setattr("selfspec.runtimes.low_bit.available_bytes", lambda: 10)
     with pytest.warns(NoCopiesWarning, match="memory that is available"):
-        prepared = preparation.prepare(target, Terms())
+        prepared = preparation.prepare(target, AutoSettings())
     assert prepared.layers is None
     assert prepared.lacking_bytes == target.low_bit_bytes(Precision.of(8))
 
@@ -311,7 +319,7 @@ def test_states_of_other_models_dtypes_and_methods_are_refused(tmp_path: Path, m
 
 
 def test_another_processor_or_version_finds_out_again(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, terms, found = Target(MODEL), Terms(most_bytes=0), []
+    target, terms, found = Target(MODEL), AutoSettings(memory_limit=0), []
     result = Preparation(FREE_ROWS, None)
     monkeypatch.setattr(preparation, "_find_out", lambda *_: found.append(1) or result)
     for _ in range(2):

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.errors import StateError
-from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, Acceptance, Feature
-from selfspec.methods.auto.copies import Copies
-from selfspec.methods.copying import Match, continuation
+from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, Acceptance, Copies, Feature
+from selfspec.methods.ngram import Match, continuation
 
 TWO = Feature(edges=(0.5,), prior=(0.2, 0.8))
 

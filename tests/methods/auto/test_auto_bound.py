@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
-from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Acceptance, Feature
-from selfspec.methods.auto.assignments import Assignment
-from selfspec.methods.auto.copies import Copies, CopiesToConfirm
+from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Acceptance, Copies, CopiesToConfirm, Feature
 from selfspec.methods.auto.drafter import CREDIT, AutoDrafter, Experience, LayerChoice, plan_together
+from selfspec.methods.auto.preparation import Assignment
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
@@ -158,7 +157,8 @@ def play(tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: 
             drafter.learn(feedback)
             written[index] += len(feedback.acceptance.token_ids)
         plain = sum(written) * VERIFY(len(drafters)) / len(drafters)
-        counted = plain - sum(drafter._allowance.saved for drafter in drafters)
+        saved = [drafter._allowance._plain - drafter._allowance._spent for drafter in drafters]
+        counted = plain - sum(saved)
         parts = [draft.name for draft in drafts if draft.name is not None]
         yield Moment(sum(written), clock.now, counted, parts)
 

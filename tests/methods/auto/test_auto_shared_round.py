@@ -14,7 +14,6 @@ from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto import acceptance
 from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH
 from selfspec.methods.auto.allowance import SharedRound
-from selfspec.methods.auto.assignments import Assignment
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
 from selfspec.methods.auto.plans import (
     best_copy,
@@ -24,6 +23,7 @@ from selfspec.methods.auto.plans import (
     plain,
     with_caution,
 )
+from selfspec.methods.auto.preparation import Assignment
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts, monotone

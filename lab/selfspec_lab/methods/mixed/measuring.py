@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from selfspec.errors import OutOfMemoryError
-from selfspec.methods.auto.assignments import OwnText, write_text
+from selfspec.methods.auto.preparation import OwnText, write_text
 from selfspec.runtimes.costs.parts import LatencyProfile, measure_latencies
 from selfspec.runtimes.costs.rows import RowCosts, measure_row_costs
 from selfspec.runtimes.costs.store import (

@@ -1,4 +1,4 @@
-"""How likely draft tokens are accepted: tables that learn from every verified token."""
+"""How likely draft tokens are accepted: tables that every verified token updates, and copied tokens scored by them."""
 
 import threading
 from bisect import bisect_right
@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from selfspec.errors import StateError
+from selfspec.methods.auto.plans import MOST_GUESSES, best_guesses
+from selfspec.methods.ngram import Match, SuffixAutomaton, continuation
+from selfspec.runtimes.costs.rows import CostTable
 
 
 @dataclass(frozen=True)
 class Feature:
-    """A number that tells likely draft tokens from unlikely ones, cut into buckets.
-
-    Attributes:
-        edges: ascending; bucket ``i`` ends before ``edges[i]``, the last one has no end.
-        prior: acceptance to expect in each bucket before anything is known.
-    """
+    """A number that tells likely draft tokens from unlikely ones, cut into buckets."""
 
     edges: tuple[float, ...]
+    """Ascending; bucket ``i`` ends before ``edges[i]``, the last one has no end."""
     prior: tuple[float, ...]
+    """Acceptance to expect in each bucket before anything is known."""
 
     def __post_init__(self) -> None:
         assert len(self.prior) == len(self.edges) + 1
@@ -47,12 +47,6 @@ class Acceptance:
     Over all requests, each bucket starts with the feature's prior as ``weight`` tokens, and forgets: it never weighs
     more than ``memory`` tokens. Within a request (``of_request``) what all requests have seen is the prior, and stays:
     own tokens count more, the latest most, since texts differ more than their parts do.
-
-    Args:
-        feature: the buckets.
-        weight: tokens that the prior counts for.
-        memory: tokens that a bucket remembers.
-        shared: the acceptance over all requests, which is the prior and learns too; ``None`` for that one itself.
     """
 
     def __init__(
@@ -130,3 +124,84 @@ class Acceptance:
         with self._lock:
             self._trials, self._accepted = trials, accepted
             self._rates[:] = [yes / all_ for yes, all_ in zip(accepted, trials, strict=True)]
+
+
+_UNLIKELY = 0.02
+"""Probability below which a copied token is not worth its row on any machine."""
+
+
+class Copies:
+    """What followed the longest suffix of the text that has occurred before, as in ``suffix``.
+
+    The acceptance of a copied token depends on the length of the match before it, in which the copied tokens count.
+    Every token of the text scores it, whether it was drafted or not.
+    """
+
+    def __init__(self, token_ids: Sequence[int], acceptance: Acceptance) -> None:
+        self._automaton = SuffixAutomaton(token_ids)
+        self._acceptance = acceptance
+
+    @property
+    def match_length(self) -> int:
+        """Tokens of the match; 0 without one."""
+        return self._automaton.match_length
+
+    @property
+    def likelihood(self) -> float:
+        """The probability that the next token is a copy's; 0 without a match."""
+        return self._acceptance.rate(self.match_length) if self.match_length else 0.0
+
+    def match_after(self, drafted: Sequence[int] = ()) -> Match:
+        """The match at the end of the text and of tokens drafted after it."""
+        return self._automaton.match_after(drafted)
+
+    def survival(self, match: Match, count: int) -> list[float]:
+        """By number of copied tokens the probability that all are right; at most ``count``, as long as worth a row."""
+        likely: list[float] = []
+        if match.length:
+            probability = 1.0
+            for rate in self._acceptance.rates(match.length, count):
+                probability *= rate
+                if probability < _UNLIKELY:
+                    break
+                likely.append(probability)
+        return likely
+
+    def tokens(self, match: Match, count: int, drafted: Sequence[int] = ()) -> list[int]:
+        """The ``count`` tokens copied after a match of the text and ``drafted`` tokens."""
+        return continuation(self._automaton.tokens, match.end, count, drafted)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Appends tokens to the text, and learns from each whether the copy was right."""
+        text = self._automaton
+        for token_id in token_ids:
+            if text.match_length:
+                self._acceptance.note(text.tokens[text.match_end] == token_id, text.match_length)
+            text.extend((token_id,))
+
+
+class CopiesToConfirm:
+    """Guesses of what a layer draft drafts next: copies, as many as make drafting cheapest.
+
+    ``most_seconds`` is what their rows may cost, ``seconds`` what they cost so far, and ``forwards`` the rows of each
+    forward that guesses were asked for, the drafted token's included.
+    """
+
+    def __init__(self, copies: Copies, costs: CostTable, most_seconds: float) -> None:
+        self._copies = copies
+        self._costs = costs
+        self._most_seconds = most_seconds
+        self.seconds = 0.0
+        self.forwards: list[int] = []
+
+    def __call__(self, drafted: Sequence[int]) -> Sequence[int]:
+        """The guesses after the text and the tokens drafted so far."""
+        match = self._copies.match_after(drafted)
+        count, _ = best_guesses(self._costs, self._copies.survival(match, MOST_GUESSES))
+        seconds = self.seconds + self._costs[1 + count] - self._costs[1]
+        if not count or seconds > self._most_seconds:
+            self.forwards.append(1)
+            return ()
+        self.seconds = seconds
+        self.forwards.append(1 + count)
+        return self._copies.tokens(match, count, drafted)

@@ -20,11 +20,7 @@ class Allowance:
 
     With ``P`` the time that plain decoding takes for the tokens so far and ``A`` the time that was spent, the bound is
     ``A <= B(P) = P + max(delta P, credit)``. A round commits at least one token, so it holds after a round of ``t``
-    seconds if ``A + t <= B(P + step)`` held before it.
-
-    Args:
-        delta: share of plain decoding's time that may be lost, 0 or more.
-        credit: steps of plain decoding that may be lost where that is more.
+    seconds if ``A + t <= B(P + step)`` held before it. ``credit`` counts steps of plain decoding.
     """
 
     def __init__(self, delta: float, credit: float) -> None:
@@ -45,11 +41,6 @@ class Allowance:
         """Counts a round by the tokens that it committed and its seconds."""
         self._plain += tokens * step
         self._spent += seconds
-
-    @property
-    def saved(self) -> float:
-        """Seconds saved so far against plain decoding; negative where some were lost."""
-        return self._plain - self._spent
 
 
 class RoundOverhead:
@@ -100,12 +91,7 @@ class PlanningTime:
 
 
 class SharedRound:
-    """Collects the timings of a batch's requests and updates the costs once.
-
-    Args:
-        requests: how many share the round.
-        verify: costs of the target's forward; learns.
-    """
+    """Collects the timings of a batch's requests and updates the costs of the target's forward once."""
 
     def __init__(self, requests: int, verify: LiveCosts) -> None:
         self._missing = self._requests = requests
@@ -121,14 +107,9 @@ class SharedRound:
         forwards: Sequence[int] = (),
         draft: LiveCosts | None = None,
     ) -> None:
-        """Adds one request's part; the last one updates the costs.
+        """Adds one request's rows and its shares of the time; the last one updates the costs.
 
-        Args:
-            rows: of its verification.
-            verify_seconds: its share of the verification.
-            draft_seconds: its share of the drafts.
-            forwards: rows of each forward of its layer draft.
-            draft: costs of that draft's forward; learns.
+        ``forwards`` are the rows of each forward of its layer draft, whose costs are ``draft``.
         """
         self._missing -= 1
         self._rows += rows

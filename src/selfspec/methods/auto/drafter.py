@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 
 from selfspec.decoding.draft import MOST_STEPS, Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.methods.auto.acceptance import Acceptance
+from selfspec.methods.auto.acceptance import Acceptance, Copies, CopiesToConfirm
 from selfspec.methods.auto.allowance import Allowance, PlanningTime, RoundOverhead, SharedRound
-from selfspec.methods.auto.assignments import Assignment
-from selfspec.methods.auto.copies import Copies, CopiesToConfirm
 from selfspec.methods.auto.plans import (
     MOST_DRAFTED,
     MOST_GUESSES,
@@ -23,7 +21,8 @@ from selfspec.methods.auto.plans import (
     plain,
     with_caution,
 )
-from selfspec.methods.copying import chain_draft
+from selfspec.methods.auto.preparation import Assignment
+from selfspec.methods.ngram import chain_draft
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.types import Forecast
@@ -52,29 +51,21 @@ class LayerChoice:
 
 @dataclass(frozen=True)
 class Experience:
-    """What all requests have seen of the acceptance of drafts.
-
-    Attributes:
-        copies: of copied tokens, by the length of the match.
-        confident: of tokens of a layer draft, by its confidence.
-        layers: of tokens of a layer draft before they are drafted.
-    """
+    """What all requests have seen of the acceptance of drafts."""
 
     copies: Acceptance
+    """Of copied tokens, by the length of the match."""
     confident: Acceptance
+    """Of tokens of a layer draft, by its confidence."""
     layers: Acceptance
+    """Of tokens of a layer draft before they are drafted."""
 
 
 class AutoDrafter(Drafter):
     """Drafts one request.
 
-    Args:
-        prefill: of the request.
-        experience: of all requests; learns.
-        verify: costs of the target's forward; learns.
-        layers: the layer draft; ``None`` without one.
-        delta: share of plain decoding's time that may be lost.
-        clock: seconds; times planning and learning, which are part of the time spent.
+    It updates the acceptance of all requests and the costs of the target's forward (``verify``) and of the layer draft.
+    The clock times planning and learning, which are part of the time spent.
     """
 
     def __init__(
@@ -103,12 +94,9 @@ class AutoDrafter(Drafter):
         return self.plan_among(1)
 
     def plan_among(self, sequences: int, drafting: int | None = None, shared: SharedRound | None = None) -> Draft:
-        """What drafts the next round.
+        """What drafts the next round, which ``sequences`` requests share; each is taken to need as many rows.
 
-        Args:
-            sequences: requests that share the round, this one included. Each is taken to need as many rows.
-            drafting: how many of them share the forwards of a layer draft; all, unless that is known.
-            shared: collects the timings of the round; ``None`` where it is this request's alone.
+        ``drafting`` of them share the forwards of a layer draft (by default all), and ``shared`` collects the timings.
         """
         began = self._clock()
         self._read()
@@ -256,25 +244,15 @@ def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:
 
 @dataclass(slots=True)
 class _Round:
-    """A planned round.
+    """A planned round."""
 
-    Attributes:
-        sequences: requests that share it.
-        drafting: how many of them share the forwards of a layer draft.
-        forwards: costs of the target's forward.
-        verify: the same with what a round takes beside forwards; empty where no draft was looked for.
-        shared: collects the timings of the round in a batch.
-        costs: of the forward of a layer draft; empty without one.
-        guess: of a layer draft.
-    """
-
-    sequences: int
-    drafting: int
-    forwards: CostTable
-    verify: CostTable
+    sequences: int  # that share it
+    drafting: int  # of them share the forwards of a layer draft
+    forwards: CostTable  # of the target
+    verify: CostTable  # the same with what a round takes beside forwards; empty where no draft was looked for
     shared: SharedRound | None
-    costs: CostTable = ()
-    guess: CopiesToConfirm | None = None
+    costs: CostTable = ()  # of the forward of a layer draft; empty without one
+    guess: CopiesToConfirm | None = None  # of a layer draft
 
     def expected_drafting(self, feedback: Feedback) -> float:
         """Seconds of the draft's forwards if all that share them make as many; 0 if no layers drafted."""

@@ -2,52 +2,23 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Prefill
 from selfspec.errors import StateError
 from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Acceptance, Feature
-from selfspec.methods.auto.assignments import Trial
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
-from selfspec.methods.auto.preparation import Preparation, Terms, prepare
+from selfspec.methods.auto.preparation import AutoSettings, Preparation, Trial, prepare
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
-from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState
 from selfspec.runtimes.costs.live import LiveCosts
-from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
 _KINDS = ("greedy", "sampled")
 _LAYER_DRAFT = "layer_draft"
-
-
-@dataclass(frozen=True)
-class AutoSettings(MethodSettings):
-    """Settings of ``auto``. Nothing has to be set."""
-
-    delta: float = setting(
-        0.02, "share of plain decoding's time that a request may lose by trying drafts", minimum=0.0, maximum=1.0
-    )
-    memory_limit: float | None = setting(
-        None, "most memory of low-bit copies in GiB; none is half of what is available, 0 makes no copies", minimum=0.0
-    )
-    trial_seconds: float = setting(
-        10.0, "time for trying drafts when a model is first used on this machine; the result is kept", minimum=0.0
-    )
-    group: int = setting(32, "inputs of a weight row that share a scale: 32, 64 or 128", minimum=32, maximum=128)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        Precision(group=self.group)  # refuses groups that are not supported
-
-    @property
-    def terms(self) -> Terms:
-        """What a preparation may try."""
-        most_bytes = None if self.memory_limit is None else self.memory_limit * 2**30
-        return Terms(self.group, most_bytes, self.trial_seconds)
 
 
 @register
@@ -114,7 +85,7 @@ class Auto(Method):
     def _make_ready(self, progress: Callable[[str], None] = lambda _: None) -> "_Ready":
         with self._lock:
             if self._ready is None:
-                self._ready = _Ready(prepare(self.target, self.settings.terms, progress))
+                self._ready = _Ready(prepare(self.target, self.settings, progress))
             return self._ready
 
 

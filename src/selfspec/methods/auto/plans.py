@@ -1,7 +1,7 @@
 """What to draft next: the round that promises most tokens a second, among those that may be played."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from selfspec.runtimes.costs.rows import CostTable
 
@@ -22,25 +22,16 @@ are accepted less often than estimated.
 
 
 class Plan(NamedTuple):
-    """One way to play a round.
+    """A round: plain, of copied tokens, or of a layer draft, and what it promises."""
 
-    Attributes:
-        kind: ``plain`` drafts nothing, ``tokens`` copies tokens, ``layers`` lets sublayers draft.
-        length: draft tokens; of ``layers`` at most.
-        tokens_per_second: what it promises.
-        forward_seconds: of ``layers``: seconds of a forward of the draft, its guesses included, for each token that it
-            is expected to give.
-    """
-
-    kind: Literal["plain", "tokens", "layers"]
-    length: int
+    length: int  # draft tokens; of a layer draft at most
     tokens_per_second: float
-    forward_seconds: float = 0.0
+    forward_seconds: float = 0.0  # of a layer draft: of a forward, for each token that it is expected to give
 
 
 def plain(verify: CostTable) -> Plan:
     """A step of plain decoding."""
-    return Plan("plain", 0, 1 / verify[1])
+    return Plan(0, 1 / verify[1])
 
 
 def best_copy(survival: Sequence[float], verify: CostTable, longest: float) -> Plan | None:
@@ -56,7 +47,7 @@ def best_copy(survival: Sequence[float], verify: CostTable, longest: float) -> P
             break
         if expected > best * seconds:
             best, length = expected / seconds, count
-    return Plan("tokens", length, best) if length else None
+    return Plan(length, best) if length else None
 
 
 def best_layers(
@@ -64,17 +55,9 @@ def best_layers(
 ) -> Plan | None:
     """The best layer draft if each token is accepted with the same probability.
 
-    A forward of the draft may be given guesses of what it drafts; those that it confirms need no forward of their own.
-
-    Args:
-        acceptance: of each token whose predecessors were accepted, 0 to 1.
-        draft: costs of the draft's forward.
-        verify: costs of the target's forward.
-        longest: seconds that the round may take.
-        guessed: by number of guesses the probability that the draft confirms all of them.
-
-    Returns:
-        The plan, whose length is all that fits: confidence ends a draft earlier. ``None`` where not one token fits.
+    ``acceptance`` is that of each token whose predecessors were accepted. The round may take ``longest`` seconds; the
+    plan's length is all that fits, as confidence ends a draft earlier. A forward of the draft may be given guesses,
+    which need no forward of their own if confirmed: ``guessed`` is by their number the probability that all are.
     """
     guesses, each = best_guesses(draft, guessed)
     length = _most_that_fits(draft[1 + guesses], verify, longest)
@@ -85,7 +68,7 @@ def best_layers(
             break  # its forward alone costs more than it brings, and so it is with all that follow
         expected += probability
         best = max(best, expected / (drafted * each + verify[drafted + 1]))
-    return Plan("layers", length, best, each) if length else None
+    return Plan(length, best, each) if length else None
 
 
 def _most_that_fits(forward: float, verify: CostTable, longest: float) -> int:
@@ -118,14 +101,8 @@ class WorthwhileDraft:
     """Stops a layer draft where one more token is expected to cost more time than it is worth.
 
     A token is worth the time in which the round's rate gives one. The next token counts with the probability that all
-    before it are accepted, by their confidences, and that it is accepted itself.
-
-    Args:
-        rate: tokens a second that the round promises.
-        next_acceptance: acceptance of a token that is not drafted yet.
-        calibrated: acceptance of a drafted token by its confidence.
-        forward_seconds: of the draft, for a token.
-        verify: costs of the target's forward.
+    before it are accepted, by their confidences (``calibrated``), and that it is accepted itself (``next_acceptance``).
+    ``rate`` is in tokens a second.
     """
 
     def __init__(

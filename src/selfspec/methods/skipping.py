@@ -1,0 +1,81 @@
+"""Which sublayers drafts skip: the default share by a model's size, an even spread, and the check of a saved set.
+
+The papers skip 45 to 50 % of models with 7 to 70 billion parameters. Small models have less to spare, so models of up
+to 0.2 billion parameters skip 0.2 of their sublayers, those from 7 billion on 0.45, and between them the share grows
+with the logarithm of the number of parameters (``docs/faithfulness.md`` has the measurements).
+"""
+
+import math
+
+from selfspec.errors import InvalidSettingError, StateError
+from selfspec.runtimes.target import Target
+
+RATIO_HELP = "none goes by the model's size: 0.2 up to 0.2 billion parameters, 0.45 from 7 billion"
+"""Help of settings that default to ``default_skip_ratio``."""
+
+FIRST_FREE = 2
+"""The first sublayer that may be skipped; the first layer always runs, and so does the last."""
+
+_SMALL, _LARGE = 0.2e9, 7e9
+_SMALL_RATIO, _LARGE_RATIO = 0.2, 0.45
+
+
+def skip_ratio_of_size(parameters: int) -> float:
+    """The share to skip of a model of this many parameters, 0.2 to 0.45."""
+    place = math.log(max(parameters, 1) / _SMALL) / math.log(_LARGE / _SMALL)
+    return _SMALL_RATIO + min(1.0, max(0.0, place)) * (_LARGE_RATIO - _SMALL_RATIO)
+
+
+def most_skipped(target: Target) -> float:
+    """The largest share that a search for the best share tries: half as much again as the default, at most a half."""
+    return min(0.5, 1.5 * default_skip_ratio(target, target.sublayer_count))
+
+
+def default_skip_ratio(target: Target, candidates: int) -> float:
+    """The share of candidates to skip in a model, by its size, but at least one of them."""
+    ratio = skip_ratio_of_size(target.parameter_count)
+    return max(ratio, min(1.0, 1 / candidates)) if candidates > 0 else ratio
+
+
+def free_sublayers(layer_count: int) -> int:
+    """The number of sublayers of all layers but the first and the last."""
+    return 2 * max(0, layer_count - 2)
+
+
+def evenly_skipped(layer_count: int, skip_ratio: float) -> tuple[int, ...]:
+    """Sublayers to skip, spread evenly over all layers but the first and the last.
+
+    As in SWIFT, ``int(2 (L - 2) r)`` sublayers are skipped; half of them attention, half MLP, each kind evenly spread.
+    """
+    skipped = int(free_sublayers(layer_count) * skip_ratio)
+    attention, mlp = (_spread(count, layer_count - 2) for count in ((skipped + 1) // 2, skipped // 2))
+    return tuple(sorted([2 * layer for layer in attention] + [2 * layer + 1 for layer in mlp]))
+
+
+def _spread(count: int, middle: int) -> list[int]:
+    """``count`` layers out of ``1 … middle``, evenly."""
+    return [1 + int((index + 0.5) * middle / count) for index in range(count)]
+
+
+def sublayer_ratio(target: Target, skip_ratio: float | None) -> float:
+    """A setting ``skip_ratio`` of the free sublayers; the default of this model for ``None``."""
+    return default_skip_ratio(target, free_sublayers(target.layer_count)) if skip_ratio is None else skip_ratio
+
+
+def starting_set(layer_count: int, skip_ratio: float) -> tuple[int, ...]:
+    """The evenly skipped sublayers; refuses a ratio that skips none."""
+    skipped, free = evenly_skipped(layer_count, skip_ratio), free_sublayers(layer_count)
+    if not skipped:
+        raise InvalidSettingError(
+            f"skip_ratio {skip_ratio} skips none of the {free} sublayers between the first and the last layer; "
+            + ("raise it" if free else "this model has too few layers for it, choose layerskip")
+        )
+    return skipped
+
+
+def check_skipped(skipped: object, free: int) -> None:
+    """Raises a ``StateError`` unless this is a list of ascending indices of free sublayers, at least one."""
+    indices = skipped if isinstance(skipped, list) else []
+    whole = all(type(index) is int and FIRST_FREE <= index < FIRST_FREE + free for index in indices)
+    if not indices or not whole or indices != sorted(set(indices)):
+        raise StateError(f"the state skips {skipped}, which does not fit this model's {free} sublayers; learn it again")
