@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from socket import socket
 
     from selfspec.serve.address import Address
-    from selfspec.serve.request_params import RequestLimits
+    from selfspec.serve.inputs import RequestLimits
     from selfspec.serve.served_engine import ServedEngine
 
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "pydantic")
@@ -78,7 +78,7 @@ def _run(
     params: Mapping[str, Any],
 ) -> None:
     """Answers requests until a signal ends the process, or the engine fails."""
-    from selfspec.serve.app import AppOptions, create_app
+    from selfspec.serve.app import create_app
     from selfspec.serve.logs import set_up_logs
     from selfspec.serve.server import run_server
     from selfspec.serve.service import Service
@@ -89,7 +89,7 @@ def _run(
     service = Service(engine, names, _limits(params))
     try:
         run_server(
-            create_app(service, AppOptions(keys, params["cors_origin"] or [])),
+            create_app(service, api_keys=keys, cors_origins=params["cors_origin"] or []),
             service,
             address,
             listening,
@@ -134,7 +134,7 @@ def _bytes(gib: float | None) -> int | None:
 
 
 def _limits(params: Mapping[str, Any]) -> "RequestLimits":
-    from selfspec.serve.request_params import RequestLimits
+    from selfspec.serve.inputs import RequestLimits
 
     return RequestLimits(
         body_bytes=int(params["max_body"] * _MIB),

@@ -1,12 +1,15 @@
 """From answers to the bodies of ``/v1/chat/completions`` and ``/v1/completions``."""
 
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
-from selfspec.serve.answer import Answer, usage
+from selfspec import __version__
+from selfspec.serve.answer import Answer
+from selfspec.serve.requests import GenerationRequest
 from selfspec.serve.responses import (
     AnswerMessage,
     ApiFinishReason,
@@ -32,15 +35,24 @@ _Scored: TypeAlias = tuple[str, int, TokenLogprobs | None]
 """A token's text, id and log-probability."""
 
 
-class TokenNames:
-    """Names of single tokens: their texts, special tokens included, or ``token_id:ID``, since several have one text."""
+class _RequestBodies:
+    """What the bodies of one request have in common: their first fields, and the names of tokens."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, as_ids: bool = False) -> None:
-        self._tokenizer, self._as_ids = tokenizer, as_ids
+    id_prefix: str
+
+    def __init__(self, request: GenerationRequest, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._head: dict[str, Any] = {
+            "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": f"selfspec-{__version__}",
+        }
+        self._alternatives, self._as_ids = request.alternatives, request.return_tokens_as_token_ids
+        self._tokenizer = tokenizer
         self._names: dict[int, str] = {}
 
-    def __call__(self, token_id: int) -> str:
-        """The name of a token."""
+    def _name(self, token_id: int) -> str:
+        """A token's text, also of a special token, or ``token_id:ID``, since several tokens have one text."""
         if self._as_ids:
             return f"token_id:{token_id}"
         if token_id not in self._names:
@@ -48,28 +60,15 @@ class TokenNames:
         return self._names[token_id]
 
 
-class ChatForm:
-    """The bodies of an answered chat.
+class ChatBodies(_RequestBodies):
+    """The bodies of an answered chat."""
 
-    Args:
-        head: fields that all bodies have: ``id``, ``created``, ``model``, ``system_fingerprint``.
-        names: of tokens.
-    """
+    id_prefix = "chatcmpl"
 
-    def __init__(self, head: dict[str, Any], names: TokenNames) -> None:
-        self._head, self._names = head, names
-
-    def whole(self, answers: Sequence[Answer], prompts: int) -> ChatCompletion:
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> ChatCompletion:
         """The body that is not a stream."""
-        body = ChatCompletion(
-            **self._head,
-            object="chat.completion",
-            choices=[self._choice(answer) for answer in answers],
-            usage=usage(answers, prompts),
-        )
-        if answers[0].options.report:
-            body.selfspec = answers[0].report
-        return body
+        choices = [self._choice(answer) for answer in answers]
+        return ChatCompletion(**self._head, object="chat.completion", choices=choices, usage=usage)
 
     def first(self, answer: Answer) -> ChatChunk:
         """The chunk that an answer begins with."""
@@ -81,22 +80,15 @@ class ChatForm:
         if calls:
             before = len(answer.calls) - len(calls)
             delta.tool_calls = [CalledTool(index=before + index, **_called(call)) for index, call in enumerate(calls)]
-        chunk = self._chunk(answer, delta, pieces)
-        if answer.options.report:
-            chunk.selfspec = answer.report_pieces(pieces)
-        return chunk
+        return self._chunk(answer, delta, self._logprobs(pieces) if pieces else None)
 
     def last(self, answer: Answer) -> ChatChunk:
         """The chunk that says why an answer ended."""
-        chunk = self._chunk(answer, Delta())
-        chunk.choices[0].finish_reason = answer.finish_reason
-        if answer.options.report:
-            chunk.selfspec = answer.report
-        return chunk
+        return self._chunk(answer, Delta(), finish_reason=answer.finish_reason)
 
-    def usage(self, counted: Usage) -> ChatChunk:
+    def usage(self, usage: Usage) -> ChatChunk:
         """The chunk after all answers, with the numbers of tokens."""
-        return ChatChunk(**self._head, object="chat.completion.chunk", choices=[], usage=counted)
+        return ChatChunk(**self._head, object="chat.completion.chunk", choices=[], usage=usage)
 
     def _choice(self, answer: Answer) -> ChatChoice:
         message = AnswerMessage(role="assistant", content=answer.text or (None if answer.calls else ""), refusal=None)
@@ -105,16 +97,23 @@ class ChatForm:
         return ChatChoice(
             index=answer.index,
             message=message,
-            logprobs=None if answer.options.logprobs is None else self._logprobs(answer.pieces),
+            logprobs=self._logprobs(answer.pieces),
             finish_reason=answer.finish_reason,
         )
 
-    def _chunk(self, answer: Answer, delta: Delta, pieces: Sequence[TextPiece] = ()) -> ChatChunk:
-        logprobs = self._logprobs(pieces) if pieces and answer.options.logprobs is not None else None
-        choice = ChunkChoice(index=answer.index, delta=delta, logprobs=logprobs, finish_reason=None)
+    def _chunk(
+        self,
+        answer: Answer,
+        delta: Delta,
+        logprobs: ChatLogprobs | None = None,
+        finish_reason: ApiFinishReason | None = None,
+    ) -> ChatChunk:
+        choice = ChunkChoice(index=answer.index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
         return ChatChunk(**self._head, object="chat.completion.chunk", choices=[choice])
 
-    def _logprobs(self, pieces: Sequence[TextPiece]) -> ChatLogprobs:
+    def _logprobs(self, pieces: Sequence[TextPiece]) -> ChatLogprobs | None:
+        if self._alternatives is None:
+            return None
         content = []
         for piece in pieces:
             assert piece.logprobs is not None, "log-probabilities were not asked for"
@@ -124,42 +123,31 @@ class ChatForm:
         return ChatLogprobs(content=content)
 
     def _top(self, token_id: int, logprob: float) -> TopLogprob:
-        name = self._names(token_id)
+        name = self._name(token_id)
         return TopLogprob(token=name, logprob=logprob, bytes=list(name.encode("utf-8", "replace")))
 
 
-class CompletionForm:
-    """The bodies of an answered completion.
+class CompletionBodies(_RequestBodies):
+    """The bodies of an answered completion."""
 
-    Args:
-        head: fields that all bodies have: ``id``, ``created``, ``model``, ``system_fingerprint``.
-        names: of tokens.
-        echoed: the prompts' token ids with the text of each, by the index of an answer; empty without ``echo``.
-    """
+    id_prefix = "cmpl"
 
-    def __init__(
-        self, head: dict[str, Any], names: TokenNames, echoed: Mapping[int, Sequence[tuple[str, int]]] | None = None
-    ) -> None:
-        self._head, self._names, self._echoed = head, names, echoed or {}
+    def __init__(self, request: GenerationRequest, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(request, model, tokenizer)
         self._offsets: dict[int, int] = {}  # characters of each answer that earlier chunks had
 
-    def whole(self, answers: Sequence[Answer], prompts: int) -> Completion:
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> Completion:
         """The body that is not a stream."""
-        body = self._body(
-            [
-                CompletionChoice(
-                    index=answer.index,
-                    text=answer.prompt + answer.text,
-                    logprobs=self._logprobs(answer, answer.pieces, self._prompt(answer)),
-                    finish_reason=answer.finish_reason,
-                )
-                for answer in answers
-            ]
-        )
-        body.usage = usage(answers, prompts)
-        if answers[0].options.report:
-            body.selfspec = answers[0].report
-        return body
+        choices = [
+            CompletionChoice(
+                index=answer.index,
+                text=answer.prompt + answer.text,
+                logprobs=self._logprobs(answer, answer.pieces, _scored_prompt(answer)),
+                finish_reason=answer.finish_reason,
+            )
+            for answer in answers
+        ]
+        return Completion(**self._head, object="text_completion", choices=choices, usage=usage)
 
     def first(self, answer: Answer) -> Completion | None:
         """The chunk with the prompt, where it is echoed."""
@@ -167,55 +155,15 @@ class CompletionForm:
 
     def chunk(self, answer: Answer, pieces: Sequence[TextPiece], text: str, _: Sequence[ParsedCall]) -> Completion:
         """The chunk with the text that some pieces add."""
-        chunk = self._chunk(answer, text, self._logprobs(answer, pieces))
-        if answer.options.report:
-            chunk.selfspec = answer.report_pieces(pieces)
-        return chunk
+        return self._chunk(answer, text, self._logprobs(answer, pieces))
 
     def last(self, answer: Answer) -> Completion:
         """The chunk that says why an answer ended."""
-        chunk = self._chunk(answer, "", finish_reason=answer.finish_reason)
-        if answer.options.report:
-            chunk.selfspec = answer.report
-        return chunk
+        return self._chunk(answer, "", finish_reason=answer.finish_reason)
 
-    def usage(self, counted: Usage) -> Completion:
+    def usage(self, usage: Usage) -> Completion:
         """The chunk after all answers, with the numbers of tokens."""
-        body = self._body([])
-        body.usage = counted
-        return body
-
-    def _prompt(self, answer: Answer) -> list[_Scored]:
-        echoed, known = self._echoed.get(answer.index, ()), answer.finished.prompt_logprobs
-        return [(*token, logprob) for token, logprob in zip(echoed, known, strict=True)] if known else []
-
-    def _logprobs(
-        self, answer: Answer, pieces: Sequence[TextPiece], prompt: Sequence[_Scored] = ()
-    ) -> CompletionLogprobs | None:
-        top = answer.options.logprobs
-        if top is None:
-            return None
-        offset = self._offsets.get(answer.index, 0 if prompt else len(answer.prompt))
-        self._offsets[answer.index] = offset + sum(len(piece.text) for piece in pieces)
-        listed = [*prompt, *((piece.text, piece.token_id, piece.logprobs) for piece in pieces)]
-        offsets = []
-        for text, _, _ in listed:
-            offsets.append(offset)
-            offset += len(text)
-        return CompletionLogprobs(
-            tokens=[self._names(token_id) for _, token_id, _ in listed],
-            token_logprobs=[None if scores is None else scores.logprob for *_, scores in listed],
-            top_logprobs=[None if scores is None else self._best(scores) for *_, scores in listed] if top else None,
-            text_offset=offsets,
-        )
-
-    def _best(self, scores: TokenLogprobs) -> dict[str, float]:
-        """Alternatives by name. Of several tokens with one name the best counts; the chosen one is among them."""
-        best: dict[str, float] = {}
-        for token_id, value in (*scores.top, (scores.token_id, scores.logprob)):
-            name = self._names(token_id)
-            best[name] = max(value, best.get(name, value))
-        return best
+        return Completion(**self._head, object="text_completion", choices=[], usage=usage)
 
     def _chunk(
         self,
@@ -224,16 +172,45 @@ class CompletionForm:
         logprobs: CompletionLogprobs | None = None,
         finish_reason: ApiFinishReason | None = None,
     ) -> Completion:
-        return self._body(
-            [CompletionChoice(index=answer.index, text=text, logprobs=logprobs, finish_reason=finish_reason)]
+        choice = CompletionChoice(index=answer.index, text=text, logprobs=logprobs, finish_reason=finish_reason)
+        return Completion(**self._head, object="text_completion", choices=[choice])
+
+    def _logprobs(
+        self, answer: Answer, pieces: Sequence[TextPiece], prompt: Sequence[_Scored] = ()
+    ) -> CompletionLogprobs | None:
+        if self._alternatives is None:
+            return None
+        offset = self._offsets.get(answer.index, 0 if prompt else len(answer.prompt))
+        self._offsets[answer.index] = offset + sum(len(piece.text) for piece in pieces)
+        listed = [*prompt, *((piece.text, piece.token_id, piece.logprobs) for piece in pieces)]
+        offsets = []
+        for text, _, _ in listed:
+            offsets.append(offset)
+            offset += len(text)
+        top = [None if scores is None else self._best(scores) for *_, scores in listed]
+        return CompletionLogprobs(
+            tokens=[self._name(token_id) for _, token_id, _ in listed],
+            token_logprobs=[None if scores is None else scores.logprob for *_, scores in listed],
+            top_logprobs=top if self._alternatives else None,
+            text_offset=offsets,
         )
 
-    def _body(self, choices: list[CompletionChoice]) -> Completion:
-        return Completion(**self._head, object="text_completion", choices=choices)
+    def _best(self, scores: TokenLogprobs) -> dict[str, float]:
+        """Alternatives by name. Of several tokens with one name the best counts; the chosen one is among them."""
+        best: dict[str, float] = {}
+        for token_id, value in (*scores.top, (scores.token_id, scores.logprob)):
+            name = self._name(token_id)
+            best[name] = max(value, best.get(name, value))
+        return best
 
 
-Form: TypeAlias = ChatForm | CompletionForm
+Bodies: TypeAlias = ChatBodies | CompletionBodies
 """What makes the bodies of an answered request."""
+
+
+def _scored_prompt(answer: Answer) -> list[_Scored]:
+    known = answer.finished.prompt_logprobs
+    return [(*token, logprob) for token, logprob in zip(answer.echoed, known, strict=True)] if known else []
 
 
 def _called(call: ParsedCall) -> dict[str, Any]:
