@@ -167,7 +167,7 @@ def test_there_are_no_workers() -> None:
         (["--ssl-certfile", "/no/such/file"], "there is no file '/no/such/file'"),
         (["--method", "no-such-method", "--state", "x"], "no-such-method"),
         (["--method", "suffix", "--set", "nothing"], "KEY=VALUE"),
-        (["--host", "no.such.host.invalid"], "no host of this machine"),
+        (["--host", "no.such.host.invalid"], "cannot bind to 'no.such.host.invalid'"),
         (["--api-key", ""], "empty"),
     ],
 )

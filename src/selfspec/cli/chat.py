@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from selfspec.cli import options
-from selfspec.cli.engine import EngineChoice, with_engine_options
 from selfspec.cli.inputs import decode_utf8, kept_state, read_settings, sampling_params
 from selfspec.cli.terminal import prepare_method, silence_libraries
 from selfspec.errors import InvalidPromptError
@@ -24,10 +23,10 @@ FAILED = 2
 """Exit code if a message or a command from a pipe failed."""
 
 
-@with_engine_options
+@options.with_engine_options
 def chat(
     ctx: typer.Context,
-    engine: EngineChoice,
+    engine: options.EngineChoice,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The system prompt; default: that of the chat template.")
     ] = None,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from selfspec.cli import options
-from selfspec.cli.engine import EngineChoice, with_engine_options
 from selfspec.cli.inputs import kept_state, read_prompt, read_settings, sampling_params
 from selfspec.cli.stats import draft_lines, path_lines, summary
 from selfspec.cli.terminal import TextWriter, own_warnings, prepare_method, silence_libraries
@@ -18,10 +17,10 @@ if TYPE_CHECKING:
     from selfspec.types import Generation
 
 
-@with_engine_options
+@options.with_engine_options
 def generate(
     ctx: typer.Context,
-    engine: EngineChoice,
+    engine: options.EngineChoice,
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
     state: options.State = None,
