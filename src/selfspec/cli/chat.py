@@ -45,7 +45,7 @@ def chat(
     """Chats with a model in the terminal. From a pipe, each line is a message. /help lists the commands."""
     method_settings = read_settings(engine.method, engine.settings, state)
 
-    from selfspec.cli.chat_repl import ChatCommands
+    from selfspec.cli.chat_repl import ChatCommands, talk
     from selfspec.cli.chat_session import ChatSession
 
     silence_libraries()
@@ -58,19 +58,11 @@ def chat(
     session = ChatSession(loaded, params, system=system, show_drafts=show_drafts, interactive=interactive)
     with kept_state(loaded, state):
         if interactive:
-            _talk(ChatCommands(session), engine.model)
+            head = f"{engine.model} with {loaded.method.name}. /help lists the commands,"
+            typer.echo(f"{head} Ctrl-C stops an answer, Ctrl-D ends the chat.", err=True)
+            talk(ChatCommands(session))
         else:
             _read_lines(ChatCommands(session))
-
-
-def _talk(commands: "ChatCommands", model: str) -> None:
-    from selfspec.cli.chat_repl import talk
-
-    name = commands.session.engine.method.name
-    typer.echo(
-        f"{model} with {name}. /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends the chat.", err=True
-    )
-    talk(commands)
 
 
 def _read_lines(commands: "ChatCommands") -> None:

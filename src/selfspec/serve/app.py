@@ -165,7 +165,7 @@ def _page_file(name: str) -> Response:
     file = page_files().get(name)
     if file is None:
         raise HTTPException(404)
-    return Response(file.content, media_type=file.media_type, headers=dict(HEADERS))
+    return Response(file.content, media_type=file.media_type, headers=HEADERS)
 
 
 def _add_error_handlers(app: FastAPI) -> None:
