@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from selfspec.async_engine import RequestStream
 from selfspec.serve.metrics import Savings
 from selfspec.serve.requests import GenerationRequest
-from selfspec.serve.responses import ApiFinishReason, Report, ReportedToken
+from selfspec.serve.responses import ApiFinishReason, CalledFunction, Report, ReportedToken
 from selfspec.serve.served_engine import ServedEngine
-from selfspec.serve.tools import ParsedCall, StopText, ToolCallParser
+from selfspec.serve.tools import StopText, ToolCallParser
 from selfspec.types import Generation, TextPiece
 
 
@@ -30,7 +30,7 @@ class Answer:
         self.index, self.stream, self.echoed = index, stream, echoed
         self.prompt = "".join(text for text, _ in echoed)
         self.text = ""
-        self.calls: list[ParsedCall] = []
+        self.calls: list[CalledFunction] = []
         self.pieces: list[TextPiece] = []
         self.result: Generation | None = None
         self.savings = Savings(engine.plain)
@@ -40,11 +40,11 @@ class Answer:
         self._noted = self._drafted = self._accepted = 0
         self._round, self._left = -1, 1  # of the next token to report; the first one is the prompt's, of no round
 
-    def add(self, pieces: Sequence[TextPiece]) -> tuple[str, list[ParsedCall]]:
+    def add(self, pieces: Sequence[TextPiece]) -> tuple[str, list[CalledFunction]]:
         """Takes the next pieces, or without pieces the end; returns the text and the calls that they complete."""
         self.pieces += pieces
         self._note_rounds()
-        calls: list[ParsedCall] = []
+        calls: list[CalledFunction] = []
         if pieces:
             text = self._stop.push("".join(piece.text for piece in pieces))
         else:

@@ -28,7 +28,6 @@ from selfspec.serve.responses import (
     TopLogprob,
     Usage,
 )
-from selfspec.serve.tools import ParsedCall
 from selfspec.types import TextPiece, TokenLogprobs
 
 _Scored: TypeAlias = tuple[str, int, TokenLogprobs | None]
@@ -74,7 +73,9 @@ class ChatBodies(_RequestBodies):
         """The chunk that an answer begins with."""
         return self._chunk(answer, Delta(role="assistant", content=""))
 
-    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], text: str, calls: Sequence[ParsedCall]) -> ChatChunk:
+    def chunk(
+        self, answer: Answer, pieces: Sequence[TextPiece], text: str, calls: Sequence[CalledFunction]
+    ) -> ChatChunk:
         """The chunk with the text and the calls that some pieces add."""
         delta = Delta(content=text) if text or not calls else Delta()
         if calls:
@@ -153,7 +154,7 @@ class CompletionBodies(_RequestBodies):
         """The chunk with the prompt, where it is echoed."""
         return self._chunk(answer, answer.prompt) if answer.prompt else None
 
-    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], text: str, _: Sequence[ParsedCall]) -> Completion:
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], text: str, _: Sequence[CalledFunction]) -> Completion:
         """The chunk with the text that some pieces add."""
         return self._chunk(answer, text, self._logprobs(answer, pieces))
 
@@ -213,6 +214,5 @@ def _scored_prompt(answer: Answer) -> list[_Scored]:
     return [(*token, logprob) for token, logprob in zip(answer.echoed, known, strict=True)] if known else []
 
 
-def _called(call: ParsedCall) -> dict[str, Any]:
-    function = CalledFunction(name=call.name, arguments=call.arguments)
-    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+def _called(call: CalledFunction) -> dict[str, Any]:
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": call}

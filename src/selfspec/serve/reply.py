@@ -16,13 +16,13 @@ from selfspec.serve.requests import GenerationRequest, StreamOptions
 from selfspec.serve.responses import (
     Body,
     CachedTokens,
+    CalledFunction,
     ChatChunk,
     Completion,
     ErrorBody,
     Report,
     Usage,
 )
-from selfspec.serve.tools import ParsedCall
 from selfspec.types import TextPiece
 
 
@@ -107,7 +107,7 @@ class Reply:
         prompt, new = sum(self._prompts), sum(len(answer.pieces) for answer in self._answers)
         return Usage(prompt_tokens=prompt, completion_tokens=new, total_tokens=prompt + new)
 
-    def _take(self, answer: Answer, pieces: Sequence[TextPiece]) -> tuple[str, list[ParsedCall]]:
+    def _take(self, answer: Answer, pieces: Sequence[TextPiece]) -> tuple[str, list[CalledFunction]]:
         """Adds the next pieces of an answer, or its end, and measures when they came."""
         now = time.perf_counter()
         if not pieces:
