@@ -46,7 +46,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(service: Service, *, api_keys: Sequence[str] = (), cors_origins: Sequence[str] = ()) -> FastAPI:
-    """Makes the application. Its lifespan starts the service, if that is not done, and closes it.
+    """Makes the application. Its lifespan starts the engine, if that is not done, and closes it.
 
     With ``api_keys``, a request for the model needs one of them. Pages of ``cors_origins`` may call the server; ``*``
     are all.
@@ -55,7 +55,7 @@ def create_app(service: Service, *, api_keys: Sequence[str] = (), cors_origins: 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         """Starts the service before the first request, and closes it after the last."""
-        await service.start()
+        await service.engine.start()
         try:
             yield
         finally:
@@ -81,7 +81,7 @@ def create_app(service: Service, *, api_keys: Sequence[str] = (), cors_origins: 
         app.add_middleware(ApiKey, api_keys)
     if cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(RequestLog, service.request_began, service.request_ended)
+    app.add_middleware(RequestLog, service)
     return app
 
 

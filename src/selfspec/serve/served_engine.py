@@ -74,11 +74,12 @@ class ServedEngine:
         return EngineStats() if self._engine is None else self._engine.stats()
 
     async def start(self) -> None:
-        """Loads the model and what was learned, prepares the method, and starts decoding.
+        """Loads the model and what was learned, prepares the method, and starts decoding, unless that has been done.
 
-        Raises:
-            SelfSpecError: the model or the state cannot be loaded.
+        Raises ``SelfSpecError`` if the model or the state cannot be loaded.
         """
+        if self._engine is not None:
+            return
         model = await asyncio.to_thread(self._prepare)
         assert model.tokenizer is not None
         self.tokenizer = copy.deepcopy(model.tokenizer)
@@ -93,11 +94,7 @@ class ServedEngine:
     async def submit(
         self, token_ids: Sequence[int], params: SamplingParams, *, method: str | None, request_id: str
     ) -> RequestStream:
-        """Submits a prompt.
-
-        Raises:
-            SelfSpecError: the request does not fit, or too many wait.
-        """
+        """Submits a prompt; raises ``SelfSpecError`` if the request does not fit, or too many wait."""
         assert self._engine is not None, "the engine is not started"
         if isinstance(params.json_schema, str):  # may take long, so not in the event loop
             await asyncio.to_thread(self._engine.engine.grammars.compile, params.json_schema)

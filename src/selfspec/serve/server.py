@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts the engine, then takes requests."""
         try:
-            await self._service.start()
+            await self._service.engine.start()
         except SelfSpecError as error:  # here, since uvicorn would log the traceback of an exception of the application
             self.failure, self.should_exit = error, True
             return

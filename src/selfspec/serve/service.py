@@ -49,30 +49,14 @@ class Service:
         self.metrics = Metrics(self.names[0], engine.stats)
         self.draining = False
         self.active = 0
-        self._started = False
         self._created = int(time.time())
         self._thread = ThreadPoolExecutor(1, "selfspec-encode")  # texts are encoded beside the event loop
         self._encoder: RequestEncoder | None = None
-
-    async def start(self) -> None:
-        """Starts the engine, unless that has been done; raises ``SelfSpecError`` if it cannot be started."""
-        if not self._started:
-            await self.engine.start()
-            self._started = True
 
     async def close(self) -> None:
         """Ends the engine."""
         await self.engine.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def request_began(self) -> None:
-        """Counts a request that has come."""
-        self.active += 1
-
-    def request_ended(self, status: int) -> None:
-        """Counts a request that has been answered with a status."""
-        self.active -= 1
-        self.metrics.response(status)
 
     def check_health(self) -> None:
         """Refuses with status 503 if the engine failed."""
