@@ -572,6 +572,7 @@ def test_completion(text: str, completions: list[str]) -> None:
     assert all(-completion.start_position == len(text.split(" ")[-1]) for completion in found)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals")
 def test_ctrl_c_for_real(checkpoint: str, tmp_path: Path) -> None:
     """The whole command on a terminal of its own, whose line discipline makes a signal of the key."""

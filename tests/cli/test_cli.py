@@ -359,6 +359,7 @@ def test_ctrl_c_for_real(checkpoint: str) -> None:
     assert stderr == b"interrupted\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes")
 def test_a_reader_that_goes_away_ends_it_quietly(checkpoint: str) -> None:
     process = start("generate", PROMPT, "--model", checkpoint, "--max-new-tokens", "1000", "--ignore-eos")

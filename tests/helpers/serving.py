@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from selfspec.async_engine import EngineStats
 from selfspec.runtimes.costs.live import LiveCosts
-from selfspec.serve.app import AppOptions, create_app
-from selfspec.serve.request_params import RequestLimits
+from selfspec.serve.app import create_app
+from selfspec.serve.inputs import RequestLimits
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.service import Service
 from selfspec.types import Generation, PhaseSeconds, Round, SamplingParams, TextPiece, TokenLogprobs, TokenOrigin
@@ -134,7 +134,7 @@ class ScriptedEngine(ServedEngine):
 
 def make_client(engine: ServedEngine, limits: RequestLimits | None = None, **options: Any) -> TestClient:
     """A client of an application in this process. Exceptions of the server are answers with status 500."""
-    app = create_app(Service(engine, [NAME], limits), AppOptions(**options))
+    app = create_app(Service(engine, [NAME], limits), **options)
     return TestClient(app, raise_server_exceptions=False)
 
 

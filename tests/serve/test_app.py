@@ -11,8 +11,8 @@ import pytest
 from helpers.serving import ScriptedEngine, events, make_client
 from selfspec.errors import EngineFailedError, RequestFailedError
 from selfspec.serve.app import create_app
+from selfspec.serve.inputs import RequestLimits
 from selfspec.serve.logs import JsonFormatter
-from selfspec.serve.request_params import RequestLimits
 from selfspec.serve.service import Service
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -111,11 +111,7 @@ def serving(model: str, *arguments: str, **options: Any) -> Iterator[Process]:
 
 def test_the_first_signal_ends_it_after_the_last_answer(chat_model: str) -> None:
     with serving(chat_model, "--method", "suffix") as server:
-        again = subprocess.run(
-            [sys.executable, "-m", "selfspec", "serve", "--port", server.url.rpartition(":")[2], "--model", "none"],
-            capture_output=True,
-            text=True,
-        )
+        again = run("serve", "--port", server.url.rpartition(":")[2], "--model", "none")
         with server.long_answer() as lines:
             server.process.send_signal(signal.SIGTERM)
             refused = None
@@ -123,7 +119,7 @@ def test_the_first_signal_ends_it_after_the_last_answer(chat_model: str) -> None
                 refused = server.complete(1)
             text = "\n".join(lines)
         out, err = server.process.communicate(timeout=PATIENCE)
-    assert again.returncode == 2
+    assert again.exit_code == 2
     assert f"cannot listen on {server.url.removeprefix('http://')}" in again.stderr  # and nothing about the model
     assert text.rstrip().endswith("[DONE]")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
@@ -134,6 +130,7 @@ def test_the_first_signal_ends_it_after_the_last_answer(chat_model: str) -> None
     assert {json.loads(line)["message"] for line in err.splitlines()} >= {"request", "draining", "ended"}
 
 
+@pytest.mark.slow
 def test_the_second_signal_ends_it_at_once(chat_model: str) -> None:
     with serving(chat_model, "--method", "autoregressive") as server, server.long_answer():
         server.process.send_signal(signal.SIGTERM)
@@ -141,6 +138,7 @@ def test_the_second_signal_ends_it_at_once(chat_model: str) -> None:
         assert server.end()[0] == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails_ends_the_process(chat_model: str) -> None:
     with serving(chat_model, "--method", "autoregressive", program=("-c", FAILING)) as server:
         with server.long_answer() as lines:
@@ -167,7 +165,7 @@ def test_there_are_no_workers() -> None:
         (["--ssl-certfile", "/no/such/file"], "there is no file '/no/such/file'"),
         (["--method", "no-such-method", "--state", "x"], "no-such-method"),
         (["--method", "suffix", "--set", "nothing"], "KEY=VALUE"),
-        (["--host", "no.such.host.invalid"], "no host of this machine"),
+        (["--host", "no.such.host.invalid"], "cannot bind to 'no.such.host.invalid'"),
         (["--api-key", ""], "empty"),
     ],
 )
@@ -176,6 +174,7 @@ def test_what_cannot_be_served_is_said_in_a_line(arguments: list[str], message: 
     assert_refused(ended.exit_code, ended.stderr, message)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there_is_said_in_a_line() -> None:
     """After the port was opened and the log set up, in a process of its own."""
     command = [sys.executable, "-m", "selfspec", "serve", "--port", "0", "--model", "/no/such/folder"]

@@ -75,6 +75,7 @@ def test_every_client_has_the_outcome_that_it_should(
         assert outcome.right, (client.__name__, outcome)
 
 
+@pytest.mark.slow
 def test_a_wrong_text_is_found(
     serving: Callable[[str], ModuleType], started: Any, known: list[tuple[Any, str]]
 ) -> None:

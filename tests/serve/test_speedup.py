@@ -4,7 +4,7 @@ import pytest
 
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
-from selfspec.serve.speedup import Savings
+from selfspec.serve.metrics import Savings
 from selfspec.types import PhaseSeconds, Round
 
 COSTS = RowCosts((1, 2, 4, 8), (1.0, 1.5, 2.0, 3.0))

@@ -5,14 +5,15 @@ import json
 import hypothesis.strategies as st
 from hypothesis import example, given
 
-from selfspec.serve.tools import ParsedCall, StopText, ToolCallParser
+from selfspec.serve.responses import CalledFunction
+from selfspec.serve.tools import StopText, ToolCallParser
 
 NAMES = st.sampled_from(["search", "add"])
 ARGUMENTS = st.dictionaries(st.text("xy", min_size=1, max_size=3), st.integers() | st.text(max_size=5), max_size=3)
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=12)
 
 
-def parse(pieces: list[str]) -> tuple[str, list[ParsedCall]]:
+def parse(pieces: list[str]) -> tuple[str, list[CalledFunction]]:
     parser, text, calls = ToolCallParser(), "", []
     for piece in pieces:
         content, found = parser.push(piece)
@@ -44,7 +45,7 @@ def test_what_is_no_call_stays_text() -> None:
 
 
 def test_a_last_call_without_its_end_tag_is_a_call() -> None:
-    assert parse(['<tool_call>{"name": "f", "arguments": {}}']) == ("", [ParsedCall("f", "{}")])
+    assert parse(['<tool_call>{"name": "f", "arguments": {}}']) == ("", [CalledFunction(name="f", arguments="{}")])
 
 
 def test_text_before_a_tag_is_not_held_back() -> None:

@@ -9,9 +9,8 @@ import typer
 from selfspec import __version__
 from selfspec.cli.chat import chat
 from selfspec.cli.generate import generate
-from selfspec.cli.info import info
 from selfspec.cli.methods import methods
-from selfspec.cli.models import models
+from selfspec.cli.models import info, models
 from selfspec.cli.plugins import PluginGroup
 from selfspec.cli.serve import serve
 from selfspec.cli.terminal import tolerate_encoding

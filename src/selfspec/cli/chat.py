@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from selfspec.cli import options
-from selfspec.cli.engine import EngineChoice, with_engine_options
 from selfspec.cli.inputs import decode_utf8, kept_state, read_settings, sampling_params
 from selfspec.cli.terminal import prepare_method, silence_libraries
 from selfspec.errors import InvalidPromptError
@@ -24,10 +23,10 @@ FAILED = 2
 """Exit code if a message or a command from a pipe failed."""
 
 
-@with_engine_options
+@options.with_engine_options
 def chat(
     ctx: typer.Context,
-    engine: EngineChoice,
+    engine: options.EngineChoice,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The system prompt; default: that of the chat template.")
     ] = None,
@@ -46,7 +45,7 @@ def chat(
     """Chats with a model in the terminal. From a pipe, each line is a message. /help lists the commands."""
     method_settings = read_settings(engine.method, engine.settings, state)
 
-    from selfspec.cli.chat_repl import ChatCommands
+    from selfspec.cli.chat_repl import ChatCommands, talk
     from selfspec.cli.chat_session import ChatSession
 
     silence_libraries()
@@ -59,19 +58,11 @@ def chat(
     session = ChatSession(loaded, params, system=system, show_drafts=show_drafts, interactive=interactive)
     with kept_state(loaded, state):
         if interactive:
-            _talk(ChatCommands(session), engine.model)
+            head = f"{engine.model} with {loaded.method.name}. /help lists the commands,"
+            typer.echo(f"{head} Ctrl-C stops an answer, Ctrl-D ends the chat.", err=True)
+            talk(ChatCommands(session))
         else:
             _read_lines(ChatCommands(session))
-
-
-def _talk(commands: "ChatCommands", model: str) -> None:
-    from selfspec.cli.chat_repl import talk
-
-    name = commands.session.engine.method.name
-    typer.echo(
-        f"{model} with {name}. /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends the chat.", err=True
-    )
-    talk(commands)
 
 
 def _read_lines(commands: "ChatCommands") -> None:

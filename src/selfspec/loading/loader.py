@@ -87,10 +87,7 @@ def load_config(name: str | Path, *, dtype: str | torch.dtype = "auto") -> PreTr
 
 def count_parameters(config: PreTrainedConfig) -> int:
     """Counts the parameters of a model with this configuration, without allocating them."""
-    make: Any = AutoModelForCausalLM.from_config
-    with torch.device("meta"):
-        model = make(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(parameter.numel() for parameter in _without_weights(config).parameters())
 
 
 def find_source(name: str | Path, dtype: str | torch.dtype = "auto") -> str:
@@ -131,10 +128,15 @@ def _check_family(source: str) -> None:
 def _check_quantisable(source: str, dtype: Any, precision: Precision) -> None:
     """Refuses low-bit weights for a model that cannot have them, by its shapes."""
     config: Any = AutoConfig.from_pretrained(source)
+    model = _without_weights(config, dtype=(config.dtype or torch.float32) if dtype == "auto" else dtype)
+    check_quantisable(model.eval(), precision)
+
+
+def _without_weights(config: PreTrainedConfig, **options: Any) -> Any:
+    """A model with this configuration on the device ``meta``, which allocates nothing."""
     make: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"):
-        model = make(config, dtype=(config.dtype or torch.float32) if dtype == "auto" else dtype)
-    check_quantisable(model.eval(), precision)
+        return make(config, **options)
 
 
 def _check_weights(report: Mapping[str, Any]) -> None:

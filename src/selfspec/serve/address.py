@@ -12,13 +12,9 @@ from selfspec.errors import ServeError
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen.
+    """Where to listen: port 0 takes any that is free; without ``certfile`` it is plain HTTP.
 
-    Attributes:
-        host: a name or an address of this machine.
-        port: 0 takes any that is free.
-        certfile: the certificate of TLS; ``None`` for plain HTTP.
-        keyfile: its private key, if that is not in ``certfile``.
+    ``keyfile`` is the certificate's private key, if that is not in ``certfile``.
     """
 
     host: str = "127.0.0.1"
@@ -36,11 +32,7 @@ class Address:
         return False
 
     def check_tls(self) -> None:
-        """Checks the certificate and its key.
-
-        Raises:
-            ServeError: a file is missing, or they do not belong together.
-        """
+        """Raises ``ServeError`` if a file is missing, or certificate and key do not belong together."""
         if self.certfile is None:
             if self.keyfile is not None:
                 raise ServeError("--ssl-keyfile needs --ssl-certfile; give both")
@@ -52,21 +44,20 @@ class Address:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certfile, self.keyfile)
         except (ssl.SSLError, OSError) as error:
             key = "" if self.keyfile is None else f" with the key '{self.keyfile}'"
-            raise ServeError(f"'{self.certfile}'{key} is no certificate that TLS can use: {error}") from error
+            raise ServeError(f"invalid TLS certificate '{self.certfile}'{key}: {error}") from error
 
     def listen(self) -> socket.socket:
         """Opens the socket; from now on no other server can have the port.
 
-        Raises:
-            ServeError: the port is in use, or the host is none of this machine.
+        Raises ``ServeError`` if the port is in use, or the host is not one of this machine.
         """
         try:
             family = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][0]
             return socket.create_server((self.host, self.port), family=family, backlog=2048)
         except socket.gaierror as error:
-            raise ServeError(f"'{self.host}' is no host of this machine: {error.strerror}") from error
+            raise ServeError(f"cannot bind to '{self.host}': {error.strerror}") from error
         except OverflowError as error:
-            raise ServeError(f"{self.port} is no port; give one from 0 to 65535") from error
+            raise ServeError(f"invalid port {self.port}; give one from 0 to 65535") from error
         except OSError as error:
             raise ServeError(
                 f"cannot listen on {self.host}:{self.port}: {error.strerror}; stop what uses it, or choose another "

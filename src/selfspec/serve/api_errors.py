@@ -35,12 +35,8 @@ _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 class ApiError(Exception):
     """An error that is answered with a status and a body.
 
-    Args:
-        status: the HTTP status.
-        message: what is wrong and what to do about it.
-        param: the field at fault, as ``messages[0].content``; ``None`` if there is none.
-        code: a word for programs, such as ``model_not_found``.
-        retry: whether the same request may succeed a moment later.
+    ``param`` is the field at fault, as ``messages[0].content``; ``code`` is for programs, as ``model_not_found``; with
+    ``retry`` the same request may succeed a moment later.
     """
 
     def __init__(
@@ -73,10 +69,8 @@ def printable(text: str | None) -> str | None:
 def as_api_error(error: Exception, fields: Mapping[str, str] | None = None, prompt: str = "prompt") -> ApiError:
     """The answer to an error of the library.
 
-    Args:
-        error: what was raised.
-        fields: the request's names of sampling parameters, where they are not the library's.
-        prompt: name of the field that holds the prompt.
+    ``fields`` are the request's names of sampling parameters, where they are not the library's; ``prompt`` is the name
+    of the field that holds the prompt.
     """
     text = " ".join(str(error).split())
     match error:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -23,8 +22,6 @@ from selfspec.serve.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Sampled,
-    StreamOptions,
     TokenizeRequest,
 )
 from selfspec.serve.responses import (
@@ -48,32 +45,17 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class AppOptions:
-    """Options of the application that are not the service's.
+def create_app(service: Service, *, api_keys: Sequence[str] = (), cors_origins: Sequence[str] = ()) -> FastAPI:
+    """Makes the application. Its lifespan starts the engine, if that is not done, and closes it.
 
-    Attributes:
-        api_keys: keys, one of which a request for the model needs; none for a server without a key.
-        cors_origins: origins whose pages may call the server; ``*`` for all.
+    With ``api_keys``, a request for the model needs one of them. Pages of ``cors_origins`` may call the server; ``*``
+    are all.
     """
-
-    api_keys: Sequence[str] = ()
-    cors_origins: Sequence[str] = ()
-
-
-def create_app(service: Service, options: AppOptions | None = None) -> FastAPI:
-    """Makes the application. Its lifespan starts the service, if that is not done, and closes it.
-
-    Args:
-        service: answers.
-        options: of the application.
-    """
-    options = options or AppOptions()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         """Starts the service before the first request, and closes it after the last."""
-        await service.start()
+        await service.engine.start()
         try:
             yield
         finally:
@@ -95,13 +77,11 @@ def create_app(service: Service, options: AppOptions | None = None) -> FastAPI:
     _add_error_handlers(app)
     # The last one added is the outermost: ids and logs, then CORS, the key, and the body.
     app.add_middleware(BodyLimit, service.limits.body_bytes, service.limits.body_seconds)
-    if options.api_keys:
-        app.add_middleware(ApiKey, options.api_keys)
-    if options.cors_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(options.cors_origins), allow_methods=["*"], allow_headers=["*"]
-        )
-    app.add_middleware(RequestLog, service.request_began, service.request_ended)
+    if api_keys:
+        app.add_middleware(ApiKey, api_keys)
+    if cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(RequestLog, service)
     return app
 
 
@@ -111,12 +91,12 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=_stream_of(ChatChunk))
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answers a chat."""
-        return await _answer(await service.chat(body, request.state.request_id), body, request)
+        return await _answer(await service.chat(body, request.state.request_id), request)
 
     @app.post("/v1/completions", response_model=Completion, responses=_stream_of(Completion))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continues one or several texts."""
-        return await _answer(await service.completion(body, request.state.request_id), body, request)
+        return await _answer(await service.completion(body, request.state.request_id), request)
 
     @app.get("/v1/models", response_model=ModelList)
     async def models() -> Response:
@@ -185,7 +165,7 @@ def _page_file(name: str) -> Response:
     file = page_files().get(name)
     if file is None:
         raise HTTPException(404)
-    return Response(file.content, media_type=file.media_type, headers=dict(HEADERS))
+    return Response(file.content, media_type=file.media_type, headers=HEADERS)
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -218,15 +198,11 @@ def _add_error_handlers(app: FastAPI) -> None:
         return response
 
 
-async def _answer(reply: Reply, body: Sampled, request: Request) -> Response:
+async def _answer(reply: Reply, request: Request) -> Response:
     """The response of a reply: a stream, or a body. A client that goes away cancels it."""
-    if body.stream:
-        wanted = body.stream_options or StreamOptions()
-        events = reply.stream(
-            include_usage=bool(wanted.include_usage), continuous_usage=bool(wanted.continuous_usage_stats)
-        )
+    if reply.request.stream:
         return StreamingResponse(
-            _logged(events, reply, request),
+            _events(reply, request),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
@@ -242,8 +218,9 @@ async def _answer(reply: Reply, body: Sampled, request: Request) -> Response:
         _log_usage(reply, request)
 
 
-async def _logged(events: AsyncIterator[str], reply: Reply, request: Request) -> AsyncIterator[str]:
+async def _events(reply: Reply, request: Request) -> AsyncIterator[str]:
     """The events of a stream; at its end, however it comes, the log learns how the reply ended."""
+    events = reply.stream()
     try:
         async for event in events:
             yield event
@@ -255,7 +232,8 @@ async def _logged(events: AsyncIterator[str], reply: Reply, request: Request) ->
 def _log_usage(reply: Reply, request: Request) -> None:
     """Puts how a reply ended, and its numbers of tokens, into the request's line in the log."""
     request.state.log["answer"] = reply.outcome
-    if (usage := reply.usage) is not None:
+    if reply.has_ended:
+        usage = reply.usage
         request.state.log.update(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
 
 

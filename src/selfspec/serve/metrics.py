@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, under vLLM's names, so that dashboards for vLLM show them."""
+"""Metrics for Prometheus, under vLLM's names, so that dashboards for vLLM show them; the estimate of the speedup."""
 
 from collections.abc import Callable
 
@@ -7,8 +7,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from selfspec.async_engine import EngineStats
-from selfspec.serve.speedup import Savings
-from selfspec.types import Generation
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.types import Generation, Round
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # when each was made says nothing
 
@@ -18,13 +18,38 @@ _FADE = 0.9
 """What an answer's weight in the speedup is multiplied by with every answer after it."""
 
 
-class Metrics:
-    """The metrics of one server.
+class Savings:
+    """Seconds that the rounds of a request took, and those that plain decoding would have taken for the same tokens.
 
-    Args:
-        model: the served name.
-        stats: of the engine.
+    ``costs`` are of the target's forward and follow the verification of every round; ``None`` gives no estimate.
     """
+
+    def __init__(self, costs: LiveCosts | None) -> None:
+        self._costs = costs
+        self.plain_seconds = 0.0
+        self.round_seconds = 0.0
+
+    @property
+    def speedup(self) -> float | None:
+        """The speedup so far; ``None`` before there is an estimate."""
+        return self.plain_seconds / self.round_seconds if self.plain_seconds and self.round_seconds else None
+
+    def note(self, record: Round, sequences: int) -> None:
+        """Counts a round, whose seconds are one sequence's share, and how many sequences were running.
+
+        Each sequence is taken to have verified as many rows as this one.
+        """
+        if self._costs is None:
+            return
+        sequences = max(1, sequences)
+        self._costs.note(self._costs(sequences * (1 + record.candidates)) / sequences, record.seconds.verify)
+        step = self._costs(sequences) / sequences + record.seconds.other
+        self.plain_seconds += len(record.token_ids) * step
+        self.round_seconds += record.seconds.total
+
+
+class Metrics:
+    """The metrics of one server, with its model's served name as a label."""
 
     def __init__(self, model: str, stats: Callable[[], EngineStats]) -> None:
         self.registry = CollectorRegistry()
@@ -34,8 +59,8 @@ class Metrics:
         self._prompt = self._counter("vllm:prompt_tokens", "Tokens of prompts")
         self._new = self._counter("vllm:generation_tokens", "Tokens of answers")
         self._ended = self._counter("vllm:request_success", "Answers that ended, by why", "finished_reason")
-        self._cancelled = self._counter("selfspec:request_cancelled", "Answers that clients gave up")
-        self._failed = self._counter("selfspec:request_failed", "Answers that failed")
+        self.cancelled = self._counter("selfspec:request_cancelled", "Answers that clients gave up")
+        self.failed = self._counter("selfspec:request_failed", "Answers that failed")
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Rounds with a draft")
         self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted")
         self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted")
@@ -43,7 +68,7 @@ class Metrics:
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafted tokens accepted, by place in the draft", "position"
         )
         self._responses = self._counter("selfspec:http_responses", "Answers by status", "status")
-        self._first = self._histogram("vllm:time_to_first_token_seconds", "Time to the first token", _SECONDS)
+        self.first_token = self._histogram("vllm:time_to_first_token_seconds", "Time to the first token", _SECONDS)
         self._between = self._histogram("vllm:inter_token_latency_seconds", "Time between tokens", _SECONDS)
         self._whole = self._histogram("vllm:e2e_request_latency_seconds", "Time of whole answers", _SECONDS)
         self._prompts = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt", _TOKENS)
@@ -55,10 +80,6 @@ class Metrics:
             registry=self.registry,
         ).labels(model)
 
-    def first_token(self, seconds: float) -> None:
-        """Counts the time from a request to its first token."""
-        self._first.observe(seconds)
-
     def between(self, seconds: float, tokens: int) -> None:
         """Counts tokens that came together, so many seconds after those before; each has an equal share of them."""
         for _ in range(tokens):
@@ -66,17 +87,16 @@ class Metrics:
 
     def ended(self, result: Generation, savings: Savings, seconds: float) -> None:
         """Counts an answer that was written to its end."""
-        model = self._model
-        self._prompt.labels(model).inc(result.prompt_token_count)
-        self._new.labels(model).inc(result.new_token_count)
-        self._ended.labels(model, "length" if result.finish_reason == "length" else "stop").inc()
-        self._drafts.labels(model).inc(sum(record.drafted > 0 for record in result.rounds))
-        self._drafted.labels(model).inc(result.drafted)
-        self._accepted.labels(model).inc(result.accepted)
+        self._prompt.inc(result.prompt_token_count)
+        self._new.inc(result.new_token_count)
+        self._ended.labels(self._model, "length" if result.finish_reason == "length" else "stop").inc()
+        self._drafts.inc(sum(record.drafted > 0 for record in result.rounds))
+        self._drafted.inc(result.drafted)
+        self._accepted.inc(result.accepted)
         accepted = [record.accepted for record in result.rounds]
         for position in range(max(accepted, default=0)):
             count = sum(each > position for each in accepted)
-            self._accepted_at.labels(model, str(position)).inc(count)
+            self._accepted_at.labels(self._model, str(position)).inc(count)
         self._whole.observe(seconds)
         self._prompts.observe(result.prompt_token_count)
         self._answers.observe(result.new_token_count)
@@ -84,14 +104,6 @@ class Metrics:
         self._spent = _FADE * self._spent + savings.round_seconds
         if self._spent:
             self._speedup.set(self._plain / self._spent)
-
-    def cancelled(self) -> None:
-        """Counts an answer that the client gave up."""
-        self._cancelled.labels(self._model).inc()
-
-    def failed(self) -> None:
-        """Counts an answer that failed."""
-        self._failed.labels(self._model).inc()
 
     def response(self, status: int) -> None:
         """Counts the status of an answer."""
@@ -103,9 +115,7 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         counter = Counter(name, text, ["model_name", *labels], registry=self.registry)
-        if not labels:
-            counter.labels(self._model)  # shows it with 0 from the start
-        return counter
+        return counter if labels else counter.labels(self._model)  # which shows it with 0 from the start
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry)
@@ -123,24 +133,31 @@ class _EngineCollector(Collector):
         """Reads them."""
         stats = self._stats()
         usage = stats.cache_bytes / stats.cache_limit if stats.cache_limit else 0.0
+        prefixes = stats.prefix_cache
         found: list[Metric] = []
-        for name, text, value in (
-            ("vllm:num_requests_running", "Requests that are being answered", stats.running),
-            ("vllm:num_requests_waiting", "Requests that wait", stats.waiting),
-            ("vllm:kv_cache_usage_perc", "Share of the memory for keys and values in use, 0 to 1", usage),
-        ):
-            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
-            gauge.add_metric([self._model], value)
-            found.append(gauge)
-        for name, text, value in (
+        for kind, name, text, value in (
+            (GaugeMetricFamily, "num_requests_running", "Requests that are being answered", stats.running),
+            (GaugeMetricFamily, "num_requests_waiting", "Requests that wait", stats.waiting),
             (
-                "vllm:prefix_cache_queries",
-                "Tokens of prompts looked up in the prefix cache",
-                stats.prefix_cache.query_tokens,
+                GaugeMetricFamily,
+                "kv_cache_usage_perc",
+                "Share of the memory for keys and values in use, 0 to 1",
+                usage,
             ),
-            ("vllm:prefix_cache_hits", "Tokens of prompts found in the prefix cache", stats.prefix_cache.hit_tokens),
+            (
+                CounterMetricFamily,
+                "prefix_cache_queries",
+                "Tokens of prompts looked up in the prefix cache",
+                prefixes.query_tokens,
+            ),
+            (
+                CounterMetricFamily,
+                "prefix_cache_hits",
+                "Tokens of prompts found in the prefix cache",
+                prefixes.hit_tokens,
+            ),
         ):
-            counter = CounterMetricFamily(name, text, labels=["model_name"])
-            counter.add_metric([self._model], value)
-            found.append(counter)
+            metric = kind(f"vllm:{name}", text, labels=["model_name"])
+            metric.add_metric([self._model], value)
+            found.append(metric)
         return found

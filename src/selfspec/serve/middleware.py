@@ -6,13 +6,14 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.logs import log
+from selfspec.serve.service import Service
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _WATCHED = ("/health", "/ready", "/metrics")
@@ -25,12 +26,12 @@ class RequestLog:
     """Gives every request an id and writes a line about it; answers unexpected exceptions.
 
     A request's own ``x-request-id`` is taken if it is short and plain. The answer has the same header. Routes put more
-    fields of the line into ``scope["state"]["log"]``. ``began`` is called when a request comes, ``ended`` with its
-    status when it has been answered: 499 for one that was given up.
+    fields of the line into ``scope["state"]["log"]``. The service counts the active requests and the statuses of
+    answers: 499 for one that was given up.
     """
 
-    def __init__(self, app: ASGIApp, began: Callable[[], None], ended: Callable[[int], None]) -> None:
-        self._app, self._began, self._ended = app, began, ended
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
@@ -44,7 +45,7 @@ class RequestLog:
         fields: dict[str, object] = {"request_id": request_id, "method": scope["method"], "path": scope["path"]}
         state = scope.setdefault("state", {})
         state["request_id"], state["log"] = request_id, fields
-        self._began()
+        self._service.active += 1
 
         async def send_with_id(message: Message) -> None:
             """Sends on, with the id of the request in the headers."""
@@ -64,7 +65,8 @@ class RequestLog:
                 scope, receive, send_with_id
             )
         finally:
-            self._ended(status or 499)
+            self._service.active -= 1
+            self._service.metrics.response(status or 499)
             seconds = round(time.perf_counter() - began, 4)
             level = logging.DEBUG if scope["path"] in _WATCHED and status == 200 else logging.INFO
             log("request", level, fields={"status": status or 499, "seconds": seconds, **fields})

@@ -2,117 +2,124 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal
 
-from pydantic import BaseModel
-
 from selfspec.errors import SelfSpecError
-from selfspec.serve.answer import Answer, usage
+from selfspec.serve.answer import Answer
 from selfspec.serve.api_errors import as_api_error
-from selfspec.serve.forms import Form
+from selfspec.serve.bodies import Bodies
 from selfspec.serve.metrics import Metrics
-from selfspec.serve.responses import Body, ErrorBody, Usage
-from selfspec.serve.tools import ParsedCall
+from selfspec.serve.requests import GenerationRequest, StreamOptions
+from selfspec.serve.responses import (
+    Body,
+    CachedTokens,
+    CalledFunction,
+    ChatChunk,
+    Completion,
+    ErrorBody,
+    Report,
+    Usage,
+)
 from selfspec.types import TextPiece
-
-DONE = "data: [DONE]\n\n"
 
 
 class Reply:
     """The reply to a request. It is read once, by ``whole`` or by ``stream``; giving up either cancels it.
 
-    Args:
-        answers: in the order of their indices.
-        form: makes the bodies.
-        prompts: lengths in tokens of the prompts that the answers belong to.
-        metrics: count what happens.
-
-    Attributes:
-        outcome: how it ended.
+    ``prompts`` are the lengths of the prompts in tokens; each has equally many answers, which follow each other.
     """
 
-    def __init__(self, answers: Sequence[Answer], form: Form, prompts: Sequence[int], metrics: Metrics) -> None:
-        self._answers, self._form, self._prompts, self._metrics = answers, form, prompts, metrics
+    def __init__(
+        self,
+        request: GenerationRequest,
+        answers: Sequence[Answer],
+        bodies: Bodies,
+        prompts: Sequence[int],
+        metrics: Metrics,
+    ) -> None:
+        self.request = request
         self.outcome: Literal["open", "complete", "cancelled", "failed"] = "open"
+        self._answers, self._bodies, self._prompts, self._metrics = answers, bodies, prompts, metrics
         self._began = time.perf_counter()
         self._last = [0.0] * len(answers)
 
     @property
-    def usage(self) -> Usage | None:
-        """The numbers of tokens; ``None`` before the end."""
-        ended = all(answer.result is not None for answer in self._answers)
-        return usage(self._answers, len(self._prompts)) if ended else None
+    def has_ended(self) -> bool:
+        """Whether all answers have been read to their ends."""
+        return all(answer.result is not None for answer in self._answers)
 
-    def cancel(self) -> None:
-        """Gives up what is still being written."""
-        for answer in self._answers:
-            if answer.result is None:
-                answer.stream.cancel()
+    @property
+    def usage(self) -> Usage:
+        """The numbers of tokens at the end."""
+        asked = self._answers[:: len(self._answers) // len(self._prompts)]
+        usage = self._usage_so_far()
+        usage.prompt_tokens_details = CachedTokens(
+            cached_tokens=sum(answer.finished.cached_prompt_tokens for answer in asked)
+        )
+        return usage
 
     async def whole(self) -> Body:
-        """The whole reply.
-
-        Raises:
-            SelfSpecError: the model failed.
-        """
+        """The whole reply; raises ``SelfSpecError`` if the model failed."""
         with self._observed():
             async for answer, pieces in side_by_side(self._answers):
                 self._take(answer, pieces)
-        return self._form.whole(self._answers, len(self._prompts))
+        body = self._bodies.whole(self._answers, self.usage)
+        if self.request.speculative.report:
+            body.selfspec = self._answers[0].report()
+        return body
 
-    async def stream(self, *, include_usage: bool = False, continuous_usage: bool = False) -> AsyncIterator[str]:
-        """The reply as server-sent events. An error on the way is an event, after which there is no ``[DONE]``.
+    async def stream(self) -> AsyncIterator[str]:
+        """The reply as server-sent events. An error on the way is an event, after which there is no ``[DONE]``."""
+        options = self.request.stream_options or StreamOptions()
 
-        Args:
-            include_usage: end with the numbers of tokens; all other chunks have ``usage: null``.
-            continuous_usage: with ``include_usage``, these chunks have the numbers so far.
-        """
-
-        def event(body: Body) -> str:
-            if include_usage and "usage" not in body.model_fields_set:
-                body.usage = self._usage_so_far() if continuous_usage else None  # type: ignore[attr-defined]
+        def event(body: ChatChunk | Completion, report: Callable[[], Report] | None = None) -> str:
+            if report is not None and self.request.speculative.report:
+                body.selfspec = report()
+            if options.include_usage and "usage" not in body.model_fields_set:
+                body.usage = self._usage_so_far() if options.continuous_usage_stats else None
             return _event(body)
 
-        form = self._form
+        bodies = self._bodies
         try:
             with self._observed():
                 for answer in self._answers:
-                    if (first := form.first(answer)) is not None:
+                    if (first := bodies.first(answer)) is not None:
                         yield event(first)
                 async for answer, pieces in side_by_side(self._answers):
                     text, calls = self._take(answer, pieces)
                     if text or calls or pieces:
-                        yield event(form.chunk(answer, pieces, text, calls))
+                        chunk = bodies.chunk(answer, pieces, text, calls)
+                        yield event(chunk, partial(answer.report_pieces, pieces))
                     if not pieces:
-                        yield event(form.last(answer))
-            if include_usage and self.usage is not None:
-                yield event(form.usage(self.usage))
-            yield DONE
+                        yield event(bodies.last(answer), answer.report)
+            if options.include_usage:
+                yield event(bodies.usage(self.usage))
+            yield "data: [DONE]\n\n"
         except Exception as error:
             yield _event(ErrorBody.model_validate(as_api_error(error).body))
             if not isinstance(error, SelfSpecError):
                 raise
 
     def _usage_so_far(self) -> Usage:
-        """The numbers of tokens up to now; how many of the prompts' were cached is known at the end."""
         prompt, new = sum(self._prompts), sum(len(answer.pieces) for answer in self._answers)
         return Usage(prompt_tokens=prompt, completion_tokens=new, total_tokens=prompt + new)
 
-    def _take(self, answer: Answer, pieces: Sequence[TextPiece]) -> tuple[str, list[ParsedCall]]:
-        """Hands an answer its next pieces, or its end, and measures when they came."""
+    def _take(self, answer: Answer, pieces: Sequence[TextPiece]) -> tuple[str, list[CalledFunction]]:
+        """Adds the next pieces of an answer, or its end, and measures when they came."""
         now = time.perf_counter()
         if not pieces:
-            added = answer.end()
+            added = answer.add(pieces)
             self._metrics.ended(answer.finished, answer.savings, now - self._began)
             return added
         if answer.pieces:
             self._metrics.between(now - self._last[answer.index], len(pieces))
         else:
-            self._metrics.first_token(now - self._began)
+            self._metrics.first_token.observe(now - self._began)
         self._last[answer.index] = now
-        return answer.push(pieces)
+        return answer.add(pieces)
 
     @contextmanager
     def _observed(self) -> Iterator[None]:
@@ -122,21 +129,20 @@ class Reply:
             self.outcome = "complete"
         except Exception:
             self.outcome = "failed"
-            self._metrics.failed()
+            self._metrics.failed.inc()
             raise
         except BaseException:  # the client went away
             self.outcome = "cancelled"
-            self._metrics.cancelled()
+            self._metrics.cancelled.inc()
             raise
         finally:
-            self.cancel()
+            for answer in self._answers:
+                if answer.result is None:
+                    answer.stream.cancel()
 
 
 async def side_by_side(answers: Sequence[Answer]) -> AsyncIterator[tuple[Answer, list[TextPiece]]]:
-    """Reads the streams of several answers as they grow.
-
-    Yields:
-        An answer with its next pieces; without pieces at its end.
+    """Reads the streams of several answers as they grow: an answer with its next pieces; without pieces at its end.
 
     Raises:
         SelfSpecError: one of them failed.
@@ -178,6 +184,6 @@ async def _next_pieces(answer: Answer) -> list[TextPiece]:
         return []
 
 
-def _event(body: BaseModel) -> str:
+def _event(body: Body) -> str:
     """A server-sent event."""
-    return f"data: {body.model_dump_json(exclude_unset=True)}\n\n"
+    return f"data: {body.to_json()}\n\n"

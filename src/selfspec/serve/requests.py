@@ -1,6 +1,6 @@
 """Requests: the fields of OpenAI's API, and those that vLLM adds. Unknown fields and wrong types are refused."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -111,9 +111,16 @@ class Sampled(Strict):
             raise ValueError("stream_options is allowed only with stream=true")
         return self
 
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
 
 class CompletionRequest(Sampled):
     """A request to ``/v1/completions``."""
+
+    prompt_field: ClassVar[str] = "prompt"
 
     prompt: (
         Text
@@ -126,6 +133,15 @@ class CompletionRequest(Sampled):
     best_of: Annotated[int, Field(ge=1)] | None = Field(default=None, description="Not supported above `n`.")
     suffix: Text | None = Field(default=None, description="Not supported.")
     add_special_tokens: bool = Field(default=True, description="Let the tokenizer add its special tokens to text.")
+
+    @property
+    def alternatives(self) -> int | None:
+        """The number of alternatives to report with each token; ``None`` for no log-probabilities."""
+        return self.logprobs
+
+    @property
+    def offered_tools(self) -> None:
+        """Tools are a matter of chats."""
 
 
 class TextPart(Strict):
@@ -189,6 +205,8 @@ class Tool(Strict):
 class ChatRequest(Sampled):
     """A request to ``/v1/chat/completions``."""
 
+    prompt_field: ClassVar[str] = "messages"
+
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -210,6 +228,20 @@ class ChatRequest(Sampled):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is allowed only with logprobs=true")
         return self
+
+    @property
+    def alternatives(self) -> int | None:
+        """The number of alternatives to report with each token; ``None`` for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def offered_tools(self) -> list[Tool] | None:
+        """The tools that the model may call."""
+        return None if self.tool_choice == "none" else self.tools
+
+
+GenerationRequest: TypeAlias = ChatRequest | CompletionRequest
+"""A request for text."""
 
 
 class TokenizeRequest(Strict):

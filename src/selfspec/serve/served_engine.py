@@ -13,26 +13,26 @@ from selfspec.engine import Engine
 from selfspec.errors import SelfSpecError
 from selfspec.methods import METHODS
 from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import measure_row_costs
 from selfspec.serve.logs import log
-from selfspec.serve.speedup import measure_forwards
 from selfspec.types import SamplingParams
+
+_SEQUENCES = (1, 2, 4, 8, 16)
 
 
 class ServedEngine:
     """An ``AsyncEngine`` with what a server needs around it.
 
-    Args:
-        load: makes the engine, when the server starts.
-        state: a file for what the method learns; ``None`` forgets it.
-        state_seconds: between two savings while requests come.
+    ``load`` makes the engine when the server starts. ``state`` is a file for what the method learns, saved every
+    ``state_seconds`` while requests come; without one it is forgotten. ``start`` sets the attributes:
 
     Attributes:
-        tokenizer: a copy that the engine does not use. This and all that follow are set by ``start``.
+        tokenizer: a copy that the engine does not use.
         vocab_size: number of token ids.
         context: tokens of the context.
         method: name of the method where a request names none.
         methods: names of the methods that a request may name.
-        plain: estimates what steps of plain decoding take; ``None`` for no estimate.
+        plain: estimates what forwards of plain decoding take; ``None`` for no estimate.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -49,8 +49,7 @@ class ServedEngine:
         state: Path | None = None,
         state_seconds: float = 60.0,
     ) -> None:
-        self._load: Callable[[], Engine] = load
-        self._model: Engine | None = None
+        self._load = load
         self._state, self._state_seconds = state, state_seconds
         self._engine: AsyncEngine | None = None
         self._saver: asyncio.Task[None] | None = None
@@ -75,12 +74,13 @@ class ServedEngine:
         return EngineStats() if self._engine is None else self._engine.stats()
 
     async def start(self) -> None:
-        """Loads the model and what was learned, prepares the method, and starts decoding.
+        """Loads the model and what was learned, prepares the method, and starts decoding, unless that has been done.
 
-        Raises:
-            SelfSpecError: the model or the state cannot be loaded.
+        Raises ``SelfSpecError`` if the model or the state cannot be loaded.
         """
-        model = self._model = await asyncio.to_thread(self._prepare)
+        if self._engine is not None:
+            return
+        model = await asyncio.to_thread(self._prepare)
         assert model.tokenizer is not None
         self.tokenizer = copy.deepcopy(model.tokenizer)
         self.vocab_size, self.context = model.target.vocab_size, model.target.context_limit
@@ -94,11 +94,7 @@ class ServedEngine:
     async def submit(
         self, token_ids: Sequence[int], params: SamplingParams, *, method: str | None, request_id: str
     ) -> RequestStream:
-        """Submits a prompt.
-
-        Raises:
-            SelfSpecError: the request does not fit, or too many wait.
-        """
+        """Submits a prompt; raises ``SelfSpecError`` if the request does not fit, or too many wait."""
         assert self._engine is not None, "the engine is not started"
         if isinstance(params.json_schema, str):  # may take long, so not in the event loop
             await asyncio.to_thread(self._engine.engine.grammars.compile, params.json_schema)
@@ -121,7 +117,9 @@ class ServedEngine:
             if self._state.exists():
                 model.load_state(self._state)
                 log(f"loaded what {model.method.name} has learned from '{self._state}'")
-        self.plain = LiveCosts(measure_forwards(model.target, model.options.max_batch))
+        most = model.options.max_batch
+        counts = sorted({count for count in _SEQUENCES if count < most} | {most})
+        self.plain = LiveCosts(measure_row_costs(model.target, range(model.target.sublayer_count), row_counts=counts))
         return model
 
     async def _save_regularly(self, path: Path) -> None:
@@ -133,8 +131,8 @@ class ServedEngine:
                 await self._save(path)
 
     async def _save(self, path: Path) -> None:
-        assert self._model is not None
+        assert self._engine is not None
         try:
-            await asyncio.to_thread(self._model.save_state, path)
+            await asyncio.to_thread(self._engine.engine.save_state, path)
         except SelfSpecError as error:  # a full disk does not end the server
             log(str(error), logging.ERROR)

@@ -25,10 +25,7 @@ class Server(uvicorn.Server):
 
     After the first, new requests are refused and ``/ready`` says so; when the last answer is complete, or after
     ``drain_seconds``, the process ends with exit code 0. It also ends if the engine fails: then requests have got their
-    errors, and nothing could be answered any more.
-
-    Attributes:
-        failure: why the engine could not be started, or failed; ``None`` if neither.
+    errors, and nothing could be answered any more. ``failure`` says why the engine could not be started, or failed.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts the engine, then takes requests."""
         try:
-            await self._service.start()
+            await self._service.engine.start()
         except SelfSpecError as error:  # here, since uvicorn would log the traceback of an exception of the application
             self.failure, self.should_exit = error, True
             return
@@ -84,9 +81,8 @@ def run_server(
 ) -> None:
     """Answers requests at an address until a signal ends the process; calls ``started`` when it takes requests.
 
-    Raises:
-        EngineFailedError: the engine's thread ended by an exception.
-        SelfSpecError: the engine cannot be started.
+    Raises ``EngineFailedError`` if the engine's thread ended by an exception, another ``SelfSpecError`` if the engine
+    cannot be started.
     """
     config = uvicorn.Config(
         app,

@@ -2,40 +2,34 @@
 
 import asyncio
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from selfspec import __version__
 from selfspec.async_engine import RequestStream
-from selfspec.serve.answer import Answer, AnswerOptions
+from selfspec.serve.answer import Answer
 from selfspec.serve.api_errors import ApiError, as_api_error
-from selfspec.serve.encoder import RequestEncoder
-from selfspec.serve.forms import ChatForm, CompletionForm, Form, TokenNames
-from selfspec.serve.metrics import Metrics
-from selfspec.serve.reply import Reply
-from selfspec.serve.request_params import (
+from selfspec.serve.bodies import Bodies, ChatBodies, CompletionBodies
+from selfspec.serve.inputs import (
     FIELDS,
+    RequestEncoder,
     RequestLimits,
-    asked_logprobs,
     check_completion,
     choices_of,
     count_choices,
-    stop_strings,
     to_params,
 )
+from selfspec.serve.metrics import Metrics
+from selfspec.serve.reply import Reply
 from selfspec.serve.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Sampled,
-    Speculative,
+    GenerationRequest,
     TokenizeRequest,
 )
 from selfspec.serve.responses import Detokenized, ModelCard, ModelList, ServedMethods, Tokenized
 from selfspec.serve.served_engine import ServedEngine
-from selfspec.types import SamplingParams
 
 T = TypeVar("T")
 
@@ -44,17 +38,10 @@ PLAIN = "autoregressive"
 
 
 class Service:
-    """Answers requests with an engine.
+    """Answers requests with an engine, which is started before the first one.
 
-    Args:
-        engine: writes the answers; started before the first request.
-        names: of the model, the first of which is the one that replies have.
-        limits: the largest request that is taken.
-
-    Attributes:
-        metrics: of all requests.
-        draining: whether new requests are refused, since the server is about to end.
-        active: requests that are being answered.
+    The first of the model's names is the one that replies have. ``draining`` refuses new requests, since the server is
+    about to end; ``active`` counts the requests that are being answered.
     """
 
     def __init__(self, engine: ServedEngine, names: Sequence[str], limits: RequestLimits | None = None) -> None:
@@ -62,34 +49,14 @@ class Service:
         self.metrics = Metrics(self.names[0], engine.stats)
         self.draining = False
         self.active = 0
-        self._started = False
         self._created = int(time.time())
         self._thread = ThreadPoolExecutor(1, "selfspec-encode")  # texts are encoded beside the event loop
         self._encoder: RequestEncoder | None = None
-
-    async def start(self) -> None:
-        """Starts the engine, unless that has been done.
-
-        Raises:
-            SelfSpecError: it cannot be started.
-        """
-        if not self._started:
-            await self.engine.start()
-            self._started = True
 
     async def close(self) -> None:
         """Ends the engine."""
         await self.engine.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def request_began(self) -> None:
-        """Counts a request that has come."""
-        self.active += 1
-
-    def request_ended(self, status: int) -> None:
-        """Counts a request that has been answered with a status."""
-        self.active -= 1
-        self.metrics.response(status)
 
     def check_health(self) -> None:
         """Refuses with status 503 if the engine failed."""
@@ -102,41 +69,21 @@ class Service:
         return self.engine.ready and not self.draining
 
     async def chat(self, request: ChatRequest, request_id: str) -> Reply:
-        """Begins to answer a chat.
-
-        Raises:
-            ApiError: the request does not fit, or cannot be taken now.
-        """
+        """Begins to answer a chat; raises ``ApiError`` if it does not fit or cannot be taken now."""
         self._check(request)
         n = count_choices(request, 1, self.limits)
         prompt = await self._off_loop(lambda encoder: encoder.chat(request))
-        params = to_params(request, len(prompt), self.engine.context, self.limits)
-        streams = await self._submit(
-            request, [(prompt, each) for each in choices_of(params, n)], request_id, "messages"
-        )
-        form = ChatForm(self._head("chatcmpl"), self._token_names(request))
-        tools = bool(request.tools) and request.tool_choice != "none"
-        return self._reply(request, streams, form, [len(prompt)], tools=tools)
+        bodies = ChatBodies(request, self.names[0], self.engine.tokenizer)
+        return await self._reply(request, [prompt], n, bodies, request_id)
 
     async def completion(self, request: CompletionRequest, request_id: str) -> Reply:
-        """Begins to answer a completion.
-
-        Raises:
-            ApiError: the request does not fit, or cannot be taken now.
-        """
+        """Begins to answer a completion; raises ``ApiError`` if it does not fit or cannot be taken now."""
         self._check(request)
         check_completion(request)
         prompts = await self._off_loop(lambda encoder: encoder.completion(request))
         n = count_choices(request, len(prompts), self.limits)
-        asked: list[tuple[list[int], SamplingParams]] = []
-        for prompt in prompts:
-            params = to_params(request, len(prompt), self.engine.context, self.limits)
-            asked += [(prompt, each) for each in choices_of(params, n)]
-        texts = await self._off_loop(lambda encoder: [encoder.texts(prompt) for prompt in prompts if request.echo])
-        echoed = {index: texts[index // n] for index in range(len(asked))} if texts else {}
-        streams = await self._submit(request, asked, request_id, "prompt")
-        form = CompletionForm(self._head("cmpl"), self._token_names(request), echoed)
-        return self._reply(request, streams, form, [len(prompt) for prompt in prompts], echoed=echoed)
+        bodies = CompletionBodies(request, self.names[0], self.engine.tokenizer)
+        return await self._reply(request, prompts, n, bodies, request_id)
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
         """The token ids of a text or a chat."""
@@ -162,18 +109,11 @@ class Service:
 
     def models(self) -> ModelList:
         """The models that are served: one, under each of its names."""
-        return ModelList(object="list", data=[self._card(name) for name in self.names])
+        return ModelList(object="list", data=[self.model(name) for name in self.names])
 
     def model(self, name: str) -> ModelCard:
-        """The model of a name.
-
-        Raises:
-            ApiError: there is none.
-        """
+        """The model of a name; raises ``ApiError`` if there is none."""
         self._check_model(name)
-        return self._card(name)
-
-    def _card(self, name: str) -> ModelCard:
         return ModelCard(
             id=name,
             object="model",
@@ -183,9 +123,16 @@ class Service:
             selfspec=ServedMethods(methods=list(self.engine.methods), method=self.engine.method),
         )
 
-    def _check(self, request: Sampled) -> None:
+    def _check(self, request: GenerationRequest) -> None:
         self._check_model(request.model)
-        self._method(request.speculative)
+        asked, methods = request.speculative.method, self.engine.methods
+        if asked is not None and asked not in methods:
+            raise ApiError(
+                400,
+                f"there is no method '{asked}' here; this server has {', '.join(methods)}",
+                param="speculative.method",
+                code="invalid_value",
+            )
         self.check_health()
         if self.draining:
             raise ApiError(503, "the server is about to end and takes no more requests", code="draining", retry=True)
@@ -201,23 +148,20 @@ class Service:
                 code="model_not_found",
             )
 
-    def _method(self, asked: Speculative) -> str | None:
-        """The name of the method; ``None`` for the server's own."""
-        methods = self.engine.methods
-        if asked.method is not None and asked.method not in methods:
-            raise ApiError(
-                400,
-                f"there is no method '{asked.method}' here; this server has {', '.join(methods)}",
-                param="speculative.method",
-                code="invalid_value",
-            )
-        return asked.method if asked.enabled else PLAIN
-
-    async def _submit(
-        self, request: Sampled, asked: Sequence[tuple[list[int], SamplingParams]], request_id: str, prompt: str
-    ) -> list[RequestStream]:
-        """Submits all prompts, or none."""
-        method, streams = self._method(request.speculative), list[RequestStream]()
+    async def _reply(
+        self, request: GenerationRequest, prompts: Sequence[list[int]], n: int, bodies: Bodies, request_id: str
+    ) -> Reply:
+        """Submits ``n`` requests for each prompt, or none."""
+        asked = [
+            (prompt, params)
+            for prompt in prompts
+            for params in choices_of(to_params(request, len(prompt), self.engine.context, self.limits), n)
+        ]
+        echoed: list[list[tuple[str, int]]] = [[] for _ in prompts]
+        if isinstance(request, CompletionRequest) and request.echo:
+            echoed = await self._off_loop(lambda encoder: [encoder.texts(prompt) for prompt in prompts])
+        method = request.speculative.method if request.speculative.enabled else PLAIN
+        streams: list[RequestStream] = []
         try:
             for index, (token_ids, params) in enumerate(asked):
                 name = request_id if len(asked) == 1 else f"{request_id}-{index}"
@@ -226,44 +170,13 @@ class Service:
             for stream in streams:
                 stream.cancel()
             if isinstance(error, Exception):
-                raise as_api_error(error, FIELDS, prompt) from error
+                raise as_api_error(error, FIELDS, request.prompt_field) from error
             raise
-        return streams
-
-    def _reply(
-        self,
-        request: Sampled,
-        streams: Sequence[RequestStream],
-        form: Form,
-        prompts: Sequence[int],
-        *,
-        tools: bool = False,
-        echoed: Mapping[int, Sequence[tuple[str, int]]] | None = None,
-    ) -> Reply:
-        options = AnswerOptions(
-            stop=stop_strings(request),
-            include_stop=request.include_stop_str_in_output,
-            tools=tools,
-            logprobs=asked_logprobs(request),
-            report=request.speculative.report,
-        )
-        method = self._method(request.speculative) or self.engine.method
-        begins = ["".join(text for text, _ in (echoed or {}).get(index, ())) for index in range(len(streams))]
         answers = [
-            Answer(index, stream, options, self.engine, method, begins[index]) for index, stream in enumerate(streams)
+            Answer(index, stream, request, self.engine, method or self.engine.method, echoed[index // n])
+            for index, stream in enumerate(streams)
         ]
-        return Reply(answers, form, prompts, self.metrics)
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": f"{kind}-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": self.names[0],
-            "system_fingerprint": f"selfspec-{__version__}",
-        }
-
-    def _token_names(self, request: Sampled) -> TokenNames:
-        return TokenNames(self.engine.tokenizer, as_ids=request.return_tokens_as_token_ids)
+        return Reply(request, answers, bodies, [len(prompt) for prompt in prompts], self.metrics)
 
     async def _off_loop(self, encode: Callable[[RequestEncoder], T]) -> T:
         """Encodes in a thread of its own."""

@@ -2,17 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from selfspec.serve.responses import CalledFunction
 
 TAG, END = "<tool_call>", "</tool_call>"
-
-
-@dataclass(frozen=True)
-class ParsedCall:
-    """A call of a tool; the arguments are a JSON object."""
-
-    name: str
-    arguments: str
 
 
 class ToolCallParser:
@@ -25,11 +18,11 @@ class ToolCallParser:
     def __init__(self) -> None:
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, list[ParsedCall]]:
+    def push(self, text: str) -> tuple[str, list[CalledFunction]]:
         """Takes more of the text; returns text that belongs to no call, and the calls that are complete now."""
         self._held += text
         content = ""
-        calls: list[ParsedCall] = []
+        calls: list[CalledFunction] = []
         while (start := self._held.find(TAG)) >= 0:
             content, self._held = content + self._held[:start], self._held[start:]
             end = self._held.find(END)
@@ -47,7 +40,7 @@ class ToolCallParser:
         self._held = self._held[len(self._held) - keep :]
         return content, calls
 
-    def flush(self) -> tuple[str, list[ParsedCall]]:
+    def flush(self) -> tuple[str, list[CalledFunction]]:
         """What is still held back, as the text ends here: a last call whose end tag is missing, or text."""
         held, self._held = self._held, ""
         call = parse_call(held[len(TAG) :]) if held.startswith(TAG) else None
@@ -88,7 +81,7 @@ class StopText:
         return "" if self._stopped else held
 
 
-def parse_call(text: str) -> ParsedCall | None:
+def parse_call(text: str) -> CalledFunction | None:
     """The call that a text is; ``None`` if it is no call."""
     try:
         value = json.loads(text)
@@ -97,9 +90,9 @@ def parse_call(text: str) -> ParsedCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # some models write the object as a string
-        return ParsedCall(value["name"], arguments)
-    return ParsedCall(value["name"], json.dumps(arguments, ensure_ascii=False))
+    if not isinstance(arguments, str):  # some models write the object as a string
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return CalledFunction(name=value["name"], arguments=arguments)
 
 
 def overlap(text: str, searched: str) -> int:

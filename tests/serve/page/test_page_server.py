@@ -12,7 +12,7 @@ import uvicorn
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from helpers.models import build
 from selfspec.engine import Engine
-from selfspec.serve.app import AppOptions, create_app
+from selfspec.serve.app import create_app
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.service import Service
 
@@ -22,10 +22,10 @@ Open = Callable[..., Any]
 
 
 @contextmanager
-def running(engine: Engine, options: AppOptions | None = None) -> Iterator[tuple[str, Service]]:
+def running(engine: Engine, **options: Any) -> Iterator[tuple[str, Service]]:
     """A server in a thread of this process: its address, and its service."""
     service = Service(ServedEngine(lambda: engine), ["tiny"])
-    server = uvicorn.Server(uvicorn.Config(create_app(service, options), port=0, log_config=None))
+    server = uvicorn.Server(uvicorn.Config(create_app(service, **options), port=0, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -143,7 +143,7 @@ def test_what_the_server_refuses_is_told(served: tuple[str, Service], open_page:
 
 
 def test_the_key_of_a_server(engine: Engine, browser: Any, open_page: Open) -> None:
-    with running(engine, AppOptions(api_keys=["sesame"])) as (url, _):
+    with running(engine, api_keys=["sesame"]) as (url, _):
         page = open_page(url, errors=("Failed to load resource",))
         dialog = page.get_by_role("dialog", name="API key")
         dialog.get_by_text("Bearer").wait_for()

@@ -10,10 +10,9 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
+from typing import NamedTuple
 
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -22,28 +21,20 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 
-HEADERS: Mapping[str, str] = MappingProxyType(
-    {
-        "Content-Security-Policy": (
-            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        ),
-        "Cache-Control": "no-cache",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-    }
-)
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 """Headers for every file: nothing but the page's own files and its own origin, no inline script or style."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageFile:
-    """A file of the page.
-
-    Attributes:
-        content: its bytes.
-        media_type: value of ``Content-Type``.
-    """
+class PageFile(NamedTuple):
+    """The bytes of a file of the page, and the value of ``Content-Type``."""
 
     content: bytes
     media_type: str
@@ -57,4 +48,4 @@ def page_files() -> Mapping[str, PageFile]:
         media_type = _MEDIA_TYPES.get("." + file.name.rpartition(".")[2])
         if media_type is not None:
             found[file.name] = PageFile(file.read_bytes(), media_type)
-    return MappingProxyType(found)
+    return found

@@ -1,0 +1,218 @@
+"""From answers to the bodies of ``/v1/chat/completions`` and ``/v1/completions``."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from transformers import PreTrainedTokenizerBase
+
+from selfspec import __version__
+from selfspec.serve.answer import Answer
+from selfspec.serve.requests import GenerationRequest
+from selfspec.serve.responses import (
+    AnswerMessage,
+    ApiFinishReason,
+    CalledFunction,
+    CalledTool,
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatLogprobs,
+    ChunkChoice,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Delta,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from selfspec.types import TextPiece, TokenLogprobs
+
+_Scored: TypeAlias = tuple[str, int, TokenLogprobs | None]
+"""A token's text, id and log-probability."""
+
+
+class _RequestBodies:
+    """What the bodies of one request have in common: their first fields, and the names of tokens."""
+
+    id_prefix: str
+
+    def __init__(self, request: GenerationRequest, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._head: dict[str, Any] = {
+            "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": f"selfspec-{__version__}",
+        }
+        self._alternatives, self._as_ids = request.alternatives, request.return_tokens_as_token_ids
+        self._tokenizer = tokenizer
+        self._names: dict[int, str] = {}
+
+    def _name(self, token_id: int) -> str:
+        """A token's text, also of a special token, or ``token_id:ID``, since several tokens have one text."""
+        if self._as_ids:
+            return f"token_id:{token_id}"
+        if token_id not in self._names:
+            self._names[token_id] = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+        return self._names[token_id]
+
+
+class ChatBodies(_RequestBodies):
+    """The bodies of an answered chat."""
+
+    id_prefix = "chatcmpl"
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> ChatCompletion:
+        """The body that is not a stream."""
+        choices = [self._choice(answer) for answer in answers]
+        return ChatCompletion(**self._head, object="chat.completion", choices=choices, usage=usage)
+
+    def first(self, answer: Answer) -> ChatChunk:
+        """The chunk that an answer begins with."""
+        return self._chunk(answer, Delta(role="assistant", content=""))
+
+    def chunk(
+        self, answer: Answer, pieces: Sequence[TextPiece], text: str, calls: Sequence[CalledFunction]
+    ) -> ChatChunk:
+        """The chunk with the text and the calls that some pieces add."""
+        delta = Delta(content=text) if text or not calls else Delta()
+        if calls:
+            before = len(answer.calls) - len(calls)
+            delta.tool_calls = [CalledTool(index=before + index, **_called(call)) for index, call in enumerate(calls)]
+        return self._chunk(answer, delta, self._logprobs(pieces) if pieces else None)
+
+    def last(self, answer: Answer) -> ChatChunk:
+        """The chunk that says why an answer ended."""
+        return self._chunk(answer, Delta(), finish_reason=answer.finish_reason)
+
+    def usage(self, usage: Usage) -> ChatChunk:
+        """The chunk after all answers, with the numbers of tokens."""
+        return ChatChunk(**self._head, object="chat.completion.chunk", choices=[], usage=usage)
+
+    def _choice(self, answer: Answer) -> ChatChoice:
+        message = AnswerMessage(role="assistant", content=answer.text or (None if answer.calls else ""), refusal=None)
+        if answer.calls:
+            message.tool_calls = [CalledTool(**_called(call)) for call in answer.calls]
+        return ChatChoice(
+            index=answer.index,
+            message=message,
+            logprobs=self._logprobs(answer.pieces),
+            finish_reason=answer.finish_reason,
+        )
+
+    def _chunk(
+        self,
+        answer: Answer,
+        delta: Delta,
+        logprobs: ChatLogprobs | None = None,
+        finish_reason: ApiFinishReason | None = None,
+    ) -> ChatChunk:
+        choice = ChunkChoice(index=answer.index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
+        return ChatChunk(**self._head, object="chat.completion.chunk", choices=[choice])
+
+    def _logprobs(self, pieces: Sequence[TextPiece]) -> ChatLogprobs | None:
+        if self._alternatives is None:
+            return None
+        content = []
+        for piece in pieces:
+            assert piece.logprobs is not None, "log-probabilities were not asked for"
+            top = [self._top(token_id, logprob) for token_id, logprob in piece.logprobs.top]
+            own = self._top(piece.token_id, piece.logprobs.logprob)
+            content.append(TokenLogprob(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=top))
+        return ChatLogprobs(content=content)
+
+    def _top(self, token_id: int, logprob: float) -> TopLogprob:
+        name = self._name(token_id)
+        return TopLogprob(token=name, logprob=logprob, bytes=list(name.encode("utf-8", "replace")))
+
+
+class CompletionBodies(_RequestBodies):
+    """The bodies of an answered completion."""
+
+    id_prefix = "cmpl"
+
+    def __init__(self, request: GenerationRequest, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(request, model, tokenizer)
+        self._offsets: dict[int, int] = {}  # characters of each answer that earlier chunks had
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> Completion:
+        """The body that is not a stream."""
+        choices = [
+            CompletionChoice(
+                index=answer.index,
+                text=answer.prompt + answer.text,
+                logprobs=self._logprobs(answer, answer.pieces, _scored_prompt(answer)),
+                finish_reason=answer.finish_reason,
+            )
+            for answer in answers
+        ]
+        return Completion(**self._head, object="text_completion", choices=choices, usage=usage)
+
+    def first(self, answer: Answer) -> Completion | None:
+        """The chunk with the prompt, where it is echoed."""
+        return self._chunk(answer, answer.prompt) if answer.prompt else None
+
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], text: str, _: Sequence[CalledFunction]) -> Completion:
+        """The chunk with the text that some pieces add."""
+        return self._chunk(answer, text, self._logprobs(answer, pieces))
+
+    def last(self, answer: Answer) -> Completion:
+        """The chunk that says why an answer ended."""
+        return self._chunk(answer, "", finish_reason=answer.finish_reason)
+
+    def usage(self, usage: Usage) -> Completion:
+        """The chunk after all answers, with the numbers of tokens."""
+        return Completion(**self._head, object="text_completion", choices=[], usage=usage)
+
+    def _chunk(
+        self,
+        answer: Answer,
+        text: str,
+        logprobs: CompletionLogprobs | None = None,
+        finish_reason: ApiFinishReason | None = None,
+    ) -> Completion:
+        choice = CompletionChoice(index=answer.index, text=text, logprobs=logprobs, finish_reason=finish_reason)
+        return Completion(**self._head, object="text_completion", choices=[choice])
+
+    def _logprobs(
+        self, answer: Answer, pieces: Sequence[TextPiece], prompt: Sequence[_Scored] = ()
+    ) -> CompletionLogprobs | None:
+        if self._alternatives is None:
+            return None
+        offset = self._offsets.get(answer.index, 0 if prompt else len(answer.prompt))
+        self._offsets[answer.index] = offset + sum(len(piece.text) for piece in pieces)
+        listed = [*prompt, *((piece.text, piece.token_id, piece.logprobs) for piece in pieces)]
+        offsets = []
+        for text, _, _ in listed:
+            offsets.append(offset)
+            offset += len(text)
+        top = [None if scores is None else self._best(scores) for *_, scores in listed]
+        return CompletionLogprobs(
+            tokens=[self._name(token_id) for _, token_id, _ in listed],
+            token_logprobs=[None if scores is None else scores.logprob for *_, scores in listed],
+            top_logprobs=top if self._alternatives else None,
+            text_offset=offsets,
+        )
+
+    def _best(self, scores: TokenLogprobs) -> dict[str, float]:
+        """Alternatives by name. Of several tokens with one name the best counts; the chosen one is among them."""
+        best: dict[str, float] = {}
+        for token_id, value in (*scores.top, (scores.token_id, scores.logprob)):
+            name = self._name(token_id)
+            best[name] = max(value, best.get(name, value))
+        return best
+
+
+Bodies: TypeAlias = ChatBodies | CompletionBodies
+"""What makes the bodies of an answered request."""
+
+
+def _scored_prompt(answer: Answer) -> list[_Scored]:
+    known = answer.finished.prompt_logprobs
+    return [(*token, logprob) for token, logprob in zip(answer.echoed, known, strict=True)] if known else []
+
+
+def _called(call: CalledFunction) -> dict[str, Any]:
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": call}
