@@ -144,7 +144,7 @@ def test_built_processors_are_those_of_generate(model: LlamaForCausalLM, paramet
     config = GenerationConfig(**(given | {"temperature": 1.0} if greedy else given), do_sample=not greedy)
     config._eos_token_tensor = None
     theirs = model._get_logits_processor(config, input_ids_seq_length=4, device="cpu", model_kwargs={})
-    ours = build_processors(SamplingParams(**parameters)).processors
+    ours = LogitsProcessorList(build_processors(SamplingParams(**parameters)).processors)
     assert [type(processor) for processor in ours] == [type(processor) for processor in theirs]
     assert torch.equal(one_by_one(ours, some_logits(3)), one_by_one(theirs, some_logits(3)))
 

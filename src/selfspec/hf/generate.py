@@ -137,12 +137,9 @@ class CustomGenerate:
         _check_config(generation_config, len(input_ids), streamer)
         _check_model_arguments(model_kwargs)
         rows = split_rows(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
-        temperature = 1.0 if generation_config.do_sample else 0.0
-        if temperature and [type(each) for each in logits_processor] == [TemperatureLogitsWarper]:
-            temperature, logits_processor = float(logits_processor[0].temperature), LogitsProcessorList()
-        params = self._parameters(input_ids, stopping_criteria, generation_config, temperature)
+        params = _parameters(input_ids, logits_processor, stopping_criteria, generation_config)
         copies = generation_config.num_return_sequences or 1
-        requests = [(row.token_ids, self._for_row(row, params, logits_processor, copies)) for row in rows]
+        requests = [(row.token_ids, self._for_row(row, params, copies)) for row in rows]
         engine = self._engine_for(model)
         if streamer is None:
             results = engine.generate_each(requests, name="row")
@@ -169,30 +166,31 @@ class CustomGenerate:
                 self._engine = Engine(model, None, self._method, settings=self._settings)
             return self._engine
 
-    def _parameters(
-        self,
-        input_ids: torch.Tensor,
-        stopping_criteria: StoppingCriteriaList,
-        config: GenerationConfig,
-        temperature: float,
-    ) -> SamplingParams:
-        """The prepared arguments as our parameters, but for processors, which may divide by a temperature too."""
-        own = (MaxLengthCriteria, EosTokenCriteria)
-        lengths = [criterion.max_length for criterion in stopping_criteria if type(criterion) is MaxLengthCriteria]
-        ends = [criterion.eos_token_id for criterion in stopping_criteria if type(criterion) is EosTokenCriteria]
-        return SamplingParams(
-            max_new_tokens=max(1, min(lengths, default=config.max_length) - input_ids.shape[1]),
-            temperature=temperature,
-            ignore_eos=True,
-            stop_token_ids=tuple(token_id for ids in ends for token_id in ids.tolist() if token_id >= 0),
-            stopping_criteria=tuple(criterion for criterion in stopping_criteria if type(criterion) not in own),
-        )
-
-    def _for_row(
-        self, row: Row, params: SamplingParams, processors: LogitsProcessorList, copies: int
-    ) -> SamplingParams:
+    def _for_row(self, row: Row, params: SamplingParams, copies: int) -> SamplingParams:
         seed = None if self._seed is None else self._seed + row.index % copies
-        return replace(params, seed=seed, logits_processors=processors_of(row, processors))
+        return replace(params, seed=seed, logits_processors=processors_of(row, params.logits_processors))
+
+
+def _parameters(
+    input_ids: torch.Tensor,
+    processors: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+) -> SamplingParams:
+    """The prepared arguments as our parameters; filters, and a temperature beside others, stay processors."""
+    temperature, own = 1.0 if config.do_sample else 0.0, (MaxLengthCriteria, EosTokenCriteria)
+    if temperature and [type(processor) for processor in processors] == [TemperatureLogitsWarper]:
+        temperature, processors = float(processors[0].temperature), LogitsProcessorList()
+    lengths = [criterion.max_length for criterion in stopping_criteria if type(criterion) is MaxLengthCriteria]
+    ends = [criterion.eos_token_id for criterion in stopping_criteria if type(criterion) is EosTokenCriteria]
+    return SamplingParams(
+        max_new_tokens=max(1, min(lengths, default=config.max_length) - input_ids.shape[1]),
+        temperature=temperature,
+        ignore_eos=True,
+        stop_token_ids=tuple(token_id for ids in ends for token_id in ids.tolist() if token_id >= 0),
+        logits_processors=tuple(processors),
+        stopping_criteria=tuple(criterion for criterion in stopping_criteria if type(criterion) not in own),
+    )
 
 
 def _remake(method: str | type[Method], settings: Mapping[str, Any], seed: int | None) -> CustomGenerate:
