@@ -18,8 +18,13 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from fastapi.testclient import TestClient
+
 import selfspec
 from selfspec import Engine
+from selfspec.serve.app import create_app
+from selfspec.serve.served_engine import ServedEngine
+from selfspec.serve.service import Service
 
 LIBRARY = Path(selfspec.__file__).parent
 
@@ -92,6 +97,17 @@ def main() -> None:
     with walked() as files:
         engines["auto"].generate("One two three", max_new_tokens=16)
     show("a prompt, auto", files, functions=options.functions)
+    show("a chat request, auto", walk_chat(engines["auto"]), functions=options.functions)
+
+
+def walk_chat(engine: Engine) -> dict[str, set[str]]:
+    """The files of one chat request, from the HTTP application to its answer; the server's start is not counted."""
+    body = {"messages": [{"role": "user", "content": "One two three"}], "max_tokens": 16}
+    with walked() as files, TestClient(create_app(Service(ServedEngine(lambda: engine), ["it"]))) as client:
+        for _ in range(2):
+            files.clear()
+            client.post("/v1/chat/completions", json=body).raise_for_status()
+        return dict(files)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+PAGE = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("design.md", "tests.md"))
 DEFINITIONS = sorted(set(re.findall(r"([\w/]+\.py)::(\w+)", PAGE)))
 PLACES = sorted(set(re.findall(r"`([\w/]+(?:\.py|/))`", PAGE)))
 

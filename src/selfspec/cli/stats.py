@@ -155,7 +155,7 @@ def _speeds(rounds: Sequence["Round"], step: float | None) -> tuple[str, ...]:
     return f"{1000 * per_token:.2f}", f"{step / per_token:.2f}x" if per_token else "-", expected
 
 
-def path_lines(rounds: Sequence[Round]) -> list[str]:
+def path_lines(rounds: "Sequence[Round]") -> list[str]:
     """Where drafts and verifications ran, natively or not, and why."""
     found = {"drafts": [each.drafting for each in rounds], "verification": [each.verification for each in rounds]}
     counted = {name: Counter(str(path) for path in paths if path is not None) for name, paths in found.items()}
