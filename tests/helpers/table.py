@@ -4,7 +4,7 @@ There is one table for the target and another for the draft. An output is a Mark
 exactly, so its distribution can be tested. Everything but the model is the real thing.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,17 @@ from helpers.scripted import Script, Scripted
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.output import Output
 from selfspec.decoding.prompt import Chunks
-from selfspec.decoding.request import Advanced, Request
+from selfspec.decoding.request import Advanced, Failed, Request
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes import drafting, verifying
+from selfspec.runtimes.chain import Drafted, DraftRequest, VerifyRequest
 from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.path import NO_KERNELS, Path
 from selfspec.runtimes.target import StackOutput
+from selfspec.runtimes.verifying import VerifiedRows
 from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Rule, Speculative, seeded_generator
 
@@ -45,6 +49,7 @@ class TableTarget:
     sublayer_count, independent_rows = SUBLAYERS, 0
     version, slot_bytes, keys_depend_on_position_alone = 1, 8, True
     native = None
+    sublayers = range(SUBLAYERS)
 
     def new_sequence(self, prompt_length: int, capacity: int, last_length: int) -> SequenceState:
         return SequenceState(KeyValueCache(1, 1, capacity, 1, dtype=torch.float32, device=self.device))
@@ -54,6 +59,15 @@ class TableTarget:
 
     def at(self, precision: None) -> "TableTarget":
         return self
+
+    def path(self, sublayers: Iterable[int] | None = None) -> Path:
+        return NO_KERNELS
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Drafted]:
+        return drafting.draft(self, requests)  # type: ignore[arg-type]
+
+    def verify(self, requests: Sequence[VerifyRequest], *, native: bool) -> list[VerifiedRows]:
+        return verifying.verify(self, requests, native=native)  # type: ignore[arg-type]
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot(token_ids, VOCAB).float()
@@ -107,5 +121,7 @@ def write(script: Script, rule: Rule, length: int) -> tuple[list[int], list[Any]
     scheduler.add(Request([0], length, rule=rule, processor=processor, output=output, method=method))
     rounds = []
     while scheduler.busy:
-        rounds += [event.round for event in scheduler.step() if isinstance(event, Advanced)]
+        for event in scheduler.step():
+            assert not isinstance(event, Failed), event
+            rounds += [event.round] if isinstance(event, Advanced) else []
     return output.token_ids, rounds
