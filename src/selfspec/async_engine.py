@@ -12,9 +12,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from selfspec.decoding.cache_memory import CacheMemory
-from selfspec.decoding.chunks import Pace
-from selfspec.decoding.prefix_cache import PrefixCache, PrefixCacheStats
+from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache, PrefixCacheStats
+from selfspec.decoding.prompt import Pace
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.engine import Engine
 from selfspec.engine_stats import EngineStats, MethodCounts, Tally
@@ -83,7 +82,7 @@ class AsyncEngine:
         self.memory_limit = _default_limit(engine.target) if options.memory_limit is None else options.memory_limit
         self.failure: BaseException | None = None
         prefixes = self._prefix_cache(prefix_cache_bytes)
-        self._memory = CacheMemory(engine.target, engine.chunks, self.memory_limit, prefixes)
+        self._memory = CacheMemory(engine.target, engine.chunks.grain, self.memory_limit, prefixes)
         self._scheduler = Scheduler(
             engine.target,
             chunks=engine.chunks,

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from selfspec.decoding.cache_memory import CacheMemory
-from selfspec.decoding.chunks import chunks_of
-from selfspec.decoding.output import Output
-from selfspec.decoding.prefix_cache import PrefixCache
+from selfspec.decoding.output import Output, TextStream
+from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache
+from selfspec.decoding.prompt import chunks_of
 from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
-from selfspec.decoding.text import TextStream
 from selfspec.errors import InvalidParameterError, SelfSpecError
 from selfspec.limits import check_context
 from selfspec.loading import load_model
@@ -28,9 +26,8 @@ from selfspec.options import EngineKeywords, EngineOptions, changed
 from selfspec.prompts import Prompt, PromptEncoder, Prompts, as_batch
 from selfspec.runtimes.quantise import quantise
 from selfspec.runtimes.target import Target, fingerprint
-from selfspec.sampling.grammars import Grammars
-from selfspec.sampling.penalties import check_bias
-from selfspec.sampling.processors import ScoreProcessor, build_processors
+from selfspec.sampling.grammar import Grammars
+from selfspec.sampling.processors import ScoreProcessor, build_processors, check_bias
 from selfspec.types import Generation, Round, SamplingParams, TextPiece
 
 if TYPE_CHECKING:
@@ -274,7 +271,7 @@ class Engine:
 
     def _decode(self, requests: Sequence[Request]) -> Iterator[Request]:
         """Runs requests to their ends; yields a request after each of its events."""
-        memory = CacheMemory(self.target, self.chunks, prefixes=self.prefix_cache)
+        memory = CacheMemory(self.target, self.chunks.grain, prefixes=self.prefix_cache)
         scheduler = Scheduler(self.target, chunks=self.chunks, max_batch=self.options.max_batch, memory=memory)
         for request in requests:
             scheduler.add(request)
@@ -290,7 +287,7 @@ class Engine:
         assert schema is None or isinstance(schema, str)
         mask = None if schema is None else self.grammars.mask(schema, prompt_length)
         ends = frozenset(params.stop_token_ids) | self._end_ids(params)
-        return ScoreProcessor(build_processors(params, prompt_length, ends, mask))
+        return build_processors(params, prompt_length, ends, mask)
 
     def _output(self, params: SamplingParams) -> Output:
         return Output(

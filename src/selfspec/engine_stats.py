@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from selfspec.decoding.events import Advanced, Event, Failed, Finished, Prefilled
 from selfspec.decoding.prefix_cache import PrefixCacheStats
-from selfspec.decoding.request import Request
+from selfspec.decoding.request import Advanced, Event, Failed, Finished, Prefilled, Request
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,7 @@ from selfspec.errors import ContextLengthError, OutOfMemoryError
 
 
 def check_context(prompt_length: int, max_new_tokens: int, context_limit: int) -> None:
-    """Refuses a request that could exceed the model's context, all in tokens.
-
-    Raises:
-        ContextLengthError: prompt and new tokens together are longer than the context.
-    """
+    """Refuses a request that could exceed the model's context, all in tokens."""
     if prompt_length + max_new_tokens > context_limit:
         room = context_limit - prompt_length
         remedy = f"ask for at most {room} new tokens" if room > 0 else "shorten the prompt"

@@ -34,7 +34,7 @@ class EngineOptions:
         runtime: how the model's sublayers run, one of ``selfspec.runtimes.target.RUNTIMES``.
         keep_copies: keep low-bit draft weights in the user's cache folder, for later processes.
         prefill_chunk: longest part of a prompt to run at once, in tokens; if not given, what suits the model and the
-            device (``decoding.chunks.chunks_of``).
+            device (``decoding.prompt.chunks_of``).
         prefix_cache: most bytes of keys and values of earlier texts, which prompts that begin alike need not read
             again; or the prefix cache of another engine for this model. 0 keeps none. If not given, ``Engine`` keeps
             none and ``AsyncEngine`` up to half of its memory limit.
@@ -44,7 +44,7 @@ class EngineOptions:
         memory_limit: most bytes of keys and values of an ``AsyncEngine``, requests and prefix cache together. A
             request is admitted when its whole length fits. If not given, half of the memory that is free.
         max_read_seconds: about how long an ``AsyncEngine`` reads prompts in a step while outputs are written; ``None``
-            for any time. Where chunks cannot be cut (see ``decoding.chunks``), one chunk is read.
+            for any time. Where chunks cannot be cut (see ``decoding.prompt``), one chunk is read.
         rule: makes the sampling rule of a request. Other functions than the default are for experiments: their rules
             need not be lossless.
 
@@ -99,16 +99,9 @@ class EngineKeywords(QueueKeywords, total=False):
 
 
 def changed(values: "T", changes: Mapping[str, Any], kind: str, known: Collection[str] | None = None) -> "T":
-    """A dataclass of options or parameters with some of them changed.
+    """A dataclass of options or parameters with some of them changed, of which errors call one a ``kind``.
 
-    Args:
-        values: the dataclass.
-        changes: values by name.
-        kind: what errors call one of them.
-        known: names that may be changed; ``None`` for all.
-
-    Raises:
-        InvalidParameterError: a name is unknown, and the message names the nearest; or a value does not fit.
+    ``known`` are the names that may be changed, if not all. An unknown one is refused, with the nearest.
     """
     allowed = dict.fromkeys([field.name for field in fields(values)] if known is None else known)
     for name in changes:

@@ -55,11 +55,7 @@ def as_batch(prompt: Prompt | Prompts) -> list[Prompt] | None:
 
 
 def is_chat(prompt: object) -> TypeGuard[Sequence[Mapping[str, str]]]:
-    """Whether a prompt is a list of chat messages.
-
-    Raises:
-        InvalidPromptError: the first element is a message, another one is not.
-    """
+    """Whether a prompt is a list of chat messages; one that has a message first and another thing later is refused."""
     if not (isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping)):
         return False
     for index, message in enumerate(prompt):
@@ -71,11 +67,7 @@ def is_chat(prompt: object) -> TypeGuard[Sequence[Mapping[str, str]]]:
 
 
 def as_ids(prompt: object) -> list[int]:
-    """The token ids of a prompt that is neither text nor chat.
-
-    Raises:
-        InvalidPromptError: it is not one sequence of whole numbers.
-    """
+    """The token ids of a prompt that is neither text nor chat, but one sequence of whole numbers."""
     if isinstance(prompt, torch.Tensor):
         if prompt.dim() not in (1, 2) or (prompt.dim() == 2 and prompt.shape[0] != 1) or prompt.is_floating_point():
             raise InvalidPromptError(
@@ -109,14 +101,9 @@ def _form(prompt: object) -> str:
 
 
 class PromptEncoder:
-    """Encodes prompts with a tokenizer, or takes token ids.
+    """Encodes prompts with a tokenizer; without one it takes token ids only.
 
-    Args:
-        tokenizer: of the model; ``None`` takes token ids only.
-        vocab_size: number of token ids that the model knows.
-
-    Raises:
-        TokenizerMismatchError: the tokenizer has ids that the model has no embedding for.
+    A tokenizer that has ids beyond the model's ``vocab_size`` is refused.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> None:
@@ -130,14 +117,7 @@ class PromptEncoder:
             )
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt.
-
-        Args:
-            prompt: text, token ids, or chat messages (through the tokenizer's chat template).
-
-        Raises:
-            InvalidPromptError: the prompt is empty without a BOS token, out of vocabulary, or not one sequence.
-        """
+        """The token ids of a prompt of any form."""
         if isinstance(prompt, str):
             return self.encode_text(prompt)
         if is_chat(prompt):
@@ -145,19 +125,11 @@ class PromptEncoder:
         return self._check(as_ids(prompt))
 
     def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text; the tokenizer may add special tokens such as BOS.
-
-        Raises:
-            InvalidPromptError: it is empty without a BOS token, or no valid text.
-        """
+        """The token ids of a text; the tokenizer may add special tokens such as BOS."""
         return self._check(self._encode_text(text, add_special_tokens=add_special_tokens))
 
     def encode_chat(self, messages: Sequence[Any], **variables: Any) -> list[int]:
-        """The token ids of a chat; ``variables`` are those of the template, such as ``add_generation_prompt``.
-
-        Raises:
-            InvalidPromptError: there is no chat template, or it refuses the messages.
-        """
+        """The token ids of a chat; ``variables`` are those of the template, such as ``add_generation_prompt``."""
         return self._check(self._encode_chat(messages, **variables))
 
     def _encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -10,23 +10,13 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def in_turn(names: Sequence[Name], turn: int) -> list[Name]:
-    """The names, rotated by one each turn, so that a drift of the machine's speed favours none of them.
-
-    Args:
-        names: in order.
-        turn: number of the turn, from 0.
-    """
+    """The names, rotated by one each turn (from 0), so that a drift of the machine's speed favours none of them."""
     first = turn % len(names) if names else 0
     return [*names[first:], *names[:first]]
 
 
 def timed(task: Callable[[], object], device: torch.device) -> float:
-    """Wall-clock seconds of a task, including the work that it queues on the device.
-
-    Args:
-        task: what to time.
-        device: where it runs.
-    """
+    """Wall-clock seconds of a task, including the work that it queues on the device."""
     wait_for(device)
     started = time.perf_counter()
     task()
@@ -37,17 +27,7 @@ def timed(task: Callable[[], object], device: torch.device) -> float:
 def interleaved_samples(
     tasks: Mapping[Name, Callable[[], object]], device: torch.device, *, repeats: int, warm_up: int = 1
 ) -> dict[Name, list[float]]:
-    """Times several tasks in turns.
-
-    Args:
-        tasks: by name.
-        device: where they run.
-        repeats: timed runs of each task.
-        warm_up: untimed runs of each task before those.
-
-    Returns:
-        For each name the seconds of its repeats.
-    """
+    """Times several tasks in turns, after untimed runs; for each name the seconds of its repeats."""
     names = list(tasks)
     samples: dict[Name, list[float]] = {name: [] for name in names}
     for turn in range(warm_up + repeats):

@@ -1,5 +1,6 @@
-"""Results: plain frozen dataclasses."""
+"""Results: plain frozen dataclasses; and the clock of a round."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from selfspec.params import SamplingParams as SamplingParams
 from selfspec.runtimes.chain import Path
 from selfspec.runtimes.precision import AnyPrecision, read_precision
 
+Phase = Literal["select", "draft", "verify", "other"]
 FinishReason = Literal["length", "eos", "stop_token", "stop_string", "stopping_criteria"]
 TokenOrigin = Literal["prefill", "draft", "target"]
 """Who chose a token first: the target after the prompt, a draft that was accepted, or the target in a verification."""
@@ -34,6 +36,27 @@ class PhaseSeconds:
     def total(self) -> float:
         """Seconds of the whole round."""
         return self.select + self.draft + self.verify + self.other
+
+
+class PhaseClock:
+    """Adds up the wall time of the phases of a round."""
+
+    def __init__(self, phase: Phase = "other") -> None:
+        self._seconds: dict[Phase, float] = {"select": 0.0, "draft": 0.0, "verify": 0.0, "other": 0.0}
+        self._phase = phase
+        self._last = time.perf_counter()
+
+    def switch(self, phase: Phase) -> None:
+        """Counts the time since the last call towards the phase so far; another phase begins."""
+        now = time.perf_counter()
+        self._seconds[self._phase] += now - self._last
+        self._last, self._phase = now, phase
+
+    @property
+    def seconds(self) -> PhaseSeconds:
+        """The time of each phase so far."""
+        self.switch(self._phase)
+        return PhaseSeconds(**self._seconds)
 
 
 @dataclass(frozen=True)

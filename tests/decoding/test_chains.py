@@ -20,7 +20,7 @@ from selfspec.decoding import paths
 from selfspec.decoding.draft import Guess, LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.drafting import propose
-from selfspec.decoding.reading import read_text
+from selfspec.decoding.prompt import read_text
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.decoding.verification import verify
@@ -31,7 +31,7 @@ from selfspec.runtimes.kernels import most_attending
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
-from selfspec.sampling.processors import ScoreProcessor, build_processors
+from selfspec.sampling.processors import build_processors
 from selfspec.sampling.rules import Coupled, Greedy, Rule, Speculative, seeded_generator
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import SamplingParams
@@ -80,9 +80,15 @@ def forward_by_forward() -> Iterator[None]:
 
 
 def context_for(on: Target, rule: str, room: int = 20, seed: int = 0) -> Generated:
-    """A text of 24 tokens."""
-    context, _ = read_text(on, prompt(TEXT, seed), Needs(sibling_rows=12), max_new_tokens=room)
-    context.rule, context.processor = RULES[rule](), ScoreProcessor(build_processors(SAMPLING[rule]))
+    """A text of 24 tokens, and the same token after it by whichever rule."""
+    return sampling(on, RULES[rule](), SAMPLING[rule], room, seed)
+
+
+def sampling(on: Target, rule: Rule, params: SamplingParams, room: int = 20, seed: int = 0) -> Generated:
+    processor, needs = build_processors(params), Needs(sibling_rows=12)
+    context, _ = read_text(on, prompt(TEXT, seed), needs, max_new_tokens=room, rule=rule, processor=processor)
+    with torch.inference_mode():
+        context.pending.fill_(7)
     return context
 
 
@@ -256,9 +262,7 @@ def test_what_a_stopping_rule_raises_arrives() -> None:
     ids=["penalty", "top-k", "rejection"],
 )
 def test_what_a_chain_cannot_choose_goes_forward_by_forward(rule: Rule, params: SamplingParams, path: Path) -> None:
-    context = context_for(target(), "greedy")
-    context.rule, context.processor = rule, ScoreProcessor(build_processors(params))
-    proposal, forwards = drafted(target(), DRAFTS["low-bit"], context)
+    proposal, forwards = drafted(target(), DRAFTS["low-bit"], sampling(target(), rule, params))
     assert proposal.path == path
     assert len(forwards) == proposal.drafted == LENGTH
 

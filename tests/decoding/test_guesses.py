@@ -15,14 +15,14 @@ from helpers.models import prompt
 from selfspec.decoding.draft import Guess, LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.drafting import propose
-from selfspec.decoding.reading import read_text
+from selfspec.decoding.prompt import read_text
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.decoding.verification import verify
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
-from selfspec.sampling.processors import ScoreProcessor, build_processors
+from selfspec.sampling.processors import build_processors
 from selfspec.sampling.rules import Coupled, Greedy, Rule, Speculative, seeded_generator
 from selfspec.types import SamplingParams
 
@@ -49,9 +49,8 @@ WATCHED = (0, 1, 2, SUBLAYERS)
 
 def context_for(rule: Rule, room: int = 20) -> Generated:
     """A text of 24 tokens; processors depend on the drafted tokens."""
-    context, _ = read_text(TARGET, prompt(24), Needs(sibling_rows=12), max_new_tokens=room)
-    context.rule, context.processor = rule, ScoreProcessor(build_processors(PENALTY))
-    return context
+    processor, needs = build_processors(PENALTY), Needs(sibling_rows=12)
+    return read_text(TARGET, prompt(24), needs, max_new_tokens=room, rule=rule, processor=processor)[0]
 
 
 def drafted(draft: LayerDraft, context: Generated) -> tuple[Proposal, list[int]]:

@@ -73,6 +73,7 @@ class AcceptsTooMuch(Speculative):
         return super().accept(tree, tokens, mixed[: len(draft_scores)], draft_rows, target_scores, positions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [BonusFromTheDraft, NoResidual, AcceptsTooMuch], ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize("script", [chain, tree], ids=lambda script: script.__name__)
 def test_the_test_notices_a_wrong_rule(script: Script, wrong: type[Speculative]) -> None:

@@ -17,7 +17,7 @@ from helpers.low_bit_model import SIZES
 from helpers.models import prompt
 from helpers.scripted import Scripted
 from selfspec import Engine
-from selfspec.decoding import drafting
+from selfspec.decoding import verification
 from selfspec.decoding.draft import NoDraft
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.runtimes.native import NativeForward
@@ -56,7 +56,7 @@ def counted_runs() -> Iterator[list[int]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NativeForward, "chain", counted)
-        patch.setattr(drafting, "LONGEST_SECONDS", 60.0)
+        patch.setattr(verification, "LONGEST_SECONDS", 60.0)
         yield lengths
 
 
@@ -122,7 +122,7 @@ def test_what_needs_more_than_tokens_goes_step_by_step(params: dict[str, Any]) -
 
 def test_a_run_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with counted_runs() as lengths:
-        monkeypatch.setattr(drafting, "LONGEST_SECONDS", 0.0)
+        monkeypatch.setattr(verification, "LONGEST_SECONDS", 0.0)
         generate(8, [PROMPT], max_new_tokens=6)
     assert lengths == [1] * 4  # the last step is none
 

@@ -8,16 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor
 
 from helpers.low_bit_model import random_model
-from selfspec.decoding.cache_memory import CacheMemory
-from selfspec.decoding.chunks import Chunks, chunks_of
-from selfspec.decoding.events import Event, Failed, Finished, Prefilled
 from selfspec.decoding.output import Output
-from selfspec.decoding.prefix_cache import PrefixCache
-from selfspec.decoding.prompt_reader import FORWARD_ROWS, MOST_ROWS
-from selfspec.decoding.request import Request
+from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache
+from selfspec.decoding.prompt import FORWARD_ROWS, MOST_ROWS, Chunks, chunks_of
+from selfspec.decoding.request import Event, Failed, Finished, Prefilled, Request
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.methods import make_method
 from selfspec.runtimes.kernels import verifies_exactly
@@ -39,7 +36,7 @@ def text(length: int, seed: int) -> list[int]:
 def request(
     prompt_ids: list[int], method: str = "autoregressive", *processors: LogitsProcessor, **options: Any
 ) -> Request:
-    processor = ScoreProcessor(LogitsProcessorList(processors))
+    processor = ScoreProcessor(processors)
     made = make_method(method, options.pop("target", TARGET))
     return Request(prompt_ids, 3, Greedy(), processor, Output(max_new_tokens=3), made, **options)
 
@@ -48,7 +45,7 @@ def scheduler_of(
     requests: Many[Request], target: Target = TARGET, chunks: Chunks | None = None, **options: Any
 ) -> Scheduler:
     chunks = chunks or chunks_of(target)
-    memory = CacheMemory(target, chunks, None, options.get("prefixes"))
+    memory = CacheMemory(target, chunks.grain, None, options.get("prefixes"))
     scheduler = Scheduler(target, chunks=chunks, max_batch=len(requests), memory=memory)
     for each in requests:
         scheduler.add(each)
@@ -84,7 +81,7 @@ def read(requests: Many[Request], **options: Any) -> list[torch.Tensor]:
         for event in scheduler.step():
             assert not isinstance(event, Failed)
             if isinstance(event, Prefilled):
-                each = event.sequence
+                (each,) = (each for each in scheduler._running if each.request is event.request)
                 rows[id(each.request)] = each.cache.rows(0, each.prompt_length).clone()
     return [rows[id(each)] for each in requests]
 
@@ -169,7 +166,7 @@ def test_a_request_that_fails_leaves_those_read_with_it_alone(monkeypatch: pytes
     events = play(scheduler_of(requests))
     assert forwards.parts == [[9, 9, 9]]
     assert [event.request for event in events if isinstance(event, Failed)] == [requests[1]]
-    assert {id(e.sequence.request) for e in events if isinstance(e, Finished)} == {id(requests[0]), id(requests[2])}
+    assert {id(e.request) for e in events if isinstance(e, Finished)} == {id(requests[0]), id(requests[2])}
 
 
 @needs_independent_rows

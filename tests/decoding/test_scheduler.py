@@ -7,15 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessorList
 
 from helpers.models import build, plain_text, prompt
-from selfspec.decoding.cache_memory import CacheMemory
-from selfspec.decoding.chunks import Chunks, Pace, chunks_of
-from selfspec.decoding.events import Event, Failed, Finished, Prefilled, Started
 from selfspec.decoding.output import Output
-from selfspec.decoding.prefix_cache import PrefixCache
-from selfspec.decoding.request import Request
+from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache
+from selfspec.decoding.prompt import Chunks, Pace, chunks_of
+from selfspec.decoding.request import Event, Failed, Finished, Prefilled, Request, Started
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.errors import RequestTooLargeError
 from selfspec.methods import make_method
@@ -37,13 +34,13 @@ CHUNKS = Chunks(16, 1)
 
 
 def request(prompt_ids: list[int], new_tokens: int = 10, method: Method = PLAIN) -> Request:
-    processor = ScoreProcessor(LogitsProcessorList())
+    processor = ScoreProcessor()
     return Request(prompt_ids, new_tokens, Greedy(), processor, Output(max_new_tokens=new_tokens), method)
 
 
 def scheduler_with(limit: int | None = None, prefixes: int = 0, max_batch: int = 4, **options: Any) -> Scheduler:
     cache = PrefixCache(TARGET, prefixes) if prefixes else None
-    memory = CacheMemory(TARGET, CHUNKS, limit, cache)
+    memory = CacheMemory(TARGET, CHUNKS.grain, limit, cache)
     return Scheduler(TARGET, chunks=CHUNKS, max_batch=max_batch, memory=memory, **options)
 
 
@@ -129,7 +126,7 @@ def test_prompts_take_turns() -> None:
     scheduler.add(long)
     scheduler.step()
     scheduler.add(short)
-    order = [event.sequence.request for event in play(scheduler) if isinstance(event, Prefilled)]
+    order = [event.request for event in play(scheduler) if isinstance(event, Prefilled)]
     assert order == [short, long]
 
 
@@ -158,7 +155,7 @@ def test_a_request_waits_for_memory_and_none_overtakes_it() -> None:
     scheduler.step()
     assert scheduler.running == 2
     events = play(scheduler)
-    started = [event.sequence.request for event in events if isinstance(event, Started)]
+    started = [event.request for event in events if isinstance(event, Started)]
     assert started == requests[2:]
     assert tuple(requests[2].output.token_ids) == plain_text("llama", prompt(20, 3), 20)
     assert scheduler.held == 0
@@ -166,7 +163,7 @@ def test_a_request_waits_for_memory_and_none_overtakes_it() -> None:
 
 def test_a_request_that_can_never_fit_is_refused_with_what_would() -> None:
     limit = request(prompt(20), 10).bytes(TARGET)
-    scheduler, memory = scheduler_with(limit), CacheMemory(TARGET, CHUNKS, limit)
+    scheduler, memory = scheduler_with(limit), CacheMemory(TARGET, CHUNKS.grain, limit)
     memory.check(request(prompt(20), 10))
     with pytest.raises(RequestTooLargeError, match="ask for at most 10 new tokens"):
         memory.check(request(prompt(20), 11))
@@ -199,7 +196,7 @@ def test_prompts_that_arrive_together_share_what_is_read() -> None:
     for each in requests:
         scheduler.add(each)
     events = play(scheduler)
-    cached = {id(e.sequence.request): e.sequence.cached_tokens for e in events if isinstance(e, Prefilled)}
+    cached = {id(e.request): e.request.cached_tokens for e in events if isinstance(e, Prefilled)}
     read = [len(each.prompt_ids) - cached[id(each)] for each in requests]
     assert sum(read) == 100 + 4 * 5, "each part is read once"
     for seed, each in enumerate(requests):
@@ -229,7 +226,7 @@ def test_any_arrivals_and_cancellations(seed: int) -> None:
         if live and draw.random() < 0.1:
             scheduler.cancel(live.pop(draw.randrange(len(live))))
         events = scheduler.step()
-        ended += [event.sequence.request for event in events if isinstance(event, Finished)]
+        ended += [event.request for event in events if isinstance(event, Finished)]
         live = [each for each in live if each not in ended]
         assert not any(isinstance(event, Failed) for event in events)
         assert limit is None or scheduler.held + (cache.bytes if cache else 0) <= limit

@@ -11,7 +11,7 @@ from helpers.models import FAMILY_NAMES, SUBLAYERS, build, plain_text, prompt
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.drafting import propose
-from selfspec.decoding.reading import read_text
+from selfspec.decoding.prompt import read_text
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.decoding.verification import verify
 from selfspec.model.kept import KeptSet

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessorList
 
 from helpers.models import LAYERS, build, plain_text, prompt
 from helpers.runs import RUNS
 from selfspec import Engine, Generation, SamplingParams
-from selfspec.decoding.chunks import Chunks
-from selfspec.decoding.events import Advanced, Event, Failed, Finished, Prefilled, Started
 from selfspec.decoding.output import Output
-from selfspec.decoding.request import Request
+from selfspec.decoding.prompt import Chunks
+from selfspec.decoding.request import Advanced, Event, Failed, Finished, Prefilled, Request, Started
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.loading import load_model
@@ -31,7 +29,7 @@ TREES: dict[str, Any] = {"context_window": 6, "confidence_threshold": 0.1, "max_
 
 
 def request(method: Method, prompt_ids: list[int], new_tokens: int = 24, rule: Rule | None = None) -> Request:
-    processor = ScoreProcessor(LogitsProcessorList())
+    processor = ScoreProcessor()
     return Request(prompt_ids, new_tokens, rule or Greedy(), processor, Output(max_new_tokens=new_tokens), method)
 
 
@@ -125,12 +123,12 @@ def test_the_events_of_a_request_in_order() -> None:
     steps = play(scheduler)
     for each in (first, second, third):
         own = [event for step in steps for event in step if not isinstance(event, Failed)]
-        own = [event for event in own if event.sequence.request is each]
+        own = [event for event in own if event.request is each]
         kinds = [type(event) for event in own]
         assert kinds[:2] == [Started, Prefilled]
         assert kinds[-1] == Finished
         assert set(kinds[2:-1]) == {Advanced}
-    started = [event.sequence.request for step in steps for event in step if isinstance(event, Started)]
+    started = [event.request for step in steps for event in step if isinstance(event, Started)]
     assert started == [first, second, third]
     waited = next(index for index, step in enumerate(steps) for e in step if isinstance(e, Started) and index)
     ended = next(index for index, step in enumerate(steps) for event in step if isinstance(event, Finished))

@@ -13,7 +13,7 @@ from helpers.models import LAYERS, build, plain_text, prompt
 from helpers.scripted import Scripted
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.drafter import Feedback
-from selfspec.decoding.reading import read_text
+from selfspec.decoding.prompt import read_text
 from selfspec.decoding.stopping import ConfidenceThreshold, DraftVerifyThreshold, JointConfidence
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError

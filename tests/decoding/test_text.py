@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, StopStringCriteria
 
-from selfspec.decoding.output import Output
-from selfspec.decoding.text import REPLACEMENT, TextStream
+from selfspec.decoding.output import REPLACEMENT, Output, TextStream
 from selfspec.errors import InvalidParameterError
 
 LINES = [

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from scipy import stats
-from transformers import LogitsProcessorList
 
 from helpers.scripted import Script, Scripted
-from selfspec.decoding.chunks import Chunks
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.events import Advanced, Failed
 from selfspec.decoding.output import Output
-from selfspec.decoding.request import Request
+from selfspec.decoding.prompt import Chunks
+from selfspec.decoding.request import Advanced, Failed, Request
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
@@ -106,14 +104,13 @@ def p_value(script: Script, make_rule: Callable[[int], Rule], draws: int, length
 def write(script: Script, rule: Rule, length: int) -> tuple[list[int], list[Any]]:
     target: Any = TableTarget()
     method = Scripted(target, script, Needs(sibling_rows=8))
-    processor = ScoreProcessor(LogitsProcessorList())
+    processor = ScoreProcessor()
     output = Output(max_new_tokens=length)
     scheduler = Scheduler(target, chunks=Chunks(16, 1), max_batch=1)
     scheduler.add(Request([0], length, rule=rule, processor=processor, output=output, method=method))
     rounds = []
     while scheduler.busy:
         for event in scheduler.step():
-            if isinstance(event, Failed):
-                raise event.error
+            assert not isinstance(event, Failed), event
             rounds += [event.round] if isinstance(event, Advanced) else []
     return output.token_ids, rounds

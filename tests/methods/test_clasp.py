@@ -14,7 +14,7 @@ from helpers.recording import record
 from selfspec import Engine, load_model
 from selfspec.decoding.drafter import Needs, Prefill
 from selfspec.decoding.probe import Probe
-from selfspec.decoding.reading import read_text
+from selfspec.decoding.prompt import read_text
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.errors import InvalidSettingError
 from selfspec.methods import clasp, make_method

@@ -22,7 +22,7 @@ from selfspec import load_model
 from selfspec.cli.app import app
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.decoding.reading import read_text
+from selfspec.decoding.prompt import read_text
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
 from selfspec.methods import dynamic_exit, make_method

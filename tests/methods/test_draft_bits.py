@@ -10,7 +10,7 @@ from helpers.models import build, prompt
 from selfspec import Engine, SamplingParams
 from selfspec.decoding.draft import LayerDraft, NoDraft, with_precision
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.reading import read_text
+from selfspec.decoding.prompt import read_text
 from selfspec.errors import InvalidSettingError, UnsupportedModelError
 from selfspec.methods import METHODS
 from selfspec.methods.knapsack import find_candidates

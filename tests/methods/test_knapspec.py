@@ -20,7 +20,7 @@ from selfspec import load_model
 from selfspec.decoding.draft import LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.probe import Branches, Probe
-from selfspec.decoding.reading import read_text
+from selfspec.decoding.prompt import read_text
 from selfspec.engine import Engine
 from selfspec.errors import StateError
 from selfspec.methods import make_method

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from helpers.clock import Always
 from helpers.models import SUBLAYERS, build, plain_text, prompt
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.reading import read_text
+from selfspec.decoding.prompt import read_text
 from selfspec.engine import Engine
 from selfspec.errors import StateError
 from selfspec.methods.payoff import Record

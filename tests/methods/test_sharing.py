@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers.models import SUBLAYERS, build, plain_text, prompt
 from selfspec import Engine
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
-from selfspec.decoding.reading import read_text
+from selfspec.decoding.prompt import read_text
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.methods.base import Method
 from selfspec.methods.dynamic_exit import Del, DelDrafter, DelSettings

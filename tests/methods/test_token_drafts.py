@@ -14,7 +14,7 @@ from helpers.drafts import begin, ngram_model, paths, play, preferences
 from helpers.models import VOCABULARY, build, plain_text, prompt
 from selfspec.decoding.draft import NoDraft, TokenDraft
 from selfspec.decoding.drafter import Continuation
-from selfspec.decoding.reading import read_text
+from selfspec.decoding.prompt import read_text
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, StateError
 from selfspec.methods import make_method

@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.model import masks
 from selfspec.model.cache import KeyValueCache
-from selfspec.model.forward import Rows, SequenceState
+from selfspec.model.forward import Rows, SequenceState, branches, causal
 from selfspec.sampling.tree import TokenTree
 
 
@@ -119,14 +118,14 @@ def test_a_mask_is_made_once_for_each_window() -> None:
 @given(st.integers(1, 12))
 def test_causal(rows: int) -> None:
     wanted = [[key <= query for key in range(rows)] for query in range(rows)]
-    assert masks.causal(rows).tolist() == wanted
+    assert causal(rows).tolist() == wanted
 
 
 @given(st.integers(1, 4), st.integers(1, 5))
 def test_branches_see_themselves_only(count: int, length: int) -> None:
     rows = range(count * length)
     wanted = [[key <= query and key // length == query // length for key in rows] for query in rows]
-    assert masks.branches(count, length).tolist() == wanted
+    assert branches(count, length).tolist() == wanted
 
 
 @pytest.mark.parametrize(("window", "first"), [(None, 0), (4, 17), (1, 20), (100, 0)])

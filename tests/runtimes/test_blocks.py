@@ -16,8 +16,7 @@ from helpers.kernels import needs_kernels
 from helpers.models import FAMILY_NAMES, SUBLAYERS, VARIANTS, build, prompt
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError, NonFiniteLogitsError, UnsupportedModelError
-from selfspec.model import masks
-from selfspec.model.forward import Forward, SequenceState
+from selfspec.model.forward import Forward, SequenceState, branches
 from selfspec.runtimes import kernels, runner
 from selfspec.runtimes.branches import describe
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
@@ -43,7 +42,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"rows": 40},  # more than are packed
     {"rows": 3, "start": 53, "prefix": 30},
     {"rows": 40, "start": 53, "prefix": 1},
-    {"rows": 6, "depths": [0, 1, 2] * 2, "visible": masks.branches(2, 3)},
+    {"rows": 6, "depths": [0, 1, 2] * 2, "visible": branches(2, 3)},
 ]
 
 

@@ -21,9 +21,8 @@ from transformers import PreTrainedModel
 from helpers.models import FAMILY_NAMES, SUBLAYERS, build, plain_text, prompt
 from selfspec.engine import Engine
 from selfspec.errors import NonFiniteLogitsError
-from selfspec.model import masks
 from selfspec.model.cache import KeyValueCache
-from selfspec.model.forward import Forward, Rows, SequenceState
+from selfspec.model.forward import Forward, Rows, SequenceState, branches
 from selfspec.runtimes import graphs
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.graphs import FEWEST_SLOTS, MOST_ROWS, SHORTEST_SPAN, Arena, CudaRecorder, Graphs, LeasedCache
@@ -146,7 +145,7 @@ def layouts(prefix: int) -> list[dict[str, Any]]:
         found += [
             {"rows": 3, "start": prefix + shift + 3, "prefix": 30},
             {"rows": 40, "start": prefix + shift + 3, "prefix": 1 + shift},
-            {"rows": 6, "depths": [0, 1, 2] * 2, "visible": masks.branches(2, 3)},
+            {"rows": 6, "depths": [0, 1, 2] * 2, "visible": branches(2, 3)},
         ]
     return found
 

@@ -26,8 +26,7 @@ from transformers import (
 
 from helpers.kernels import needs_kernels
 from selfspec import Engine
-from selfspec.model.forward import Forward, SequenceState
-from selfspec.model.masks import branches
+from selfspec.model.forward import Forward, SequenceState, branches
 from selfspec.runtimes import kernels
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import StackOutput, Target

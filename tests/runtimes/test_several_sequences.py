@@ -23,8 +23,7 @@ from transformers import (
 )
 
 from helpers.models import FAMILY_NAMES, ROPE_SWITCH, SUBLAYERS, WINDOW, build, prompt
-from selfspec.model.forward import Forward, SequenceState
-from selfspec.model.masks import branches
+from selfspec.model.forward import Forward, SequenceState, branches
 from selfspec.runtimes.kernels import KernelBuildError, verifies_exactly
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree

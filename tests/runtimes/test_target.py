@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 
 from helpers.models import FAMILY_NAMES, LAYERS, SUBLAYERS, VARIANTS, build, plain_text, prompt
 from selfspec.engine import Engine
-from selfspec.model import masks
-from selfspec.model.forward import SequenceState
+from selfspec.model.forward import SequenceState, branches
 from selfspec.runtimes.target import StackOutput, Target
 from selfspec.sampling.tree import TokenTree
 
@@ -191,7 +190,7 @@ def test_branches_are_independent_continuations(name: str) -> None:
         prefix_ids, token_ids = prompt(prefix_length), prompt(count * length, seed=5)
         state = prefilled(target, prefix_ids, room=len(token_ids))
         depths = [*range(length)] * count
-        output = run_rows(target, state, token_ids, depths=depths, visible=masks.branches(count, length))
+        output = run_rows(target, state, token_ids, depths=depths, visible=branches(count, length))
         for branch in range(count):
             rows = slice(branch * length, (branch + 1) * length)
             _, wanted = oracle([*prefix_ids, *token_ids[rows]], tuple(range(SUBLAYERS)))

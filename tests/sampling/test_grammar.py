@@ -16,8 +16,7 @@ from helpers.models import VOCABULARY, build, prompt
 from helpers.slow_decoding import p_value_of_samples, slow_greedy
 from selfspec import Engine, SamplingParams
 from selfspec.errors import InvalidParameterError, MissingPackageError
-from selfspec.sampling.grammar import GrammarMask
-from selfspec.sampling.grammars import MOST_COMPILED, Grammars
+from selfspec.sampling.grammar import MOST_COMPILED, GrammarMask, Grammars
 
 MODEL = build("llama")
 PROMPT = prompt(12)

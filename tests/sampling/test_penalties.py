@@ -13,7 +13,7 @@ from helpers.models import VOCABULARY, build, prompt
 from helpers.slow_decoding import p_value_of_samples, slow_greedy, slow_scores
 from selfspec import Engine, SamplingParams
 from selfspec.errors import InvalidParameterError
-from selfspec.sampling.processors import ScoreProcessor, build_processors
+from selfspec.sampling.processors import build_processors
 
 MODEL = build("llama")
 PROMPT = prompt(12)
@@ -63,7 +63,7 @@ def test_scores_of_drafted_rows_are_those_of_the_definition(
     params, ends = SamplingParams(**parameters), {3, 8, 1000}
     first = max(0, len(output) - drafted)
     logits = 3 * torch.randn(len(output) - first + 1, 10, generator=torch.Generator().manual_seed(len(output)))
-    processor = ScoreProcessor(build_processors(params, len(prompt_ids), ends))
+    processor = build_processors(params, len(prompt_ids), ends)
     scores = processor(logits, lambda row: torch.tensor([prompt_ids + output[: first + row]]))
     expected = [
         slow_scores(row, params, prompt_ids, output[: first + index], ends) for index, row in enumerate(logits.tolist())

@@ -73,7 +73,7 @@ def one_by_one(processors: LogitsProcessorList, logits: torch.Tensor) -> torch.T
 def test_rows_are_what_generate_computes(names: list[str], seed: int, dtype: torch.dtype) -> None:
     logits = some_logits(seed, dtype)
     before = logits.clone()
-    scores = ScoreProcessor(LogitsProcessorList([PRESENT[name]() for name in names]))(logits, context)
+    scores = ScoreProcessor([PRESENT[name]() for name in names])(logits, context)
     assert scores.dtype == torch.float32
     assert torch.equal(logits, before), "the logits themselves must stay as they are"
     expected = one_by_one(LogitsProcessorList([PRESENT[name]() for name in names]), logits)
@@ -98,13 +98,9 @@ def test_contexts_are_made_only_if_they_are_read() -> None:
         asked.append(row)
         return context(row)
 
-    ScoreProcessor(build_processors(SamplingParams(temperature=0.7, top_k=10, top_p=0.9, min_p=0.1)))(
-        some_logits(0), watched
-    )
+    build_processors(SamplingParams(temperature=0.7, top_k=10, top_p=0.9, min_p=0.1))(some_logits(0), watched)
     assert asked == []
-    ScoreProcessor(build_processors(SamplingParams(temperature=0.7, top_k=10, repetition_penalty=1.2)))(
-        some_logits(0), watched
-    )
+    build_processors(SamplingParams(temperature=0.7, top_k=10, repetition_penalty=1.2))(some_logits(0), watched)
     assert asked == list(range(ROWS))
 
 
@@ -113,7 +109,7 @@ def test_a_subclass_of_a_class_that_ignores_the_context_may_read_it() -> None:
         def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
             return scores / input_ids.shape[1]
 
-    scores = ScoreProcessor(LogitsProcessorList([Annealed(0.5)]))(some_logits(0), context)
+    scores = ScoreProcessor([Annealed(0.5)])(some_logits(0), context)
     assert torch.equal(scores[2], some_logits(0)[2] / 6)
 
 
@@ -124,7 +120,7 @@ def test_processors_that_cannot_score_drafted_rows_are_refused(name: str) -> Non
         pytest.skip("not in this transformers")
     for refused in (kind, type("Own", (kind,), {})):
         with pytest.raises(InvalidParameterError, match=refused.__name__):
-            ScoreProcessor(LogitsProcessorList([refused.__new__(refused)]))
+            ScoreProcessor([refused.__new__(refused)])
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +144,7 @@ def test_built_processors_are_those_of_generate(model: LlamaForCausalLM, paramet
     config = GenerationConfig(**(given | {"temperature": 1.0} if greedy else given), do_sample=not greedy)
     config._eos_token_tensor = None
     theirs = model._get_logits_processor(config, input_ids_seq_length=4, device="cpu", model_kwargs={})
-    ours = build_processors(SamplingParams(**parameters))
+    ours = LogitsProcessorList(build_processors(SamplingParams(**parameters)).processors)
     assert [type(processor) for processor in ours] == [type(processor) for processor in theirs]
     assert torch.equal(one_by_one(ours, some_logits(3)), one_by_one(theirs, some_logits(3)))
 

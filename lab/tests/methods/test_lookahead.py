@@ -8,16 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from transformers import LogitsProcessorList
 
 from helpers.drafts import begin, ngram_model, paths, play
 from helpers.models import VOCABULARY, build, prompt
 from helpers.table import TARGET, TableTarget, speculative
-from selfspec.decoding.chunks import Chunks
 from selfspec.decoding.draft import TokenDraft
-from selfspec.decoding.events import Advanced
 from selfspec.decoding.output import Output
-from selfspec.decoding.request import Request
+from selfspec.decoding.prompt import Chunks
+from selfspec.decoding.request import Advanced, Request
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.engine import Engine
 from selfspec.errors import StateError
@@ -194,7 +192,7 @@ def test_sampled_trees_write_the_targets_distribution(name: str, settings: dict[
         target: Any = SmallTarget()
         method = find_method(name)(target, find_method(name).Settings(**settings))
         output = Output(max_new_tokens=length)
-        processor = ScoreProcessor(LogitsProcessorList())
+        processor = ScoreProcessor()
         request = Request([0, 1, 2], length, speculative(run), processor, output, method)
         scheduler = Scheduler(target, chunks=Chunks(16, 1), max_batch=1)
         scheduler.add(request)

@@ -138,12 +138,7 @@ Draft: TypeAlias = NoDraft | TokenDraft | LayerDraft
 
 
 def with_precision(draft: Draft, precision: AnyPrecision | None) -> Draft:
-    """A layer draft from weights of another precision, unless it has named one itself; other drafts as they are.
-
-    Args:
-        draft: the draft.
-        precision: of the weights; ``None`` for the target's own.
-    """
+    """A layer draft from weights of another precision, unless it has named one itself; other drafts as they are."""
     if isinstance(draft, LayerDraft) and draft.precision is None and precision is not None:
         return replace(draft, precision=precision)
     return draft
@@ -165,7 +160,6 @@ class Proposal:
         threshold: the confidence below which drafting was to stop; ``None`` without such a rule.
         guessed: how many of the tokens were guessed before they were drafted, and so took no forward of their own.
         path: where it was drafted; ``None`` where no forward was.
-        run: the target's own tokens of several plain steps, which need no verification; of an empty draft.
     """
 
     token_ids: torch.Tensor
@@ -177,7 +171,6 @@ class Proposal:
     threshold: float | None = None
     guessed: int = 0
     path: Path | None = None
-    run: tuple[int, ...] | None = None
 
     @property
     def drafted(self) -> int:

@@ -31,11 +31,7 @@ class Needs:
 
     @staticmethod
     def union(many: "Sequence[Needs]") -> "Needs":
-        """What serves all of several needs.
-
-        Args:
-            many: at least one.
-        """
+        """What serves all of several needs, at least one."""
         return Needs(
             sibling_rows=max(needs.sibling_rows for needs in many),
             probe_rows=max(needs.probe_rows for needs in many),
@@ -62,11 +58,7 @@ class Prefill:
     hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     def restricted_to(self, needs: Needs) -> "Prefill":
-        """The same request with only the hidden states that some needs name.
-
-        Args:
-            needs: part of the needs that the request was read with.
-        """
+        """The same request with only the hidden states that ``needs`` name, part of those that it was read with."""
         rows, wanted = needs.prompt_rows, needs.prompt_states if needs.prompt_rows else frozenset()
         states = {index: states[-rows:] for index, states in self.hidden_states.items() if index in wanted}
         return replace(self, hidden_states=states)
@@ -110,12 +102,7 @@ class Feedback:
 
 @dataclass(frozen=True)
 class Continuation:
-    """How a drafter that finds tokens expects the text to go on.
-
-    Attributes:
-        token_ids: the expected tokens, in order; empty where it expects nothing.
-        match_length: how many of the last tokens it found them by.
-    """
+    """The tokens that a drafter expects next, maybe none, and how many of the last tokens it found them by."""
 
     token_ids: tuple[int, ...] = ()
     match_length: int = 0
@@ -145,19 +132,13 @@ class Drafter(ABC):
         What any round says is ``acceptance``, ``proposal`` and ``target_scores``; ``hidden_states`` are those that the
         other drafter watched. A drafter that tracks the last tokens, or that holds what belongs to the end of the text,
         has to follow it here.
-
-        Args:
-            feedback: of that round.
         """
 
     def continue_after(self, drafted: Sequence[int]) -> Continuation:
         """How it expects the text to go on after the context and some drafted tokens; by default it expects nothing.
 
         Drafters that find tokens without running the model override it. It changes nothing and takes microseconds, as
-        it is asked before every forward of a draft that takes guesses.
-
-        Args:
-            drafted: tokens after the pending one, maybe none.
+        it is asked before every forward of a draft that takes guesses. ``drafted`` are tokens after the pending one.
         """
         return Continuation()
 
@@ -174,11 +155,7 @@ class FixedDrafter(Drafter):
 
 
 class RepeatingDrafter(Drafter):
-    """Plans a new draft every round, always in the same way, and learns nothing.
-
-    Args:
-        make: gives the draft of a round.
-    """
+    """Plans the draft that ``make`` gives in every round, and learns nothing."""
 
     def __init__(self, make: Callable[[], Draft]) -> None:
         self._make = make

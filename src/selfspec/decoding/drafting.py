@@ -1,15 +1,13 @@
 """Carries out the drafts of several sequences: what they ask of the model, and what they make of it."""
 
-import time
 from collections import defaultdict
 from collections.abc import Collection
 from collections.abc import Sequence as Many
 
 import torch
 
-from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, TokenDraft
-from selfspec.decoding.paths import draft_path, run_path
-from selfspec.decoding.phases import phase
+from selfspec.decoding.draft import Draft, LayerDraft, Proposal, TokenDraft
+from selfspec.decoding.paths import draft_path
 from selfspec.decoding.sequence import Sequence
 from selfspec.model import transfer
 from selfspec.runtimes.chain import Drafted, DraftedToken, DraftRequest
@@ -20,22 +18,11 @@ from selfspec.runtimes.target import Target
 from selfspec.sampling.rules import best, next_best, possible
 from selfspec.sampling.tree import EMPTY_TREE, ROOT, TokenTree
 
-LONGEST_SECONDS = 0.03
-"""How long a run of plain steps goes on. Pieces of text come together, and new requests wait, no longer than this."""
 
-
-@phase("draft")
 def propose(
     target: Target, sequences: Many[Sequence], drafts: Many[Draft], watched: Many[Collection[int]]
 ) -> list[Proposal]:
-    """Drafts tokens of all sequences side by side.
-
-    Args:
-        target: the model.
-        sequences: at least one.
-        drafts: of each, what was planned.
-        watched: of each, sublayers whose states its drafter watches.
-    """
+    """Drafts tokens of all sequences side by side: the drafts that were planned; ``watched`` as in ``verify``."""
     proposals: dict[int, Proposal] = {}
     layers: dict[AnyPrecision | None, dict[int, LayerDraft]] = defaultdict(dict)
     for index, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
@@ -59,50 +46,6 @@ def _known(sequence: Sequence, draft: Draft) -> Proposal:
     return Proposal(
         sequence.no_tokens, EMPTY_TREE, threshold=draft.threshold if isinstance(draft, LayerDraft) else None
     )
-
-
-def run_plain(
-    target: Target, sequences: Many[Sequence], drafts: Many[Draft], watched: Many[Collection[int]]
-) -> list[Proposal] | None:
-    """Runs several steps of plain decoding in one native call, if all sequences plan them and need no more than tokens.
-
-    They are a chain of the whole model, whose tokens need no verification. What the host does between two steps is done
-    once for all of them; between them there is a call back, which looks for the end of the output.
-
-    Returns:
-        For each sequence an empty draft with its tokens; ``None`` if the sequences draft, or take single steps.
-    """
-    steps = [
-        min(draft.steps, sequence.draft_limit + 1) if isinstance(draft, NoDraft) and draft.steps > 1 else 0
-        for sequence, draft in zip(sequences, drafts, strict=True)
-    ]
-    if max(steps) < 2 or min(steps) < 1:
-        return None
-    runner, every = target.at(None), tuple(range(target.sublayer_count))
-    model = runner.path()
-    for sequence, own in zip(sequences, watched, strict=True):
-        if not run_path(sequence.output, own, sequence.request.logprobs, sequence.choosing, model).native:
-            return None
-    until = time.perf_counter() + LONGEST_SECONDS
-    return _run(runner, sequences, [_run_request(*each, every, until) for each in zip(sequences, steps, strict=True)])
-
-
-@phase("verify")
-def _run(runner: Runner, sequences: Many[Sequence], requests: Many[DraftRequest]) -> list[Proposal]:
-    drafted = runner.draft(requests)
-    return [
-        Proposal(sequence.no_tokens, EMPTY_TREE, run=tuple(own.token_ids[: own.finite].tolist()))
-        for sequence, own in zip(sequences, drafted, strict=True)
-    ]
-
-
-def _run_request(sequence: Sequence, steps: int, sublayers: tuple[int, ...], until: float) -> DraftRequest:
-    ends_with, clock = sequence.output.ends_with, time.perf_counter
-
-    def ends(token_id: int) -> bool:
-        return ends_with(token_id) or clock() > until
-
-    return DraftRequest(sequence.state, sequence.pending, sublayers, steps, ends=ends, drawing=sequence.drawing)
 
 
 class _LayerDrafting:

@@ -32,13 +32,7 @@ def choosing_path(rule: Rule, processor: ScoreProcessor) -> Path:
 
 
 def draft_path(draft: LayerDraft, choosing: Path, model: Path) -> Path:
-    """Where a layer draft runs.
-
-    Args:
-        draft: the draft.
-        choosing: of the request.
-        model: of the draft's sublayers at its precision.
-    """
+    """Where a layer draft runs, given who chooses the request's tokens and where the draft's sublayers run."""
     if not choosing.native:
         return choosing
     if draft.widths is not None or draft.choose is not None:
@@ -47,15 +41,7 @@ def draft_path(draft: LayerDraft, choosing: Path, model: Path) -> Path:
 
 
 def run_path(output: Output, watched: Collection[int], logprobs: int | None, choosing: Path, model: Path) -> Path:
-    """Whether several steps of plain decoding run as one call: where they need no more than tokens.
-
-    Args:
-        output: of the request.
-        watched: sublayers whose states its drafter watches.
-        logprobs: alternatives to report with each token.
-        choosing: of the request.
-        model: of all sublayers.
-    """
+    """Whether several steps of plain decoding run as one call: where they need no more than tokens."""
     if watched:
         return WATCHED
     if logprobs is not None:
@@ -68,14 +54,7 @@ def run_path(output: Output, watched: Collection[int], logprobs: int | None, cho
 def verification_path(
     proposals: Iterable[Proposal], watched: Iterable[Collection[int]], most: int, model: Path
 ) -> Path:
-    """Where a verification runs.
-
-    Args:
-        proposals: of each sequence, the draft.
-        watched: of each sequence, sublayers whose states its drafter watches.
-        most: rows of a sequence that the kernels take.
-        model: of all sublayers.
-    """
+    """Where a verification runs; ``most`` is the number of rows of a sequence that the kernels take."""
     if not model.native:
         return model
     if any(watched):

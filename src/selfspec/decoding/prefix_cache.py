@@ -1,4 +1,4 @@
-"""Keys and values of texts that were read or written, for prompts that begin alike: a radix tree over tokens."""
+"""Keys and values of earlier texts, for prompts that begin alike, and the memory that they and the requests share."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -6,21 +6,17 @@ from dataclasses import dataclass, field
 
 import torch
 
+from selfspec.decoding.request import Request
+from selfspec.decoding.sequence import Sequence as Running
+from selfspec.errors import RequestTooLargeError
+from selfspec.limits import is_out_of_memory
 from selfspec.model.cache import KeyValueCache
 from selfspec.runtimes.target import Target
 
 
 @dataclass(frozen=True)
 class PrefixCacheStats:
-    """What a prefix cache holds, and how much it has saved.
-
-    Attributes:
-        bytes: of the keys and values that it holds.
-        limit: most of them.
-        entries: stretches of text.
-        query_tokens: tokens of the prompts that were looked up.
-        hit_tokens: those of them that were found, and so not read.
-    """
+    """What a prefix cache holds (``limit`` is its most bytes), and how many tokens it looked up and found."""
 
     bytes: int = 0
     limit: int = 0
@@ -31,14 +27,9 @@ class PrefixCacheStats:
 
 @dataclass(eq=False)
 class _Node:
-    """A stretch of text after the one of its parent.
+    """A stretch of text after the one of its parent, with keys and values; children are found by their first token.
 
-    Attributes:
-        token_ids: its tokens; empty for a root.
-        rows: their keys and values, ``[layers, 2, key_value_heads, tokens, head_dim]``; ``None`` for a root.
-        parent: the stretch before it.
-        children: the stretches after it, by their first token.
-        used: when it was looked up or stored last.
+    ``rows`` is ``[layers, 2, key_value_heads, tokens, head_dim]``; a root has neither tokens nor rows.
     """
 
     token_ids: tuple[int, ...]
@@ -55,10 +46,8 @@ class PrefixCache:
     approximate: rows are copies of what the model computed after exactly these tokens. Where there is no more room, the
     ends of the texts that were used longest ago go first.
 
-    Args:
-        target: the model. When its modules or weights are replaced, everything is dropped; weights that are changed in
-            place are not noticed (``clear``).
-        limit: most bytes.
+    When modules or weights of ``target`` are replaced, everything is dropped; weights that are changed in place are not
+    noticed (``clear``). ``limit`` is in bytes.
     """
 
     def __init__(self, target: Target, limit: int) -> None:
@@ -86,38 +75,23 @@ class PrefixCache:
             self._forget()
 
     def count(self, prompt_tokens: int, found: int) -> None:
-        """Counts a prompt.
-
-        Args:
-            prompt_tokens: its tokens.
-            found: those that were not read.
-        """
+        """Counts the tokens of a prompt, and those of them that were found."""
         with self._lock:
             self._query_tokens += prompt_tokens
             self._hit_tokens += found
 
     def touch(self, token_ids: Sequence[int]) -> None:
-        """Makes what is known of a text the last to be dropped.
-
-        Args:
-            token_ids: the text.
-        """
+        """Makes what is known of a text the last to be dropped."""
         with self._lock:
             for long_rope in self._roots:
                 self._find(token_ids, long_rope)
 
     @torch.inference_mode()
     def fill(self, cache: KeyValueCache, token_ids: Sequence[int], *, long_rope: bool = False, grain: int = 1) -> int:
-        """Appends to a cache what is known of the text after its committed slots.
+        """Appends to a cache what is known of a text after the cache's committed slots; returns how many slots.
 
-        Args:
-            cache: its committed slots belong to the first tokens of the text.
-            token_ids: the text, as far as it may be taken.
-            long_rope: its keys are rotated with the long frequencies.
-            grain: the number of tokens taken in all is a multiple of it.
-
-        Returns:
-            Number of slots that were filled.
+        The cache then has a multiple of ``grain`` slots, or as many as before. ``long_rope``: the keys are rotated with
+        the long frequencies.
         """
         with self._lock:
             before, start = cache.length, 0
@@ -141,14 +115,10 @@ class PrefixCache:
         long_rope: bool = False,
         room: int | None = None,
     ) -> None:
-        """Copies keys and values of a text, as far as they are not here yet and all are finite.
+        """Copies keys and values of a text from its cache, as far as they are not here yet and all are finite.
 
-        Args:
-            cache: of the text; each token has a committed slot.
-            token_ids: the text.
-            version: of the target that computed it; one that has changed since stores nothing.
-            long_rope: its keys are rotated with the long frequencies.
-            room: most bytes of this cache from now on, where that is less than its limit.
+        Nothing is stored if the target is not of the ``version`` that computed them. ``room`` is the most bytes of this
+        prefix cache from now on, where that is less than its limit.
         """
         assert len(token_ids) <= cache.length
         with self._lock:
@@ -166,11 +136,7 @@ class PrefixCache:
                 self._add(parent, tuple(token_ids[known : known + fitting]), cache.rows(known, fitting))
 
     def shrink(self, limit: int) -> None:
-        """Drops what was used longest ago.
-
-        Args:
-            limit: bytes that it may hold at most, now.
-        """
+        """Drops what was used longest ago, down to a limit in bytes."""
         with self._lock:
             self._time += 1  # nothing is spared
             self._shrink(max(0, limit) // self.target.slot_bytes)
@@ -240,3 +206,77 @@ def _common(stretch: Sequence[int], token_ids: Sequence[int], place: int) -> int
     """How many tokens of a stretch the text from ``place`` on begins with."""
     most = min(len(stretch), len(token_ids) - place)
     return next((index for index in range(most) if stretch[index] != token_ids[place + index]), most)
+
+
+class CacheMemory:
+    """Which requests fit, and which keys and values of their prompts are known.
+
+    ``grain`` is that of the prompts' chunks, ``limit`` the most bytes that requests and prefix cache hold together.
+    """
+
+    def __init__(
+        self, target: Target, grain: int, limit: int | None = None, prefixes: PrefixCache | None = None
+    ) -> None:
+        self.limit = limit
+        self.prefixes = prefixes if target.keys_depend_on_position_alone else None
+        self._target = target
+        self._grain = grain
+
+    def check(self, request: Request) -> None:
+        """Refuses a request that could never be admitted: it needs more memory than all requests together have."""
+        needed = request.bytes(self._target)
+        if self.limit is None or needed <= self.limit:
+            return
+        most = request.max_new_tokens - -(-(needed - self.limit) // (self._target.slot_bytes + 8))
+        remedy = f"ask for at most {most} new tokens" if most > 0 else "shorten the prompt"
+        raise RequestTooLargeError(
+            f"a prompt of {len(request.prompt_ids)} tokens and {request.max_new_tokens} new ones need "
+            f"{needed / 2**20:.1f} MiB for keys and values, and there are {self.limit / 2**20:.1f} MiB for all "
+            f"requests; {remedy}, or raise the memory limit"
+        )
+
+    def admits(self, request: Request, held: int) -> bool:
+        """Whether a request fits beside others that hold ``held`` bytes; the prefix cache makes room for it.
+
+        One that does not fit even alone is admitted, for ``check`` to refuse.
+        """
+        needed = request.bytes(self._target)
+        if self.limit is None or needed > self.limit:
+            return True
+        left = self.limit - held - needed
+        if left >= 0 and self.prefixes is not None and self.prefixes.bytes > left:
+            self.prefixes.touch(request.prompt_ids)  # what it begins with goes last
+            self.prefixes.shrink(left)
+        return left >= 0
+
+    def fill(self, sequence: Running) -> None:
+        """Copies known keys and values of a prompt that is not read to its end."""
+        if self.prefixes is None:
+            return
+        request, state = sequence.request, sequence.state
+        known = request.prompt_ids[: sequence.reusable]
+        request.cached_tokens += self.prefixes.fill(state.cache, known, long_rope=state.long_rope, grain=self._grain)
+
+    def count(self, request: Request) -> None:
+        """Counts how much of a prompt that is read was known."""
+        if self.prefixes is not None:
+            self.prefixes.count(len(request.prompt_ids), request.cached_tokens)
+
+    def keep(self, sequence: Running, held: int) -> None:
+        """Copies keys and values of a sequence, as far as any request may use them, into the prefix cache.
+
+        The requests that go on hold ``held`` bytes.
+        """
+        if self.prefixes is None:
+            return
+        state, request = sequence.state, sequence.request
+        # Where rows depend on each other, those of the output are not what a prompt's would be.
+        rows = state.cache.length if self._grain == 1 else min(state.cache.length, len(request.prompt_ids))
+        text = [*request.prompt_ids, *request.output.token_ids][: rows // self._grain * self._grain]
+        room = None if self.limit is None else self.limit - held
+        try:
+            self.prefixes.store(state.cache, text, version=sequence.version, long_rope=state.long_rope, room=room)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.prefixes.clear()  # the memory is needed for requests

@@ -7,9 +7,8 @@ import torch
 from torch.nn import functional
 
 from selfspec.model.cache import KeyValueCache
-from selfspec.model.forward import Forward, SequenceState
+from selfspec.model.forward import Forward, SequenceState, branches
 from selfspec.model.kept import KeptSet
-from selfspec.model.masks import branches
 from selfspec.model.transfer import send
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
@@ -42,9 +41,6 @@ class Probe:
     It reads the keys and values of the committed tokens and writes its own to the slots after them, which the next
     draft overwrites: nothing is copied, and the committed slots stay as they are. A forward must not have more rows
     than the method's ``Needs.probe_rows``.
-
-    Args:
-        context: of the request.
     """
 
     def __init__(self, context: Text) -> None:
@@ -109,13 +105,7 @@ class Probe:
     def points(
         self, places: Sequence[int], most_rows: int | None = None, precision: AnyPrecision | None = None
     ) -> "Points":
-        """Independent states at single committed tokens, which need not follow each other.
-
-        Args:
-            places: their positions, ascending, below ``committed``.
-            most_rows: as for ``branches``.
-            precision: as for ``branches``.
-        """
+        """As ``branches``, at single committed tokens that need not follow each other, by their ascending positions."""
         return Points(self._context, places, most_rows, precision)
 
     def _window_start(self, rows: int) -> int:
@@ -129,12 +119,7 @@ class Branches:
     Each branch sees the cached prefix before its tokens and itself, causally; no branch sees another. All of them go
     through a sublayer in one forward, or in as few as ``most_rows`` allows.
 
-    Args:
-        context: of the request.
-        prefix: slots before the branches' tokens.
-        rows: tokens of each branch.
-        most_rows: of one forward; no limit if not given.
-        precision: of the weights that run; ``None`` for the target's own.
+    ``prefix`` is the number of slots before the branches' tokens, ``rows`` the number of tokens of each branch.
 
     Attributes:
         sequence: whose cache they read.
@@ -157,15 +142,7 @@ class Branches:
         self._forwards: dict[tuple[int, int], Forward] = {}
 
     def run(self, sublayer: int, states: torch.Tensor) -> torch.Tensor:
-        """Runs one sublayer.
-
-        Args:
-            sublayer: its index.
-            states: ``[count, rows, hidden]``, the residual stream of each branch before it.
-
-        Returns:
-            ``[count, rows, hidden]``, the residual stream after it.
-        """
+        """Runs one sublayer on the residual stream of each branch: ``[count, rows, hidden]`` before and after it."""
         each = (states,) if self._at_once is None else torch.split(states, self._at_once)
         return torch.cat([self._run(sublayer, some) for some in each])
 
@@ -194,11 +171,7 @@ class Points(Branches):
     This is what the first token of a draft sees. A row of ``Branches`` sees its branch's own keys instead, like the
     later tokens of a draft as long as the window.
 
-    Args:
-        context: of the request.
-        places: positions of the rows of each branch, ascending.
-        most_rows: of one forward; no limit if not given.
-        precision: of the weights that run; ``None`` for the target's own.
+    ``places`` are the positions of the rows of each branch, ascending.
     """
 
     def __init__(

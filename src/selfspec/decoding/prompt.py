@@ -1,12 +1,18 @@
-"""Reads chunks of prompts into their caches, several in one forward, and chooses the first tokens."""
+"""Reading prompts: how they are cut into chunks, which chunks share a forward, and the first token of the output."""
 
+import math
+import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import torch
 
-from selfspec.decoding.draft import Proposal
-from selfspec.decoding.events import Event, Failed, Finished, Prefilled
+from selfspec.decoding.draft import Draft, NoDraft, Proposal
+from selfspec.decoding.drafter import Drafter, FixedDrafter, Needs, Prefill
+from selfspec.decoding.output import Output
+from selfspec.decoding.prefix_cache import CacheMemory
+from selfspec.decoding.request import Event, Failed, Finished, Prefilled, Request
 from selfspec.decoding.sequence import Sequence
 from selfspec.decoding.verification import judge, not_finite
 from selfspec.model.forward import Forward
@@ -14,11 +20,100 @@ from selfspec.runtimes.chain import VerifiedRows
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
 from selfspec.sampling.logprobs import token_logprobs
+from selfspec.sampling.processors import ScoreProcessor
+from selfspec.sampling.rules import Greedy, Rule
 from selfspec.sampling.tree import EMPTY_TREE
-from selfspec.types import TokenLogprobs
+from selfspec.timing import wait_for
+from selfspec.types import PhaseClock, TokenLogprobs
+
+_FEWEST_ROWS = 64
+_CPU_CHUNK = 256
+_CHUNK = 1024
+_FEWEST_TOKENS = 16
+_FIRST_TOKENS = 64
+_SMOOTHING = 0.5
+
+MOST_ROWS = 128
+"""Most rows of a forward with chunks of several prompts. With more, a row is no cheaper, and all would wait longer."""
+
+FORWARD_ROWS = 16
+"""Rows of a large forward that take about as long as a forward of one row takes.
+
+A prompt waits for another one if they share at least this many leading tokens.
+"""
 
 MOST_LOGITS_BYTES = 2**26
 """Of logits in float32 at a time, where a prompt is scored. A part has at least one row, even if that takes more."""
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Where the chunks of a prompt may end: ``longest`` is their most tokens.
+
+    They end at multiples of ``grain``, which is 1 or ``longest``, or with the prompt.
+    """
+
+    longest: int
+    grain: int
+
+    def end(self, start: int, length: int, most: int) -> int:
+        """Where the chunk ends that begins at ``start``, in a prompt of ``length`` tokens.
+
+        At most ``most`` tokens are wanted, at least 1; a chunk may have more, up to ``grain``.
+        """
+        end = start + max(1, min(most, self.longest))
+        return min(length, max(start + self.grain, end // self.grain * self.grain))
+
+
+def chunks_of(target: Target, longest: int | None = None) -> Chunks:
+    """The chunks in which a model's prompts are read.
+
+    Where rows do not depend on each other, a prompt has the same keys and values however it is cut. In float32 they
+    differ by rounding that no text shows, as those of a verification do. Elsewhere the cuts are the same for every
+    request, so that a prompt is computed alike alone, beside others, and after a beginning that was found in a prefix
+    cache.
+
+    If ``longest`` is not given: as many rows as do not depend on each other, where these are as fast as more; else 256
+    on a CPU, where a chunk takes long, and 1024 elsewhere.
+    """
+    independent = target.independent_rows if target.independent_rows >= _FEWEST_ROWS else 0
+    if longest is None:
+        longest = _CPU_CHUNK if target.device.type == "cpu" else _CHUNK
+        longest = min(independent, _CHUNK) if independent else longest
+    is_free = longest <= independent or target.dtype == torch.float32
+    return Chunks(longest, 1 if is_free else longest)
+
+
+class Pace:
+    """How much of prompts a step reads, so that outputs that are being written do not wait long for it.
+
+    ``most_seconds`` is the longest time for reading in a step while outputs are written, ``None`` for any time. A chunk
+    that cannot be made shorter may take longer, and so may the first chunks, from which the speed is learned.
+    """
+
+    def __init__(self, most_seconds: float | None) -> None:
+        self._most_seconds = most_seconds
+        self._per_token: float | None = None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether times matter."""
+        return self._most_seconds is not None
+
+    def tokens(self, writing: bool) -> float:
+        """Tokens to read in the next step, depending on whether outputs are being written."""
+        if self._most_seconds is None or not writing:
+            return math.inf
+        if self._per_token is None:
+            return _FIRST_TOKENS
+        return max(_FEWEST_TOKENS, int(self._most_seconds / self._per_token))
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """Measures what was read. Later tokens of a prompt take longer, since they see more."""
+        if tokens >= _FEWEST_TOKENS:  # fewer take about as long as that many
+            now = seconds / tokens
+            before = now if self._per_token is None else self._per_token
+            self._per_token = max(now, _SMOOTHING * now + (1 - _SMOOTHING) * before)
 
 
 @dataclass(frozen=True)
@@ -42,6 +137,17 @@ class Chunk:
     def ends_prompt(self) -> bool:
         """Whether the prompt is read with it."""
         return self.end == self.sequence.prompt_length
+
+
+@torch.inference_mode()
+def read(target: Target, chunks: Many[Chunk]) -> list[Event]:
+    """``read_chunks``; if it raises, each chunk is read by itself, so that a sequence that fails ends alone."""
+    try:
+        return read_chunks(target, chunks)
+    except Exception as error:  # raised before anything was committed
+        if len(chunks) == 1:
+            return [Failed.by(chunks[0].sequence.request, error)]
+    return [event for chunk in chunks for event in read(target, [chunk])]
 
 
 def read_chunks(target: Target, chunks: Many[Chunk]) -> list[Event]:
@@ -82,21 +188,22 @@ def _kept_states(chunk: Chunk) -> dict[int, torch.Tensor]:
 
 def _conclude(target: Target, chunk: Chunk, states: torch.Tensor, logits: Logits | None) -> list[Event]:
     """Keeps the rows of a chunk; chooses the first token from the logits of the last one, if the prompt is read."""
-    sequence = chunk.sequence
+    sequence, request = chunk.sequence, chunk.sequence.request
     sequence.cache.commit(range(chunk.rows))
-    if (alternatives := sequence.request.prompt_logprobs) is not None:
-        scored = sequence.request.prompt_ids[chunk.start + 1 : chunk.end + 1]
+    if (alternatives := request.prompt_logprobs) is not None:
+        scored = request.prompt_ids[chunk.start + 1 : chunk.end + 1]
         sequence.output.prompt_logprobs += _score_prompt(target, states[: len(scored)], scored, alternatives)
     if logits is None:
         return []
-    (verified,) = judge([sequence], [Proposal(sequence.no_tokens, EMPTY_TREE)], [VerifiedRows(logits, {})])
+    empty = Proposal(sequence.no_tokens, EMPTY_TREE)
+    (verified,) = judge([sequence], [empty], [VerifiedRows(logits, {})], PhaseClock())
     if verified is None:
-        return [Failed(sequence.request, not_finite(sequence))]
-    if sequence.request.max_new_tokens:
+        return [Failed(request, not_finite(sequence))]
+    if request.max_new_tokens:
         sequence.commit(verified.acceptance, logits, "prefill")
     else:
         sequence.output.end_without_tokens()
-    return [Prefilled(sequence), Finished(sequence)] if sequence.finished else [Prefilled(sequence)]
+    return [Prefilled(request), Finished(request)] if sequence.finished else [Prefilled(request)]
 
 
 def _score_prompt(
@@ -109,3 +216,134 @@ def _score_prompt(
         part = slice(first, first + rows)
         scored += token_logprobs(target.logits(hidden_states[part]), token_ids[part], alternatives)
     return scored
+
+
+class PromptReader:
+    """Reads prompts, those that were not read for longest first.
+
+    Chunks of several prompts share a forward where rows do not depend on each other, so that each has the bits that it
+    has alone. Prompts that begin alike read what they have in common once.
+
+    ``memory`` has keys and values of earlier texts; ``pace`` limits how much a step reads.
+    """
+
+    def __init__(self, target: Target, chunks: Chunks, memory: CacheMemory, pace: Pace) -> None:
+        self._target = target
+        self._chunks = chunks
+        self._memory = memory
+        self._pace = pace
+
+    def read(self, unread: Iterable[Sequence], *, step: int, writing: bool, held: int) -> list[Event]:
+        """Reads parts of prompts; ``held`` is the bytes of all sequences, ``writing`` whether outputs are written."""
+        most = self._pace.tokens(writing)
+        left = self._chunks.longest if math.isinf(most) else int(most)
+        waiting = sorted(unread, key=lambda each: each.last_read)
+        events: list[Event] = []
+        began, tokens = time.perf_counter(), 0
+        while waiting and left - tokens >= (FORWARD_ROWS if tokens else 1):
+            chunks = self._next_forward(waiting, left - tokens)
+            tokens += sum(chunk.rows for chunk in chunks)
+            happened = read(self._target, chunks)
+            failed = {event.request for event in happened if isinstance(event, Failed)}
+            for chunk in chunks:
+                waiting.remove(chunk.sequence)
+                chunk.sequence.last_read = step
+                if chunk.sequence.request not in failed:
+                    self._memory.keep(chunk.sequence, held)
+            events += happened
+        if self._pace.is_bounded:
+            wait_for(self._target.device)
+        self._pace.note(tokens, time.perf_counter() - began)
+        return events
+
+    def _next_forward(self, waiting: Many[Sequence], most: int) -> list[Chunk]:
+        """The chunks to read next, of at most about ``most`` tokens: the first prompt's, and others that may join."""
+        chunks: list[Chunk] = []
+        rows = 0
+        for sequence in waiting:
+            if chunks and (rows >= min(most, MOST_ROWS) or not self._may_join(sequence)):
+                continue
+            self._memory.fill(sequence)
+            start, length = sequence.cache.length, sequence.prompt_length
+            chunk = Chunk(sequence, start, self._chunks.end(start, length, most))
+            if chunks and not self._fits(chunk, chunks, min(most, MOST_ROWS) - rows):
+                continue
+            chunks.append(chunk)
+            rows += chunk.rows
+            if not self._may_join(sequence):
+                break
+        return chunks
+
+    def _may_join(self, sequence: Sequence) -> bool:
+        return self._target.independent_rows > 0 and not sequence.prompt_states
+
+    def _fits(self, chunk: Chunk, chunks: Iterable[Chunk], room: int) -> bool:
+        """Whether a chunk goes into the forward of others now; otherwise a later forward reads it."""
+        if chunk.rows > min(room, self._target.independent_rows):
+            return False
+        return self._memory.prefixes is None or not any(_begin_alike(chunk, other) for other in chunks)
+
+
+def _begin_alike(chunk: Chunk, other: Chunk) -> bool:
+    """Whether much of a chunk need not be read once another one is."""
+    shared = chunk.start + FORWARD_ROWS
+    if shared > min(chunk.sequence.reusable, other.end):
+        return False
+    return chunk.sequence.request.prompt_ids[:shared] == other.sequence.request.prompt_ids[:shared]
+
+
+@torch.inference_mode()
+def read_text(
+    target: Target,
+    token_ids: Many[int],
+    needs: Needs | None = None,
+    *,
+    max_new_tokens: int = 2,
+    rule: Rule | None = None,
+    processor: ScoreProcessor | None = None,
+    chunk: int = 1024,
+) -> tuple[Sequence, Prefill]:
+    """Runs a text through the model, as a request with this prompt begins, for tests of methods and experiments.
+
+    Args:
+        target: the model.
+        token_ids: the text, at least one token.
+        needs: which states to keep, and how many rows a draft's siblings or a probe may have; nothing if not given.
+        max_new_tokens: room for tokens after it.
+        rule: how the next token is chosen; greedy if not given.
+        processor: the logits processors; none if not given.
+        chunk: most tokens to run at once.
+
+    Returns:
+        The sequence, whose pending token is the one that the target chose, and what a method is given to begin with.
+    """
+    sequence = Sequence(
+        target,
+        Request(
+            token_ids,
+            max_new_tokens,
+            rule=rule or Greedy(),
+            processor=processor or ScoreProcessor(),
+            output=Output(max_new_tokens=max_new_tokens),
+            method=_Reader(needs or Needs()),
+        ),
+    )
+    while sequence.unread:
+        start = sequence.cache.length
+        for event in read_chunks(target, [Chunk(sequence, start, min(len(token_ids), start + chunk))]):
+            if isinstance(event, Failed):
+                raise event.error
+    return sequence, sequence.prefill
+
+
+class _Reader:
+    """A method that drafts nothing and has the needs of another."""
+
+    def __init__(self, needs: Needs) -> None:
+        self.needs = needs
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        return FixedDrafter(NoDraft())
+
+    def plan(self, drafters: Many[Drafter]) -> list[Draft]:
+        return [drafter.plan() for drafter in drafters]

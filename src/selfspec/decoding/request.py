@@ -1,4 +1,4 @@
-"""A request: a prompt to continue, how its tokens are chosen, and what has come of it so far."""
+"""A request: a prompt to continue, how its tokens are chosen, what has come of it so far, and the events of a step."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 
 from selfspec.decoding.drafter import DraftingMethod
 from selfspec.decoding.output import Output
+from selfspec.limits import is_out_of_memory, out_of_memory
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Rule
@@ -17,23 +18,9 @@ from selfspec.types import Generation, Round
 class Request:
     """A prompt to continue. Nothing is computed or allocated for it before it is admitted.
 
-    Attributes:
-        prompt_ids: tokens of the prompt, at least one.
-        max_new_tokens: longest output.
-        rule: how tokens are chosen and accepted.
-        processor: logits processors, applied to draft and target alike.
-        output: its tokens and text, and where it ends.
-        method: what drafts.
-        logprobs: how many alternatives to report with the log-probability of each token; ``None`` reports none.
-        prompt_logprobs: the same for the tokens of the prompt.
-        label: what errors call it, such as ``prompt 3``.
-        method_name: name of the method.
-        settings: of the method, by name.
-        listener: called after each event of the request.
-        submitted_at, started_at, first_token_at, ended_at: seconds of ``time.perf_counter``.
-        rounds: the rounds so far.
-        cached_tokens: tokens of the prompt whose keys and values were in the prefix cache.
-        error: why it failed.
+    ``logprobs`` and ``prompt_logprobs`` are the number of alternatives to report with each token, ``label`` is what
+    errors call the request, ``listener`` is called after each of its events, times are those of ``time.perf_counter``,
+    and ``cached_tokens`` counts the tokens of the prompt whose keys and values were in the prefix cache.
     """
 
     prompt_ids: Sequence[int]
@@ -63,11 +50,6 @@ class Request:
         return self.ended_at is not None
 
     @property
-    def needs_whole_prompt(self) -> bool:
-        """Whether every row of the prompt has to run, although keys and values of its beginning may be known."""
-        return self.prompt_logprobs is not None
-
-    @property
     def slots(self) -> int:
         """Cache slots that it needs: for prompt and longest output, and for what its method writes after them."""
         needs = self.method.needs
@@ -83,11 +65,7 @@ class Request:
 
     @property
     def result(self) -> Generation:
-        """The finished output.
-
-        Raises:
-            RuntimeError: the output is not complete.
-        """
+        """The finished output; a ``RuntimeError`` where it is not complete."""
         output = self.output
         if output.finish_reason is None or self.ended_at is None:
             raise RuntimeError("the stream ended before the output was complete")
@@ -108,3 +86,50 @@ class Request:
             logprobs=None if self.logprobs is None else tuple(output.logprobs),
             prompt_logprobs=None if self.prompt_logprobs is None else (None, *output.prompt_logprobs),
         )
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a request in a step; ``at`` is when, in seconds of ``time.perf_counter``."""
+
+    request: Request
+    at: float = field(default_factory=time.perf_counter, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """The request was admitted."""
+
+
+@dataclass(frozen=True)
+class Prefilled(Event):
+    """Its prompt was read to its end, and the first token chosen."""
+
+
+@dataclass(frozen=True)
+class Advanced(Event):
+    """A round ended."""
+
+    round: Round
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """Its output ended."""
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    """It cannot be admitted, or its sequence cannot go on; the others can."""
+
+    error: Exception
+
+    @staticmethod
+    def by(request: Request, error: Exception) -> "Failed":
+        """A request that an exception ended.
+
+        One that means that memory ran out is replaced: its frames would keep the tensors alive that did not fit.
+        """
+        if is_out_of_memory(error):
+            error = out_of_memory(len(request.prompt_ids), request.max_new_tokens)
+        return Failed(request, error)

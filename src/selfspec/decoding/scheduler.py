@@ -4,11 +4,9 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from selfspec.decoding.cache_memory import CacheMemory
-from selfspec.decoding.chunks import Chunks, Pace
-from selfspec.decoding.events import Advanced, Event, Failed, Finished, Prefilled, Started
-from selfspec.decoding.prompt_reader import PromptReader
-from selfspec.decoding.request import Request
+from selfspec.decoding.prefix_cache import CacheMemory
+from selfspec.decoding.prompt import Chunks, Pace, PromptReader
+from selfspec.decoding.request import Advanced, Event, Failed, Finished, Prefilled, Request, Started
 from selfspec.decoding.sequence import Sequence
 from selfspec.decoding.step import play
 from selfspec.errors import RequestFailedError, first_line
@@ -24,12 +22,7 @@ class Scheduler:
     turns; the sequences whose prompts are read play their rounds together. What happens to a request is written into
     it, and its listener is called.
 
-    Args:
-        target: the model.
-        chunks: how prompts are cut.
-        max_batch: most sequences at a time; each holds a cache for its whole length.
-        memory: what fits; any number of requests if not given.
-        pace: how much of prompts a step reads; about a chunk if not given.
+    Without ``memory`` any number of requests fits; without ``pace`` a step reads about a chunk.
     """
 
     def __init__(
@@ -43,7 +36,7 @@ class Scheduler:
     ) -> None:
         self._target = target
         self._max_batch = max_batch
-        self._memory = memory or CacheMemory(target, chunks)
+        self._memory = memory or CacheMemory(target, chunks.grain)
         self._prompts = PromptReader(target, chunks, self._memory, pace or Pace(None))
         self._peak = PeakMemory(target.device)
         self._waiting: deque[Request] = deque()
@@ -63,7 +56,7 @@ class Scheduler:
     @property
     def held(self) -> int:
         """Bytes that the requests that run hold."""
-        return _bytes(list(self._running))
+        return sum(sequence.bytes for sequence in list(self._running))
 
     def add(self, request: Request) -> None:
         """Queues a request."""
@@ -88,8 +81,7 @@ class Scheduler:
     def step(self) -> list[Event]:
         """Admits the requests that fit, runs one step, and drops those that finished or failed.
 
-        Returns:
-            What happened. An exception that is not of one request ends all that run; those that wait go on.
+        An exception that is not of one request ends all that run; those that wait go on.
         """
         try:
             events = self._step()
@@ -106,12 +98,13 @@ class Scheduler:
         events += play(self._target, writing, alone=not unread) if writing else []
         self._steps += 1
         ended = {event.request for event in events if isinstance(event, Finished | Failed)}
-        held = _bytes(each for each in self._running if each.request not in ended)
+        held = sum(each.bytes for each in self._running if each.request not in ended)
+        sequences = {sequence.request: sequence for sequence in self._running}
         for event in events:
             if isinstance(event, Prefilled):
-                self._memory.count(event.sequence)
+                self._memory.count(event.request)
             elif isinstance(event, Finished):
-                self._memory.keep(event.sequence, held)
+                self._memory.keep(sequences[event.request], held)
         return events
 
     def _admit(self) -> list[Event]:
@@ -129,7 +122,7 @@ class Scheduler:
                 continue
             sequence.last_read = self._steps
             self._running.append(sequence)
-            events.append(Started(sequence, admitted))
+            events.append(Started(request, at=admitted))
         return events
 
     def _note(self, events: Iterable[Event]) -> None:
@@ -142,7 +135,7 @@ class Scheduler:
                 case Started():
                     request.started_at = event.at
                 case Prefilled():
-                    request.first_token_at, request.cached_tokens = event.at, event.sequence.cached_tokens
+                    request.first_token_at = event.at
                 case Advanced():
                     request.rounds.append(event.round)
                 case Finished():
@@ -164,7 +157,3 @@ def _of_engine(error: Exception) -> Exception:
     failed = RequestFailedError(f"the engine failed: {first_line(error)}")
     failed.__cause__ = error
     return failed
-
-
-def _bytes(sequences: Iterable[Sequence]) -> int:
-    return sum(sequence.bytes for sequence in sequences)

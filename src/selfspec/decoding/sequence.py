@@ -14,7 +14,6 @@ from selfspec.decoding.request import Request
 from selfspec.model import transfer
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import Drawing
-from selfspec.runtimes.chain import Path
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance
@@ -29,25 +28,15 @@ class Sequence:
     The last token is *pending*: it is chosen, but its keys and values are not computed yet, so the cache holds one slot
     less than there are tokens.
 
-    Args:
-        target: the model.
-        request: the request.
-
     Attributes:
-        target: the model.
-        request: the request.
-        rule: how tokens are chosen and accepted.
-        processor: the logits processors.
-        output: its output so far.
-        prompt_length: tokens of the prompt.
+        choosing: whether kernels choose its tokens.
+        drawing: how tokens are drawn by noise from logits divided by a temperature, if that is all that chooses them.
+        takes_best: whether the next token is the one of the largest logit.
         length: tokens of prompt and output so far.
-        max_length: tokens of prompt and longest output.
         sibling_limit: most draft tokens beside the longest path of a tree.
-        state: its cache as the target takes it.
         no_tokens: long ``[0]``, the tokens of an empty draft.
         bytes: that it holds.
         version: of the target that computes it.
-        cached_tokens: tokens of the prompt that were found in a prefix cache.
         last_read: the step in which a part of its prompt was read last; before, that of its admission.
         prompt_states: by sublayer the hidden states of the prompt that the method asked for, ``[k, hidden]``, until
             the drafter begins.
@@ -60,8 +49,11 @@ class Sequence:
         needs, prompt_ids = request.method.needs, request.prompt_ids
         self.target, self.request, self.output = target, request, request.output
         self.rule, self.processor = request.rule, request.processor
+        self.choosing = choosing_path(self.rule, self.processor)
+        self.drawing = self._find_drawing()
+        self.takes_best = self.choosing.native and self.drawing is None
         self.bytes = request.bytes(target)
-        self.cached_tokens, self.last_read = 0, -1
+        self.last_read = -1
         self.prompt_length = self.length = len(prompt_ids)
         self.max_length = self.length + request.max_new_tokens
         self.sibling_limit = needs.sibling_rows
@@ -102,24 +94,6 @@ class Sequence:
         return self.max_length - self.length - 1
 
     @property
-    def choosing(self) -> Path:
-        """Whether kernels choose its tokens."""
-        return choosing_path(self.rule, self.processor)
-
-    @property
-    def drawing(self) -> Drawing | None:
-        """How tokens are drawn by noise from logits divided by a temperature, if that is all that chooses them."""
-        rule, temperature = self.rule, self.processor.temperature
-        if self.choosing.native and temperature and isinstance(rule, Coupled):
-            return Drawing(rule.key, temperature)
-        return None
-
-    @property
-    def takes_best(self) -> bool:
-        """Whether the next token is the one of the largest logit."""
-        return self.choosing.native and self.drawing is None
-
-    @property
     def unread(self) -> int:
         """Tokens of the prompt whose keys and values are not computed yet."""
         return max(0, self.prompt_length - self.cache.length)
@@ -130,7 +104,7 @@ class Sequence:
 
         The last one gives the first token of the output; a method may need states of more of them.
         """
-        if self.request.needs_whole_prompt:
+        if self.request.prompt_logprobs is not None:
             return 0
         needed = max((len(states) for states in self.prompt_states.values()), default=0)
         return self.prompt_length - max(1, needed)
@@ -183,16 +157,10 @@ class Sequence:
         last: TokenOrigin = "target",
         others: TokenOrigin = "draft",
     ) -> tuple[int, ...]:
-        """Keeps what was accepted: hands its tokens to the output until that ends, and commits their rows.
+        """Hands accepted tokens to the output until that ends, and commits their rows; returns the tokens taken.
 
-        Args:
-            acceptance: of the verification, or of the prefill, whose rows are committed already.
-            logits: of its rows, the target's own; ``None`` where none are reported.
-            last: who chose the last of its tokens.
-            others: who chose the others.
-
-        Returns:
-            The tokens that the output took.
+        ``logits`` are the target's own of the verified rows. ``last`` says who chose the last token, ``others`` who
+        chose the others; the rows of a ``prefill`` are committed already.
         """
         token_ids, taken = acceptance.token_ids, 0
         transfer.write(self._ids, self.length, token_ids)
@@ -204,6 +172,12 @@ class Sequence:
         self.cache.commit(acceptance.rows[:taken] if last == "target" else ())
         self.length += taken
         return token_ids[:taken]
+
+    def _find_drawing(self) -> Drawing | None:
+        temperature = self.processor.temperature
+        if self.choosing.native and temperature and isinstance(self.rule, Coupled):
+            return Drawing(self.rule.key, temperature)
+        return None
 
     def _logprobs(self, acceptance: Acceptance, logits: Logits | None) -> Many[TokenLogprobs | None]:
         """What is reported of each accepted token."""

@@ -1,36 +1,36 @@
-"""Verification: the target's logits of all drafts, and from them the accepted tokens, with one wait for the device."""
+"""What the target computes in a round: the verification of drafts, with one wait for the device, or plain steps."""
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
 import torch
 
-from selfspec.decoding.draft import Proposal
-from selfspec.decoding.paths import verification_path
-from selfspec.decoding.phases import phase
+from selfspec.decoding.draft import Draft, NoDraft, Proposal
+from selfspec.decoding.paths import run_path, verification_path
 from selfspec.decoding.sequence import Sequence
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.model import transfer
-from selfspec.runtimes.chain import NATIVE, Path, VerifiedRows, VerifyRequest
+from selfspec.runtimes.chain import NATIVE, DraftRequest, Path, VerifiedRows, VerifyRequest
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching
 from selfspec.sampling.rules import accept_choices
 from selfspec.sampling.tree import EMPTY_TREE
+from selfspec.types import PhaseClock
+
+LONGEST_SECONDS = 0.03
+"""How long a run of plain steps goes on. Pieces of text come together, and new requests wait, no longer than this."""
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A verified draft.
+    """A verified draft of ``n`` tokens.
 
-    Attributes:
-        proposal: the draft.
-        acceptance: the accepted rows and the tokens they give.
-        scores: gives float32 ``[n + 1, vocab]``, the target's processed scores of every row.
-        logits: the target's own, of every row; ``None`` after a run of plain steps, which keeps none.
-        hidden_states: by sublayer the states that the drafter watches, ``[n + 1, hidden]``.
-        path: where it was verified.
+    ``scores`` gives the target's processed scores of every row, float32 ``[n + 1, vocab]``. ``logits`` are its own,
+    ``None`` after a run of plain steps. ``hidden_states`` are those that the drafter watches, ``[n + 1, hidden]`` by
+    sublayer.
     """
 
     proposal: Proposal
@@ -41,32 +41,26 @@ class Verified:
     path: Path
 
 
-@phase("verify")
 def verify(
-    target: Target, sequences: Many[Sequence], proposals: Many[Proposal], watched: Many[Collection[int]]
+    target: Target,
+    sequences: Many[Sequence],
+    proposals: Many[Proposal],
+    watched: Many[Collection[int]],
+    clock: PhaseClock | None = None,
 ) -> list[Verified | None]:
-    """Verifies the drafts of all sequences in one forward.
+    """Verifies the drafts of all sequences in one forward; ``watched`` names the sublayers whose states it returns.
 
     A drafted row that is not a number spoils the rows before it too, through attention weights of 0 times NaN, so a
-    sequence whose logits are not numbers is verified once more without its draft.
-
-    Args:
-        target: the model.
-        sequences: whose drafts they are.
-        proposals: one of each sequence.
-        watched: of each, sublayers whose states to return.
-
-    Returns:
-        For each sequence what came of it; ``None`` where the target's own logits are not all numbers.
+    sequence whose logits are not numbers is verified once more without its draft. If they still are not, its result is
+    ``None``.
     """
-    if proposals[0].run is not None:  # of all sequences or of none
-        return [_of_run(proposal) for proposal in proposals]
+    clock = clock or PhaseClock()
     native = target.at(None).native
     path = verification_path(proposals, watched, 0 if native is None else native.most_rows, target.at(None).path())
-    verified = _verify(target, sequences, proposals, watched, path)
+    verified = _verify(target, sequences, proposals, watched, path, clock)
     if spoiled := [index for index, each in enumerate(verified) if each is None]:
         empty = [replace(_without_tokens(proposals[i]), token_ids=sequences[i].no_tokens) for i in spoiled]
-        again = _verify(target, [sequences[i] for i in spoiled], empty, [watched[i] for i in spoiled], path)
+        again = _verify(target, [sequences[i] for i in spoiled], empty, [watched[i] for i in spoiled], path, clock)
         for index, each in zip(spoiled, again, strict=True):
             verified[index] = each
     return verified
@@ -78,9 +72,11 @@ def _verify(
     proposals: Many[Proposal],
     watched: Many[Collection[int]],
     path: Path,
+    clock: PhaseClock,
 ) -> list[Verified | None]:
+    clock.switch("verify")
     requests = [_request(*each) for each in zip(sequences, proposals, watched, strict=True)]
-    return judge(sequences, proposals, target.at(None).verify(requests, native=path.native), path)
+    return judge(sequences, proposals, target.at(None).verify(requests, native=path.native), clock, path)
 
 
 def _request(sequence: Sequence, proposal: Proposal, watched: Collection[int]) -> VerifyRequest:
@@ -98,12 +94,51 @@ def _request(sequence: Sequence, proposal: Proposal, watched: Collection[int]) -
     )
 
 
-def _of_run(proposal: Proposal) -> Verified | None:
-    """A run of plain steps; ``None`` where the logits of the first are not all numbers."""
-    if not proposal.run:
+def run_plain(
+    target: Target, sequences: Many[Sequence], drafts: Many[Draft], watched: Many[Collection[int]]
+) -> list[Verified | None] | None:
+    """Runs several steps of plain decoding in one native call, if all sequences plan them and need no more than tokens.
+
+    They are a chain of the whole model, whose tokens need no verification. What the host does between two steps is done
+    once for all of them; between them there is a call back, which looks for the end of the output.
+
+    Returns:
+        As ``verify``; ``None`` alone if the sequences draft, or take single steps.
+    """
+    steps = [
+        min(draft.steps, sequence.draft_limit + 1) if isinstance(draft, NoDraft) and draft.steps > 1 else 0
+        for sequence, draft in zip(sequences, drafts, strict=True)
+    ]
+    if max(steps) < 2 or min(steps) < 1:
         return None
-    acceptance = Acceptance(tuple(range(len(proposal.run))), proposal.run)
-    return Verified(proposal, acceptance, _no_scores, None, {}, NATIVE)
+    runner, every = target.at(None), tuple(range(target.sublayer_count))
+    model = runner.path()
+    for sequence, own in zip(sequences, watched, strict=True):
+        if not run_path(sequence.output, own, sequence.request.logprobs, sequence.choosing, model).native:
+            return None
+    until = time.perf_counter() + LONGEST_SECONDS
+    drafted = runner.draft([_run_request(*each, every, until) for each in zip(sequences, steps, strict=True)])
+    return [
+        _of_run(sequence, tuple(own.token_ids[: own.finite].tolist()))
+        for sequence, own in zip(sequences, drafted, strict=True)
+    ]
+
+
+def _run_request(sequence: Sequence, steps: int, sublayers: tuple[int, ...], until: float) -> DraftRequest:
+    ends_with, clock = sequence.output.ends_with, time.perf_counter
+
+    def ends(token_id: int) -> bool:
+        return ends_with(token_id) or clock() > until
+
+    return DraftRequest(sequence.state, sequence.pending, sublayers, steps, ends=ends, drawing=sequence.drawing)
+
+
+def _of_run(sequence: Sequence, token_ids: tuple[int, ...]) -> Verified | None:
+    """The tokens of a run of plain steps; ``None`` where the logits of the first are not all numbers."""
+    if not token_ids:
+        return None
+    acceptance = Acceptance(tuple(range(len(token_ids))), token_ids)
+    return Verified(Proposal(sequence.no_tokens, EMPTY_TREE), acceptance, _no_scores, None, {}, NATIVE)
 
 
 def _no_scores() -> torch.Tensor:
@@ -114,27 +149,24 @@ def _without_tokens(proposal: Proposal) -> Proposal:
     return replace(proposal, tree=EMPTY_TREE, scores=None, confidences=(), shared_prefix=0, shared_states={}, guessed=0)
 
 
-@phase("other")
 def judge(
-    sequences: Many[Sequence], proposals: Many[Proposal], rows: Many[VerifiedRows], path: Path = NATIVE
+    sequences: Many[Sequence],
+    proposals: Many[Proposal],
+    rows: Many[VerifiedRows],
+    clock: PhaseClock,
+    path: Path = NATIVE,
 ) -> list[Verified | None]:
-    """Which drafted tokens stand, and the token after them.
+    """Which drafted tokens are accepted, and the token after them; ``None`` where a logit is NaN or infinite.
 
     Whether logits are numbers is read together with the acceptance, which is meaningless where they are not.
-
-    Args:
-        sequences: the sequences.
-        proposals: of each, the draft.
-        rows: of each, what the target computed of ``n + 1`` rows.
-        path: where it did.
-
-    Returns:
-        For each sequence what came of it; ``None`` where a logit is NaN or infinite.
     """
+    clock.switch("other")
     each = list(zip(sequences, proposals, (own.logits for own in rows), strict=True))
     scores = [_Scores(*one) for one in each]
     verdicts = [_verdict(*one, processed) for one, processed in zip(each, scores, strict=True)]
+    clock.switch("verify")  # the wait is for the device, which has been verifying
     acceptances = _read(verdicts, [own.logits for own in rows])
+    clock.switch("other")
     return [
         None if acceptance is None else Verified(proposal, acceptance, processed, own.logits, own.captured, path)
         for proposal, acceptance, processed, own in zip(proposals, acceptances, scores, rows, strict=True)
@@ -178,7 +210,6 @@ def _verdict(sequence: Sequence, proposal: Proposal, logits: Logits, scores: Cal
     return sequence.rule.accept(tree, proposal.token_ids, proposal.scores, parent_rows, scores(), positions)
 
 
-@phase("verify")  # the wait is for the device, which has been verifying
 def _read(verdicts: Many[Verdict], logits: Many[Logits]) -> list[Acceptance | None]:
     """The acceptances; ``None`` where a logit is not a number. Waits once, for what the host does not know yet."""
     unknown = [rows.finite for rows in logits if rows.chosen is None]

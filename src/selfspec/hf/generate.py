@@ -8,7 +8,13 @@ from types import FrameType
 from typing import Any, overload
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+)
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
@@ -90,15 +96,7 @@ class CustomGenerate:
     to a callable, and refuses ``stop_strings`` for that reason. Give a ``StopStringCriteria`` among the
     ``stopping_criteria`` instead.
 
-    Args:
-        method: the name of a method, or a class of your own.
-        settings: values of its settings by name.
-        seed: makes sampled text depend on this seed alone.
-
-    Raises:
-        UnknownMethodError: there is no such method.
-        InvalidSettingError: a setting is unknown, of the wrong type or out of range.
-        InvalidParameterError: the seed is not a whole number.
+    Its arguments are those of ``custom_generate``.
     """
 
     def __init__(
@@ -126,15 +124,7 @@ class CustomGenerate:
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> GenerateDecoderOnlyOutput | torch.Tensor:
-        """Writes the output; called by ``generate``.
-
-        Args:
-            model: the model.
-            input_ids: long ``[batch, prompt]``, left-padded.
-            logits_processor: the processors that ``generate`` prepared.
-            stopping_criteria: the criteria that it prepared.
-            generation_config: the prepared configuration.
-            **model_kwargs: further arguments of the model's forward, the attention mask among them.
+        """Writes the output; called by ``generate`` with what it prepared.
 
         Returns:
             Prompt and output, long ``[batch, padded prompt + longest output]``, or an object that holds them, as the
@@ -147,9 +137,9 @@ class CustomGenerate:
         _check_config(generation_config, len(input_ids), streamer)
         _check_model_arguments(model_kwargs)
         rows = split_rows(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
-        params = self._parameters(input_ids, stopping_criteria, generation_config)
+        params = _parameters(input_ids, logits_processor, stopping_criteria, generation_config)
         copies = generation_config.num_return_sequences or 1
-        requests = [(row.token_ids, self._for_row(row, params, logits_processor, copies)) for row in rows]
+        requests = [(row.token_ids, self._for_row(row, params, copies)) for row in rows]
         engine = self._engine_for(model)
         if streamer is None:
             results = engine.generate_each(requests, name="row")
@@ -176,26 +166,31 @@ class CustomGenerate:
                 self._engine = Engine(model, None, self._method, settings=self._settings)
             return self._engine
 
-    def _parameters(
-        self, input_ids: torch.Tensor, stopping_criteria: StoppingCriteriaList, config: GenerationConfig
-    ) -> SamplingParams:
-        """The prepared arguments in our words. Temperature and the like are among the processors already."""
-        own = (MaxLengthCriteria, EosTokenCriteria)
-        lengths = [criterion.max_length for criterion in stopping_criteria if type(criterion) is MaxLengthCriteria]
-        ends = [criterion.eos_token_id for criterion in stopping_criteria if type(criterion) is EosTokenCriteria]
-        return SamplingParams(
-            max_new_tokens=max(1, min(lengths, default=config.max_length) - input_ids.shape[1]),
-            temperature=1.0 if config.do_sample else 0.0,
-            ignore_eos=True,
-            stop_token_ids=tuple(token_id for ids in ends for token_id in ids.tolist() if token_id >= 0),
-            stopping_criteria=tuple(criterion for criterion in stopping_criteria if type(criterion) not in own),
-        )
-
-    def _for_row(
-        self, row: Row, params: SamplingParams, processors: LogitsProcessorList, copies: int
-    ) -> SamplingParams:
+    def _for_row(self, row: Row, params: SamplingParams, copies: int) -> SamplingParams:
         seed = None if self._seed is None else self._seed + row.index % copies
-        return replace(params, seed=seed, logits_processors=processors_of(row, processors))
+        return replace(params, seed=seed, logits_processors=processors_of(row, params.logits_processors))
+
+
+def _parameters(
+    input_ids: torch.Tensor,
+    processors: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+) -> SamplingParams:
+    """The prepared arguments as our parameters; filters, and a temperature beside others, stay processors."""
+    temperature, own = 1.0 if config.do_sample else 0.0, (MaxLengthCriteria, EosTokenCriteria)
+    if temperature and [type(processor) for processor in processors] == [TemperatureLogitsWarper]:
+        temperature, processors = float(processors[0].temperature), LogitsProcessorList()
+    lengths = [criterion.max_length for criterion in stopping_criteria if type(criterion) is MaxLengthCriteria]
+    ends = [criterion.eos_token_id for criterion in stopping_criteria if type(criterion) is EosTokenCriteria]
+    return SamplingParams(
+        max_new_tokens=max(1, min(lengths, default=config.max_length) - input_ids.shape[1]),
+        temperature=temperature,
+        ignore_eos=True,
+        stop_token_ids=tuple(token_id for ids in ends for token_id in ids.tolist() if token_id >= 0),
+        logits_processors=tuple(processors),
+        stopping_criteria=tuple(criterion for criterion in stopping_criteria if type(criterion) not in own),
+    )
 
 
 def _remake(method: str | type[Method], settings: Mapping[str, Any], seed: int | None) -> CustomGenerate:

@@ -38,14 +38,7 @@ _LENGTHS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a batch.
-
-    Attributes:
-        index: index in the batch.
-        batch: number of rows.
-        padded_ids: long ``[length]``, with the padding at the left.
-        padding: number of padding tokens.
-    """
+    """Row ``index`` of ``batch`` rows: long ``[length]``, with ``padding`` padding tokens at the left."""
 
     index: int
     batch: int
@@ -61,20 +54,10 @@ class Row:
 def split_rows(
     input_ids: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None
 ) -> list[Row]:
-    """Splits a left-padded batch into rows.
+    """Splits a left-padded batch, ``[batch, length]``, into rows.
 
-    Args:
-        input_ids: long ``[batch, length]``.
-        attention_mask: ``[batch, length]`` of 0 (padding) and 1; ``None`` if there is no padding.
-        position_ids: ``[batch, length]`` or ``[1, length]``, counted from 0 after the padding. The positions of padding
-            are ignored.
-
-    Returns:
-        The rows in order.
-
-    Raises:
-        InvalidPromptError: a row is empty or is not padded at the left; the mask has values other than 0 and 1; the
-            positions do not match the mask. The message names the row.
+    Refused, naming the row, are rows that are empty or not padded at the left, and positions that do not count from 0
+    after the padding; those of padding are ignored.
     """
     batch, length = input_ids.shape
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -97,13 +80,6 @@ def processors_of(row: Row, processors: Iterable[LogitsProcessor]) -> tuple[Logi
     - ``prefix_allowed_tokens_fn`` is called with the row's index.
 
     Every other processor is used as it is.
-
-    Args:
-        row: the row.
-        processors: the processors that ``generate`` prepared for the batch.
-
-    Returns:
-        The processors of the row, in order.
     """
     return tuple(_for_row(row, processor) for processor in processors)
 

@@ -7,7 +7,7 @@
 """
 
 from selfspec.decoding.probe import Branches
-from selfspec.decoding.reading import read_text
+from selfspec.decoding.prompt import read_text
 from selfspec.runtimes.shadow_head import ShadowHead
 
 __all__ = ["Branches", "ShadowHead", "read_text"]

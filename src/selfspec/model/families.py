@@ -3,7 +3,7 @@
 A layer of a supported family is two residual branches in sequence. Families differ in the positions of their norms and
 in a few multipliers. Projections, rope, q/k norms and score caps are inside transformers' own attention and MLP
 modules, which the eager runtime calls as they are. A row also names the linear layers that these modules must have
-(``requirements.py`` checks them when a model is loaded), and what the fused blocks (``runtimes/fused.py``) need: the
+(``decoder.py`` checks them when a model is loaded), and what the fused blocks (``runtimes/fused.py``) need: the
 modules' classes, the kind of norm, the layout of rope, whether the MLP has a gate.
 """
 

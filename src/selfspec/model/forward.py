@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from selfspec.model import transfer
 from selfspec.model.cache import KeyValueCache
-from selfspec.model.masks import causal
 from selfspec.model.rope import CosSin, Rope, Rotation
 
 
@@ -280,3 +279,18 @@ def _concatenated(pieces: Sequence[dict[str | None, CosSin]], dim: int) -> dict[
         )
         for kind in first
     }
+
+
+def causal(rows: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """A causal mask, bool ``[rows, rows]`` (query, key): each row sees itself and the rows before it."""
+    return torch.ones(rows, rows, dtype=torch.bool, device=device).tril_()
+
+
+def branches(count: int, length: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """The mask of ``count`` independent continuations of ``length`` rows, laid out one after the other.
+
+    Each sees the cached prefix and itself, causally, and no other one (CLaSp's and KnapSpec's parallel rows). Bool
+    ``[count * length, count * length]`` (query, key), block diagonal.
+    """
+    branch = torch.arange(count * length, device=device) // length
+    return causal(count * length, device) & (branch[:, None] == branch[None, :])

@@ -6,11 +6,7 @@ import torch
 
 
 def stored_tensors(weight: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The ordinary tensors that hold a weight: itself, or those inside of a wrapper (torchao's quantised weights).
-
-    Args:
-        weight: a weight; a wrapper names its tensors by torch's ``__tensor_flatten__``.
-    """
+    """The ordinary tensors that hold a weight: itself, or those inside of a wrapper (torchao's quantised weights)."""
     flatten = getattr(weight, "__tensor_flatten__", None)
     if flatten is None:
         yield weight.detach()

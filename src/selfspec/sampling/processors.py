@@ -1,11 +1,11 @@
-"""Hugging Face logits processors on the rows of a verification.
+"""Logits processors: Hugging Face's and our own, on the rows of a verification.
 
 ``generate`` calls a processor with one row of scores and the tokens before it. A verification has one row per drafted
 token, each with a context of its own. A processor that reads the context runs row by row; the others take all rows at
 once.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch
 from transformers import (
@@ -20,7 +20,7 @@ from transformers import (
 from transformers.generation import logits_process
 
 from selfspec.errors import InvalidParameterError
-from selfspec.sampling.penalties import LogitBias, MinTokens, OutputPenalties
+from selfspec.model import transfer
 from selfspec.types import SamplingParams
 
 IGNORE_CONTEXT = frozenset(
@@ -52,6 +52,66 @@ REFUSED = {
 """Classes that cannot be evaluated on drafted rows, with the reason."""
 
 
+class LogitBias(LogitsProcessor):
+    """Adds a constant to the logits of single tokens.
+
+    Args:
+        bias: what to add, by token id.
+    """
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._token_ids, self._values = list(bias), list(bias.values())
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Takes and returns scores, float ``[rows, vocab]``; does not read the tokens before them."""
+        token_ids = transfer.send(self._token_ids, scores.device)
+        return scores.index_add(1, token_ids, scores.new_tensor(self._values).expand(len(scores), -1))
+
+
+class OutputPenalties(LogitsProcessor):
+    """Makes tokens less likely that the output contains already; the prompt does not count.
+
+    The score of a token that occurs ``c > 0`` times is reduced by ``presence + c * frequency``, as in OpenAI's API.
+
+    Args:
+        presence: the penalty for occurring at all.
+        frequency: the penalty for each time.
+        prompt_length: tokens of the prompt.
+    """
+
+    def __init__(self, presence: float, frequency: float, prompt_length: int) -> None:
+        self._presence, self._frequency = presence, frequency
+        self._prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Takes the tokens of one row, long ``[1, length]``, and its scores, float ``[1, vocab]``; returns scores."""
+        written = input_ids[0, self._prompt_length :]
+        ones = torch.ones_like(written, dtype=scores.dtype)
+        counts = torch.zeros_like(scores[0]).index_add_(0, written, ones)  # `unique` would wait for the device
+        return scores - (self._frequency * counts + self._presence * counts.sign())
+
+
+class MinTokens(LogitsProcessor):
+    """Makes the tokens that end an output impossible before it has a number of tokens.
+
+    Args:
+        min_tokens: the number.
+        prompt_length: tokens of the prompt.
+        end_ids: tokens that end the output; those outside the vocabulary are ignored.
+    """
+
+    def __init__(self, min_tokens: int, prompt_length: int, end_ids: Collection[int]) -> None:
+        self._first_end = prompt_length + min_tokens
+        self._end_ids = sorted(end_ids)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Takes the tokens of one row, long ``[1, length]``, and its scores, float ``[1, vocab]``; returns scores."""
+        if input_ids.shape[1] >= self._first_end:
+            return scores
+        end_ids = [token_id for token_id in self._end_ids if token_id < scores.shape[1]]
+        return scores.index_fill(1, transfer.send(end_ids, scores.device), -torch.inf)
+
+
 class ScoreProcessor:
     """Applies logits processors to rows with different contexts.
 
@@ -60,16 +120,18 @@ class ScoreProcessor:
 
     Args:
         processors: the processors, in the order of ``generate``.
+        temperature: scores are the logits in float32 divided by it; ``None`` where processors do anything else.
 
     Attributes:
+        processors: see above.
         keeps_scores: there is no processor, so that scores are the logits in float32.
-        temperature: scores are the logits in float32 divided by it; ``None`` where processors do anything else.
 
     Raises:
         InvalidParameterError: one of them cannot be evaluated on drafted rows.
     """
 
-    def __init__(self, processors: LogitsProcessorList) -> None:
+    def __init__(self, processors: Iterable[LogitsProcessor] = (), temperature: float | None = None) -> None:
+        self.processors = processors = list(processors)
         for processor in processors:
             _refuse_stateful(processor)
         ignoring = (*_classes(IGNORE_CONTEXT), LogitBias)
@@ -77,7 +139,7 @@ class ScoreProcessor:
         first = reads.index(True) if True in reads else len(reads)
         self._reads_context = first < len(processors)
         self.keeps_scores = not processors
-        self.temperature = _only_temperature(processors)
+        self.temperature = temperature if processors else 1.0
         self._on_all_rows: Callable[..., torch.Tensor] = LogitsProcessorList(processors[:first])
         self._row_by_row: Callable[..., torch.Tensor] = LogitsProcessorList(processors[first:])
 
@@ -106,7 +168,7 @@ def build_processors(
     prompt_length: int = 0,
     end_ids: Collection[int] = (),
     mask: LogitsProcessor | None = None,
-) -> LogitsProcessorList:
+) -> ScoreProcessor:
     """Builds the processors of a request, in the order of ``GenerationMixin._get_logits_processor`` and of vLLM.
 
     Greedy decoding has no temperature and no filters, as with ``do_sample=False``. The request's own processors follow.
@@ -119,8 +181,11 @@ def build_processors(
 
     Returns:
         The processors; none for a parameter at its neutral value.
+
+    Raises:
+        InvalidParameterError: one of the request's own cannot be evaluated on drafted rows.
     """
-    processors = LogitsProcessorList()
+    processors: list[LogitsProcessor] = []
     if params.logit_bias:
         processors.append(LogitBias(params.logit_bias))
     if params.repetition_penalty != 1:
@@ -141,15 +206,17 @@ def build_processors(
         if params.min_p:
             processors.append(MinPLogitsWarper(float(params.min_p)))
     processors.extend(params.logits_processors)
-    return processors
+    divides = params.samples and params.temperature != 1
+    return ScoreProcessor(processors, float(params.temperature) if divides and len(processors) == 1 else None)
 
 
-def _only_temperature(processors: LogitsProcessorList) -> float | None:
-    """What processors divide scores by, if they do nothing else."""
-    if not processors:
-        return 1.0
-    first, *others = processors
-    return float(first.temperature) if type(first) is TemperatureLogitsWarper and not others else None
+def check_bias(bias: Mapping[int, float], vocab_size: int) -> None:
+    """Refuses a bias of a token that the model does not know."""
+    largest = max(bias, default=-1)
+    if largest >= vocab_size:
+        raise InvalidParameterError(
+            f"logit_bias names token {largest}, but the model's vocabulary has {vocab_size} token ids; leave it out"
+        )
 
 
 def _classes(names: frozenset[str]) -> tuple[type, ...]:
