@@ -1,5 +1,6 @@
 """What a method may run between rounds: candidates over the recent tokens, independent branches of one sublayer."""
 
+import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -41,11 +42,20 @@ class Probe:
     It reads the keys and values of the committed tokens and writes its own to the slots after them, which the next
     draft overwrites: nothing is copied, and the committed slots stay as they are. A forward must not have more rows
     than the method's ``Needs.probe_rows``.
+
+    It holds its request weakly: a drafter, which belongs to the request, keeps its probe, and the cache of a request that
+    ended is to be free at once.
     """
 
     def __init__(self, context: Text) -> None:
         self.target: Target = context.target
-        self._context = context
+        self._reference = weakref.ref(context)
+
+    @property
+    def _context(self) -> Text:
+        context = self._reference()
+        assert context is not None, "the request of this probe has ended"
+        return context
 
     @property
     def token_ids(self) -> torch.Tensor:
