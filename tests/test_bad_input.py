@@ -402,21 +402,23 @@ def test_logits_that_are_no_numbers(weight: float, method: str) -> None:
         engine.generate(PROMPT, max_new_tokens=8)
 
 
+def poisoned_model(token_id: int) -> PreTrainedModel:
+    """After a token, nothing that it computes is a number."""
+    model = copy.deepcopy(build("llama"))
+    assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
+    with torch.no_grad():
+        model.get_input_embeddings().weight[token_id] = torch.nan
+    return model
+
+
 @pytest.mark.parametrize("method", ["autoregressive", "layerskip", "uniform"])
-def test_logits_that_stop_being_numbers(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_that_stop_being_numbers(method: str) -> None:
     """Every method writes as far as plain decoding does, and stops at the same token."""
     healthy = plain_text("llama", PROMPT, 24)
     poison = healthy[9]
     expected = healthy[: healthy.index(poison) + 1]
-    engine = Engine(copy.deepcopy(build("llama")), method=method)
-    runner = engine.target.at(None)
-    embed = runner.embed
-
-    def poisoned(token_ids: torch.Tensor) -> torch.Tensor:
-        return embed(token_ids).masked_fill((token_ids == poison)[:, None], torch.nan)
-
     assert poison not in PROMPT
-    monkeypatch.setattr(runner, "embed", poisoned)
+    engine = Engine(poisoned_model(poison), method=method)
     written: list[int] = []
     with pytest.raises(errors.NonFiniteLogitsError, match=rf"for new token {len(expected) + 1} "):
         written.extend(piece.token_id for piece in engine.stream(PROMPT, max_new_tokens=24))
@@ -424,13 +426,10 @@ def test_logits_that_stop_being_numbers(method: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("siblings", [0, 2])
-def test_a_rejected_draft_that_is_no_numbers_does_no_harm(siblings: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_draft_that_is_no_numbers_does_no_harm(siblings: int) -> None:
     healthy = plain_text("llama", PROMPT, 24)
     poison = next(token for token in range(100) if token not in healthy and token not in PROMPT)
-    target = Target(copy.deepcopy(build("llama")))
-    runner = target.at(None)
-    embed = runner.embed
-    monkeypatch.setattr(runner, "embed", lambda ids: embed(ids).masked_fill((ids == poison)[:, None], torch.nan))
+    target = Target(poisoned_model(poison))
     draft = TokenDraft((1, poison, 2)[: 1 + siblings] if siblings else (poison,), TokenTree((-1,) * (1 + siblings)))
     engine = Engine(target.model, method=Scripted(target, lambda _: draft, Needs(sibling_rows=siblings)))
     assert engine.generate(PROMPT, max_new_tokens=24).token_ids == healthy

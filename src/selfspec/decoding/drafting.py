@@ -32,8 +32,8 @@ def propose(
             proposals[index] = _known(sequence, draft)
     for precision, own in layers.items():
         runner = target.at(precision)
-        made = {i: _LayerDrafting(runner, sequences[i], draft, watched[i]) for i, draft in own.items()}
-        drafted = runner.draft([each.request for each in made.values()])
+        made = {i: _LayerDrafting(runner, sequences[i], draft) for i, draft in own.items()}
+        drafted = runner.draft([each.request(watched[i]) for i, each in made.items()])
         proposals |= {i: each.proposal(result) for (i, each), result in zip(made.items(), drafted, strict=True)}
     return [proposals[index] for index in range(len(sequences))]
 
@@ -51,14 +51,17 @@ def _known(sequence: Sequence, draft: Draft) -> Proposal:
 class _LayerDrafting:
     """A layer draft of one sequence: its request, the choice of tokens where kernels do not choose, its proposal."""
 
-    def __init__(self, runner: Runner, sequence: Sequence, draft: LayerDraft, watched: Collection[int]) -> None:
+    def __init__(self, runner: Runner, sequence: Sequence, draft: LayerDraft) -> None:
         self._sequence, self._draft = sequence, draft
         self._scores: list[torch.Tensor] = []
         self._preferences: list[torch.Tensor] = []
         self._path = draft_path(draft, sequence.choosing, runner.path(draft.kept.sublayers))
         self._has_confidences = draft.stop is not None or draft.widths is not None
-        shared = draft.shared_prefix
-        self.request = DraftRequest(
+
+    def request(self, watched: Collection[int]) -> DraftRequest:
+        """What to draft; not kept, since it refers back to this object, which holds the cache."""
+        sequence, draft, shared = self._sequence, self._draft, self._draft.shared_prefix
+        return DraftRequest(
             sequence.state,
             sequence.pending,
             draft.kept.sublayers,
