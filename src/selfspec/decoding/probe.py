@@ -1,7 +1,7 @@
 """What a method may run between rounds: candidates over the recent tokens, independent branches of one sublayer."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -43,13 +43,13 @@ class Probe:
     draft overwrites: nothing is copied, and the committed slots stay as they are. A forward must not have more rows
     than the method's ``Needs.probe_rows``.
 
-    It holds its request weakly: a drafter, which belongs to the request, keeps its probe, and the cache of a request
-    that ended is to be free at once.
+    It holds its request weakly unless ``holds``: a drafter, which belongs to the request, keeps its probe, and the cache
+    of a request that ended is to be free at once.
     """
 
-    def __init__(self, context: Text) -> None:
+    def __init__(self, context: Text, *, holds: bool = False) -> None:
         self.target: Target = context.target
-        self._reference = weakref.ref(context)
+        self._reference: Callable[[], Text | None] = (lambda: context) if holds else weakref.ref(context)
 
     @property
     def _context(self) -> Text:
