@@ -43,8 +43,8 @@ class Probe:
     draft overwrites: nothing is copied, and the committed slots stay as they are. A forward must not have more rows
     than the method's ``Needs.probe_rows``.
 
-    It holds its request weakly unless ``holds``: a drafter, which belongs to the request, keeps its probe, and the cache
-    of a request that ended is to be free at once.
+    It holds its request weakly unless ``holds``: a drafter, which belongs to the request, keeps its probe, and the
+    cache of a request that ended is to be free at once.
     """
 
     def __init__(self, context: Text, *, holds: bool = False) -> None:
