@@ -10,7 +10,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 
 from selfspec.errors import InvalidParameterError
 
-Acceptance = Literal["auto", "coupled", "speculative"]
+SamplingMode = Literal["auto", "coupled", "speculative"]
 
 MOST_LOGPROBS = 20
 """Maximum number of alternatives that are reported with a token, as in OpenAI's and vLLM's interface."""
@@ -65,7 +65,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     seed: int | None = None
-    acceptance: Acceptance = "auto"
+    acceptance: SamplingMode = "auto"
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False

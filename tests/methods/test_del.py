@@ -26,7 +26,7 @@ from selfspec.decoding.prompt import read_text
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
 from selfspec.methods import dynamic_exit, make_method
-from selfspec.methods.dynamic_exit import Del, DelSettings, Exit, Statistics, choose, count_matches, shadow_tokens
+from selfspec.methods.dynamic_exit import Del, DelSettings, Exit, Statistics, choose_exit, count_matches, shadow_tokens
 from selfspec.runtimes.shadow_head import ShadowHead
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation
@@ -283,7 +283,7 @@ def test_the_choice_is_the_best_of_all(counts: list[tuple[int, int]], d_max: int
     mismatched = [1 + count for _, count in counts]
     sums = torch.tensor([[matched, mismatched], [matched, mismatched]], dtype=torch.float64)
     sums[1] *= torch.linspace(0.1, 0.9, len(counts), dtype=torch.float64)
-    choice = choose(Statistics(sums), d_max)
+    choice = choose_exit(Statistics(sums), d_max)
     layers = len(counts) + 1
     table = {}
     for layer in range(1, layers):
@@ -301,7 +301,7 @@ def test_the_choice_is_the_best_of_all(counts: list[tuple[int, int]], d_max: int
 def test_choices_by_hand() -> None:
     def with_alphas(*alphas: float) -> Exit:
         matched = torch.tensor(alphas, dtype=torch.float64)
-        return choose(Statistics(torch.stack([torch.stack([matched, 1 - matched])] * 2)), 18)
+        return choose_exit(Statistics(torch.stack([torch.stack([matched, 1 - matched])] * 2)), 18)
 
     assert with_alphas(0.0, 0.0, 0.0).draft_length == 0
     assert with_alphas(0.2, 0.4, 0.7).draft_length == 0, (
@@ -315,9 +315,9 @@ def test_choices_by_hand() -> None:
 def test_a_choice_of_at_least_one_token() -> None:
     matched = torch.tensor([0.0, 0.4, 0.7], dtype=torch.float64)
     statistics = Statistics(torch.stack([torch.stack([matched, 1 - matched])] * 2))
-    assert choose(statistics, 18) == Exit(1, 0, 0.5)
+    assert choose_exit(statistics, 18) == Exit(1, 0, 0.5)
     # One token: 1.0 / 5, 1.4 / 6, 1.7 / 7; two: 1.0 / 6, 1.56 / 8, 2.19 / 10.
-    chosen = choose(statistics, 18, shortest=1)
+    chosen = choose_exit(statistics, 18, shortest=1)
     assert (chosen.exit_layer, chosen.draft_length) == (3, 1)
 
 

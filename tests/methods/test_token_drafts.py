@@ -21,7 +21,7 @@ from selfspec.methods import make_method
 from selfspec.methods.base import Method
 from selfspec.methods.ngram import NgramIndex, SuffixAutomaton, continuation
 from selfspec.methods.state import LearnedState
-from selfspec.methods.token_recycling import Candidates, TokenRecycling, best_template, hit_rate
+from selfspec.methods.token_recycling import SuccessorTable, TokenRecycling, best_template, hit_rate
 from selfspec.runtimes.target import Target
 
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
@@ -247,7 +247,7 @@ def test_recycled_trees_are_those_of_a_dict() -> None:
 
 
 def test_candidates_without_a_score_are_none() -> None:
-    candidates = Candidates(6, 3, torch.device("cpu"))
+    candidates = SuccessorTable(6, 3, torch.device("cpu"))
     scores = torch.full((1, 6), -torch.inf)
     scores[0, 4] = 1.0
     candidates.note(torch.tensor([2]), scores, torch.tensor([0]))

@@ -18,7 +18,7 @@ from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError, NonFiniteLogitsError, UnsupportedModelError
 from selfspec.model.forward import Forward, SequenceState, branches
 from selfspec.runtimes import kernels, runner
-from selfspec.runtimes.branches import describe
+from selfspec.runtimes.branches import describe_branch
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.kernels import most_attending, most_rows
 from selfspec.runtimes.products import CompiledProduct, DenseProduct
@@ -122,7 +122,7 @@ def test_attention_runs_in_kernels_where_its_heads_fit_them(head_dim: int, known
 
 def native(sublayer: Any) -> bool:
     """Whether a sublayer can be part of a native forward."""
-    return describe(sublayer) is not None
+    return describe_branch(sublayer) is not None
 
 
 ROW_COUNTS = (*range(1, 18), 40, 64, 96, 97, 200)
@@ -267,7 +267,7 @@ def test_without_a_compiler_it_falls_back(monkeypatch: pytest.MonkeyPatch, tmp_p
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert Target(fresh()).fused_count == 4
-        assert kernels.describe().startswith("none (plain decoding takes about twice as long): ")
+        assert kernels.describe_branch().startswith("none (plain decoding takes about twice as long): ")
         assert not any(map(native, target.sublayers))
     finally:
         kernels.find.cache_clear()

@@ -141,14 +141,14 @@ class Chunk:
 
 
 @torch.inference_mode()
-def read(target: Target, chunks: Many[Chunk]) -> list[Event]:
+def read_prompts(target: Target, chunks: Many[Chunk]) -> list[Event]:
     """``read_chunks``; if it raises, each chunk is read by itself, so that a sequence that fails ends alone."""
     try:
         return read_chunks(target, chunks)
     except Exception as error:  # raised before anything was committed
         if len(chunks) == 1:
             return [Failed.by(chunks[0].sequence.request, error)]
-    return [event for chunk in chunks for event in read(target, [chunk])]
+    return [event for chunk in chunks for event in read_prompts(target, [chunk])]
 
 
 def read_chunks(target: Target, chunks: Many[Chunk]) -> list[Event]:
@@ -244,7 +244,7 @@ class PromptReader:
         while waiting and left - tokens >= (FORWARD_ROWS if tokens else 1):
             chunks = self._next_forward(waiting, left - tokens)
             tokens += sum(chunk.rows for chunk in chunks)
-            happened = read(self._target, chunks)
+            happened = read_prompts(self._target, chunks)
             failed = {event.request for event in happened if isinstance(event, Failed)}
             for chunk in chunks:
                 waiting.remove(chunk.sequence)

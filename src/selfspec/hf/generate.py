@@ -20,7 +20,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError, InvalidPromptError
-from selfspec.hf.rows import Row, processors_of, split_rows
+from selfspec.hf.rows import PaddedRow, processors_of, split_rows
 from selfspec.methods.base import Method
 from selfspec.methods.registry import DEFAULT_METHOD, find_method
 from selfspec.methods.settings import parse_settings
@@ -166,7 +166,7 @@ class CustomGenerate:
                 self._engine = Engine(model, None, self._method, settings=self._settings)
             return self._engine
 
-    def _for_row(self, row: Row, params: SamplingParams, copies: int) -> SamplingParams:
+    def _for_row(self, row: PaddedRow, params: SamplingParams, copies: int) -> SamplingParams:
         seed = None if self._seed is None else self._seed + row.index % copies
         return replace(params, seed=seed, logits_processors=processors_of(row, params.logits_processors))
 

@@ -37,7 +37,7 @@ _LENGTHS = {
 
 
 @dataclass(frozen=True)
-class Row:
+class PaddedRow:
     """Row ``index`` of ``batch`` rows: long ``[length]``, with ``padding`` padding tokens at the left."""
 
     index: int
@@ -53,7 +53,7 @@ class Row:
 
 def split_rows(
     input_ids: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None
-) -> list[Row]:
+) -> list[PaddedRow]:
     """Splits a left-padded batch, ``[batch, length]``, into rows.
 
     Refused, naming the row, are rows that are empty or not padded at the left, and positions that do not count from 0
@@ -68,10 +68,10 @@ def split_rows(
     paddings = [_padding(index, values) for index, values in enumerate(mask.tolist())]
     if position_ids is not None:
         _check_positions(position_ids, paddings, length)
-    return [Row(index, batch, input_ids[index], padding) for index, padding in enumerate(paddings)]
+    return [PaddedRow(index, batch, input_ids[index], padding) for index, padding in enumerate(paddings)]
 
 
-def processors_of(row: Row, processors: Iterable[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
+def processors_of(row: PaddedRow, processors: Iterable[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
     """Converts the processors of a batch for one row. The originals are not modified.
 
     - Lengths do not count the row's padding (``MinNewTokensLengthLogitsProcessor`` and similar classes).
@@ -110,7 +110,7 @@ def _check_positions(position_ids: torch.Tensor, paddings: list[int], length: in
             raise InvalidPromptError(f"position_ids of row {index} must count from 0 after its padding; leave them out")
 
 
-def _for_row(row: Row, processor: LogitsProcessor) -> LogitsProcessor:
+def _for_row(row: PaddedRow, processor: LogitsProcessor) -> LogitsProcessor:
     changes = _changes(row, processor)
     if not changes:
         return processor
@@ -120,7 +120,7 @@ def _for_row(row: Row, processor: LogitsProcessor) -> LogitsProcessor:
     return processor
 
 
-def _changes(row: Row, processor: Any) -> dict[str, Any]:
+def _changes(row: PaddedRow, processor: Any) -> dict[str, Any]:
     """The attributes of a processor that change for a row, with their new values."""
     for kind, name in _LENGTHS.items():
         if isinstance(processor, kind):
@@ -142,7 +142,7 @@ def _changes(row: Row, processor: Any) -> dict[str, Any]:
     return {}
 
 
-def _encoder_ngrams(row: Row, processor: EncoderNoRepeatNGramLogitsProcessor) -> Any:
+def _encoder_ngrams(row: PaddedRow, processor: EncoderNoRepeatNGramLogitsProcessor) -> Any:
     """The n-grams of the row's prompt, or the processor's own n-grams if the caller made it from other ids."""
     found = processor.generated_ngrams[_source(row, processor.batch_size)]
 
@@ -152,6 +152,6 @@ def _encoder_ngrams(row: Row, processor: EncoderNoRepeatNGramLogitsProcessor) ->
     return ngrams(row.token_ids) if found == ngrams(row.padded_ids) else found
 
 
-def _source(row: Row, count: int) -> int:
+def _source(row: PaddedRow, count: int) -> int:
     """The index of a row's entry among ``count`` entries; ``generate`` may repeat rows (``num_return_sequences``)."""
     return row.index * count // row.batch

@@ -107,7 +107,7 @@ class Exit:
     threshold: float
 
 
-def choose(statistics: Statistics, d_max: int, shortest: int = 0) -> Exit:
+def choose_exit(statistics: Statistics, d_max: int, shortest: int = 0) -> Exit:
     """Exit layer and draft length of highest TPL (equation 1), over all layers but the last and all lengths.
 
     The lengths of section 4.3 start at 0, where TPL is ``1 / L`` for every layer. So the paper does not define the exit
@@ -194,7 +194,7 @@ class Del(SelectingMethod):
 
     def choose(self, statistics: Statistics) -> Exit:
         """The exit of the next round, by statistics and settings."""
-        return choose(statistics, self.settings.d_max, shortest=0 if self.settings.allow_no_draft else 1)
+        return choose_exit(statistics, self.settings.d_max, shortest=0 if self.settings.allow_no_draft else 1)
 
     @property
     def carried(self) -> Statistics:

@@ -72,7 +72,7 @@ def best_template(size: int, candidates: int, depth: int) -> Template:
     return Template(TokenTree(tuple(node_of[path[:-1]] for path in chosen)), tuple(path[-1] for path in chosen))
 
 
-class Candidates:
+class SuccessorTable:
     """The adjacency matrix: for each token the ``k`` likeliest next tokens when the target last ran over it.
 
     All requests share it, from several threads.
@@ -169,7 +169,7 @@ class TokenRecycling(Method):
                 f"candidates {settings.candidates} is more than the {target.vocab_size} tokens of this model; lower it"
             )
         self.template = best_template(settings.tree_size, settings.candidates, settings.tree_depth)
-        self.candidates = Candidates(target.vocab_size, settings.candidates, target.device)
+        self.candidates = SuccessorTable(target.vocab_size, settings.candidates, target.device)
         self.levels = _levels(self.template, target.device)
         self.chain_levels = _levels(best_template(settings.tree_depth, 1, settings.tree_depth), target.device)
 

@@ -59,7 +59,7 @@ def compile_block(sublayer: Sublayer) -> Sublayer:
     return sublayer.with_products(first, last)
 
 
-def describe(sublayer: Sublayer) -> NativeBranch | None:
+def describe_branch(sublayer: Sublayer) -> NativeBranch | None:
     """The native form of a block that ``compile_block`` made; ``None`` where the kernels lack something of it."""
     if not isinstance(sublayer, (FusedAttention, FusedMLP)):
         return None

@@ -20,7 +20,7 @@ from selfspec.errors import OutOfMemoryError, UnsupportedModelError
 from selfspec.memory import available_bytes
 from selfspec.model.decoder import Decoder
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.branches import describe
+from selfspec.runtimes.branches import describe_branch
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.packed import PackedWeights, packed_bytes
@@ -152,7 +152,7 @@ class LowBitCopies:
                 "low-bit weights need the kernels of the CPU, which this runtime does not use or this machine cannot "
                 "build; use runtime 'auto' with a C++ compiler, or 16 bits"
             )
-        branches = [describe(block) for block in self.runner.sublayers]
+        branches = [describe_branch(block) for block in self.runner.sublayers]
         if None in branches:
             raise UnsupportedModelError(
                 f"sublayer {branches.index(None)} of this {name} model has no native form, which low-bit weights need "

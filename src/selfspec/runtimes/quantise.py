@@ -15,7 +15,7 @@ from selfspec.model.families import find_family
 from selfspec.runtimes.low_bit import LowBitCopies
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, PackedWeights, packed_bytes
 from selfspec.runtimes.precision import PackedFormat, Precision
-from selfspec.runtimes.runner import prepare
+from selfspec.runtimes.runner import make_runner
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -108,7 +108,7 @@ def check_quantisable(model: PreTrainedModel, precision: Precision) -> None:
         )
     with torch.inference_mode(mode=False), torch.no_grad():
         decoder = Decoder(_copy(model, _without_values))
-        LowBitCopies(decoder, prepare(decoder, "compiled")).check(precision)
+        LowBitCopies(decoder, make_runner(decoder, "compiled")).check(precision)
 
 
 def _checked(model: PreTrainedModel, weights: str | Precision) -> Precision | None:

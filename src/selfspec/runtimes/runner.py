@@ -132,7 +132,7 @@ class _Rows:
         self.captured = {index: states[index] for index in self._captures & states.keys()}
 
 
-def prepare(decoder: Decoder, runtime: str) -> Runner:
+def make_runner(decoder: Decoder, runtime: str) -> Runner:
     """A runtime's form of a model, at full precision, as the model is now.
 
     Where kernels cannot be built it warns: each time if they were asked for, else once a process.

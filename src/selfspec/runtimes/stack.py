@@ -13,7 +13,7 @@ from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Drawing, Forward, Rows, SequenceState
 from selfspec.model.rope import Rope
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.branches import describe, describe_head
+from selfspec.runtimes.branches import describe_branch, describe_head
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.graphs import Graphs
 from selfspec.runtimes.logits import Logits
@@ -106,7 +106,7 @@ class Stack:
         self.embedding = _embedding_weights(decoder) if compiled else None
         self.native: NativeForward | None = None
         if compiled:
-            branches = [describe(sublayer) for sublayer in self.sublayers]
+            branches = [describe_branch(sublayer) for sublayer in self.sublayers]
             self.native = NativeForward(branches, describe_head(norm, head), self.embedding, any_rows=any_rows)
         self._most_rows = min(self._limits(), default=sys.maxsize)
         self._selects_natively = self.native is not None and self.native.has_head and not decoder.scales_logits

@@ -18,7 +18,7 @@ from selfspec.runtimes.graphs import FEWEST_SLOTS, Graphs
 from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitCopies
 from selfspec.runtimes.packed import LowBitLinear, parameter_count
 from selfspec.runtimes.precision import AnyPrecision
-from selfspec.runtimes.runner import RUNTIMES, Runner, prepare
+from selfspec.runtimes.runner import RUNTIMES, Runner, make_runner
 from selfspec.runtimes.stack import StackOutput
 
 __all__ = ["RUNTIMES", "StackOutput", "Target", "fingerprint"]
@@ -246,7 +246,7 @@ class Target:
         if self.version > 0 and self._prepared.graphs is not None and self._prepared.graphs.gave_up:
             self._uses_graphs = False
         self.version += 1
-        self._prepared = prepare(self.decoder, self.runtime)
+        self._prepared = make_runner(self.decoder, self.runtime)
         if self._uses_graphs:
             self._prepared.graphs = Graphs(self.sublayers, self.device, self.decoder.new_slots)
         torchs = self.device.type == "cuda" or self.runtime == "fused"

@@ -23,8 +23,8 @@ from selfspec.methods.auto.preparation import (
     AutoSettings,
     Preparation,
     Trial,
+    best_trial,
     candidates,
-    choose,
     try_assignments,
     write_text,
 )
@@ -153,9 +153,9 @@ def test_of_equal_promises_the_draft_that_agrees_more_is_taken() -> None:
         return Trial(Assignment(FULL, Precision.of(4)), agreement, CHEAP, tokens_per_second=promise)
 
     faster, surer, slower = trial(100.0, 0.7), trial(98.0, 0.9), trial(90.0, 1.0)
-    assert choose([faster, surer, slower]) is surer
-    assert choose([faster, slower]) is faster
-    assert choose([]) is None
+    assert best_trial([faster, surer, slower]) is surer
+    assert best_trial([faster, slower]) is faster
+    assert best_trial([]) is None
 
 
 def test_close_trials_are_timed_again_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.errors import StateError
-from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, Acceptance, Copies, Feature
+from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, AcceptanceRate, Copies, Feature
 from selfspec.methods.ngram import Match, continuation
 
 TWO = Feature(edges=(0.5,), prior=(0.2, 0.8))
@@ -22,7 +22,7 @@ def test_more_confidence_and_longer_matches_promise_more(feature: Feature) -> No
 
 
 def test_acceptance_goes_from_its_prior_to_what_was_seen() -> None:
-    shared = Acceptance(TWO)
+    shared = AcceptanceRate(TWO)
     assert (shared.rate(0), shared.rate(1)) == (0.2, 0.8)
     for _ in range(200):
         shared.note(False, 1)
@@ -31,7 +31,7 @@ def test_acceptance_goes_from_its_prior_to_what_was_seen() -> None:
 
 
 def test_a_request_counts_its_own_tokens_more_than_all_others() -> None:
-    shared = Acceptance(TWO)
+    shared = AcceptanceRate(TWO)
     for _ in range(300):
         shared.note(True, 0)
     request, other = shared.of_request(), shared.of_request()
@@ -44,14 +44,14 @@ def test_a_request_counts_its_own_tokens_more_than_all_others() -> None:
 
 
 def test_old_tokens_are_forgotten() -> None:
-    request = Acceptance(TWO).of_request(weight=0.01, memory=10)
+    request = AcceptanceRate(TWO).of_request(weight=0.01, memory=10)
     for accepted in [True] * 50 + [False] * 30:
         request.note(accepted)
     assert request.rate() < 0.1
 
 
 def test_what_was_learned_is_loaded_again() -> None:
-    shared, again = Acceptance(TWO), Acceptance(TWO)
+    shared, again = AcceptanceRate(TWO), AcceptanceRate(TWO)
     for accepted in (True, True, False):
         shared.note(accepted, 1)
     again.restore(shared.to_lists())
@@ -63,14 +63,14 @@ def test_what_was_learned_is_loaded_again() -> None:
 )
 def test_damaged_states_are_refused(damaged: object) -> None:
     with pytest.raises(StateError, match="damaged"):
-        Acceptance(TWO).restore(damaged)  # type: ignore[arg-type]
+        AcceptanceRate(TWO).restore(damaged)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.lists(st.integers(0, 2), max_size=30))
 def test_every_token_of_the_text_scores_the_copies(prompt: list[int], output: list[int]) -> None:
-    shared = Acceptance(MATCH_LENGTH)
+    shared = AcceptanceRate(MATCH_LENGTH)
     copies = Copies(prompt, shared.of_request())
-    expected = Acceptance(MATCH_LENGTH)
+    expected = AcceptanceRate(MATCH_LENGTH)
     text = list(prompt)
     for token in output:
         match = longest_match(text)
@@ -95,7 +95,7 @@ def ends(text: list[int], length: int) -> list[int]:
 
 
 def test_the_probability_of_copied_tokens_falls_with_their_number() -> None:
-    copies = Copies([1, 2, 3, 4, 1, 2, 3], Acceptance(MATCH_LENGTH).of_request())
+    copies = Copies([1, 2, 3, 4, 1, 2, 3], AcceptanceRate(MATCH_LENGTH).of_request())
     survival = copies.survival(copies.match_after(), 4)
     assert copies.match_length == 3
     prior = MATCH_LENGTH.prior
@@ -107,13 +107,13 @@ def test_the_probability_of_copied_tokens_falls_with_their_number() -> None:
 
 
 def without_match(text: list[int]) -> list[float]:
-    copies = Copies(text, Acceptance(MATCH_LENGTH).of_request())
+    copies = Copies(text, AcceptanceRate(MATCH_LENGTH).of_request())
     return copies.survival(copies.match_after(), 4)
 
 
 @given(st.integers(1, 40), st.integers(0, 32))
 def test_what_is_hardly_likely_is_left_out(match: int, count: int) -> None:
-    acceptance = Acceptance(MATCH_LENGTH).of_request()
+    acceptance = AcceptanceRate(MATCH_LENGTH).of_request()
     copies = Copies([0], acceptance)
     survival = copies.survival(Match(match, 0), count)
     every = list(accumulate((acceptance.rate(match + copied) for copied in range(count)), mul))

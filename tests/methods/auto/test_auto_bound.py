@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
-from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Acceptance, Copies, CopiesToConfirm, Feature
+from selfspec.methods.auto.acceptance import (
+    ANY,
+    CONFIDENCE,
+    MATCH_LENGTH,
+    AcceptanceRate,
+    Copies,
+    CopiesToConfirm,
+    Feature,
+)
 from selfspec.methods.auto.drafter import CREDIT, AutoDrafter, Experience, LayerChoice, plan_together
 from selfspec.methods.auto.preparation import Assignment
 from selfspec.model.kept import KeptSet
@@ -138,7 +146,7 @@ def play(tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: 
         delta: share of plain decoding's time that may be lost.
         overhead: seconds of planning and learning in a round of a sequence.
     """
-    experience = Experience(*(Acceptance(feature) for feature in (MATCH_LENGTH, CONFIDENCE, ANY)))
+    experience = Experience(*(AcceptanceRate(feature) for feature in (MATCH_LENGTH, CONFIDENCE, ANY)))
     verify, layers, clock = LiveCosts(VERIFY), LayerChoice(LAYERS, LiveCosts(DRAFT)), Clock(overhead / 2)
     drafters = [
         AutoDrafter(Prefill(PROMPT, 3, probe=None), experience, verify, layers, delta, clock)  # type: ignore[arg-type]
@@ -283,7 +291,7 @@ def test_long_texts_of_several_sequences_stay_within_the_bound(policy: Callable[
 
 
 def test_guesses_cost_no_more_than_they_may() -> None:
-    copies = Copies((*PROMPT, 3), Acceptance(Feature((), (0.99,))).of_request())
+    copies = Copies((*PROMPT, 3), AcceptanceRate(Feature((), (0.99,))).of_request())
     free = CopiesToConfirm(copies, DRAFT.table(), 1.0)
     assert len(free(())) == 7
     row = DRAFT(8) - DRAFT(1)

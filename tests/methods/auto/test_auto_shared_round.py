@@ -79,7 +79,7 @@ def feedback_of(tokens: tuple[int, ...], seconds: float) -> Feedback:
 
 
 def drafters_of(costs: RowCosts, count: int, *, layers: bool = False) -> list[AutoDrafter]:
-    experience = Experience(*(acceptance.Acceptance(feature) for feature in (MATCH_LENGTH, CONFIDENCE, ANY)))
+    experience = Experience(*(acceptance.AcceptanceRate(feature) for feature in (MATCH_LENGTH, CONFIDENCE, ANY)))
     verify = LiveCosts(costs)
     choice = LayerChoice(Assignment(KeptSet.full(8), Precision.of(4)), LiveCosts(LINEAR, verify)) if layers else None
     prefill: Any = Prefill((1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3), 4, probe=None)  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ ANY = Feature(edges=(), prior=(0.7,))
 """A layer draft's token before it is drafted, where nothing is known of it."""
 
 
-class Acceptance:
+class AcceptanceRate:
     """Acceptance by bucket: over all requests of a method (from several threads), or within one request.
 
     Over all requests, each bucket starts with the feature's prior as ``weight`` tokens, and forgets: it never weighs
@@ -50,7 +50,7 @@ class Acceptance:
     """
 
     def __init__(
-        self, feature: Feature, weight: float = 4.0, memory: float = 400.0, shared: "Acceptance | None" = None
+        self, feature: Feature, weight: float = 4.0, memory: float = 400.0, shared: "AcceptanceRate | None" = None
     ) -> None:
         self.feature = feature
         self._weight, self._memory, self._shared = weight, memory, shared
@@ -62,9 +62,9 @@ class Acceptance:
         last = int(max(feature.edges, default=0))
         self._buckets = [feature.bucket(value) for value in range(last + 1)]
 
-    def of_request(self, weight: float = 3.0, memory: float = 24.0) -> "Acceptance":
+    def of_request(self, weight: float = 3.0, memory: float = 24.0) -> "AcceptanceRate":
         """The acceptance within a new request."""
-        return Acceptance(self.feature, weight, memory, shared=self)
+        return AcceptanceRate(self.feature, weight, memory, shared=self)
 
     def rate(self, value: float = 0.0) -> float:
         """Acceptance to expect at a value of the feature, 0 to 1."""
@@ -137,7 +137,7 @@ class Copies:
     Every token of the text scores it, whether it was drafted or not.
     """
 
-    def __init__(self, token_ids: Sequence[int], acceptance: Acceptance) -> None:
+    def __init__(self, token_ids: Sequence[int], acceptance: AcceptanceRate) -> None:
         self._automaton = SuffixAutomaton(token_ids)
         self._acceptance = acceptance
 

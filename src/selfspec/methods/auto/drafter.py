@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from selfspec.decoding.draft import MOST_STEPS, Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.methods.auto.acceptance import Acceptance, Copies, CopiesToConfirm
+from selfspec.methods.auto.acceptance import AcceptanceRate, Copies, CopiesToConfirm
 from selfspec.methods.auto.allowance import Allowance, PlanningTime, RoundOverhead, SharedRound
 from selfspec.methods.auto.plans import (
     MOST_DRAFTED,
@@ -53,11 +53,11 @@ class LayerChoice:
 class Experience:
     """What all requests have seen of the acceptance of drafts."""
 
-    copies: Acceptance
+    copies: AcceptanceRate
     """Of copied tokens, by the length of the match."""
-    confident: Acceptance
+    confident: AcceptanceRate
     """Of tokens of a layer draft, by its confidence."""
-    layers: Acceptance
+    layers: AcceptanceRate
     """Of tokens of a layer draft before they are drafted."""
 
 

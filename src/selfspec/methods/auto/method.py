@@ -8,7 +8,7 @@ from typing import Any
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Prefill
 from selfspec.errors import StateError
-from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, Acceptance, Feature
+from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, AcceptanceRate, Feature
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
 from selfspec.methods.auto.preparation import AutoSettings, Preparation, Trial, prepare
 from selfspec.methods.base import Method
@@ -112,10 +112,10 @@ class _Ready:
 def _fresh(trial: Trial | None) -> Experience:
     """What is expected of drafts before the first request."""
     expected = ANY if trial is None else Feature((), (trial.agreement,))
-    confident = Acceptance(CONFIDENCE)
+    confident = AcceptanceRate(CONFIDENCE)
     for confidence, agrees in () if trial is None else trial.confidences:
         confident.note(agrees, confidence)
-    return Experience(Acceptance(MATCH_LENGTH), confident, Acceptance(expected, weight=16.0))
+    return Experience(AcceptanceRate(MATCH_LENGTH), confident, AcceptanceRate(expected, weight=16.0))
 
 
 def _to_lists(experience: Experience) -> dict[str, list[list[float]]]:

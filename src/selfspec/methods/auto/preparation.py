@@ -157,7 +157,7 @@ def try_assignments(
     return sorted([*_timed_again(target, close, verify), *others], key=lambda trial: -trial.tokens_per_second)
 
 
-def choose(trials: Sequence[Trial]) -> Trial | None:
+def best_trial(trials: Sequence[Trial]) -> Trial | None:
     """Of the trials that promise most, to within what timing can tell, the one that agrees most."""
     equal = [trial for trial in trials if trial.tokens_per_second >= _EQUAL * _fastest(trials)]
     return max(equal, key=lambda trial: trial.agreement, default=None)
@@ -291,7 +291,7 @@ def _find_out(target: Target, settings: AutoSettings, progress: Callable[[str], 
         most_seconds=settings.trial_seconds,
         fits=lambda assignment: target.low_bit_bytes(assignment.precision) <= limit,
     )
-    best = choose(trials)
+    best = best_trial(trials)
     chosen = best if best is not None and best.tokens_per_second > 1 / verify(1) else None
     target.release_copies(None if chosen is None else chosen.assignment.precision)
     return Preparation(verify, chosen, _lacking(target, settings.group, limit))
