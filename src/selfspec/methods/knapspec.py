@@ -188,7 +188,7 @@ class KnapSpec(SelectingMethod):
         return {**self.latencies.values(), _SELECTION: {"skipped": list(selection.kept.skipped), **numbers}}
 
     def read(self, state: LearnedState) -> Selection | None:
-        """The selection of a state; takes up its latency profile, so that none is measured."""
+        """The selection of a state; its latency profile is used too, so that none is measured."""
         profile = saved_latencies(state.values, self.target)
         selection = _read_selection(state, self.target, self.settings.max_draft_length)
         self.latencies.adopt(profile)

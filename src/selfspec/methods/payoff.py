@@ -83,7 +83,7 @@ class Payoff:
             return max(1.0, statistics.fmean(self._reached)) if self._reached else None
 
     def pays(self, remaining_tokens: int, gain: float | None) -> bool:
-        """Whether to select now, for a request that may still write so many tokens.
+        """Whether to select now, for a request that may still generate ``remaining_tokens``.
 
         ``gain`` is the share of their time that the selection is expected to save; ``None`` if unknown.
         """

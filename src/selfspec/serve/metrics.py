@@ -81,7 +81,7 @@ class Metrics:
         ).labels(model)
 
     def between(self, seconds: float, tokens: int) -> None:
-        """Counts tokens that came together, so many seconds after those before; each has an equal share of them."""
+        """Counts tokens that arrived together, ``seconds`` after the ones before; each gets an equal share of that time."""
         for _ in range(tokens):
             self._between.observe(seconds / tokens)
 

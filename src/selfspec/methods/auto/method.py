@@ -1,4 +1,4 @@
-"""``auto``: the method for whoever wants the text sooner and nothing to choose."""
+"""``auto``: picks the fastest drafting strategy in every round; the default."""
 
 import threading
 from collections.abc import Callable, Sequence
