@@ -116,8 +116,8 @@ def verifies_exactly(dtype: torch.dtype) -> bool:
 def overlapped(task: Callable[[], None]) -> Iterator[None]:
     """Runs a task once, on this thread: before the first native forward inside, or at the end without one.
 
-    Kernels release the GIL: wake other threads, such as an event loop, right before a kernel starts, not earlier. Else both
-    threads would compete for it while the processors are idle. The task takes microseconds, and raises nothing.
+    Kernels release the GIL: wake other threads, such as an event loop, right before a kernel starts, not earlier. Else
+    both threads would compete for it while the processors are idle. The task takes microseconds, and raises nothing.
     """
     token = _waiting.set(task)
     try:

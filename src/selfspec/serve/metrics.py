@@ -81,7 +81,7 @@ class Metrics:
         ).labels(model)
 
     def between(self, seconds: float, tokens: int) -> None:
-        """Counts tokens that arrived together, ``seconds`` after the ones before; each gets an equal share of that time."""
+        """Counts tokens that arrived together, ``seconds`` after the ones before; each gets an equal share."""
         for _ in range(tokens):
             self._between.observe(seconds / tokens)
 
