@@ -140,7 +140,7 @@ def test_a_request_says_what_it_holds() -> None:
         scheduler.add(each)
         scheduler.step()
         sequence = scheduler._running[0]
-        held = sequence.cache.size_in_bytes + sequence._ids.nbytes
+        held = sequence.cache.size_in_bytes + sequence.ids.nbytes
         needs = method.needs
         states = min(needs.prompt_rows, 30) * len(needs.prompt_states) * TARGET.hidden_size * 4
         assert each.bytes(TARGET) == scheduler.held == held + states

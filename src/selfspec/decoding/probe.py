@@ -1,13 +1,11 @@
 """What a method may run between rounds: candidates over the recent tokens, independent branches of one sublayer."""
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch.nn import functional
 
-from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import Forward, SequenceState, branches
 from selfspec.model.kept import KeptSet
 from selfspec.model.transfer import send
@@ -22,18 +20,8 @@ class Text(Protocol):
     target: Target
     rule: Rule
     state: SequenceState
-    length: int
-    max_length: int
-
-    @property
-    def cache(self) -> KeyValueCache:
-        """Keys and values of all tokens but the pending one."""
-        ...
-
-    @property
-    def token_ids(self) -> torch.Tensor:
-        """Prompt and output so far, long ``[length]``."""
-        ...
+    ids: torch.Tensor
+    """Long ``[most tokens]``: prompt and output so far, and room for the rest."""
 
 
 class Probe:
@@ -43,39 +31,33 @@ class Probe:
     draft overwrites: nothing is copied, and the committed slots stay as they are. A forward must not have more rows
     than the method's ``Needs.probe_rows``.
 
-    It holds its request weakly unless ``holds``: a drafter, which belongs to the request, keeps its probe, and the
-    cache of a request that ended is to be free at once.
+    It refers to tokens and cache, not to the ``Sequence``, which holds the drafter that holds the probe: the cache of a
+    request that ended is free at once.
     """
 
-    def __init__(self, context: Text, *, holds: bool = False) -> None:
-        self.target: Target = context.target
-        self._reference: Callable[[], Text | None] = (lambda: context) if holds else weakref.ref(context)
-
-    @property
-    def _context(self) -> Text:
-        context = self._reference()
-        assert context is not None, "the request of this probe has ended"
-        return context
+    def __init__(self, text: Text) -> None:
+        self.target: Target = text.target
+        self._rule, self._state, self._ids = text.rule, text.state, text.ids
 
     @property
     def token_ids(self) -> torch.Tensor:
         """Prompt and output so far, the pending token included, long ``[committed + 1]``."""
-        return self._context.token_ids
+        return self._ids[: self.committed + 1]
 
     @property
     def committed(self) -> int:
         """Tokens whose keys and values are in the cache: all but the pending one."""
-        return self._context.cache.length
+        return self._state.cache.length
 
     @property
     def remaining_tokens(self) -> int:
         """Most tokens that the request may still write."""
-        return self._context.max_length - self._context.length
+        return len(self._ids) - self.committed - 1
 
     @property
     def samples(self) -> bool:
         """Whether the request draws its tokens; greedy decoding does not."""
-        return not isinstance(self._context.rule, Greedy)
+        return not isinstance(self._rule, Greedy)
 
     def score(
         self, kept: KeptSet, rows: int, end: int | None = None, precision: AnyPrecision | None = None
@@ -97,7 +79,7 @@ class Probe:
         last = self.committed if end is None else end - 1
         assert 1 <= rows <= last <= self.committed, f"{rows} rows up to {last} in {self.committed} committed tokens"
         prefix = last - rows
-        forward = self.target.lay_out(self._context.state, rows, start=self.committed, prefix=prefix)
+        forward = self.target.lay_out(self._state, rows, start=self.committed, prefix=prefix)
         hidden_states = self.target.embed(self.token_ids[prefix:last])
         model = self.target.at(precision)
         return model.logits(model.run(hidden_states, kept.sublayers, forward).hidden_states)
@@ -110,13 +92,13 @@ class Probe:
             most_rows: of one forward, all branches together; more go in several forwards.
             precision: of the weights that run; ``None`` for the target's own.
         """
-        return Branches(self._context, self._window_start(rows), rows, most_rows, precision)
+        return Branches(self.target, self._state, self._window_start(rows), rows, most_rows, precision)
 
     def points(
         self, places: Sequence[int], most_rows: int | None = None, precision: AnyPrecision | None = None
     ) -> "Points":
         """As ``branches``, at single committed tokens that need not follow each other, by their ascending positions."""
-        return Points(self._context, places, most_rows, precision)
+        return Points(self.target, self._state, places, most_rows, precision)
 
     def _window_start(self, rows: int) -> int:
         assert 1 <= rows <= self.committed, f"a window of {rows} rows in {self.committed} committed tokens"
@@ -137,15 +119,14 @@ class Branches:
 
     def __init__(
         self,
-        context: Text,
+        target: Target,
+        state: SequenceState,
         prefix: int,
         rows: int,
         most_rows: int | None = None,
         precision: AnyPrecision | None = None,
     ) -> None:
-        self.sequence: SequenceState = context.state
-        self._target = context.target
-        self._model = context.target.at(precision)
+        self.sequence, self._target, self._model = state, target, target.at(precision)
         self._prefix = prefix
         self._rows = rows
         self._at_once = None if most_rows is None else max(1, most_rows // rows)
@@ -186,14 +167,15 @@ class Points(Branches):
 
     def __init__(
         self,
-        context: Text,
+        target: Target,
+        state: SequenceState,
         places: Sequence[int],
         most_rows: int | None = None,
         precision: AnyPrecision | None = None,
     ) -> None:
         assert places, "no rows"
-        assert places[-1] < context.cache.length, f"rows at {places} of {context.cache.length} tokens"
-        super().__init__(context, places[0], len(places), most_rows, precision)
+        assert places[-1] < state.cache.length, f"rows at {places} of {state.cache.length} tokens"
+        super().__init__(target, state, places[0], len(places), most_rows, precision)
         self._places = tuple(places)
 
     def lay_out(self, count: int, start: int) -> Forward:

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -12,7 +12,6 @@ from selfspec.decoding.draft import Draft, NoDraft, Proposal
 from selfspec.decoding.drafter import Drafter, FixedDrafter, Needs, Prefill
 from selfspec.decoding.output import Output
 from selfspec.decoding.prefix_cache import CacheMemory
-from selfspec.decoding.probe import Probe
 from selfspec.decoding.request import Event, Failed, Finished, Prefilled, Request
 from selfspec.decoding.sequence import Sequence
 from selfspec.decoding.verification import judge, not_finite
@@ -334,7 +333,7 @@ def read_text(
         for event in read_chunks(target, [Chunk(sequence, start, min(len(token_ids), start + chunk))]):
             if isinstance(event, Failed):
                 raise event.error
-    return sequence, replace(sequence.prefill, probe=Probe(sequence, holds=True))
+    return sequence, sequence.prefill
 
 
 class _Reader:

@@ -34,6 +34,7 @@ class Sequence:
         takes_best: whether the next token is the one of the largest logit.
         length: tokens of prompt and output so far.
         sibling_limit: most draft tokens beside the longest path of a tree.
+        ids: long ``[most tokens]``, prompt and output so far, and room for the rest.
         no_tokens: long ``[0]``, the tokens of an empty draft.
         bytes: that it holds.
         version: of the target that computes it.
@@ -57,9 +58,9 @@ class Sequence:
         self.prompt_length = self.length = len(prompt_ids)
         self.max_length = self.length + request.max_new_tokens
         self.sibling_limit = needs.sibling_rows
-        self._ids = torch.empty(self.max_length, dtype=torch.long, device=target.device)
-        self._ids[: self.length] = transfer.send(prompt_ids, target.device)
-        self.no_tokens = self._ids[:0]
+        self.ids = torch.empty(self.max_length, dtype=torch.long, device=target.device)
+        self.ids[: self.length] = transfer.send(prompt_ids, target.device)
+        self.no_tokens = self.ids[:0]
         self.state = target.new_sequence(
             self.prompt_length,
             capacity=self.max_length + max(needs.sibling_rows, needs.probe_rows),
@@ -81,12 +82,12 @@ class Sequence:
     @property
     def token_ids(self) -> torch.Tensor:
         """Prompt and output so far, long ``[length]``."""
-        return self._ids[: self.length]
+        return self.ids[: self.length]
 
     @property
     def pending(self) -> torch.Tensor:
         """The last token, long ``[1]``."""
-        return self._ids[self.length - 1 : self.length]
+        return self.ids[self.length - 1 : self.length]
 
     @property
     def draft_limit(self) -> int:
@@ -130,16 +131,16 @@ class Sequence:
 
     def write_draft(self, step: int, token_id: torch.Tensor) -> None:
         """Writes a drafted token, long ``[1]``, after ``step`` others, where ``drafted_context`` reads it."""
-        self._ids[self.length + step : self.length + step + 1] = token_id
+        self.ids[self.length + step : self.length + step + 1] = token_id
 
     def drafted_context(self, step: int) -> torch.Tensor:
         """Prompt, output and the first ``step`` drafted tokens, long ``[1, length + step]``."""
-        return self._ids[None, : self.length + step]
+        return self.ids[None, : self.length + step]
 
     def row_contexts(self, proposal: Proposal) -> Callable[[int], torch.Tensor]:
         """For each verification row the tokens up to it, long ``[1, length + depth]``, made when asked for."""
         if proposal.tree.is_chain:
-            self._ids[self.length : self.length + len(proposal.tree)] = proposal.token_ids
+            self.ids[self.length : self.length + len(proposal.tree)] = proposal.token_ids
             return self.drafted_context
 
         def context(row: int) -> torch.Tensor:
@@ -163,7 +164,7 @@ class Sequence:
         chose the others; the rows of a ``prefill`` are committed already.
         """
         token_ids, taken = acceptance.token_ids, 0
-        transfer.write(self._ids, self.length, token_ids)
+        transfer.write(self.ids, self.length, token_ids)
         for token_id, logprobs in zip(token_ids, self._logprobs(acceptance, logits), strict=True):
             taken += 1
             origin = others if taken < len(token_ids) else last
