@@ -26,7 +26,7 @@ PROMPTS = {
 """Short messages, since most of the time of these tests goes into reading prompts."""
 SEARCHING = ("clasp", "knapspec", "self-spec", "swift")
 """Methods that choose which sublayers draft by what they see of the model."""
-QUICK = ("autoregressive", "auto", "clasp", "low-bit", "suffix")
+QUICK = ("autoregressive", "auto", "clasp")
 """Methods that are compared with transformers each time; all are in bfloat16."""
 
 _FILE = find_installed(INSTALLABLE["smollm2"])

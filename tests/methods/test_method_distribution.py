@@ -39,7 +39,12 @@ def test_the_model_is_a_markov_chain_with_a_taste() -> None:
 CASCADES = ("cascade(suffix, uniform)", "cascade(token-recycling, swift)", "cascade(prompt-lookup, suffix, layerskip)")
 
 
-@pytest.mark.parametrize("method", [*METHODS, *CASCADES])
+QUICK = ("auto", "clasp", "layerskip", "suffix", "swift", "token-recycling")
+"""Methods that together draft in every way there is: chains, trees, known tokens, shared prefixes."""
+CASES = [pytest.param(each, marks=[pytest.mark.slow] * (each not in QUICK)) for each in (*METHODS, *CASCADES)]
+
+
+@pytest.mark.parametrize("method", CASES)
 def test_speculative_sampling_writes_the_targets_distribution(method: str) -> None:
     params = SamplingParams(max_new_tokens=TOKENS, temperature=1.0, seed=7, acceptance="speculative", ignore_eos=True)
     result = write(method, params, SETTINGS.get(method, {}))

@@ -267,7 +267,7 @@ def test_without_a_compiler_it_falls_back(monkeypatch: pytest.MonkeyPatch, tmp_p
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert Target(fresh()).fused_count == 4
-        assert kernels.describe_branch().startswith("none (plain decoding takes about twice as long): ")
+        assert kernels.describe().startswith("none (plain decoding takes about twice as long): ")
         assert not any(map(native, target.sublayers))
     finally:
         kernels.find.cache_clear()

@@ -221,7 +221,9 @@ def test_text_of_methods_that_run_more_between_rounds(method: str) -> None:
 
 @recording
 @pytest.mark.parametrize("method", ["layerskip", "swift"])
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma2"])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral-window", "gemma2"))]
+)
 def test_coupled_text_depends_on_the_seed_alone(name: str, method: str) -> None:
     params = SamplingParams(temperature=1.0, seed=4, max_new_tokens=40)
     plain = Engine(own(name), runtime="fused", method="autoregressive").generate(prompt(17), params)
@@ -490,7 +492,7 @@ class LateRaisingRecorder(StrictRecorder):
         (LateRaisingRecorder, "recording failed: out of memory"),
     ],
 )
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_a_recorder_that_fails_is_given_up_with_one_warning(
     name: str, recorder: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

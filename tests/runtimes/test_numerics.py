@@ -83,7 +83,7 @@ def test_bfloat16_text_differs_only_within_rounding_noise(name: str) -> None:
 
 
 @pytest.mark.trained
-@pytest.mark.parametrize("checkpoint", ["tiny", "tiny-early-exit"])
+@pytest.mark.parametrize("checkpoint", ["tiny", pytest.param("tiny-early-exit", marks=pytest.mark.slow)])
 def test_bfloat16_text_is_exactly_plain_where_kernels_verify(checkpoint: str) -> None:
     """A row's result does not depend on the others then, so that a verification is as exact as single steps."""
     model, tokenizer = load_model(checkpoint, dtype="bfloat16", device="cpu")

@@ -55,6 +55,7 @@ def test_forwards(tmp_path: Path) -> None:
     assert tiled[0] == plain[0], "a forward in float32 used tiles"
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.skipif(kernels.BUILT_FOLDER.exists(), reason="the kernels are those of a wheel")
 def test_an_engine_writes_the_same_with_drafts_and_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
