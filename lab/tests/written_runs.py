@@ -126,7 +126,7 @@ def three_prompts() -> list[Measurement]:
 
 
 def many(candidates: int, categories: int, *, kept: bool = True, prompts: int = 2) -> list[Measurement]:
-    """A run of so many candidates, plain decoding among them, with long names."""
+    """A run of several ``candidates``, plain decoding among them, with long names."""
     names = ["autoregressive", "transformers-prompt-lookup"]
     names += [f"layer-drafting-method-{number}" for number in range(candidates - len(names))]
     generator = np.random.default_rng(0)

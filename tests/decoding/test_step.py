@@ -1,4 +1,4 @@
-"""Steps over several sequences: each writes what it writes alone, whoever comes and goes beside it."""
+"""Steps over several sequences: each generates what it generates alone, while others come and go."""
 
 import functools
 import random

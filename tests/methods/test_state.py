@@ -333,7 +333,7 @@ def test_permissions_and_links_stay(tmp_path: Path) -> None:
 
 
 def test_writers_and_readers_at_once(tmp_path: Path) -> None:
-    """Whoever reads gets one whole state, never a mixture."""
+    """A reader gets one whole state, never a mixture."""
     path = tmp_path / "state"
     write(path, {"writer": 0}, {"rows": torch.zeros(5000)})
     failures: list[BaseException] = []

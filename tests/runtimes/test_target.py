@@ -128,7 +128,7 @@ def test_layer_boundaries_are_the_hidden_states_of_transformers(name: str) -> No
     with torch.inference_mode():
         wanted = build(name)(torch.tensor([token_ids]), output_hidden_states=True).hidden_states
     assert len(wanted) == LAYERS + 1
-    for layer in range(LAYERS):  # the last one stands behind the final norm
+    for layer in range(LAYERS):  # the last one is after the final norm
         torch.testing.assert_close(streams[2 * layer], wanted[layer][0], **CLOSE)
 
 
@@ -146,7 +146,7 @@ def test_only_what_was_asked_for_is_captured(name: str) -> None:
 
 
 def prefilled(target: Target, prefix_ids: list[int], room: int) -> SequenceState:
-    """A request with a committed prefix and room behind it."""
+    """A request with a committed prefix and room after it."""
     capacity = len(prefix_ids) + room
     state = target.new_sequence(len(prefix_ids), capacity=capacity, last_length=capacity)
     if prefix_ids:

@@ -24,7 +24,7 @@ _RESULTS = (":(top,exclude)benchmarks/results", ":(top,exclude)docs")
 
 
 def check_clean(dirty: bool) -> None:
-    """Refuses to measure in a checkout with uncommitted changes, whose results nobody could reproduce.
+    """Refuses to measure in a checkout with uncommitted changes: its results could not be reproduced.
 
     Every command that writes a result calls it before it loads a model.
 
@@ -36,7 +36,7 @@ def check_clean(dirty: bool) -> None:
     """
     if not dirty and git_state(Path(selfspec.__file__))[1]:
         raise InvalidParameterError(
-            "the checkout has uncommitted changes, so nobody could reproduce the result; commit them, or insist with "
+            "the checkout has uncommitted changes, so the result could not be reproduced; commit them, or insist with "
             "--dirty"
         )
 
