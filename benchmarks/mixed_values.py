@@ -26,7 +26,8 @@ from scipy.stats import spearmanr
 from selfspec.loading import load_model
 from selfspec.methods.auto.preparation import OwnText, write_text
 from selfspec.runtimes.costs.parts import measure_latencies
-from selfspec.runtimes.precision import FULL_BITS, LOW_BITS, Precision
+from selfspec.runtimes.formats import LOW_BITS
+from selfspec.runtimes.precision import FULL_BITS, Precision
 from selfspec.runtimes.target import Target
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 from selfspec_lab.methods.mixed.losses import SKIP, ChangedModel

@@ -14,8 +14,9 @@ from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from helpers.models import VARIANTS
 from selfspec import Engine, errors, load_model, quantise
+from selfspec.runtimes.formats import LOW_BITS
 from selfspec.runtimes.packed import LowBitLinear
-from selfspec.runtimes.precision import LOW_BITS, Precision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
 pytestmark = needs_kernels

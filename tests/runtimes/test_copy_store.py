@@ -13,8 +13,9 @@ from helpers.low_bit_model import random_model
 from selfspec import Engine
 from selfspec.runtimes import copy_store
 from selfspec.runtimes.copy_store import CopyStore
+from selfspec.runtimes.formats import LOW_BITS, PackedFormat
 from selfspec.runtimes.packed import PackedWeights
-from selfspec.runtimes.precision import LOW_BITS, PackedFormat, Precision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
 pytestmark = needs_kernels
@@ -27,7 +28,7 @@ def some_weight(seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Ten
 
 
 def same(one: PackedWeights, other: PackedWeights) -> bool:
-    return torch.equal(one.codes, other.codes) and torch.equal(one.scales, other.scales)
+    return torch.equal(one.tiles, other.tiles)
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from selfspec import loading
 from selfspec.errors import InvalidSettingError, OutOfMemoryError, UnsupportedModelError
 from selfspec.model.forward import Forward
 from selfspec.runtimes import kernels, low_bit
-from selfspec.runtimes.packed import PackedWeights, look_up, packed_bytes
-from selfspec.runtimes.precision import GROUPS, LOW_BITS, MixedPrecision, PackedFormat, Precision
+from selfspec.runtimes.formats import GROUPS, LOW_BITS, PackedFormat
+from selfspec.runtimes.packed import PackedWeights, look_up
+from selfspec.runtimes.precision import MixedPrecision, Precision
 from selfspec.runtimes.products import CompiledProduct, LowBitProduct
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
@@ -94,7 +95,7 @@ def oracle(weight: torch.Tensor, form: PackedFormat) -> torch.Tensor:
 
 def packed_product(weight: torch.Tensor, form: PackedFormat, bias: torch.Tensor | None = None) -> CompiledProduct:
     """The product of a copy of weights ``[outputs, inputs]``."""
-    return CompiledProduct(LowBitProduct(PackedWeights.of(weight, form), weight.dtype, bias))
+    return CompiledProduct(LowBitProduct([PackedWeights.of(weight, form)], weight.dtype, bias))
 
 
 def unpacked(weight: torch.Tensor, form: PackedFormat) -> torch.Tensor:
@@ -112,7 +113,7 @@ def test_unpacked_in_python_they_are_what_the_kernels_read(bits: int, group: int
     some = torch.tensor([69, 0, 17, 17])
     assert torch.equal(packed.unpack(some), read[some])
     for dtype in (torch.float32, torch.bfloat16):
-        assert torch.equal(look_up(packed, some, dtype), read[some].to(dtype))
+        assert torch.equal(look_up([packed], some, dtype), read[some].to(dtype))
     assert torch.equal(packed.rows(32, 32).unpack(), read[32:64])
     assert torch.equal(packed.rows(64, 64).unpack(), read[64:])
 
@@ -461,7 +462,7 @@ def test_several_threads_ask_at_once() -> None:
 def test_a_model_in_use_keeps_its_copies() -> None:
     own = Target(target().model)
     model = own.at(Precision.of(4))
-    copies = [weakref.ref(each.packed) for part in own._low_bit._copies.values() for each in map(underlying, part)]
+    copies = [weakref.ref(each.parts[0]) for part in own._low_bit._copies.values() for each in map(underlying, part)]
     before = logits(model, own)
     own._low_bit.release(None)
     gc.collect()
@@ -474,7 +475,7 @@ def test_a_model_in_use_keeps_its_copies() -> None:
 
 def underlying(product: Any) -> LowBitProduct:
     """The product of the copy that a compiled product runs."""
-    found = product._product
+    found = product.product
     assert isinstance(found, LowBitProduct)
     return found
 
@@ -570,5 +571,5 @@ def test_memory_that_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bytes_of_a_product() -> None:
-    assert packed_bytes((20, 64), PackedFormat(4)) == 32 * 64 // 2 + 32 * 2 * 2
-    assert packed_bytes((20, 64), PackedFormat(8, 64)) == 32 * 64 + 32 * 2
+    assert PackedFormat(4).bytes(20, 64) == 32 * 64 // 2 + 32 * 2 * 2
+    assert PackedFormat(8, 64).bytes(20, 64) == 32 * 64 + 32 * 2

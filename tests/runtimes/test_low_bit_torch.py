@@ -11,8 +11,9 @@ from helpers.models import build
 from selfspec import Engine
 from selfspec.errors import OutOfMemoryError, UnsupportedModelError
 from selfspec.runtimes import low_bit
+from selfspec.runtimes.formats import GROUPS, PackedFormat
 from selfspec.runtimes.low_bit import TorchLowBitProduct, round_to_integers, torch_bytes
-from selfspec.runtimes.precision import GROUPS, PackedFormat, Precision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.products import DenseProduct
 from selfspec.runtimes.target import Target
 

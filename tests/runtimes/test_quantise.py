@@ -177,7 +177,7 @@ def test_head_and_embedding_share_a_table_where_they_did(tied: bool) -> None:
     model = LlamaForCausalLM(LlamaConfig(**config)).eval()
     made = selfspec.quantise(model, "int4")
     head, embedding = made.lm_head, made.model.embed_tokens
-    assert (head.codes is embedding.codes) == tied
+    assert (head.tiles is embedding.tiles) == tied
     rows = embedding(torch.tensor([[3, 127], [0, 3]]))
     assert torch.equal(rows[0, 0], rows[1, 1])
     for wrong in ([128], [4, -1]):

@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 
 #if defined(__AMX_BF16__)
 #include <sys/syscall.h>
@@ -25,6 +26,7 @@ void check(bool holds, const char* what) {
 template <class T> struct Model {
     std::vector<std::vector<T>> tensors;
     std::vector<std::vector<uint8_t>> bytes;
+    std::deque<Stored> parts;
     std::vector<AttentionWeights> attention = std::vector<AttentionWeights>(LAYERS);
     std::vector<MlpWeights> mlp = std::vector<MlpWeights>(LAYERS);
     std::vector<Sublayer> sublayers;
@@ -43,14 +45,14 @@ template <class T> struct Model {
         return tensors.back().data();
     }
     Linear linear(long outputs, long inputs, int bits) {
-        Linear made{tensor(outputs * inputs, 0.3f), nullptr, nullptr, bits, int(BLOCK)};
-        if (!bits) return made;
-        const long tiles = (outputs + TILE - 1) / TILE, blocks = Groups(made, inputs).blocks;
-        const Linear dense = made;
-        bytes.emplace_back(tiles * TILE * blocks * BLOCK * bits / 8 + 64), made.weights = aligned(bytes.back());
-        bytes.emplace_back(tiles * TILE * Groups(made, inputs).count * 2 + 64), made.scales = aligned(bytes.back());
-        pack<T>(static_cast<const T*>(dense.weights), made, inputs, outputs, 1);
-        return made;
+        const T* weights = tensor(outputs * inputs, 0.3f);
+        if (!bits) return {weights, nullptr, nullptr, 0, 0};
+        const int format = bits == 4 ? SYMMETRIC4 : bits == 6 ? SYMMETRIC6 : SYMMETRIC8;
+        const long tiles = (outputs + TILE - 1) / TILE, blocks = inputs / BLOCK;
+        bytes.emplace_back(tiles * TILE * blocks * (BLOCK * bits / 8 + 2) + 64);
+        parts.push_back({aligned(bytes.back()), outputs, format});
+        pack<T>(weights, format, static_cast<uint8_t*>(const_cast<void*>(parts.back().tiles)), inputs, outputs, 1);
+        return {nullptr, nullptr, &parts.back(), 1, 0};
     }
     static void* aligned(std::vector<uint8_t>& memory) {
         return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);

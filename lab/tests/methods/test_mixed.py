@@ -17,7 +17,8 @@ from selfspec import Engine, SamplingParams
 from selfspec.errors import InvalidSettingError, UnsupportedModelError
 from selfspec.methods.knapsack import backtrack, fill_table
 from selfspec.methods.objective import expected_tokens
-from selfspec.runtimes.precision import LOW_BITS, MixedPrecision
+from selfspec.runtimes.formats import LOW_BITS
+from selfspec.runtimes.precision import MixedPrecision
 from selfspec.runtimes.target import Target
 from selfspec_lab.methods.mixed import measuring
 from selfspec_lab.methods.mixed.losses import SKIP, measure_losses

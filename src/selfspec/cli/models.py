@@ -194,7 +194,8 @@ def _bytes_by_component(target: "Target") -> dict[str, int]:
 
 def _low_bit_bytes(target: "Target") -> dict[str, int | str]:
     """Additional memory of low-bit weights of the whole model, by bits; the reason where there are none."""
-    from selfspec.runtimes.precision import LOW_BITS, Precision
+    from selfspec.runtimes.formats import LOW_BITS
+    from selfspec.runtimes.precision import Precision
 
     found: dict[str, int | str] = {}
     for bits in LOW_BITS:

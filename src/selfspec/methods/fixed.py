@@ -11,7 +11,8 @@ from selfspec.methods.registry import register
 from selfspec.methods.settings import PrecisionSettings, fraction, setting
 from selfspec.methods.skipping import RATIO_HELP, starting_set, sublayer_ratio
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.precision import FULL_BITS, LOW_BITS
+from selfspec.runtimes.formats import LOW_BITS
+from selfspec.runtimes.precision import FULL_BITS
 from selfspec.runtimes.target import Target
 
 

@@ -38,7 +38,7 @@ class NativeBranch:
         weights = self.weights
         is_mlp = isinstance(weights, MlpWeights)
         linears = (weights.gate_up, weights.down) if is_mlp else (weights.inputs, weights.output)
-        return any(linear.bits > 0 for linear in linears)
+        return any(linear.count > 0 for linear in linears)
 
     def structure(self, windows: Sequence[int | None], kinds: Sequence[str | None]) -> NativeSublayer:
         """The structure for the C++ code, by the sliding windows and the layer types of ropes of the whole forward."""

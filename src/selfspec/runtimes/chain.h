@@ -26,7 +26,8 @@ struct ChainSequence {
 struct Chain {
     const Forward* forward;   // without parts; its turns are tables from position 0 on; where it drafts, its head has no
                               // outputs
-    const void* embedding;    // [tokens, hidden]
+    const void* embedding;    // [tokens, hidden], or null
+    const Linear* table;      // the same of few bits, where there is no embedding
     const long* windows;      // by view, 0 for none
     long window_count;
     ChainSequence* sequences;
@@ -129,6 +130,7 @@ template <class T> class Links {
     void embed(long rows) {
         const T* embedding = static_cast<const T*>(chain.embedding);
         stream.resize(rows * hidden);
+        if (!embedding) return unpack(*chain.table, tokens.data(), stream.data(), rows, hidden, 1);
         for (long row = 0; row < rows; row++)
             std::copy_n(embedding + tokens[row] * hidden, hidden, stream.data() + row * hidden);
     }

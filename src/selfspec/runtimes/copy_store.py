@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from selfspec.files import cache_folder, replace_file
+from selfspec.runtimes.formats import PackedFormat
 from selfspec.runtimes.packed import PackedWeights
-from selfspec.runtimes.precision import PackedFormat
 
-_VERSION = 1
+_VERSION = 2
 """Of the layout of ``PackedWeights`` and of how values are rounded."""
 
 _DIGEST_BYTES = 32
@@ -50,7 +50,7 @@ class CopyStore:
     def _write(self, path: Path, key: bytes, packed: PackedWeights) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, b"".join([_digest(key, packed), *_memory(packed)]))
+            replace_file(path, b"".join([_digest(key, packed), _memory(packed)]))
         except OSError as error:
             self._warn(f"low-bit copies cannot be kept in {self._folder}: {error.strerror or error}")
 
@@ -67,23 +67,21 @@ def _read(path: Path, key: bytes, packed: PackedWeights) -> bool:
         return False
     with path.open("rb", buffering=0) as file:
         digest = file.read(_DIGEST_BYTES)
-        for part in _memory(packed):
-            if file.readinto(part) != part.nbytes:
-                return False
+        if file.readinto(_memory(packed)) != packed.bytes:
+            return False
     return digest == _digest(key, packed)
 
 
 def _digest(key: bytes, packed: PackedWeights) -> bytes:
     """SHA-256 of what a file has to be about and of what it holds."""
     digest = hashlib.sha256(key)
-    for part in _memory(packed):
-        digest.update(part)
+    digest.update(_memory(packed))
     return digest.digest()
 
 
-def _memory(packed: PackedWeights) -> list[memoryview]:
-    """The bytes of a copy, integers first."""
-    return [memoryview(tensor.numpy().reshape(-1)) for tensor in (packed.codes, packed.scales)]  # type: ignore[arg-type]
+def _memory(packed: PackedWeights) -> memoryview:
+    """The bytes of a copy."""
+    return memoryview(packed.tiles.numpy().reshape(-1))  # type: ignore[arg-type]
 
 
 def _key(weight: torch.Tensor, form: PackedFormat) -> bytes:

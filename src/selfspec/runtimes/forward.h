@@ -273,7 +273,7 @@ template <class T> class Team {
 
     void finish(const Head& head, Own& own) {
         T* out = static_cast<T*>(head.out);
-        if (!head.linear.weights) {
+        if (!head.linear.weights && !head.linear.parts) {
 #pragma omp for
             for (long row = 0; row < rows; row++) normalize<T>(head.norm, stream + row * hidden, out + row * hidden, hidden);
             return;

@@ -48,7 +48,7 @@ def _x86(name: str, *features: str) -> Level:
     return Level(name, "x86_64", flags, frozenset(features))
 
 
-_AVX2 = ("avx2", "fma")
+_AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _VNNI = (*_AVX512, "avx512_vnni")
 _BF16 = (*_VNNI, "avx512_bf16")

@@ -36,18 +36,25 @@ template <class T> constexpr long most_attending() {
 
 }  // namespace
 
+#include "gguf.h"
 #include "layout.h"
+
+// Weight rows of a GGUF file, in an order if one is given, as tiles.
+extern "C" void lay_out_gguf(int format, const uint8_t* from, const int64_t* order, uint8_t* to, long k, long n, int threads) {
+    lay_out(format, from, order, to, k, n, threads);
+}
 
 #define EXPORT(T, SUFFIX)                                                                                              \
     extern "C" void product_##SUFFIX(const Linear* linear, const T* rows, T* out, long count, long k, long n,          \
                                      int threads) {                                                                    \
         product<T>(*linear, rows, out, count, k, n, threads);                                                          \
     }                                                                                                                  \
-    extern "C" void pack_##SUFFIX(const T* weights, const Linear* packed, long k, long n, int threads) {               \
-        pack<T>(weights, *packed, k, n, threads);                                                                      \
+    extern "C" void pack_##SUFFIX(const T* weights, int format, uint8_t* to, long k, long n, int threads) {            \
+        pack<T>(weights, format, to, k, n, threads);                                                                   \
     }                                                                                                                  \
-    extern "C" void unpack_##SUFFIX(const Linear* linear, const int64_t* rows, T* out, long count, long k) {           \
-        unpack<T>(*linear, rows, out, count, k);                                                                       \
+    extern "C" void unpack_##SUFFIX(const Linear* linear, const int64_t* rows, T* out, long count, long k,             \
+                                    int threads) {                                                                     \
+        unpack<T>(*linear, rows, out, count, k, threads);                                                              \
     }                                                                                                                  \
     extern "C" void forward_##SUFFIX(const Forward* f, T* stream, long rows) { Team<T>(*f, stream, rows).run(); }      \
     extern "C" void draft_##SUFFIX(const Chain* chain) { Links<T>(*chain).draft(); }                                   \

@@ -166,14 +166,16 @@ def _declare(library: ctypes.CDLL) -> None:
     """Sets the types of the functions' arguments."""
     signatures: dict[str, list[Any]] = {
         "product": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 3, c_int],
-        "unpack": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 2],
-        "pack": [c_void_p, POINTER(Linear), *[c_long] * 2, c_int],
+        "unpack": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 2, c_int],
+        "pack": [c_void_p, c_int, c_void_p, *[c_long] * 2, c_int],
         "forward": [POINTER(NativeCall), c_void_p, c_long],
         "draft": [POINTER(NativeChain)],
         "verify": [POINTER(NativeChain)],
         "most_rows": [],
         "most_attending": [],
     }
+    library.lay_out_gguf.argtypes = [c_int, *[c_void_p] * 3, *[c_long] * 2, c_int]
+    library.lay_out_gguf.restype = None
     for suffix in DTYPES.values():
         for name, arguments in signatures.items():
             function = getattr(library, f"{name}_{suffix}")

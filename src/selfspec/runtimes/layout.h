@@ -17,9 +17,13 @@ struct Fact {
 #define SIZE(S) {#S, long(sizeof(S))}
 #define AT(S, FIELD) {#S "." #FIELD, long(offsetof(S, FIELD))}
 #define CONSTANT(NAME) {#NAME, long(NAME)}
+#define FORMAT(NAME)                                                                                                   \
+    {"format." #NAME, long(NAME)}, {"inputs." #NAME, long(Format<NAME>::unit)}, {"bytes." #NAME, Format<NAME>::bytes}
 
 constexpr Fact LAYOUT[] = {
-    SIZE(Linear), AT(Linear, weights), AT(Linear, bias), AT(Linear, scales), AT(Linear, bits), AT(Linear, group),
+    SIZE(Linear), AT(Linear, weights), AT(Linear, bias), AT(Linear, parts), AT(Linear, count),
+    AT(Linear, short_rows),
+    SIZE(Stored), AT(Stored, tiles), AT(Stored, outputs), AT(Stored, format),
     SIZE(Norm), AT(Norm, weight), AT(Norm, epsilon), AT(Norm, rounds), AT(Norm, added),
     SIZE(Heads), AT(Heads, heads), AT(Heads, key_heads), AT(Heads, dim),
     SIZE(AttentionWeights), AT(AttentionWeights, inputs), AT(AttentionWeights, output),
@@ -43,15 +47,18 @@ constexpr Fact LAYOUT[] = {
     AT(ChainSequence, limit), AT(ChainSequence, tokens), AT(ChainSequence, confidences), AT(ChainSequence, guesses),
     AT(ChainSequence, guess_count), AT(ChainSequence, drawing), AT(ChainSequence, kept), AT(ChainSequence, drafted),
     AT(ChainSequence, guessed), AT(ChainSequence, finite),
-    SIZE(Chain), AT(Chain, forward), AT(Chain, embedding), AT(Chain, windows), AT(Chain, window_count),
+    SIZE(Chain), AT(Chain, forward), AT(Chain, embedding), AT(Chain, table), AT(Chain, windows), AT(Chain, window_count),
     AT(Chain, sequences), AT(Chain, count), AT(Chain, follow),
     CONSTANT(BLOCK), CONSTANT(TILE), CONSTANT(VERIFIED), CONSTANT(MOST_DIM), CONSTANT(DIM_STEP), CONSTANT(SILU), CONSTANT(GELU_TANH),
+    FORMAT(SYMMETRIC4), FORMAT(SYMMETRIC6), FORMAT(SYMMETRIC8), FORMAT(Q4_0), FORMAT(Q4_1), FORMAT(Q5_0), FORMAT(Q5_1),
+    FORMAT(Q8_0), FORMAT(Q2_K), FORMAT(Q3_K), FORMAT(Q4_K), FORMAT(Q5_K), FORMAT(Q6_K), FORMAT(IQ4_NL), FORMAT(IQ4_XS),
     {nullptr, 0},
 };
 
 #undef SIZE
 #undef AT
 #undef CONSTANT
+#undef FORMAT
 
 }  // namespace
 

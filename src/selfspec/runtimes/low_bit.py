@@ -22,9 +22,10 @@ from selfspec.model.decoder import Decoder
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.branches import describe_branch
 from selfspec.runtimes.copy_store import CopyStore
+from selfspec.runtimes.formats import PackedFormat
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
-from selfspec.runtimes.packed import PackedWeights, packed_bytes
-from selfspec.runtimes.precision import AnyPrecision, MixedPrecision, PackedFormat, Precision
+from selfspec.runtimes.packed import PackedWeights
+from selfspec.runtimes.precision import AnyPrecision, MixedPrecision, Precision
 from selfspec.runtimes.products import CompiledProduct, Function, LowBitProduct, Product, can_join, join
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.structures import Linear
@@ -114,7 +115,7 @@ class LowBitCopies:
     def _copy(self, product: Product, form: PackedFormat) -> Product:
         """A product of a copy of the weights of another."""
         packed = self._make(product.values(), form)
-        return CompiledProduct(LowBitProduct(packed, product.dtype, product.bias))
+        return CompiledProduct(LowBitProduct([packed], product.dtype, product.bias))
 
     def _written_out(self, precision: AnyPrecision) -> MixedPrecision:
         count = len(self.runner.sublayers)
@@ -203,7 +204,7 @@ class LowBitCopies:
         return part.products
 
     def _bytes(self, index: int, form: PackedFormat) -> int:
-        return sum(packed_bytes(product.shape, form) for product in self._products(index))
+        return sum(form.bytes(*product.shape) for product in self._products(index))
 
 
 class TorchLowBitCopies(LowBitCopies):

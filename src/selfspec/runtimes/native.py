@@ -17,6 +17,7 @@ from selfspec.runtimes.branches import NativeBranch
 from selfspec.runtimes.chain import NATIVE, Chained, Drafted, DraftRequest, Path, VerifyRequest, describe_drawing
 from selfspec.runtimes.kernels import DTYPES, load, row_limit, start_overlapped
 from selfspec.runtimes.logits import Chosen, Logits
+from selfspec.runtimes.packed import PackedWeights, describe
 from selfspec.runtimes.structures import (
     AttentionWeights,
     ChainSequence,
@@ -40,8 +41,10 @@ class NativeForward:
 
     Args:
         branches: by index of the sublayer; ``None`` for one that cannot take part.
+        like: a tensor with the model's dtype, and its hidden size in the last dimension.
         head: final norm and LM head, if they can take part.
-        embedding: ``[vocab, hidden]``, if embedding takes rows of it and logits are not scaled: what chains need.
+        embedding: ``[vocab, hidden]``, perhaps of few bits, if embedding takes rows of it and logits are not scaled:
+            what chains need.
         any_rows: take any number of rows; so does a forward with low-bit weights, which nothing else can multiply.
 
     Attributes:
@@ -53,8 +56,9 @@ class NativeForward:
     def __init__(
         self,
         branches: Sequence[NativeBranch | None],
+        like: torch.Tensor,
         head: NativeHead | None = None,
-        embedding: torch.Tensor | None = None,
+        embedding: torch.Tensor | PackedWeights | None = None,
         *,
         any_rows: bool = False,
     ) -> None:
@@ -70,7 +74,7 @@ class NativeForward:
         self._sublayers = (NativeSublayer * len(branches))(*structures)
         self._indices = lru_cache(_KEPT_SETS)(lambda indices: (c_int * len(indices))(*indices))
         self.limit = lru_cache(_KEPT_SETS)(self._limit)
-        self._head, self._embedding = head if native else None, embedding
+        self._head, self._embedding, self._like = head if native else None, embedding, like
         self.has_head = self._head is not None
         self._all = tuple(range(len(branches)))
         self.is_whole = self.has_head and len(native) == len(branches)
@@ -153,9 +157,13 @@ class NativeForward:
             return Path("the LM head has no kernel")
         if self._embedding is None:
             return Path("embeddings or logits are scaled, or a hook changes them")
-        if self._head.outputs > len(self._embedding):
+        table = self._embedding
+        tokens, dtype = (
+            (table.outputs, self._like.dtype) if isinstance(table, PackedWeights) else (len(table), table.dtype)
+        )
+        if self._head.outputs > tokens:
             return Path("the LM head has more tokens than the embedding")
-        return None if self._embedding.dtype == self._dtype else Path("the embedding has another dtype")
+        return None if dtype == self._dtype else Path("the embedding has another dtype")
 
     def chain_path(self, sublayers: tuple[int, ...], rope: Rope) -> Path:
         """Whether drafts through these sublayers can run as one call, or be verified in one."""
@@ -170,8 +178,7 @@ class NativeForward:
 
         ``chain_path`` is native for the sublayers. Raises what ``stop`` or ``guess`` of a request raised.
         """
-        like, sublayers = self._embedding, requests[0].sublayers
-        assert like is not None
+        like, sublayers = self._like, requests[0].sublayers
         chained = [Chained(each, like) for each in requests]
         sequences = (ChainSequence * len(chained))(*(each.structure for each in chained))
         rope.reserve(like, max(each.state.cache.length + each.limit for each in requests))
@@ -192,12 +199,11 @@ class NativeForward:
         The rows are chains without shared or captured states.
         """
         assert self._head is not None
-        assert self._embedding is not None
         rows = sum(len(each.token_ids) for each in requests)
-        values = self._embedding.new_empty(rows, self._head.outputs)
+        values = self._like.new_empty(rows, self._head.outputs)
         tokens, finite = (c_long * rows)(), (c_bool * rows)()
         sequences = (ChainSequence * len(requests))(*(each.structure() for each in requests))
-        rope.reserve(self._embedding, max(each.end for each in requests))
+        rope.reserve(self._like, max(each.end for each in requests))
         chain, held = self._describe_chain(sequences, self._all, rope)
         head = chain.forward.contents.head.contents
         head.out, head.tokens, head.finite = values.data_ptr(), addressof(tokens), addressof(finite)
@@ -224,12 +230,15 @@ class NativeForward:
         )
         chain = NativeChain(
             forward=ctypes.pointer(call),
-            embedding=self._embedding.data_ptr(),
             windows=self._window_sizes,
             window_count=len(self._windows),
             sequences=sequences,
             count=len(sequences),
         )
+        if isinstance(self._embedding, PackedWeights):
+            chain.table = ctypes.pointer(describe([self._embedding]))
+        else:
+            chain.embedding = self._embedding.data_ptr()
         return chain, tables
 
     def score(self, hidden_states: torch.Tensor, *, confidence: bool = False) -> Logits:

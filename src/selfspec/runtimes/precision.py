@@ -5,37 +5,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from selfspec.errors import InvalidSettingError
-
-LOW_BITS = (8, 6, 4)
-"""The numbers of bits that a weight of a copy may have."""
+from selfspec.runtimes.formats import GROUPS, LOW_BITS, PackedFormat
 
 FULL_BITS = 16
 """Stands for the target's own weights, whatever their dtype."""
-
-GROUPS = (32, 64, 128)
-"""How many inputs of a weight row may share a scale."""
-
-BLOCK = 32
-"""Inputs of a weight row that the kernels read together; every group is a number of whole blocks."""
-
-TILE = 16
-"""Weight rows that stand side by side in memory; the last ones are filled up with zeros."""
-
-
-@dataclass(frozen=True)
-class PackedFormat:
-    """How the weights of one product are held: symmetric integers of ``LOW_BITS`` with one scale a group."""
-
-    bits: int
-    group: int = 32
-
-    def weight_bytes(self, outputs: int, inputs: int) -> int:
-        """Bytes of the integers of a product, whose inputs are a multiple of ``group``."""
-        return _rows(outputs) * inputs * self.bits // 8
-
-    def scale_bytes(self, outputs: int, inputs: int) -> int:
-        """Bytes of the scales of a product."""
-        return 2 * _rows(outputs) * (inputs // self.group)
 
 
 @dataclass(frozen=True)
@@ -124,10 +97,6 @@ def read_precision(fields: Mapping[str, Any]) -> AnyPrecision:
     if "sublayers" not in fields:
         return Precision(**fields)
     return MixedPrecision(**{**fields, "sublayers": tuple(fields["sublayers"])})
-
-
-def _rows(outputs: int) -> int:
-    return -(-outputs // TILE) * TILE
 
 
 def _check(named: Sequence[tuple[str, object]]) -> None:

@@ -27,7 +27,7 @@ template <class T> struct Dense {
     static constexpr long width = L::width, columns_of_panel = 12, widest_panel = COLUMNS, strip = STRIP / width;
     static constexpr long columns_cached = 24;  // stay in the first cache while groups of rows pass
     static constexpr long group = REGISTERS == 32 ? 8 : 6;  // most rows of a tile
-    static constexpr bool paired = false;
+    static constexpr bool paired = false, any_rows = false;
     const T* weights;
     long k;
 
@@ -146,8 +146,12 @@ template <class T, class W> struct Product {
         for (long first = 0; first < blocks; first += step)
             for (long group = 0; group < count; group += most) {
                 const long last = std::min(blocks, first + step), size = group_rows(group);
-                band<W::group>(size, rows + group * blocks + first * size, from, to, first, last, sums + group * stride,
-                               stride, in_order(), ahead);
+                const Row* some = rows + group * blocks + first * size;
+                float* own = sums + group * stride;
+                if constexpr (W::any_rows)
+                    weights.band(some, size, from, to, first, last, own, stride);
+                else
+                    band<W::group>(size, some, from, to, first, last, own, stride, in_order(), ahead);
             }
     }
     // Calls the band of as many rows as a group has, at most R.
@@ -178,7 +182,7 @@ struct alignas(64) Line {
 };
 template <class T> long lines_of(long rows, long k) {
     const long dense = blocks_of<T>(k) * long(sizeof(Block<T>));
-    const long packed = (k / BLOCK + 2) * long(sizeof(IntegerBlock));
+    const long packed = (k / BLOCK + 2) * long(sizeof(RowBlock<sizeof(T) == 2 ? 2 : 3>));
     return rows * std::max(dense, packed) / long(sizeof(Line)) + 1;
 }
 
@@ -191,17 +195,14 @@ template <class T> using Whole = Dense<T>;
 
 // Calls a function with the weights of a linear layer of k inputs.
 template <class T, class Function> void with_weights(const Linear& linear, long k, const Function& function) {
-    switch (linear.bits) {
-        case 4: return function(Packed<T, 4>(linear, k));
-        case 6: return function(Packed<T, 6>(linear, k));
-        case 8: return function(Packed<T, 8>(linear, k));
-        default: function(Whole<T>(linear, k));
-    }
+    if (!linear.parts) return function(Whole<T>(linear, k));
+    if (linear.short_rows) return function(Packed<T, 1>(linear, k));
+    function(Packed<T, sizeof(T) == 2 ? 2 : 3>(linear, k));
 }
 
 // out[row][j] = sum over i of rows[row][i] * weights[j][i], plus bias[j]
 template <class T> void product(const Linear& linear, const T* rows, T* out, long count, long k, long n, int threads) {
-    if (n * k * (linear.bits ? linear.bits : 8 * long(sizeof(T))) / 8 < (1 << 20)) threads = 1;  // waking takes longer
+    if (n * k * (linear.parts ? 1 : 2 * long(sizeof(T))) < (2 << 20)) threads = 1;  // waking takes longer
     const std::unique_ptr<Line[]> laid{new Line[lines_of<T>(std::min(ROWS, count), k)]};
     const T* bias = static_cast<const T*>(linear.bias);
     with_weights<T>(linear, k, [&](const auto& weights) {

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.kernels import DTYPES, load, row_limit
-from selfspec.runtimes.packed import LowBitLinear, PackedWeights, multiply
-from selfspec.runtimes.precision import TILE
+from selfspec.runtimes.packed import LowBitLinear, PackedWeights, describe, look_up, multiply
 from selfspec.runtimes.structures import Linear
 
 Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
@@ -76,7 +76,7 @@ def _can_join_dense(linears: Sequence[nn.Linear]) -> bool:
 
 
 def _can_join_low_bit(linears: Sequence[LowBitLinear]) -> bool:
-    if len({(linear.form, linear.in_features, linear.dtype, linear.codes.device) for linear in linears}) > 1:
+    if len({(linear.short_rows, linear.in_features, linear.dtype, linear.tiles.device) for linear in linears}) > 1:
         return False
     return all(linear.out_features % TILE == 0 for linear in linears[:-1])
 
@@ -92,8 +92,8 @@ class Product(ABC):
 
     @property
     def bits(self) -> int:
-        """Of a low-bit weight; 0 where weights have the dtype of the rows."""
-        return int(self.linear.bits)
+        """Of a low-bit weight, the most of any; 0 where weights have the dtype of the rows."""
+        return 0
 
     @abstractmethod
     def values(self) -> torch.Tensor:
@@ -117,10 +117,8 @@ def join(linears: Sequence[Any]) -> Product:
     """
     if not isinstance(linears[0], LowBitLinear):
         return DenseProduct(linears)
-    codes, scales = _join([linear.codes for linear in linears]), _join([linear.scales for linear in linears])
-    first, outputs = linears[0], sum(linear.out_features for linear in linears)
-    packed = PackedWeights(codes, scales, first.form, outputs, first.in_features)
-    return LowBitProduct(packed, first.dtype, _join_biases(linears))
+    first, parts = linears[0], [linear.packed for linear in linears]
+    return LowBitProduct(parts, first.dtype, _join_biases(linears), short_rows=first.short_rows)
 
 
 class DenseProduct(Product):
@@ -142,40 +140,61 @@ class DenseProduct(Product):
 
 
 class LowBitProduct(Product):
-    """A product of low-bit weights, which the kernels multiply whatever the number of rows."""
+    """A product of weights of few bits, which the kernels multiply whatever the number of rows.
 
-    def __init__(self, packed: PackedWeights, dtype: torch.dtype, bias: torch.Tensor | None) -> None:
-        self.packed = packed
-        super().__init__((packed.outputs, packed.inputs), dtype, bias, packed.describe(bias))
+    The outputs of its parts, which may have different formats, follow each other.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[PackedWeights],
+        dtype: torch.dtype,
+        bias: torch.Tensor | None,
+        *,
+        short_rows: bool = False,
+    ) -> None:
+        self.parts = parts
+        shape = sum(part.outputs for part in parts), parts[0].inputs
+        super().__init__(shape, dtype, bias, describe(parts, bias, short_rows=short_rows))
+
+    @property
+    def bits(self) -> int:
+        """Of a weight, the most of any."""
+        return max(part.form.bits for part in self.parts)
 
     def values(self) -> torch.Tensor:
-        """Integers times scales, float32."""
-        return self.packed.unpack()
+        """What the weights stand for, float32."""
+        return look_up(self.parts, torch.arange(self.shape[0]), torch.float32)
 
     def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs of all]``."""
-        return multiply(hidden_states.contiguous(), self.packed, self.bias)
+        return multiply(hidden_states.contiguous(), self.linear, self.shape[0])
 
 
 class CompiledProduct(Product):
     """A product that runs up to ``row_limit`` rows of a sequence in the kernels, and more as it would without them."""
 
     def __init__(self, product: Product) -> None:
+        self.product = product
         super().__init__(product.shape, product.dtype, product.bias, product.linear)
-        self._product = product
         self._call = getattr(load(), f"product_{DTYPES[self.dtype]}")
         self.limit = row_limit(self.dtype, low_bit=self.bits > 0)
         self._reference = ctypes.byref(self.linear)
 
+    @property
+    def bits(self) -> int:
+        """Of a low-bit weight; see ``Product.bits``."""
+        return self.product.bits
+
     def values(self) -> torch.Tensor:
         """The weights ``[outputs, inputs]``."""
-        return self._product.values()
+        return self.product.values()
 
     def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs]``."""
         rows, (outputs, inputs) = hidden_states.shape[0], self.shape
         if (rows if widest is None else widest) > self.limit or not hidden_states.is_contiguous():
-            return self._product(hidden_states)
+            return self.product(hidden_states)
         out = hidden_states.new_empty(rows, outputs)
         threads = torch.get_num_threads()
         self._call(self._reference, hidden_states.data_ptr(), out.data_ptr(), rows, inputs, outputs, threads)

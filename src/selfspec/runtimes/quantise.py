@@ -12,9 +12,10 @@ from selfspec.errors import InvalidParameterError, OutOfMemoryError, Unsupported
 from selfspec.memory import available_bytes
 from selfspec.model.decoder import Decoder
 from selfspec.model.families import find_family
+from selfspec.runtimes.formats import PackedFormat
 from selfspec.runtimes.low_bit import LowBitCopies
-from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, PackedWeights, packed_bytes
-from selfspec.runtimes.precision import PackedFormat, Precision
+from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, PackedWeights
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.runner import make_runner
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -91,8 +92,8 @@ def quantised_bytes(model: PreTrainedModel, weights: str | Precision) -> int:
     precision = parse_weights(weights)
     if precision is None:
         return 0
-    layers = (packed_bytes(linear.weight.shape, form) for _, _, linear, form in _layer_linears(model, precision))
-    return sum(layers) + sum(packed_bytes(tensor.shape, form) for tensor, form in _tables(model, precision))
+    layers = (form.bytes(*linear.weight.shape) for _, _, linear, form in _layer_linears(model, precision))
+    return sum(layers) + sum(form.bytes(*tensor.shape) for tensor, form in _tables(model, precision))
 
 
 def check_quantisable(model: PreTrainedModel, precision: Precision) -> None:

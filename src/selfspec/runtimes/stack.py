@@ -18,6 +18,7 @@ from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.graphs import Graphs
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.native import NativeForward
+from selfspec.runtimes.packed import LowBitEmbedding, PackedWeights, look_up
 from selfspec.runtimes.products import CompiledProduct, Function, Product, is_plain, signature
 
 
@@ -81,8 +82,8 @@ class Stack:
 
     Attributes:
         native: runs several of the sublayers in one call, if there are kernels.
-        embedding: the weights of the embedding, ``[vocab, hidden]``, where there are kernels, and it does nothing but
-            take rows of them, and logits are not scaled.
+        embedding: the weights of the embedding, ``[vocab, hidden]``, perhaps of few bits, where there are kernels, and
+            it does nothing but take rows of them, and logits are not scaled.
         graphs: replays of the sublayers, if the runtime has them.
     """
 
@@ -103,11 +104,12 @@ class Stack:
         self._every = tuple(range(len(self.sublayers)))
         self._modules = [decoder.final_norm, decoder.head, decoder.embedding]
         self._signature = signature(self._modules)
-        self.embedding = _embedding_weights(decoder) if compiled else None
+        self.embedding = _embedding_table(decoder) if compiled else None
         self.native: NativeForward | None = None
         if compiled:
             branches = [describe_branch(sublayer) for sublayer in self.sublayers]
-            self.native = NativeForward(branches, describe_head(norm, head), self.embedding, any_rows=any_rows)
+            table, like = self.embedding, decoder.like
+            self.native = NativeForward(branches, like, describe_head(norm, head), table, any_rows=any_rows)
         self._most_rows = min(self._limits(), default=sys.maxsize)
         self._selects_natively = self.native is not None and self.native.has_head and not decoder.scales_logits
 
@@ -148,8 +150,10 @@ class Stack:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The residual stream before sublayer 0, ``h[0]``: long ``[rows]`` to ``[rows, hidden]``."""
-        rows = self.embedding
-        return self._decoder.embed(token_ids) if rows is None else rows.index_select(0, token_ids)
+        table = self.embedding
+        if isinstance(table, PackedWeights):
+            return look_up([table], token_ids, self._decoder.like.dtype)
+        return self._decoder.embed(token_ids) if table is None else table.index_select(0, token_ids)
 
     def run(
         self,
@@ -327,11 +331,13 @@ def _last(rows: torch.Tensor, count: int) -> torch.Tensor:
     return rows[len(rows) - count :]
 
 
-def _embedding_weights(decoder: Decoder) -> torch.Tensor | None:
+def _embedding_table(decoder: Decoder) -> torch.Tensor | PackedWeights | None:
     """The weights of an embedding that takes rows of them and does nothing else, of a model with plain logits."""
     module = decoder.embedding
-    if type(module) is not nn.Embedding or not is_plain(module) or module.max_norm is not None:
+    if not is_plain(module) or decoder.embedding_scale is not None or decoder.scales_logits:
         return None
-    ordinary = type(module.weight) is nn.Parameter and module.weight.is_contiguous()
-    plain = decoder.embedding_scale is None and not decoder.scales_logits
-    return module.weight.detach() if ordinary and plain else None
+    if type(module) is LowBitEmbedding:
+        return module.packed
+    if type(module) is not nn.Embedding or module.max_norm is not None:
+        return None
+    return module.weight.detach() if type(module.weight) is nn.Parameter and module.weight.is_contiguous() else None

@@ -6,15 +6,22 @@
 from collections.abc import Iterator, Mapping
 from ctypes import CDLL, CFUNCTYPE, POINTER, Structure, c_char_p, c_float, c_int, c_long, c_uint64, c_void_p, sizeof
 
-from selfspec.runtimes.precision import BLOCK, TILE
+from selfspec.runtimes.formats import BLOCK, FORMATS, TILE
+
+
+class Stored(Structure):
+    """Weights of few bits of some outputs of a linear layer, in tiles."""
+
+    _fields_ = (("tiles", c_void_p), ("outputs", c_long), ("format", c_int))
 
 
 class Linear(Structure):
-    """A linear layer: weights ``[outputs, inputs]``, bias ``[outputs]`` or null; ``bits`` is 0 for ordinary weights."""
+    """A linear layer: weights ``[outputs, inputs]``, or parts of few bits; bias ``[outputs]`` or null."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("weights", "bias", "scales")),
-        *((name, c_int) for name in ("bits", "group")),
+        *((name, c_void_p) for name in ("weights", "bias")),
+        ("parts", POINTER(Stored)),
+        *((name, c_int) for name in ("count", "short_rows")),
     )
 
 
@@ -145,6 +152,7 @@ class NativeChain(Structure):
     _fields_ = (
         ("forward", POINTER(NativeCall)),
         ("embedding", c_void_p),
+        ("table", POINTER(Linear)),
         ("windows", POINTER(c_long)),
         ("window_count", c_long),
         ("sequences", POINTER(ChainSequence)),
@@ -154,6 +162,7 @@ class NativeChain(Structure):
 
 
 STRUCTURES: Mapping[str, type[Structure]] = {
+    "Stored": Stored,
     "Linear": Linear,
     "Norm": Norm,
     "Heads": Heads,
@@ -171,7 +180,13 @@ STRUCTURES: Mapping[str, type[Structure]] = {
 }
 """The structures by their names in the headers."""
 
-CONSTANTS = {"BLOCK": BLOCK, "TILE": TILE}
+CONSTANTS = {
+    "BLOCK": BLOCK,
+    "TILE": TILE,
+    **{f"format.{name}": form.number for name, form in FORMATS.items()},
+    **{f"inputs.{name}": form.unit for name, form in FORMATS.items()},
+    **{f"bytes.{name}": form.unit_bytes for name, form in FORMATS.items()},
+}
 """What Python has to know without the library, by its name in the headers."""
 
 
@@ -192,8 +207,8 @@ def read_layout(library: CDLL) -> dict[str, int]:
 
 def disagreements(library: Mapping[str, int]) -> list[str]:
     """In words, where a library and this file differ; ``library`` is what ``read_layout`` gave."""
-    names = set(STRUCTURES) | set(CONSTANTS)
     own = dict(_own_layout())
+    names = {name.partition(".")[0] for name in own}
     known = {name: value for name, value in library.items() if name.partition(".")[0] in names}
     return [
         f"{name} is {known.get(name, 'unknown')} in the library and {own.get(name, 'unknown')} here"

@@ -79,7 +79,7 @@ struct Tiled {
     static constexpr long width = 32;  // inputs of a block
     static constexpr long columns_of_panel = TILE_ROWS, widest_panel = 2 * TILE_ROWS, group = 2 * TILE_ROWS;
     static constexpr long columns_cached = widest_panel;  // sums of a group by weight row need a panel to themselves
-    static constexpr bool paired = true;
+    static constexpr bool paired = true, any_rows = false;
     struct alignas(64) Row {
         bf16 values[width];
     };

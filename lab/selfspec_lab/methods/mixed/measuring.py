@@ -18,7 +18,8 @@ from selfspec.runtimes.costs.store import (
     read_latencies,
     write_kept,
 )
-from selfspec.runtimes.precision import FULL_BITS, LOW_BITS, Precision
+from selfspec.runtimes.formats import LOW_BITS
+from selfspec.runtimes.precision import FULL_BITS, Precision
 from selfspec.runtimes.target import Target
 from selfspec_lab.methods.mixed.losses import measure_losses
 from selfspec_lab.methods.mixed.plan import Candidate, Plan, fill, part_seconds, search_plan

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from selfspec.decoding.drafter import RepeatingDrafter
 from selfspec.decoding.stopping import JointConfidence
 from selfspec.methods.api import Draft, Drafter, LayerDraft, Method, MethodSettings, NoDraft, Prefill, Target, setting
-from selfspec.runtimes.precision import LOW_BITS, Precision
+from selfspec.runtimes.formats import LOW_BITS
+from selfspec.runtimes.precision import Precision
 from selfspec_lab.methods.mixed.measuring import Conditions, Found, find_plan
 
 

@@ -1,0 +1,130 @@
+// How the integers of weights of few bits are stored, and how vectors of them are read.
+//
+// 16 weight rows stand side by side, a tile; its inputs are read in blocks of 32. What is stored are codes, integers
+// without a sign. The codes of a block are bytes in eight groups of four inputs, [group][weight row][input], of which the
+// low four bits, the next two and the last one are stored apart, each packed in words of four bytes: a word has the codes of
+// four inputs of a weight row, so that a shift and a mask give those of a group.
+
+#pragma once
+
+#include "vectors.h"
+
+namespace {
+
+constexpr long BLOCK = 32;  // inputs of a block
+constexpr long TILE = 16;   // weight rows side by side
+constexpr int GROUPS = 8;   // of four inputs in a block
+
+using Ints = Vector<LANES>::Ints;
+using Shorts = Vector<LANES>::Shorts;
+
+// Shifts words to the left, or by a negative number of bits to the right.
+template <class V> inline V shifted(V words, int bits) { return bits < 0 ? words >> -bits : words << bits; }
+
+template <int BITS> struct Codes {
+    static constexpr long bytes = TILE * BLOCK * BITS / 8;
+    static constexpr int part(int bits) { return BITS < 8 ? BITS & bits : 0; }
+    static constexpr long plane = TILE * BLOCK / 8;  // bytes of one bit of all codes
+    static constexpr long pairs_at = part(4) * plane, single_at = (part(4) + part(2)) * plane;
+
+    // The codes of a block for LANES weight rows from ``first`` on, by group.
+    static void read(const uint8_t* from, int first, Words (&to)[GROUPS]) {
+        const auto vector = [&](long at) { return load<Words>(from + at + 4 * first); };
+        if (BITS == 8) {
+#pragma GCC unroll 8
+            for (int group = 0; group < GROUPS; group++) to[group] = vector(64 * group);
+            return;
+        }
+        if (part(4))
+#pragma GCC unroll 4
+            for (int group = 0; group < 4; group++) {
+                const Words both = vector(64 * group);
+                to[group] = both & 0x0f0f0f0fu, to[group + 4] = both >> 4 & 0x0f0f0f0fu;
+            }
+        if (part(2))
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+                const Words four = vector(pairs_at + 64 * half);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; i++) {
+                    const Words bits = shifted(four, part(4) - 2 * i) & 0x03030303u << part(4);
+                    to[4 * half + i] = part(4) ? to[4 * half + i] | bits : bits;
+                }
+            }
+        if (part(1)) {
+            const Words eight = vector(single_at);
+#pragma GCC unroll 8
+            for (int group = 0; group < GROUPS; group++)
+                to[group] |= shifted(eight, BITS - 1 - group) & 0x01010101u << (BITS - 1);
+        }
+    }
+
+    // Stores the codes of a block, words by group and weight row.
+    static void write(const uint32_t (*words)[TILE], uint8_t* to) {
+        const auto store = [&](long at, int row, uint32_t word) { std::memcpy(to + at + 4 * row, &word, 4); };
+        for (int row = 0; row < TILE; row++) {
+            if (BITS == 8)
+                for (int group = 0; group < GROUPS; group++) store(64 * group, row, words[group][row]);
+            if (part(4))
+                for (int group = 0; group < 4; group++)
+                    store(64 * group, row,
+                          (words[group][row] & 0x0f0f0f0fu) | (words[group + 4][row] & 0x0f0f0f0fu) << 4);
+            if (part(2))
+                for (int half = 0; half < 2; half++) {
+                    uint32_t four = 0;
+                    for (int i = 0; i < 4; i++)
+                        four |= (words[4 * half + i][row] >> part(4) & 0x03030303u) << 2 * i;
+                    store(pairs_at + 64 * half, row, four);
+                }
+            if (part(1)) {
+                uint32_t eight = 0;
+                for (int group = 0; group < GROUPS; group++)
+                    eight |= (words[group][row] >> (BITS - 1) & 0x01010101u) << group;
+                store(single_at, row, eight);
+            }
+        }
+    }
+
+    // One code.
+    static int one(const uint8_t* from, int row, int input) {
+        const int group = input / 4;
+        const uint8_t* own = from + 4 * row + input % 4;
+        if (BITS == 8) return own[64 * group];
+        int code = 0;
+        if (part(4)) code = own[64 * (group % 4)] >> group / 4 * 4 & 15;
+        if (part(2)) code |= (own[pairs_at + 64 * (group / 4)] >> group % 4 * 2 & 3) << part(4);
+        if (part(1)) code |= (own[single_at] >> group & 1) << (BITS - 1);
+        return code;
+    }
+};
+
+// 16-bit floats and bfloat16 numbers as floats, LANES of them.
+inline Floats widen(const bf16* from) {
+    return (Floats)(__builtin_convertvector(load<Vector<LANES / 2>::Halves>(from), Words) << 16);
+}
+struct f16 {
+    uint16_t bits;
+};
+inline Floats widen(const f16* from) {
+#if defined(__AVX512F__)
+    return _mm512_cvtph_ps(load<__m256i>(from));
+#elif defined(__F16C__)
+    return _mm256_cvtph_ps(load<__m128i>(from));
+#else
+    const Words words = __builtin_convertvector(load<Vector<LANES / 2>::Halves>(from), Words);
+    // The exponent gets its place by a multiplication, which is exact for small numbers that are not normal, too.
+    const Floats size = (Floats)((words & 0x7fff) << 13) * 0x1p112f;
+    return (Floats)((Words)size | (words & 0x8000) << 16);
+#endif
+}
+// Bytes as floats, LANES of them; in two steps, which compilers turn into vector code.
+typedef uint8_t ByteLanes __attribute__((vector_size(LANES)));
+typedef int8_t SignedByteLanes __attribute__((vector_size(LANES)));
+inline Floats widen(ByteLanes bytes) {
+    return __builtin_convertvector((Ints)__builtin_convertvector(bytes, Words), Floats);
+}
+inline Floats widen(SignedByteLanes bytes) {
+    return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
+}
+
+}  // namespace

@@ -1,0 +1,149 @@
+// The formats of weights of few bits: what a code stands for, (code - offset) times a scale minus a minimum.
+//
+// Weights are stored in tiles of 16 weight rows, one unit of inputs after the other. A unit has its scales first and then
+// the codes of its blocks. The symmetric formats are those of our own low-bit copies; the others are GGUF's, whose names they
+// have: they keep the numbers of the file and take as many bytes (Q3_K and IQ4_XS 4 and 2 of 110 and 136 more).
+
+#pragma once
+
+#include <type_traits>
+
+#include "codes.h"
+
+namespace {
+
+// By the numbers that the Python code knows them by.
+enum FormatNumber {
+    SYMMETRIC8 = 1, SYMMETRIC6 = 4, SYMMETRIC4 = 7,  // each with groups of 32, 64, 128
+    Q4_0 = 10, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, FORMATS
+};
+
+// What all formats have. UNIT: inputs of a unit; SCALED: inputs that share a scale.
+template <int BITS, int UNIT, int SCALED, int OFFSET, long HEAD> struct FormatBase {
+    static constexpr int bits = BITS, unit = UNIT, scaled = SCALED, offset = OFFSET;
+    static constexpr int blocks = UNIT / BLOCK, scales = UNIT / SCALED;  // of a unit
+    static constexpr long head = HEAD, bytes = HEAD + blocks * Codes<BITS>::bytes;
+    static constexpr bool has_minimum = false, looks_up = false, is_symmetric = false;
+};
+
+// What is read of the head of a unit for LANES weight rows from ``first`` on: scale(index) and, where there are any,
+// minimum(index).
+struct OneScale {
+    const Floats only;
+    Floats scale(int) const { return only; }
+};
+struct TwoNumbers {
+    const uint8_t* head;
+    int first;
+    const Floats number, other;
+    TwoNumbers(const uint8_t* head, int first)
+        : head(head), first(first), number(widen(reinterpret_cast<const f16*>(head) + first)),
+          other(widen(reinterpret_cast<const f16*>(head) + TILE + first)) {}
+};
+
+// One scale a group.
+template <int BITS, int GROUP> struct Symmetric : FormatBase<BITS, GROUP, GROUP, 1 << (BITS - 1), 2 * TILE> {
+    static constexpr bool is_symmetric = true;
+    struct Scales : OneScale {
+        Scales(const uint8_t* head, int first) : OneScale{widen(reinterpret_cast<const bf16*>(head) + first)} {}
+    };
+};
+template <int BITS, int OFFSET> struct Scaled : FormatBase<BITS, 32, 32, OFFSET, 2 * TILE> {
+    struct Scales : OneScale {
+        Scales(const uint8_t* head, int first) : OneScale{widen(reinterpret_cast<const f16*>(head) + first)} {}
+    };
+};
+// One scale and one minimum a block.
+template <int BITS> struct Shifted : FormatBase<BITS, 32, 32, 0, 4 * TILE> {
+    static constexpr bool has_minimum = true;
+    struct Scales : OneScale {
+        const Floats least;
+        Scales(const uint8_t* head, int first)
+            : OneScale{widen(reinterpret_cast<const f16*>(head) + first)},
+              least(-widen(reinterpret_cast<const f16*>(head) + TILE + first)) {}
+        Floats minimum(int) const { return least; }
+    };
+};
+// Integers of six bits that scale two numbers, a block each: the low four bits of the last four are in the last four bytes,
+// their high two bits above those of the first four.
+template <int BITS> struct SixBits : FormatBase<BITS, 256, 32, 0, 16 * TILE> {
+    static constexpr bool has_minimum = true;
+    struct Scales : TwoNumbers {
+        uint8_t scales[8 * TILE], minima[8 * TILE];
+        Scales(const uint8_t* head, int first) : TwoNumbers(head, first) {
+            constexpr int HALF = 4 * TILE;
+            const uint8_t *low = head + HALF, *high = low + HALF, *both = high + HALF;
+#pragma omp simd
+            for (int i = 0; i < HALF; i++) {
+                scales[i] = low[i] & 63, minima[i] = high[i] & 63;
+                scales[i + HALF] = uint8_t((both[i] & 15) | (low[i] >> 2 & 48));
+                minima[i + HALF] = uint8_t(both[i] >> 4 | (high[i] >> 2 & 48));
+            }
+        }
+        Floats scale(int index) const { return number * widen(load<ByteLanes>(scales + index * TILE + first)); }
+        Floats minimum(int index) const { return other * widen(load<ByteLanes>(minima + index * TILE + first)); }
+    };
+};
+// Integers of eight bits that scale one number.
+template <int BITS, int SCALED, int OFFSET>
+struct EightBits : FormatBase<BITS, 256, SCALED, OFFSET, (2 + 256 / SCALED) * TILE> {
+    struct Scales {
+        const uint8_t* head;
+        int first;
+        const Floats number;
+        Scales(const uint8_t* head, int first)
+            : head(head), first(first), number(widen(reinterpret_cast<const f16*>(head) + first)) {}
+        Floats scale(int index) const {
+            return number * widen(load<SignedByteLanes>(head + (2 + index) * TILE + first));
+        }
+    };
+};
+// Integers of four bits that scale two numbers: in a byte that of the scale and, above it, that of the minimum.
+struct FourBits : FormatBase<2, 256, 16, 0, 20 * TILE> {
+    static constexpr bool has_minimum = true;
+    struct Scales : TwoNumbers {
+        using TwoNumbers::TwoNumbers;
+        ByteLanes both(int index) const { return load<ByteLanes>(head + (4 + index) * TILE + first); }
+        Floats scale(int index) const { return number * widen(both(index) & 15); }
+        Floats minimum(int index) const { return other * widen(both(index) >> 4); }
+    };
+};
+// Codes that are places in a table of 16 values, to which 128 has been added.
+template <class Format> struct Table : Format {
+    static constexpr bool looks_up = true;
+    static constexpr uint8_t values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+};
+
+template <int NUMBER> struct Format;
+template <> struct Format<SYMMETRIC4> : Symmetric<4, 32> {};
+template <> struct Format<SYMMETRIC4 + 1> : Symmetric<4, 64> {};
+template <> struct Format<SYMMETRIC4 + 2> : Symmetric<4, 128> {};
+template <> struct Format<SYMMETRIC6> : Symmetric<6, 32> {};
+template <> struct Format<SYMMETRIC6 + 1> : Symmetric<6, 64> {};
+template <> struct Format<SYMMETRIC6 + 2> : Symmetric<6, 128> {};
+template <> struct Format<SYMMETRIC8> : Symmetric<8, 32> {};
+template <> struct Format<SYMMETRIC8 + 1> : Symmetric<8, 64> {};
+template <> struct Format<SYMMETRIC8 + 2> : Symmetric<8, 128> {};
+template <> struct Format<Q4_0> : Scaled<4, 8> {};
+template <> struct Format<Q4_1> : Shifted<4> {};
+template <> struct Format<Q5_0> : Scaled<5, 16> {};
+template <> struct Format<Q5_1> : Shifted<5> {};
+template <> struct Format<Q8_0> : Scaled<8, 128> {};
+template <> struct Format<Q2_K> : FourBits {};
+template <> struct Format<Q3_K> : EightBits<3, 16, 4> {};
+template <> struct Format<Q4_K> : SixBits<4> {};
+template <> struct Format<Q5_K> : SixBits<5> {};
+template <> struct Format<Q6_K> : EightBits<6, 16, 32> {};
+template <> struct Format<IQ4_NL> : Table<Scaled<4, 128>> {};
+template <> struct Format<IQ4_XS> : Table<EightBits<4, 32, 128>> {};
+
+template <class Function, int... PLACE>
+void with_format(int number, const Function& function, std::integer_sequence<int, PLACE...>) {
+    ((number == PLACE + 1 && (function(std::integral_constant<int, PLACE + 1>()), true)) || ...);
+}
+// Calls a function with the number of a format as a constant.
+template <class Function> void with_format(int number, const Function& function) {
+    with_format(number, function, std::make_integer_sequence<int, FORMATS - 1>());
+}
+
+}  // namespace
