@@ -1,0 +1,280 @@
+"""Parses the header of one GGUF file in bounded time and memory: every count is checked before anything is allocated.
+
+The layout, all of it little-endian: magic, version (u32), number of tensors (u64), number of keys (u64); the keys, each
+a name, a value type (u32) and a value; the tensors, each a name, the number of dimensions (u32), the dimensions (u64),
+the number type (u32) and its offset (u64) in the data section. The data section starts at the next multiple of the
+alignment. A string is its length in bytes (u64) and UTF-8; an array the type of its items (u32), their number (u64) and
+the items.
+"""
+
+import itertools
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from mmap import mmap
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from selfspec.errors import ModelLoadError, UnsupportedModelError
+from selfspec.loading.gguf_types import GGML_TYPES, REMOVED_TYPES, GgmlType
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT = 32
+
+_MAX_HEADER_BYTES = 2**26
+"""Headers have 4 to 16 MB, nearly all of it the vocabulary."""
+_MAX_ENTRIES = 2**16
+"""Keys, or tensors. Models have hundreds."""
+_MAX_ARRAY_STRINGS = 2**21
+"""Strings in all arrays together. Vocabularies have 300,000 tokens and 500,000 merges."""
+_MAX_NAME_BYTES = 2**16 - 1
+_MAX_STRING_BYTES = 2**24
+_MAX_DIMENSIONS = 4
+_MAX_TENSOR_BYTES = 2**50
+
+_NUMBERS = {
+    kind: np.dtype(code).newbyteorder("<")
+    for kind, code in enumerate(("u1", "i1", "u2", "i2", "u4", "i4", "f4", "?", None, None, "u8", "i8", "f8"))
+    if code is not None
+}
+_STRING, _ARRAY = 8, 9
+_KEY_BYTES, _TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 4 + 8
+"""The least that an entry takes."""
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor of the header: where its blocks are.
+
+    Attributes:
+        type: its number type.
+        shape: in numpy's order.
+        offset: from the start of the file, in bytes.
+        nbytes: size of its blocks in bytes.
+    """
+
+    type: GgmlType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """The keys and tensors of one file."""
+
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, TensorEntry]
+
+
+def parse_header(content: mmap, path: Path) -> Header:
+    """Parses a file's header, and checks that its tensors are within the file and apart from each other.
+
+    Raises:
+        ModelLoadError: the file is no GGUF file, or cut short or damaged.
+        UnsupportedModelError: it is of another version or byte order, or a tensor has an unknown number type.
+    """
+    return _Parser(content, path).parse()
+
+
+class _Parser:
+    """A position in the header, and what can be read there."""
+
+    def __init__(self, content: mmap, path: Path) -> None:
+        self._content = content
+        self._path = path
+        self._size = len(content)
+        self._end = min(self._size, _MAX_HEADER_BYTES)
+        self._at = len(MAGIC)
+        self._array_strings = 0
+
+    def parse(self) -> Header:
+        self._check_version()
+        tensor_count, key_count = self._read("QQ")
+        self._check_count(tensor_count, _TENSOR_BYTES, _MAX_ENTRIES, "tensors")
+        self._check_count(key_count, _KEY_BYTES, _MAX_ENTRIES, "keys")
+        metadata: dict[str, Any] = {}
+        for _ in range(key_count):
+            key = self._string("a key", _MAX_NAME_BYTES)
+            if key in metadata:
+                self._refuse(f"the key '{_short(key)}' is there twice")
+            metadata[key] = self._value(key)
+        relative: dict[str, TensorEntry] = {}
+        alignment = self._alignment(metadata)
+        for _ in range(tensor_count):
+            name = self._string("the name of a tensor", _MAX_NAME_BYTES)
+            if name in relative:
+                self._refuse(f"the tensor '{_short(name)}' is there twice")
+            relative[name] = self._tensor(name, alignment)
+        start = -(-self._at // alignment) * alignment
+        tensors = {
+            name: TensorEntry(entry.type, entry.shape, start + entry.offset, entry.nbytes)
+            for name, entry in relative.items()
+        }
+        self._check_places(tensors)
+        return Header(metadata, tensors)
+
+    def _check_version(self) -> None:
+        if self._content[: len(MAGIC)] != MAGIC:
+            raise ModelLoadError(f"'{self._path}' is not a GGUF file: it begins with {self._content[:4]!r}")
+        (version,) = self._read("I")
+        (swapped,) = struct.unpack(">I", struct.pack("<I", version))
+        if version not in _VERSIONS and swapped in _VERSIONS:
+            raise UnsupportedModelError(
+                f"'{self._path}' is a big-endian GGUF file; take the little-endian one, or convert it with gguf-py's "
+                "`gguf_convert_endian.py`"
+            )
+        if version not in _VERSIONS:
+            raise ModelLoadError(
+                f"'{self._path}' has GGUF version {version}, which cannot be read; convert the model to version 3"
+            )
+
+    def _value(self, key: str) -> Any:
+        (kind,) = self._read("I")
+        what = f"'{_short(key)}'"
+        if kind == _STRING:
+            return self._string(what, _MAX_STRING_BYTES)
+        if kind != _ARRAY:
+            return self._numbers(kind, 1, what)[0].item()
+        kind, count = self._read("IQ")
+        if kind == _STRING:
+            return self._strings(count, what)
+        if kind == _ARRAY:
+            self._refuse(f"{what} is an array of arrays, which no model has")
+        return self._numbers(kind, count, what)
+
+    def _numbers(self, kind: int, count: int, what: str) -> npt.NDArray[Any]:
+        if kind not in _NUMBERS:
+            self._refuse(f"{what} has the value type {kind}, which does not exist")
+        dtype = _NUMBERS[kind]
+        size = count * dtype.itemsize
+        self._check_left(size, what)
+        start, self._at = self._at, self._at + size
+        content = self._content[start : self._at]  # copied: a view would keep the file mapped
+        if dtype == np.bool_:  # any byte but 0 is true; as a bool it would be undefined
+            return np.frombuffer(content, np.uint8).astype(np.bool_)
+        return np.frombuffer(content, dtype)
+
+    def _string(self, what: str, limit: int) -> str:
+        (size,) = self._read("Q")
+        if size > limit:
+            self._refuse(f"{what} takes {size:,} bytes, and at most {limit:,} are allowed")
+        self._check_left(size, what)
+        start, self._at = self._at, self._at + size
+        return self._decode(start, self._at, what)
+
+    def _strings(self, count: int, what: str) -> list[str]:
+        self._check_count(count, 8, _MAX_ARRAY_STRINGS - self._array_strings, f"strings in {what}")
+        self._array_strings += count
+        # Hundreds of thousands of them: this loop is most of the time that a header takes.
+        content, end, unpack, strings = self._content, self._end, struct.Struct("<Q").unpack_from, []
+        at = self._at
+        for _ in range(count):
+            if at + 8 > end:
+                self._refuse_cut(what)
+            start = at + 8
+            at = start + unpack(content, at)[0]
+            if at > end:
+                self._refuse_cut(what)
+            try:
+                strings.append(content[start:at].decode())
+            except UnicodeDecodeError:
+                self._decode(start, at, what)
+        self._at = at
+        return strings
+
+    def _decode(self, start: int, end: int, what: str) -> str:
+        try:
+            return self._content[start:end].decode()
+        except UnicodeDecodeError:
+            self._refuse(f"{what} is not UTF-8")
+
+    def _tensor(self, name: str, alignment: int) -> TensorEntry:
+        """A tensor, with its offset in the data section."""
+        what = f"the tensor '{_short(name)}'"
+        (dimensions,) = self._read("I")
+        if dimensions > _MAX_DIMENSIONS:
+            self._refuse(f"{what} has {dimensions} dimensions")
+        shape = tuple(reversed(self._read("Q" * dimensions)))
+        number, offset = self._read("IQ")
+        kind = self._type(number, what)
+        row = shape[-1] if shape else 1
+        if 0 in shape:
+            self._refuse(f"{what} is empty: its shape is {shape}")
+        if row % kind.block_size:
+            self._refuse(f"rows of {row:,} numbers of {what} are not whole blocks of {kind.block_size} ({kind.name})")
+        nbytes = math.prod(shape) // kind.block_size * kind.block_bytes
+        if nbytes > _MAX_TENSOR_BYTES:
+            self._refuse(f"{what} has an impossible shape, {shape}")
+        if offset % alignment:
+            self._refuse(f"{what} is at {offset:,}, which is no multiple of the alignment {alignment}")
+        return TensorEntry(kind, shape, offset, nbytes)
+
+    def _type(self, number: int, what: str) -> GgmlType:
+        if number in GGML_TYPES:
+            return GGML_TYPES[number]
+        if number in REMOVED_TYPES:
+            raise UnsupportedModelError(
+                f"{what} of '{self._path}' is stored as {REMOVED_TYPES[number]}, which llama.cpp has given up, too; "
+                "take a newer file of the model"
+            )
+        raise UnsupportedModelError(
+            f"{what} of '{self._path}' has the number type {number}, which is unknown: the file is damaged, or "
+            "newer than this version of selfspec"
+        )
+
+    def _alignment(self, metadata: Mapping[str, Any]) -> int:
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            self._refuse("general.alignment is not a power of two")
+        return alignment
+
+    def _check_places(self, tensors: Mapping[str, TensorEntry]) -> None:
+        """Refuses tensors that overlap, or are beyond the end of the file."""
+        ordered = sorted(tensors.items(), key=lambda item: item[1].offset)
+        for (name, entry), (other, following) in itertools.pairwise(ordered):
+            if entry.offset + entry.nbytes > following.offset:
+                self._refuse(f"the tensors '{_short(name)}' and '{_short(other)}' overlap")
+        if ordered:
+            last = ordered[-1][1]
+            if (missing := last.offset + last.nbytes - self._size) > 0:
+                raise ModelLoadError(
+                    f"'{self._path}' is truncated: {missing:,} of {self._size + missing:,} bytes are missing; "
+                    "download it again"
+                )
+
+    def _read(self, layout: str) -> tuple[int, ...]:
+        size = struct.calcsize("<" + layout)
+        self._check_left(size, "the header")
+        self._at += size
+        return struct.unpack_from("<" + layout, self._content, self._at - size)
+
+    def _check_count(self, count: int, least: int, limit: int, what: str) -> None:
+        """Refuses a number of entries that cannot be in the file, since each takes ``least`` bytes or more."""
+        if count * least > self._size - self._at:
+            self._refuse(f"{count:,} {what} do not fit into a file of {self._size:,} bytes")
+        if count > limit:
+            self._refuse(f"{count:,} {what} are more than a model has")
+
+    def _check_left(self, size: int, what: str) -> None:
+        if size > self._end - self._at:
+            self._refuse_cut(what)
+
+    def _refuse_cut(self, what: str) -> NoReturn:
+        if self._end < self._size:
+            self._refuse(f"its header is longer than {self._end:,} bytes")
+        self._refuse(f"the file ends within {what}")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise ModelLoadError(f"'{self._path}' is truncated or damaged ({reason}); download it again")
+
+
+def _short(text: str) -> str:
+    """A name for a message of one line."""
+    line = text if text.isprintable() else repr(text)[1:-1]
+    return line if len(line) <= 80 else f"{line[:79]}…"

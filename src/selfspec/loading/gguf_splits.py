@@ -1,0 +1,115 @@
+"""How byte-level vocabularies of GGUF files split text into words, by the name that a file has for it.
+
+Merges never cross a word, so that other words give other tokens than the model was trained on. A file only has a name
+(``tokenizer.ggml.pre``); the rules behind it are those of the models' own tokenizers.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+
+from selfspec.errors import UnsupportedModelError
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """The rules of a kind of vocabulary.
+
+    Attributes:
+        patterns: regular expressions that split a text, one after the other; each match is a word, and so is each rest.
+        ignore_merges: a word that is a token is that token, whether or not merges lead to it.
+        adds_bos: texts begin with the beginning-of-sequence token, unless the file says otherwise.
+        composes: characters that are combinations are composed first (Unicode's NFC).
+    """
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False
+    adds_bos: bool = False
+    composes: bool = False
+
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        """The rules as a pre-tokenizer that ends in bytes."""
+        splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns]
+        return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+    def normalizer(self) -> normalizers.Normalizer | None:
+        """What is done with a text before it is split."""
+        return normalizers.NFC() if self.composes else None
+
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_LEAD = r"[^\r\n\p{L}\p{N}]?"
+
+
+def _words(digits: str) -> str:
+    return rf"{_CONTRACTIONS}|{_LEAD}\p{{L}}+|{digits}|{_SYMBOLS}|{_SPACES}"
+
+
+def _cased_words(ending: str, digits: str) -> str:
+    """Words end where a capital letter follows a small one."""
+    words = rf"{_LEAD}{_UPPER}*{_LOWER}+{ending}|{_LEAD}{_UPPER}+{_LOWER}*{ending}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+
+
+_DIGIT, _THREE_DIGITS = r"\p{N}", r"\p{N}{1,3}"
+_IDEOGRAPHS = "[一-龥ࠀ-一가-퟿]+"
+
+_GPT2 = Splitting((r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",))
+_GPT2_DIGITS = replace(_GPT2, patterns=(_DIGIT, *_GPT2.patterns))
+_GPT_NEOX = replace(_GPT2, composes=True)
+_CL100K = Splitting((_words(_THREE_DIGITS),))
+_LLAMA3 = replace(_CL100K, ignore_merges=True)
+_LLAMA3_BOS = replace(_LLAMA3, adds_bos=True)
+_ONE_DIGIT = Splitting((_words(_DIGIT),))
+_QWEN2 = replace(_ONE_DIGIT, composes=True)
+_TEKKEN = Splitting((_cased_words("", _DIGIT),), ignore_merges=True, adds_bos=True)
+_O200K = Splitting((_cased_words(f"{_CONTRACTIONS}?", _THREE_DIGITS),))
+_DEEPSEEK_CODER = Splitting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, _DIGIT))
+_DEEPSEEK_LLM = Splitting(
+    (r"[\r\n]", r"\s?[\p{Lu}\p{Ll}\p{Lt}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _IDEOGRAPHS, _DIGIT)
+)
+_SEED_CODER = Splitting(
+    (rf"{_CONTRACTIONS}|{_LEAD}\p{{L}}+|{_DIGIT}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)
+)
+
+_NAMES: tuple[tuple[Splitting, tuple[str, ...]], ...] = (
+    (_GPT2, ("gpt-2", "phi-2", "jais", "mpt", "mellum", "gigachat", "trillion", "a.x-4.0", "exaone4")),
+    (_GPT2_DIGITS, ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")),
+    (_GPT_NEOX, ("olmo",)),
+    (_CL100K, ("dbrx", "glm4", "chatglm-bpe")),
+    (_LLAMA3, ("smaug-bpe",)),
+    (_LLAMA3_BOS, ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2")),
+    (_ONE_DIGIT, ("deepseek-r1-qwen", "stablelm2", "megrez", "kormo", "hunyuan", "grok-2", "solar-open")),
+    (_QWEN2, ("qwen2",)),
+    (_TEKKEN, ("tekken",)),
+    (_O200K, ("gpt-4o", "llama4", "kanana2")),
+    (_DEEPSEEK_CODER, ("deepseek-coder",)),
+    (_DEEPSEEK_LLM, ("deepseek-llm",)),
+    (_SEED_CODER, ("seed-coder",)),
+)
+_SPLITTINGS = {name: splitting for splitting, names in _NAMES for name in names}
+
+
+def find_splitting(name: str) -> Splitting:
+    """The rules by the name in a file. Old files have no name; then they are GPT-2's, with a warning in the log.
+
+    Raises:
+        UnsupportedModelError: nothing is known by this name.
+    """
+    if name in ("", "default"):
+        _LOGGER.warning(
+            "the file does not say how its model splits text into words; take a newer one if answers are odd"
+        )
+        return _GPT2
+    if name not in _SPLITTINGS:
+        raise UnsupportedModelError(
+            f"the pre-tokenizer '{name}' is not supported: it is not known how its model splits text into words; take "
+            "the model's folder or its name on the hub"
+        )
+    return _SPLITTINGS[name]
