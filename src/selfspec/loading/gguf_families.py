@@ -12,6 +12,7 @@ import numpy as np
 from transformers import AutoConfig, PreTrainedConfig
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError, first_line
+from selfspec.loading.gguf_ends import read_special_tokens
 from selfspec.loading.gguf_file import GgufTensor
 from selfspec.loading.gguf_rope import read_rope
 from selfspec.loading.gguf_settings import Settings
@@ -226,7 +227,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
     family = _find_family(settings, metadata)
     header = _read_header(settings, tensors)
     values = _read_values(family, header)
-    tokens = _special_tokens(metadata, values["vocab_size"])
+    tokens = read_special_tokens(metadata, values["vocab_size"])
     settings.refuse_unread()
     try:
         config = AutoConfig.for_model(family.model_type, **values, **tokens)
@@ -304,23 +305,6 @@ def _read_values(family: _Family, header: Header) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in tensors,
         **family.more(header),
     }
-
-
-def _special_tokens(metadata: Mapping[str, Any], entries: int) -> dict[str, Any]:
-    """The ids that begin, end and fill a text. Chats end by a token of their own, as the end of a turn."""
-    ids = {name: _token(metadata, name, entries) for name in ("bos", "eos", "eot", "eom", "padding")}
-    ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None))
-    return {
-        "bos_token_id": ids["bos"],
-        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-        "pad_token_id": ids["padding"],
-    }
-
-
-def _token(metadata: Mapping[str, Any], name: str, entries: int) -> int | None:
-    """A token's id; ``None`` if there is none or, as some files say it, if it is no token of the model."""
-    value = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    return value if type(value) is int and 0 <= value < entries else None
 
 
 def _reason(error: Exception) -> str:

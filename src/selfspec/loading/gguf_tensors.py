@@ -149,8 +149,9 @@ def find_parameters(tensors: Mapping[str, GgufTensor], model: PreTrainedModel) -
             has no use for; the message names it.
     """
     finder = _Finder(tensors, model.config)
-    sources = {name: finder.find(name) for name, _ in model.named_parameters()}
+    sources = {}
     for name, parameter in model.named_parameters():
+        sources[name] = finder.find(name)
         _check_shape(name, tuple(parameter.shape), sources[name], tensors)
     _check_all_used(tensors, sources, str(model.config.model_type))
     return sources
@@ -180,7 +181,7 @@ class _Finder:
         if match["part"] is not None:
             rows = np.array([int(match["part"])])
         elif self._family in _INTERLEAVED and module in ("attn_q", "attn_k"):
-            rows = self._undo_interleaving(module, 0 if rows is None else int(rows[0]))
+            rows = self._undo_interleaving(self._range(names[0], module, 0) if rows is None else rows)
         added = -1.0 if self._family in _NORMS_PLUS_ONE and module.endswith("norm") else 0.0
         return Source(names, rows, added)
 
@@ -197,17 +198,27 @@ class _Finder:
             return found, None
         if module in self._outputs and (found := there("attn_qkv")) is not None:
             parts = _JOINED["attn_qkv"]
-            first = sum(self._outputs[part] for part in parts[: parts.index(module)])
-            return found, np.arange(first, first + self._outputs[module])
+            return found, self._range(
+                found[0], module, sum(self._outputs[each] for each in parts[: parts.index(module)])
+            )
         missing = next(each for each in _JOINED.get(module, (module,)) if there(each) is None)
         raise UnsupportedModelError(
             f"this GGUF file has no tensor {block}{missing}.{kind}, which a {self._family} model needs ({name}); "
             f"{_ELSEWHERE}"
         )
 
-    def _undo_interleaving(self, module: str, first: int) -> Rows:
+    def _range(self, tensor: str, module: str, first: int) -> Rows:
+        """The outputs of a projection in a tensor, whose first one is given."""
+        end, shape = first + self._outputs[module], self._tensors[tensor].shape
+        if end > shape[_outputs_axis(shape)]:
+            raise UnsupportedModelError(
+                f"the shape {shape} of {tensor} in this GGUF file does not fit the heads of the model, which need its "
+                f"outputs {first:,} to {end:,}; {_ELSEWHERE}"
+            )
+        return np.arange(first, end)
+
+    def _undo_interleaving(self, rows: Rows) -> Rows:
         """Row ``2 i + half`` of a head in the file is row ``half * head_dim / 2 + i`` in transformers."""
-        rows: Rows = np.arange(first, first + self._outputs[module])
         undone: Rows = rows.reshape(-1, self._head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
         return undone
 
@@ -223,8 +234,8 @@ def _check_shape(name: str, expected: tuple[int, ...], source: Source, tensors: 
     found = (*shapes[0][:axis], outputs, *shapes[0][axis + 1 :])
     if len(others) > 1 or _without_ones(found) != _without_ones(expected):
         raise UnsupportedModelError(
-            f"{' and '.join(source.tensors)} of this GGUF file have the shape {' and '.join(map(str, shapes))}, which "
-            f"does not fit the {name} of the model, {expected}; {_ELSEWHERE}"
+            f"the shape {' and '.join(map(str, shapes))} of {' and '.join(source.tensors)} in this GGUF file does not "
+            f"fit the {name} of the model, {expected}; {_ELSEWHERE}"
         )
 
 
