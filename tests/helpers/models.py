@@ -170,7 +170,11 @@ FAMILY_NAMES = (
 @torch.inference_mode(mode=False)  # made inside a test's inference mode, the shared model would be of use nowhere else
 def build(name: str) -> PreTrainedModel:
     """The model of a variant, in float32. Shared by all tests: nobody may change it."""
-    config = VARIANTS[name]()
+    return make(VARIANTS[name](), name)
+
+
+def make(config: PreTrainedConfig, name: str) -> PreTrainedModel:
+    """A model of a config, in float32, with weights that depend on the name."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))

@@ -1,0 +1,55 @@
+"""The tokens that begin, end and fill a text, from the header of a GGUF file."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_ENDS = frozenset(
+    {
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<end_of_turn>",
+        "<｜end▁of▁sentence｜>",
+        "</s>",
+    }
+)
+"""Control tokens that end a text or a turn. Files name one end of a text, but chat models end turns by others, too."""
+
+_CONTROL = 3
+"""The type of tokens that are no text."""
+
+
+def read_special_tokens(metadata: Mapping[str, Any], entries: int) -> dict[str, Any]:
+    """The ids of a config: ``bos_token_id``, ``eos_token_id`` (a list if there are several) and ``pad_token_id``.
+
+    Args:
+        metadata: the keys of the file's header.
+        entries: size of the model's vocabulary.
+    """
+    named = {name: _token(metadata, name, entries) for name in ("bos", "eos", "eot", "eom", "padding")}
+    ends = [named["eos"], named["eot"], named["eom"], *_known_ends(metadata, entries)]
+    distinct = list(dict.fromkeys(each for each in ends if each is not None))
+    return {
+        "bos_token_id": named["bos"],
+        "eos_token_id": distinct[0] if len(distinct) == 1 else distinct or None,
+        "pad_token_id": named["padding"],
+    }
+
+
+def _token(metadata: Mapping[str, Any], name: str, entries: int) -> int | None:
+    """A token's id; ``None`` if there is none or, as some files say it, if it is no token of the model."""
+    value = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    return value if type(value) is int and 0 <= value < entries else None
+
+
+def _known_ends(metadata: Mapping[str, Any], entries: int) -> list[int]:
+    tokens, types = (metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    if not isinstance(tokens, list) or not isinstance(types, np.ndarray):
+        return []
+    control = np.flatnonzero(types[: min(len(tokens), entries)] == _CONTROL)
+    return [int(each) for each in control if tokens[each] in _ENDS]

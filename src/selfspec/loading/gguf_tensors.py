@@ -1,0 +1,263 @@
+"""Where the values of a model's parameters are in a GGUF file.
+
+llama.cpp has names of its own, and stores some parameters in another form: the outputs of rotated projections in
+another order, several projections joined, the weights of Gemma's norms with one added to them.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from selfspec.errors import UnsupportedModelError, first_line
+from selfspec.loading.gguf_file import GgufTensor
+from selfspec.loading.gguf_rope import ROPE_TENSORS
+
+Rows = npt.NDArray[np.int64]
+
+_ELSEWHERE = "take the model's folder or its name on the hub"
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where the values of a parameter are.
+
+    Attributes:
+        tensors: the names of the tensors that hold them: one, or several that are joined along their outputs, the last
+            but one axis of a matrix.
+        rows: the outputs of the tensors that the parameter has, in its order; ``None`` for all as they are.
+        added: what is added to the values of the file.
+    """
+
+    tensors: tuple[str, ...]
+    rows: Rows | None = None
+    added: float = 0.0
+
+    def read(self, values: Callable[[str], npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+        """The parameter, given a function for the values of a tensor by its name, in its shape.
+
+        The shape can have one axis of size one more than the parameter's.
+        """
+        arrays = [values(name) for name in self.tensors]
+        axis = _outputs_axis(arrays[0].shape)
+        joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
+        chosen = joined if self.rows is None else np.take(joined, self.rows, axis)
+        return chosen + np.float32(self.added) if self.added else chosen
+
+
+_MODULES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_layernorm.norms": "attn_q_norm",
+    "self_attn.k_layernorm.norms": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+}
+"""Names in GGUF by the names of modules, or of parameters that are no module's, in transformers."""
+
+_AFTER_ATTENTION = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_MODULES_OF: dict[str, dict[str, str]] = {
+    "olmo2": _AFTER_ATTENTION,
+    "gemma2": _AFTER_ATTENTION,
+    "gemma3_text": _AFTER_ATTENTION,
+    "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
+}
+"""The same where a family differs, by ``config.model_type``."""
+
+_JOINED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
+"""Tensors that stand for several ones, whose outputs they have one after another."""
+
+_INTERLEAVED = frozenset({"llama", "mixtral", "smollm3", "granite"})
+"""Families whose rotated projections llama.cpp stores with the two halves of a head interleaved."""
+
+_NORMS_PLUS_ONE = frozenset({"gemma2", "gemma3_text"})
+
+_NEEDLESS = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
+"""Tensors that follow from the settings."""
+
+_PARAMETER = re.compile(
+    r"(?:model\.layers\.(?P<layer>\d+)\.)?(?P<module>.+?)(?:\.(?P<part>\d+))?(?:\.(?P<kind>weight|bias))?"
+)
+
+
+def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model whose parameters are on the device ``meta``, in eval mode. Its buffers, as of rope, have their values.
+
+    Raises:
+        UnsupportedModelError: transformers cannot build a model of this config.
+    """
+    try:
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        for module in model.modules():
+            if module._buffers:
+                module._buffers = {name: _unknown(buffer) for name, buffer in module._buffers.items()}
+                model._init_weights(module)  # as transformers itself does after it has loaded weights
+    except Exception as error:  # torch and transformers have many errors for sizes that do not fit
+        raise UnsupportedModelError(
+            f"transformers cannot build the {config.model_type} model that the GGUF file describes: {first_line(error)}"
+        ) from error
+    for name, buffer in model.named_buffers():
+        if buffer.isnan().any():
+            raise UnsupportedModelError(
+                f"transformers gives no value to the buffer {name} of a {config.model_type} model"
+            )
+    built: PreTrainedModel = model.eval()
+    return built
+
+
+def _unknown(buffer: torch.Tensor | None) -> torch.Tensor | None:
+    return None if buffer is None else torch.full_like(buffer, torch.nan, device="cpu")
+
+
+def find_parameters(tensors: Mapping[str, GgufTensor], model: PreTrainedModel) -> dict[str, Source]:
+    """Where the values of a model's parameters are, by their names in ``model.named_parameters()``.
+
+    Args:
+        tensors: all tensors of the file.
+        model: the model of the config that ``read_config`` made of the same file, on any device.
+
+    Raises:
+        UnsupportedModelError: the file lacks a parameter, has it in another shape, or holds a tensor that the model
+            has no use for; the message names it.
+    """
+    finder = _Finder(tensors, model.config)
+    sources = {}
+    for name, parameter in model.named_parameters():
+        sources[name] = finder.find(name)
+        _check_shape(name, tuple(parameter.shape), sources[name], tensors)
+    _check_all_used(tensors, sources, str(model.config.model_type))
+    return sources
+
+
+class _Finder:
+    """Finds parameters of one model in one file."""
+
+    def __init__(self, tensors: Mapping[str, GgufTensor], config: Any) -> None:
+        self._tensors = tensors
+        self._family = str(config.model_type)
+        self._modules = {**_MODULES, **_MODULES_OF.get(self._family, {})}
+        self._head_dim = int(config.head_dim)
+        self._outputs = {
+            "attn_q": config.num_attention_heads * self._head_dim,
+            "attn_k": config.num_key_value_heads * self._head_dim,
+            "attn_v": config.num_key_value_heads * self._head_dim,
+        }
+
+    def find(self, name: str) -> Source:
+        match = _PARAMETER.fullmatch(name)
+        module = self._modules.get(match["module"]) if match else None
+        if match is None or module is None:
+            raise UnsupportedModelError(f"GGUF has no tensor for the parameter {name}; {_ELSEWHERE}")
+        block = "" if match["layer"] is None else f"blk.{match['layer']}."
+        names, rows = self._find_tensors(block, module, match["kind"] or "weight", name)
+        if match["part"] is not None:
+            rows = np.array([int(match["part"])])
+        elif self._family in _INTERLEAVED and module in ("attn_q", "attn_k"):
+            rows = self._undo_interleaving(self._range(names[0], module, 0) if rows is None else rows)
+        added = -1.0 if self._family in _NORMS_PLUS_ONE and module.endswith("norm") else 0.0
+        return Source(names, rows, added)
+
+    def _find_tensors(self, block: str, module: str, kind: str, name: str) -> tuple[tuple[str, ...], Rows | None]:
+        """The tensors for a module, and which of their outputs it has; ``None`` for all."""
+
+        def there(*modules: str) -> tuple[str, ...] | None:
+            names = tuple(f"{block}{each}.{kind}" for each in modules)
+            return names if all(each in self._tensors for each in names) else None
+
+        if (found := there(module)) is not None:
+            return found, None
+        if module in _JOINED and (found := there(*_JOINED[module])) is not None:
+            return found, None
+        if module in self._outputs and (found := there("attn_qkv")) is not None:
+            parts = _JOINED["attn_qkv"]
+            return found, self._range(
+                found[0], module, sum(self._outputs[each] for each in parts[: parts.index(module)])
+            )
+        missing = next(each for each in _JOINED.get(module, (module,)) if there(each) is None)
+        raise UnsupportedModelError(
+            f"this GGUF file has no tensor {block}{missing}.{kind}, which a {self._family} model needs ({name}); "
+            f"{_ELSEWHERE}"
+        )
+
+    def _range(self, tensor: str, module: str, first: int) -> Rows:
+        """The outputs of a projection in a tensor, whose first one is given."""
+        end, shape = first + self._outputs[module], self._tensors[tensor].shape
+        if end > shape[_outputs_axis(shape)]:
+            raise UnsupportedModelError(
+                f"the shape {shape} of {tensor} in this GGUF file does not fit the heads of the model, which need its "
+                f"outputs {first:,} to {end:,}; {_ELSEWHERE}"
+            )
+        return np.arange(first, end)
+
+    def _undo_interleaving(self, rows: Rows) -> Rows:
+        """Row ``2 i + half`` of a head in the file is row ``half * head_dim / 2 + i`` in transformers."""
+        undone: Rows = rows.reshape(-1, self._head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+        return undone
+
+
+def _check_shape(name: str, expected: tuple[int, ...], source: Source, tensors: Mapping[str, GgufTensor]) -> None:
+    """Refuses tensors that do not have the numbers of a parameter."""
+    shapes = [tensors[tensor].shape for tensor in source.tensors]
+    axis = _outputs_axis(shapes[0])
+    others = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
+    outputs = sum(shape[axis] for shape in shapes)
+    if source.rows is not None and source.rows.max() < outputs:
+        outputs = len(source.rows)
+    found = (*shapes[0][:axis], outputs, *shapes[0][axis + 1 :])
+    if len(others) > 1 or _without_ones(found) != _without_ones(expected):
+        raise UnsupportedModelError(
+            f"the shape {' and '.join(map(str, shapes))} of {' and '.join(source.tensors)} in this GGUF file does not "
+            f"fit the {name} of the model, {expected}; {_ELSEWHERE}"
+        )
+
+
+def _check_all_used(tensors: Mapping[str, GgufTensor], sources: Mapping[str, Source], family: str) -> None:
+    """Refuses tensors, and outputs of tensors, that are no part of the model."""
+    used: Counter[str] = Counter()
+    for source in sources.values():
+        for name in source.tensors:
+            shape = tensors[name].shape
+            used[name] += shape[_outputs_axis(shape)] if source.rows is None else len(source.rows)
+    for name, tensor in tensors.items():
+        known = name in ROPE_TENSORS or _NEEDLESS.fullmatch(name)
+        if not known and used[name] != tensor.shape[_outputs_axis(tensor.shape)]:
+            raise UnsupportedModelError(
+                f"the tensor {name[:80]} of this GGUF file, of the shape {tensor.shape}, is in part or whole no "
+                f"parameter of this {family} model; {_ELSEWHERE}"
+            )
+
+
+def _outputs_axis(shape: tuple[int, ...]) -> int:
+    return max(len(shape) - 2, 0)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)

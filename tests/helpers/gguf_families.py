@@ -1,0 +1,223 @@
+"""GGUF files of tiny random models of every family, in the form that llama.cpp's own converter gives them.
+
+Names of tensors are those of the package ``gguf``. Written independently of what reads them.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, quants
+from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from selfspec.loading.gguf_file import GgufTensor
+
+ARCHITECTURES = {
+    "llama": MODEL_ARCH.LLAMA,
+    "mistral": MODEL_ARCH.LLAMA,
+    "mixtral": MODEL_ARCH.LLAMA,
+    "qwen2": MODEL_ARCH.QWEN2,
+    "qwen3": MODEL_ARCH.QWEN3,
+    "qwen3_moe": MODEL_ARCH.QWEN3MOE,
+    "smollm3": MODEL_ARCH.SMOLLM3,
+    "phi3": MODEL_ARCH.PHI3,
+    "olmo2": MODEL_ARCH.OLMO2,
+    "granite": MODEL_ARCH.GRANITE,
+    "gemma2": MODEL_ARCH.GEMMA2,
+    "gemma3_text": MODEL_ARCH.GEMMA3,
+    "starcoder2": MODEL_ARCH.STARCODER2,
+    "glm4": MODEL_ARCH.GLM4,
+    "stablelm": MODEL_ARCH.STABLELM,
+}
+"""By ``config.model_type``."""
+
+_PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite")
+
+
+def save_family(
+    model: PreTrainedModel,
+    path: Path,
+    *,
+    settings: dict[str, Any] | None = None,
+    leave_out: tuple[str, ...] = (),
+    tensors: dict[str, npt.NDArray[np.float32]] | None = None,
+) -> Path:
+    """Writes a model in float32.
+
+    Args:
+        model: of one of ``ARCHITECTURES``.
+        path: where to.
+        settings: further settings, or others, without the name of the family; whole keys where they have a colon
+            before them.
+        leave_out: settings and tensors that the file does not get.
+        tensors: further tensors, or others.
+    """
+    config: Any = model.config
+    name = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[config.model_type]]
+    writer = GGUFWriter(path, name)
+    own = {f"{name}.{key}": value for key, value in _settings(config).items()}
+    more = {key[1:] if key.startswith(":") else f"{name}.{key}": value for key, value in (settings or {}).items()}
+    everything: dict[str, Any] = {"tokenizer.ggml.model": "no_vocab", **own, **more}
+    for key, value in everything.items():
+        if value is not None and key.removeprefix(f"{name}.") not in leave_out:
+            _add(writer, key, value)
+    written = {**dict(_tensors(model)), **(tensors or {})}
+    for tensor, values in written.items():
+        if tensor not in leave_out:
+            writer.add_tensor(tensor, np.ascontiguousarray(values, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def dequantise(tensor: GgufTensor) -> npt.NDArray[np.float32]:
+    """The values of a tensor, as the package ``gguf`` computes them, in the tensor's shape."""
+    kind = GGMLQuantizationType[tensor.type]
+    values: npt.NDArray[np.float32] = quants.dequantize(_typed(tensor.data(), kind), kind)
+    return values.astype(np.float32).reshape(tensor.shape)
+
+
+def _typed(data: npt.NDArray[np.uint8], kind: GGMLQuantizationType) -> npt.NDArray[Any]:
+    plain = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
+    return data.view(plain[kind]) if kind in plain else data
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """Settings as the converter writes them; those that are ``None`` are left out."""
+    family = config.model_type
+    head_dim = _head_dim(config)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    moe = family in ("mixtral", "qwen3_moe")
+    return {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": getattr(config, "head_dim", None),
+        "attention.value_length": getattr(config, "head_dim", None),
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
+        "attention.layer_norm_epsilon": getattr(config, "layer_norm_eps", getattr(config, "norm_epsilon", None)),
+        "rope.freq_base": None if family == "gemma2" else float(rope["rope_theta"]),
+        "rope.dimension_count": None
+        if family in ("qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "olmo2", "starcoder2")
+        else int(head_dim * rope.get("partial_rotary_factor", 1.0)),
+        **_rope_scaling(config, rope),
+        **(_windows(config) if family in ("phi3", "gemma2", "gemma3_text") else {}),
+        **({"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok} if moe else {}),
+        "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
+        "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
+        "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
+        "attention.scale": getattr(config, "attention_multiplier", None),
+        "embedding_scale": getattr(config, "embedding_multiplier", None),
+        "residual_scale": getattr(config, "residual_multiplier", None),
+        "logit_scale": getattr(config, "logits_scaling", None),
+        "use_parallel_residual": True if family == "stablelm" else None,  # as of a config that does not have it
+    }
+
+
+def _rope_scaling(config: Any, rope: dict[str, Any]) -> dict[str, Any]:
+    kind = rope["rope_type"]
+    if kind == "linear":
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+    if kind == "yarn":
+        return {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        }
+    if kind == "longrope":
+        return {
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.attn_factor": ROPE_INIT_FUNCTIONS["longrope"](config, torch.device("cpu"))[1],
+        }
+    assert kind in ("default", "llama3")
+    return (
+        {"rope.scaling.original_context_length": config.max_position_embeddings} if config.model_type == "phi3" else {}
+    )
+
+
+def _windows(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    return {
+        "attention.sliding_window": config.sliding_window or 0,
+        "rope.freq_base_swa": rope.get("sliding_attention", {}).get("rope_theta"),
+    }
+
+
+def _head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    config: Any = model.config
+    names = gguf.get_tensor_name_map(ARCHITECTURES[config.model_type], config.num_hidden_layers)
+    norms: dict[str, list[npt.NDArray[np.float32]]] = {}
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().numpy()
+        if ".norms." in name:  # one for each head
+            norms.setdefault(name.split(".norms.")[0], []).append(values)
+        elif ".experts." in name:
+            yield from _experts(names, name, values)
+        else:
+            module, _, kind = name.rpartition(".")
+            yield f"{names.get_name(module)}.{kind}", _stored(name, values, config)
+    for name, parts in norms.items():
+        yield f"{names.get_name(name)}.weight", np.stack(parts)
+    yield from _rope_tensors(config)
+
+
+def _experts(
+    names: gguf.TensorNameMap, name: str, values: npt.NDArray[np.float32]
+) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    prefix, _, kind = name.rpartition(".")
+    if kind == "gate_up_proj":
+        gate, up = np.split(values, 2, axis=1)
+        yield f"{names.get_name(f'{prefix}.gate_proj')}.weight", gate
+        yield f"{names.get_name(f'{prefix}.up_proj')}.weight", up
+    else:
+        yield f"{names.get_name(f'{prefix}.down_proj')}.weight", values
+
+
+def _stored(name: str, values: npt.NDArray[np.float32], config: Any) -> npt.NDArray[np.float32]:
+    """The numbers that a file has of a parameter."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+    if heads is not None and config.model_type in _PERMUTED:
+        return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+        return values + np.float32(1)
+    return values
+
+
+def _rope_tensors(config: Any) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "llama3":
+        size = _head_dim(config)
+        plain = 1 / rope["rope_theta"] ** (np.arange(0, size, 2, dtype=np.float32) / size)
+        scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+        yield "rope_freqs.weight", (plain / scaled.numpy()).astype(np.float32)
+    if rope.get("rope_type") == "longrope":
+        for kind in ("long", "short"):
+            yield f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32)

@@ -1,0 +1,113 @@
+"""The config and the parameters of GGUF files, for every family: what is read is the model that was written."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from helpers.gguf_cases import CASES, assert_same_model, built, logits, open_case
+from helpers.gguf_families import ARCHITECTURES, dequantise, save_family
+from helpers.models import prompt
+from selfspec.loading.gguf_families import read_config
+from selfspec.loading.gguf_tensors import build_on_meta, find_parameters
+from selfspec.model.families import FAMILIES
+
+OTHERS = ("qwen3-window", "phi3-window", "starcoder2")
+"""Models that llama.cpp does not load, or runs without the window."""
+
+NOT_IN_FILES = {
+    "dtype",
+    "head_dim",
+    "original_max_position_embeddings",
+    "sliding_window_pattern",
+    "_sliding_window_pattern",
+}
+"""Attributes of configs that are not computed with, or have the value that the class gives them."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_gives_the_model_that_was_written(case: str, tmp_path: Path) -> None:
+    assert_same_model(open_case(case, tmp_path), case)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_gives_the_config_that_was_written(case: str, tmp_path: Path) -> None:
+    file = open_case(case, tmp_path)
+    found, expected = (config.to_dict() for config in (read_config(file.metadata, file.tensors), built(case).config))
+    if expected["model_type"] == "mistral":  # which files call llama, and which computes the same
+        expected["model_type"] = "llama"
+    different = {name for name, value in expected.items() if found.get(name) != value}
+    assert different <= NOT_IN_FILES, {name: (expected[name], found.get(name)) for name in different}
+
+
+def test_every_family_has_a_case() -> None:
+    assert {built(case).config.model_type for case in CASES} == FAMILIES.keys() == ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_buffers_have_the_values_of_a_model_with_weights(case: str) -> None:
+    config = built(case).config
+    found = dict(build_on_meta(config).named_buffers())
+    expected: Any = AutoModelForCausalLM.from_config(config)
+    for name, buffer in expected.named_buffers():
+        assert torch.equal(found[name], buffer), name
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in OTHERS])
+def test_llama_cpp_computes_the_same(case: str, tmp_path: Path) -> None:
+    """The files of these tests are in the form that llama.cpp reads, and transformers' model is what it runs."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    path = save_family(built(case), tmp_path / "model.gguf")
+    gelu = case.startswith(("gemma", "starcoder2"))  # which llama.cpp reads from a table of 16-bit numbers
+    for ids, context in ((prompt(40), 256), *([(prompt(300), 512)] if case == "phi3-longrope" else [])):
+        llama = llama_cpp.Llama(
+            str(path), n_ctx=context, logits_all=True, verbose=False, n_threads=1, type_k=0, type_v=0, flash_attn=False
+        )
+        llama.eval(ids)
+        found = torch.from_numpy(np.array(llama.scores[: len(ids)]))
+        llama.close()
+        assert (found - logits(built(case), ids)).abs().max() < (1e-2 if gelu else 1e-4)
+
+
+FUSED = ("llama-tied-biases", "qwen2", "qwen3", "granite")
+
+
+@pytest.mark.parametrize("case", FUSED)
+def test_joined_projections_are_taken_apart(case: str, tmp_path: Path) -> None:
+    apart = {name: dequantise(tensor) for name, tensor in open_case(case, tmp_path).tensors.items()}
+    joined, parts = {}, []
+    for layer in range(built(case).config.num_hidden_layers):
+        for kind in ("weight", "bias"):
+            names = [f"blk.{layer}.attn_{part}.{kind}" for part in "qkv"]
+            if names[0] in apart:
+                joined[f"blk.{layer}.attn_qkv.{kind}"] = np.concatenate([apart[name] for name in names])
+                parts += names
+    assert_same_model(open_case(case, tmp_path, tensors=joined, leave_out=tuple(parts)), case)
+
+
+def test_projections_apart_are_joined(tmp_path: Path) -> None:
+    case = "phi3"
+    config: Any = built(case).config
+    size = config.hidden_size // config.num_attention_heads
+    bounds = [config.num_attention_heads * size, (config.num_attention_heads + config.num_key_value_heads) * size]
+    file = open_case(case, tmp_path)
+    joined = [name for name in file.tensors if "attn_qkv" in name]
+    apart = {
+        name.replace("qkv", part): values
+        for name in joined
+        for part, values in zip("qkv", np.split(dequantise(file.tensors[name]), bounds), strict=True)
+    }
+    assert_same_model(open_case(case, tmp_path, tensors=apart, leave_out=tuple(joined)), case)
+
+
+def test_quantised_blocks_are_read_by_whole_rows(tmp_path: Path) -> None:
+    """Sources say which outputs, never parts of them, so that blocks stay as they are."""
+    file = open_case("llama", tmp_path)
+    model = build_on_meta(read_config(file.metadata, file.tensors))
+    source = find_parameters(file.tensors, model)["model.layers.0.self_attn.q_proj.weight"]
+    assert source.rows is not None
+    assert sorted(source.rows.tolist()) == list(range(4 * 24))
+    assert source.rows[:4].tolist() == [0, 2, 4, 6]

@@ -1,0 +1,148 @@
+"""GGUF files that would be read wrong are refused by what is wrong with them, in a line."""
+
+import contextlib
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.gguf_cases import built, open_case
+from helpers.gguf_families import save_family
+from selfspec.errors import ModelLoadError, SelfSpecError, UnsupportedModelError
+from selfspec.loading.gguf_families import read_config
+from selfspec.loading.gguf_file import GgufFile
+from selfspec.loading.gguf_tensors import build_on_meta, find_parameters
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"settings": {":general.architecture": "falcon"}}, "family 'falcon'"),
+    ("llama", {"settings": {":general.type": "mmproj"}}, "holds no model but: mmproj"),
+    ("llama", {"settings": {"attention.clamp_kqv": 8.0}}, r"llama\.attention\.clamp_kqv = 8"),
+    ("llama", {"settings": {"attention.causal": False}}, r"llama\.attention\.causal = False"),
+    ("llama", {"settings": {"logit_scale": 2.0}}, r"llama\.logit_scale = 2"),
+    ("llama", {"settings": {"attention.sliding_window": 16}}, r"llama\.attention\.sliding_window = 16"),
+    ("llama", {"settings": {"something.new": "strange"}}, r"llama\.something\.new = strange"),
+    ("llama", {"settings": {"something.new": [1, 2]}}, r"llama\.something\.new = \[1"),
+    ("llama", {"settings": {"rope.dimension_count": 12}}, r"llama\.rope\.dimension_count 12, .* whole heads of 24"),
+    ("llama", {"settings": {"rope.scaling.type": "su"}}, "scales its rope as 'su'"),
+    ("llama", {"settings": {"rope.scaling.type": "longrope"}}, "'longrope' without a tensor of factors"),
+    ("llama", {"settings": {"rope.scaling.attn_factor": 1.2}}, r"rope\.scaling\.attn_factor = 1\.2"),
+    ("llama-yarn-rope", {"settings": {"rope.scaling.yarn_attn_factor": 1.2}}, r"yarn_attn_factor = 1\.2"),
+    ("llama-llama3-rope", {"settings": {"rope.scaling.type": "yarn"}}, r"'yarn' by rope_freqs\.weight"),
+    ("llama", {"settings": {"attention.value_length": 16}}, "16 for values"),
+    ("llama", {"settings": {"attention.head_count_kv": 3}}, "4 heads of 24 entries for keys, 3"),
+    (
+        "llama",
+        {"settings": {"attention.head_count_kv": [1, 2, 2, 2, 2, 2]}},
+        r"differ in llama\.attention\.head_count_kv",
+    ),
+    (
+        "llama",
+        {"settings": {"attention.head_count": 8}},
+        r"attn_q\.weight .* does not fit the heads of the model",
+    ),
+    ("llama", {"leave_out": ("blk.3.ffn_up.weight",)}, r"no tensor blk\.3\.ffn_up\.weight"),
+    ("llama", {"leave_out": ("output_norm.weight",)}, r"no tensor output_norm\.weight"),
+    ("llama-tied-biases", {"leave_out": ("blk.2.attn_output.bias",)}, r"no tensor blk\.2\.attn_output\.bias"),
+    ("llama", {"tensors": {"blk.4.attn_v.bias": np.zeros(48)}}, r"tensor blk\.4\.attn_v\.bias .* no parameter"),
+    ("llama", {"tensors": {"output.bias": np.zeros(128)}}, r"tensor output\.bias .* no parameter"),
+    ("llama", {"tensors": {"blk.0.attn_q.weight": np.zeros((192, 64))}}, r"attn_q\.weight .* in part or whole"),
+    ("llama", {"tensors": {"blk.0.attn_q.weight": np.zeros((48, 64))}}, "does not fit"),
+    ("llama", {"tensors": {"output.weight": np.zeros((120, 64))}}, r"does not fit the lm_head\.weight"),
+    ("llama", {"tensors": {"rope_freqs.weight": np.linspace(1, 8, 12)}}, "not those of Llama 3.1"),
+    ("llama", {"tensors": {"rope_freqs.weight": np.ones(5)}}, "no list of 12 float32 numbers"),
+    ("llama", {"tensors": {"rope_freqs.weight": -np.ones(12)}}, "not above zero"),
+    ("phi3-longrope", {"leave_out": ("rope_factors_long.weight",)}, r"rope\.scaling\.attn_factor = 1\.1"),
+    (
+        "phi3-longrope",
+        {"leave_out": ("rope_factors_long.weight", "rope.scaling.attn_factor")},
+        "'none' by rope_factors_short",
+    ),
+    ("mixtral", {"leave_out": ("blk.0.ffn_up_exps.weight",)}, r"no tensor blk\.0\.ffn_up_exps\.weight"),
+    ("granite", {"settings": {"rope.scaling.finetuned": False}}, "Granite model without rope"),
+    (
+        "stablelm",
+        {"leave_out": tuple(f"blk.{layer}.ffn_norm.weight" for layer in range(6))},
+        "parallel",
+    ),
+    ("glm4", {"settings": {"rope.dimension_sections": [8, 12, 12, 0]}}, r"glm4\.rope\.dimension_sections"),
+    ("glm4", {"settings": {"nextn_predict_layers": 1}}, r"glm4\.nextn_predict_layers = 1"),
+    ("olmo2", {"settings": {"attention.sliding_window": 64}}, r"olmo2\.attention\.sliding_window = 64"),
+]
+"""A case, what is changed in its file, and the message."""
+
+
+@pytest.mark.parametrize(("case", "changes", "message"), REFUSED, ids=[message for _, _, message in REFUSED])
+def test_what_would_be_read_wrong_is_refused_by_name(
+    case: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    file = open_case(case, tmp_path, **changes)
+    with pytest.raises(UnsupportedModelError, match=message):
+        find_parameters(file.tensors, build_on_meta(read_config(file.metadata, file.tensors)))
+
+
+DAMAGED: list[tuple[dict[str, Any], str]] = [
+    ({"leave_out": ("block_count",)}, r"no llama\.block_count"),
+    ({"leave_out": ("context_length",)}, r"no llama\.context_length"),
+    ({"leave_out": ("token_embd.weight",)}, r"no tensor token_embd\.weight"),
+    ({"settings": {"block_count": 7}}, "tensors of 6 layers"),
+    ({"settings": {"block_count": 5}}, "tensors of 6 layers"),
+    ({"settings": {"block_count": "six"}}, "block_count = six, no whole number"),
+    ({"settings": {"context_length": 0}}, "a context of 0 tokens"),
+    ({"settings": {"embedding_length": 2**31}}, "embedding_length = 2147483648, no whole number"),
+    ({"settings": {"attention.head_count": 2**20}}, "head_count = 1048576, no whole number"),
+    ({"settings": {"attention.layer_norm_rms_epsilon": math.nan}}, "which is no number"),
+    ({"settings": {"attention.layer_norm_rms_epsilon": -1.0}}, "norms that add -1"),
+    ({"settings": {"expert_count": 4, "expert_used_count": 5}}, "5 of 4 experts"),
+    ({"tensors": {"blk.90000000.attn_norm.weight": np.ones(64)}, "settings": {"block_count": 90000001}}, "layers"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), DAMAGED, ids=[message for _, message in DAMAGED])
+def test_settings_without_sense_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    file = open_case("llama", tmp_path, **changes)
+    with pytest.raises(ModelLoadError, match=message):
+        read_config(file.metadata, file.tensors)
+
+
+def test_a_file_that_does_not_name_its_family() -> None:
+    with pytest.raises(ModelLoadError, match=r"general\.architecture"):
+        read_config({}, {})
+
+
+@functools.cache
+def opened(case: str, folder: Path) -> GgufFile:
+    return GgufFile.open(save_family(built(case), folder / f"{case}.gguf"))
+
+
+VALUES = st.one_of(
+    st.integers(0, 2**64 - 1),
+    st.sampled_from([0, 1, 2, 3, 4, 5, 8, 16, 24, 64, 65, 96, 128, 2**20]),
+    st.floats(width=32),
+    st.text(max_size=5),
+    st.booleans(),
+    st.lists(st.integers(0, 9), max_size=7),
+    st.builds(np.array, st.lists(st.integers(0, 9), max_size=7)),
+)
+
+
+@pytest.mark.parametrize("case", ["llama-llama3-rope", "phi3-longrope", "gemma3", "qwen3-moe", "stablelm-head-norms"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_header_gives_a_model_that_fits_or_an_error(
+    case: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = opened(case, tmp_path_factory.getbasetemp())
+    keys = st.sampled_from(sorted(file.metadata))
+    changed = {**file.metadata, **data.draw(st.dictionaries(keys, VALUES, min_size=1, max_size=3))}
+    tensors = dict(file.tensors)
+    for name in data.draw(st.lists(st.sampled_from(sorted(tensors)), max_size=1)):
+        del tensors[name]
+    with contextlib.suppress(SelfSpecError):
+        model = build_on_meta(read_config(changed, tensors))
+        sources = find_parameters(tensors, model)
+        assert sources.keys() == dict(model.named_parameters()).keys()
