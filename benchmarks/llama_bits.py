@@ -24,7 +24,7 @@ from rows import BITS, step_seconds
 from selfspec.files import replace_file
 from selfspec_lab.bench.llama_cpp.decoding import LlamaCpp
 from selfspec_lab.bench.llama_cpp.library import import_library
-from selfspec_lab.bench.llama_cpp.weights import WeightsFile
+from selfspec_lab.bench.llama_cpp.weights import GgufFile, WeightsFile
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 from selfspec_lab.measuring import Target
 from selfspec_lab.widening import load_model
@@ -32,7 +32,7 @@ from selfspec_lab.widening import load_model
 QUANTISED = ("Q8_0", "Q4_0")
 
 
-class QuantisedFile(WeightsFile):
+class QuantisedFile(GgufFile):
     """A file of weights, quantised by llama.cpp into the same folder.
 
     Args:
@@ -45,8 +45,7 @@ class QuantisedFile(WeightsFile):
         params = library.llama_model_quantize_default_params()
         params.ftype = getattr(library, f"LLAMA_FTYPE_MOSTLY_{kind}")
         params.pure = True
-        self.context, self.dtype = weights.context, weights.dtype
-        self.path = weights.path.with_name(f"{kind}.gguf")
+        super().__init__(weights.path.with_name(f"{kind}.gguf"), weights.context, weights.dtype)
         status = library.llama_model_quantize(str(weights.path).encode(), str(self.path).encode(), ctypes.byref(params))
         if status != 0:
             raise RuntimeError(f"llama.cpp cannot quantise the model to {kind}: status {status}")

@@ -177,7 +177,14 @@ def make(config: PreTrainedConfig, name: str) -> PreTrainedModel:
     """A model of a config, in float32, with weights that depend on the name."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    randomise(model, zlib.crc32(name.encode()))
+    return model
+
+
+def randomise(model: PreTrainedModel, seed: int) -> None:
+    """Gives a model of any family its random weights, in place."""
+    config: Any = model.config
+    generator = torch.Generator().manual_seed(seed)
     family = config.model_type
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
@@ -185,7 +192,6 @@ def make(config: PreTrainedConfig, name: str) -> PreTrainedModel:
         # The residual stream starts at size 1. A tied head is scaled with it.
         scale = config.hidden_size**0.5 if family.startswith("gemma") else getattr(config, "embedding_multiplier", 1.0)
         model.get_input_embeddings().weight.div_(scale)
-    return model
 
 
 def _weights(name: str, like: torch.Tensor, generator: torch.Generator, family: str) -> torch.Tensor:

@@ -3,6 +3,15 @@
 from selfspec_lab.bench.llama_cpp.decoding import LlamaCpp
 from selfspec_lab.bench.llama_cpp.library import describe_build, import_library, is_installed, obstacle
 from selfspec_lab.bench.llama_cpp.lookup import LlamaCppLookup
-from selfspec_lab.bench.llama_cpp.weights import WeightsFile
+from selfspec_lab.bench.llama_cpp.weights import GgufFile, WeightsFile
 
-__all__ = ["LlamaCpp", "LlamaCppLookup", "WeightsFile", "describe_build", "import_library", "is_installed", "obstacle"]
+__all__ = [
+    "GgufFile",
+    "LlamaCpp",
+    "LlamaCppLookup",
+    "WeightsFile",
+    "describe_build",
+    "import_library",
+    "is_installed",
+    "obstacle",
+]

@@ -10,7 +10,7 @@ import torch
 
 from selfspec_lab.bench.baseline import TimedOutput
 from selfspec_lab.bench.llama_cpp.library import import_library
-from selfspec_lab.bench.llama_cpp.weights import WeightsFile
+from selfspec_lab.bench.llama_cpp.weights import GgufFile
 from selfspec_lab.bench.spread import median_seconds
 
 ROW_COUNTS = (1, 2, 4, 8, 16)
@@ -33,7 +33,7 @@ class LlamaCpp:
         RuntimeError: llama.cpp cannot load the file, or has too little memory for the context.
     """
 
-    def __init__(self, weights: WeightsFile) -> None:
+    def __init__(self, weights: GgufFile) -> None:
         self._library = library = import_library()
         self._weights = weights
         self._context: Any = None
@@ -114,6 +114,29 @@ class LlamaCpp:
             for batch in batches.values():
                 library.llama_batch_free(batch)
 
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """The logits after every token of a text, starting with an empty cache.
+
+        Args:
+            token_ids: the text.
+
+        Returns:
+            A float32 tensor, ``[len(token_ids), vocabulary]``.
+
+        Raises:
+            ContextLengthError: they exceed the context.
+        """
+        library, count = self._library, len(token_ids)
+        self._weights.check_room(count)
+        library.llama_memory_clear(self._memory, True)
+        batch = self._row_batch(token_ids, 0)
+        try:
+            self._decode(batch)
+        finally:
+            library.llama_batch_free(batch)
+        found = np.ctypeslib.as_array(library.llama_get_logits(self._context), shape=(count, self._vocab_size))
+        return torch.from_numpy(found.copy())
+
     def close(self) -> None:
         """Frees the model; it cannot be used afterwards."""
         if self._context:
@@ -156,7 +179,7 @@ def cache_type(library: Any, dtype: torch.dtype) -> int:
     return int(library.GGML_TYPE_F32 if dtype == torch.float32 else library.GGML_TYPE_F16)
 
 
-def _context_params(library: Any, weights: WeightsFile) -> Any:
+def _context_params(library: Any, weights: GgufFile) -> Any:
     params = library.llama_context_default_params()
     params.n_ctx = params.n_batch = weights.context
     params.n_threads = params.n_threads_batch = torch.get_num_threads()

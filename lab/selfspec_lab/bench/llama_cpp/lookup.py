@@ -10,7 +10,7 @@ import torch
 from selfspec_lab.bench.baseline import TimedOutput
 from selfspec_lab.bench.llama_cpp.decoding import cache_type
 from selfspec_lab.bench.llama_cpp.library import import_library
-from selfspec_lab.bench.llama_cpp.weights import WeightsFile
+from selfspec_lab.bench.llama_cpp.weights import GgufFile
 
 LOOKUP_TOKENS = 2
 """Draft length that its documentation recommends for machines without an accelerator."""
@@ -30,7 +30,7 @@ class LlamaCppLookup:
         ValueError: it cannot load the file, or has too little memory for the context.
     """
 
-    def __init__(self, weights: WeightsFile) -> None:
+    def __init__(self, weights: GgufFile) -> None:
         library = import_library()
         self._weights = weights
         speculative = importlib.import_module("llama_cpp.llama_speculative")

@@ -1,4 +1,4 @@
-"""A model's weights as a temporary GGUF file."""
+"""GGUF files for llama.cpp: one that is there, or a model's weights as a temporary one."""
 
 import tempfile
 from pathlib import Path
@@ -11,34 +11,22 @@ from selfspec_lab.bench.gguf_names import check_writable
 from selfspec_lab.bench.gguf_writer import write_gguf
 
 
-class WeightsFile:
-    """A model's weights in a temporary folder; a context manager that removes it.
+class GgufFile:
+    """A GGUF file with the number of positions that llama.cpp gets for it.
 
     Args:
-        model: the model.
+        path: the file.
         context: greatest number of positions, for prompt and output.
-
-    Raises:
-        UnsupportedModelError: the model cannot be written.
-        InvalidParameterError: there is too little space for the file.
+        dtype: dtype of the weights; those of a float32 model have a float32 cache.
 
     Attributes:
-        path: the file.
-        context: greatest number of positions.
-        dtype: dtype of the weights.
+        path: see above.
+        context: see above.
+        dtype: see above.
     """
 
-    def __init__(self, model: PreTrainedModel, context: int) -> None:
-        check_writable(model, context)
-        self.context = context
-        self.dtype: torch.dtype = model.dtype
-        self._folder = tempfile.TemporaryDirectory(prefix="selfspec-gguf-")
-        self.path = Path(self._folder.name) / "model.gguf"
-        try:
-            write_gguf(model, self.path)
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, path: Path, context: int, dtype: torch.dtype) -> None:
+        self.path, self.context, self.dtype = path, context, dtype
 
     def check_room(self, tokens: int) -> None:
         """Checks a number of tokens; llama.cpp would end the process if they exceeded ``context``.
@@ -48,6 +36,29 @@ class WeightsFile:
         """
         if tokens > self.context:
             raise ContextLengthError(f"{tokens} tokens do not fit llama.cpp's context of {self.context}")
+
+
+class WeightsFile(GgufFile):
+    """A model's weights in a temporary folder; a context manager that removes it.
+
+    Args:
+        model: the model.
+        context: greatest number of positions, for prompt and output.
+
+    Raises:
+        UnsupportedModelError: the model cannot be written.
+        InvalidParameterError: there is too little space for the file.
+    """
+
+    def __init__(self, model: PreTrainedModel, context: int) -> None:
+        check_writable(model, context)
+        self._folder = tempfile.TemporaryDirectory(prefix="selfspec-gguf-")
+        super().__init__(Path(self._folder.name) / "model.gguf", context, model.dtype)
+        try:
+            write_gguf(model, self.path)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Removes the file; memory mappings of it stay valid."""
