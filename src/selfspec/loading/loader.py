@@ -21,8 +21,11 @@ from selfspec.errors import DeviceError, ModelLoadError, OutOfMemoryError, SelfS
 from selfspec.limits import is_out_of_memory
 from selfspec.loading.catalog import InstallableModel, installed_file, resolve_name
 from selfspec.loading.devices import parse_device, parse_dtype
-from selfspec.loading.gguf import is_unpacked, unpack
+from selfspec.loading.gguf_hub import HubFile, download
+from selfspec.loading.gguf_model import read_gguf, read_gguf_config
 from selfspec.model.families import find_family
+from selfspec.runtimes.kernel_build import KernelBuildError
+from selfspec.runtimes.kernels import find
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.quantise import check_quantisable, parse_weights, quantise_in_place
 
@@ -33,16 +36,19 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     weights: str | Precision | None = None,
+    unpack: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a model and its tokenizer.
 
     Args:
         name: an installed model (``smollm2``), a bundled checkpoint (``tiny``, ``tiny-early-exit``), a local folder, a
-            GGUF file, or a name on the hub.
+            GGUF file, or a name on the hub: ``OWNER/REPO``, or ``OWNER/REPO:Q4_K_M`` for one of its GGUF files.
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` for the dtype of the checkpoint (bfloat16 for a
             quantised GGUF file).
         device: a torch device, or ``auto`` for CUDA if available.
         weights: ``int8`` or ``int4`` for low-bit weights, on the CPU (see ``quantise``); default: the checkpoint's.
+        unpack: turn the weights of a quantised GGUF file into numbers of the dtype. On the CPU, in float32 and
+            bfloat16, they else stay the file's own, which is faster and takes less memory.
 
     Returns:
         The model in eval mode on the device, and its tokenizer.
@@ -59,13 +65,22 @@ def load_model(
     if precision is not None and chosen_device.type != "cpu":
         raise DeviceError(f"low-bit weights of a target run on the CPU only, not on '{chosen_device}'; use device cpu")
     with _explain_failure(name):
-        source = find_source(name, chosen_dtype)
+        source = resolve_name(name)
+        if (file := _gguf_file(source)) is not None:
+            packed = not unpack and precision is None and chosen_device.type == "cpu" and _has_kernels()
+            expected = source if isinstance(source, InstallableModel) else None
+            model, tokenizer = read_gguf(file, chosen_dtype, packed=packed, expected=expected)
+            if precision is not None:
+                return quantise_in_place(model, precision), tokenizer
+            placed: Any = model
+            return placed.to(chosen_device), tokenizer
+        source = str(source)
         _check_family(source)
         if precision is not None:
             _check_quantisable(source, chosen_dtype, precision)
-    with _explain_failure(name, "the tokenizer of ", source):
+    with _explain_failure(name, "the tokenizer of "):
         tokenizer = AutoTokenizer.from_pretrained(source)
-    with _explain_failure(name, source=source):
+    with _explain_failure(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=chosen_dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -75,13 +90,14 @@ def load_model(
     return (model if precision is None else quantise_in_place(model, precision)), tokenizer
 
 
-def load_config(name: str | Path, *, dtype: str | torch.dtype = "auto") -> PreTrainedConfig:
-    """Loads the configuration of a model and checks its family; a GGUF file is unpacked to ``dtype`` first."""
-    chosen_dtype = parse_dtype(dtype)
+def load_config(name: str | Path) -> PreTrainedConfig:
+    """Loads the configuration of a model and checks its family."""
     with _explain_failure(name):
-        source = find_source(name, chosen_dtype)
-        _check_family(source)
-        config: PreTrainedConfig = AutoConfig.from_pretrained(source)
+        source = resolve_name(name)
+        if (file := _gguf_file(source)) is not None:
+            return read_gguf_config(file)
+        _check_family(str(source))
+        config: PreTrainedConfig = AutoConfig.from_pretrained(str(source))
         return config
 
 
@@ -90,21 +106,26 @@ def count_parameters(config: PreTrainedConfig) -> int:
     return sum(parameter.numel() for parameter in _without_weights(config).parameters())
 
 
-def find_source(name: str | Path, dtype: str | torch.dtype = "auto") -> str:
-    """The folder, or the name on the hub, that transformers loads a model from.
-
-    A GGUF file is unpacked into the user's cache folder first, unless it was unpacked before.
-    """
-    source = resolve_name(name)
+def _gguf_file(source: str | Path | InstallableModel | HubFile) -> Path | None:
+    """The GGUF file of a source, downloaded if it is on the hub; ``None`` where it is no such file."""
     if isinstance(source, InstallableModel):
-        return str(unpack(installed_file(source), dtype, expected=source))
-    if isinstance(source, Path) and source.is_file():
-        return str(unpack(source, dtype))
-    return str(source)
+        return installed_file(source)
+    if isinstance(source, HubFile):
+        return download(source)
+    return source if isinstance(source, Path) and source.is_file() else None
+
+
+def _has_kernels() -> bool:
+    """Whether weights of few bits can run; without kernels they are unpacked, and the engine says what is missing."""
+    try:
+        find()
+    except KernelBuildError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
-def _explain_failure(name: str | Path, part: str = "", source: str = "") -> Iterator[None]:
+def _explain_failure(name: str | Path, part: str = "") -> Iterator[None]:
     """Turns the errors of transformers, safetensors, torch and the hub client into errors of selfspec."""
     try:
         yield
@@ -113,8 +134,7 @@ def _explain_failure(name: str | Path, part: str = "", source: str = "") -> Iter
     except Exception as error:
         if is_out_of_memory(error):
             raise OutOfMemoryError(f"out of memory while loading '{name}'; load it in bfloat16") from None
-        remedy = f"; delete '{source}', which will be made again" if source and is_unpacked(Path(source)) else ""
-        raise ModelLoadError(f"cannot load {part}'{name}': {first_line(error)}{remedy}") from error
+        raise ModelLoadError(f"cannot load {part}'{name}': {first_line(error)}") from error
 
 
 def _check_family(source: str) -> None:

@@ -148,13 +148,16 @@ class LowBitLinear(nn.Module):
 class LowBitEmbedding(nn.Module):
     """An embedding whose table has few bits; rows that are looked up are rounded to the dtype.
 
-    It has the table of a linear layer, the LM head or one made for it. ``dtype`` follows ``module.to(dtype)``.
+    It has the table of a linear layer, the LM head or one made for it. ``dtype`` follows ``module.to(dtype)``. With a
+    scale, what is looked up is multiplied by it, rounded to the dtype, as Gemma's embeddings are.
     """
 
     _like: torch.Tensor
 
-    def __init__(self, linear: LowBitLinear, dtype: torch.dtype) -> None:
+    def __init__(self, linear: LowBitLinear, dtype: torch.dtype, *, scale: float | None = None) -> None:
         super().__init__()
+        if scale is not None:
+            self.embed_scale = scale
         self.tiles = linear.tiles
         self.register_buffer("_like", torch.empty(0, dtype=dtype), persistent=False)
         self.form, self.embedding_dim, self.num_embeddings = linear.form, linear.in_features, linear.out_features
@@ -167,6 +170,8 @@ class LowBitEmbedding(nn.Module):
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Long ``[...]`` to ``[..., hidden]``."""
         rows = look_up([self.packed], token_ids.reshape(-1), self._like.dtype)
+        if (scale := getattr(self, "embed_scale", None)) is not None:
+            rows *= torch.tensor(scale, dtype=rows.dtype)
         return rows.view(*token_ids.shape, self.embedding_dim)
 
 

@@ -337,7 +337,7 @@ def _embedding_table(decoder: Decoder) -> torch.Tensor | PackedWeights | None:
     if not is_plain(module) or decoder.embedding_scale is not None or decoder.scales_logits:
         return None
     if type(module) is LowBitEmbedding:
-        return module.packed
+        return None if hasattr(module, "embed_scale") else module.packed
     if type(module) is not nn.Embedding or module.max_norm is not None:
         return None
     return module.weight.detach() if type(module.weight) is nn.Parameter and module.weight.is_contiguous() else None

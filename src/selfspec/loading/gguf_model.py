@@ -1,0 +1,197 @@
+"""The model and the tokenizer of a GGUF file, whose weights keep their own numbers where the kernels run them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from selfspec.errors import OutOfMemoryError
+from selfspec.loading.catalog import InstallableModel, check_file
+from selfspec.loading.gguf_families import read_config
+from selfspec.loading.gguf_file import GgufFile, GgufTensor
+from selfspec.loading.gguf_tensors import Source, build_on_meta, find_parameters
+from selfspec.loading.gguf_tokenizer import read_tokenizer
+from selfspec.memory import available_bytes
+from selfspec.runtimes.formats import GGUF_FORMATS, PackedFormat
+from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, PackedWeights
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_QUANTISED_DTYPE = torch.bfloat16
+_EMBEDDINGS = ("Embedding", "Gemma2TextScaledWordEmbedding", "Gemma3TextScaledWordEmbedding")
+"""Classes of embeddings that can have a table of few bits: they look rows up, and may scale them."""
+
+_BASE_BYTES = 256 << 20
+"""What a load takes beside the weights: the tensor that is being read, buffers."""
+
+
+def read_gguf(
+    path: Path,
+    dtype: torch.dtype | str,
+    *,
+    packed: bool,
+    expected: InstallableModel | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model in a GGUF file, on the CPU in eval mode, and its tokenizer.
+
+    Weights of few bits keep the file's own numbers where ``packed``: linear layers and embedding become low-bit
+    modules, whose tiles are laid out from the mapped file. Its pages are given back as they have been read. Other
+    weights, and all where not ``packed``, are numbers of the dtype. Nothing is written to disk.
+
+    Args:
+        path: the file, or a part of a split one.
+        dtype: ``auto`` for that of the file's matrices, bfloat16 where they have few bits.
+        packed: there are kernels for weights of few bits.
+        expected: the model whose hash the file must have.
+
+    Raises:
+        ModelLoadError: the file is missing or damaged, or holds no tokenizer.
+        UnsupportedModelError: its family, a number type or a setting is not supported.
+        OutOfMemoryError: the weights do not fit into the memory that is available; nothing has been read.
+    """
+    if expected is not None:
+        check_file(expected, path)
+    with GgufFile.open(path) as file:
+        file.check_runnable()
+        config = read_config(file.metadata, file.tensors)
+        model = build_on_meta(config)
+        sources = find_parameters(file.tensors, model)
+        chosen = dtype if isinstance(dtype, torch.dtype) else auto_dtype(file)
+        filling = _Filling(model, file, sources, chosen, packed=packed and chosen in (torch.float32, torch.bfloat16))
+        filling.check_memory()
+        tokenizer = read_tokenizer(file)
+        with torch.inference_mode(mode=False), torch.no_grad():
+            filling.run()
+    config.dtype = chosen
+    return model, tokenizer
+
+
+def read_gguf_config(path: Path) -> PreTrainedConfig:
+    """The config of the model in a GGUF file."""
+    with GgufFile.open(path) as file:
+        return read_config(file.metadata, file.tensors)
+
+
+def auto_dtype(file: GgufFile) -> torch.dtype:
+    """The dtype of a file's matrices, or bfloat16 where they differ or have few bits."""
+    kinds = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    return _DTYPES[kinds.pop()] if len(kinds) == 1 and kinds <= _DTYPES.keys() else _QUANTISED_DTYPE
+
+
+class _Filling:
+    """Gives a model on ``meta`` the weights of a file."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        file: GgufFile,
+        sources: Mapping[str, Source],
+        dtype: torch.dtype,
+        *,
+        packed: bool,
+    ) -> None:
+        self._model, self._file, self._sources, self._dtype = model, file, sources, dtype
+        self._modules = dict(model.named_modules())
+        self._forms = {name: form for name in sources if packed and (form := self._find_form(name)) is not None}
+
+    def check_memory(self) -> None:
+        """Refuses weights that do not fit into memory."""
+        parameters = dict(self._model.named_parameters())
+        needed, available = _BASE_BYTES, available_bytes()
+        for name in self._sources:
+            shape, form = parameters[name].shape, self._forms.get(name)
+            needed += form.bytes(*shape) if form else parameters[name].numel() * self._dtype.itemsize
+        if available is not None and needed > available:
+            raise OutOfMemoryError(
+                f"the weights of '{self._file.path}' take {needed:,} bytes, but {available:,} are available; take a "
+                "smaller model, or a file of fewer bits"
+            )
+
+    def run(self) -> None:
+        """Reads all parameters."""
+        model: Any = self._model
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        is_tied = head.weight is embedding.weight
+        for name in self._sources:
+            path, _, kind = name.rpartition(".")
+            module = self._modules[path]
+            if name not in self._forms:
+                self._put(module, kind, self._read(name))
+            elif module is embedding:
+                table = LowBitLinear(self._pack(name), None, self._dtype)
+                made = LowBitEmbedding(table, self._dtype, scale=getattr(embedding, "scalar_embed_scale", None))
+                model.set_input_embeddings(made.eval())
+                if is_tied:
+                    model.set_output_embeddings(table.eval())
+            else:
+                parent, _, last = path.rpartition(".")
+                layer = LowBitLinear(self._pack(name), None, self._dtype)
+                if module.bias is not None:
+                    layer.bias = nn.Parameter(self._read(f"{path}.bias"), requires_grad=False)
+                setattr(self._modules[parent], last, layer.eval())
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        if is_tied and model.get_output_embeddings() is head:
+            head.weight = embedding.weight
+
+    def _find_form(self, name: str) -> PackedFormat | None:
+        """The format in which a parameter stays; ``None`` where it becomes numbers of the dtype."""
+        path, _, kind = name.rpartition(".")
+        source, module = self._sources[name], self._modules[path]
+        tensors = [self._file.tensors[each] for each in source.tensors]
+        fits = type(module) is nn.Linear or type(module).__name__ in _EMBEDDINGS
+        if kind != "weight" or not fits or source.added or len({tensor.type for tensor in tensors}) > 1:
+            return None
+        return GGUF_FORMATS.get(tensors[0].type)
+
+    def _pack(self, name: str) -> PackedWeights:
+        """The weights of a matrix in their own numbers."""
+        source, form = self._sources[name], self._forms[name]
+        tensors = [self._file.tensors[each] for each in source.tensors]
+        data = tensors[0].data() if len(tensors) == 1 else np.concatenate([each.data() for each in tensors])
+        stored = sum(tensor.shape[0] for tensor in tensors)
+        outputs = stored if source.rows is None else len(source.rows)
+        packed = PackedWeights.of_gguf(data, form, (outputs, tensors[0].shape[1]), source.rows)
+        self._release(tensors)
+        return packed
+
+    def _read(self, name: str) -> torch.Tensor:
+        """A parameter as numbers of the dtype."""
+        source = self._sources[name]
+        values = source.read(lambda tensor: _values(self._file.tensors[tensor]))
+        path, _, kind = name.rpartition(".")
+        shape = getattr(self._modules[path], kind).shape
+        own = values if values.flags.writeable else values.copy()  # not a view of the file
+        made = torch.from_numpy(own).view(shape).to(self._dtype)
+        self._release([self._file.tensors[tensor] for tensor in source.tensors])
+        return made
+
+    @staticmethod
+    def _put(module: nn.Module, kind: str, values: torch.Tensor) -> None:
+        if not isinstance(getattr(module, kind, None), nn.Parameter) or getattr(module, kind).is_meta:
+            setattr(module, kind, nn.Parameter(values, requires_grad=False))
+
+    @staticmethod
+    def _release(tensors: list[GgufTensor]) -> None:
+        for tensor in tensors:
+            tensor.release()
+
+
+def _values(tensor: GgufTensor) -> npt.NDArray[np.float32]:
+    """The values of a tensor in its shape."""
+    data = tensor.data()
+    if tensor.type == "F32":
+        return data.view(np.float32).reshape(tensor.shape)
+    if tensor.type == "F16":
+        return data.view(np.float16).astype(np.float32).reshape(tensor.shape)
+    if tensor.type == "BF16":
+        return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)
+    inputs = tensor.shape[-1]
+    outputs = int(np.prod(tensor.shape[:-1]))
+    return (
+        PackedWeights.of_gguf(data, GGUF_FORMATS[tensor.type], (outputs, inputs)).unpack().numpy().reshape(tensor.shape)
+    )
