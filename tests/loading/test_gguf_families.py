@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from gguf import GGMLQuantizationType
+from transformers import AutoModelForCausalLM, GgufConfig
 
-from helpers.gguf_cases import CASES, assert_same_model, built, logits, open_case
+from helpers.gguf_cases import CASES, assert_same_model, built, logits, open_case, read_model
 from helpers.gguf_families import ARCHITECTURES, dequantise, save_family
-from helpers.models import prompt
+from helpers.gguf_files import save_gguf
+from helpers.models import build, prompt
 from selfspec.loading.gguf_families import read_config
+from selfspec.loading.gguf_file import GgufFile
 from selfspec.loading.gguf_tensors import build_on_meta, find_parameters
 from selfspec.model.families import FAMILIES
 
@@ -101,6 +104,17 @@ def test_projections_apart_are_joined(tmp_path: Path) -> None:
         for part, values in zip("qkv", np.split(dequantise(file.tensors[name]), bounds), strict=True)
     }
     assert_same_model(open_case(case, tmp_path, tensors=apart, leave_out=tuple(joined)), case)
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2"])
+def test_quantised_files_give_what_transformers_reads(variant: str, tmp_path: Path) -> None:
+    path = save_gguf(build(variant), tmp_path / "model.gguf", quantised=GGMLQuantizationType.Q8_0)
+    expected: Any = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    )
+    found = read_model(GgufFile.open(path)).state_dict()
+    for name, weight in expected.state_dict().items():
+        assert torch.equal(found[name], weight), name
 
 
 def test_quantised_blocks_are_read_by_whole_rows(tmp_path: Path) -> None:

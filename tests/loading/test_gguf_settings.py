@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from gguf import MODEL_ARCH
 
 from helpers.gguf_cases import assert_same_model, open_case
 from helpers.gguf_families import save_family
@@ -33,7 +32,7 @@ class Shape:
         return self.values.view(np.uint8)
 
 
-def shapes(architecture: MODEL_ARCH, layers: int, embedding: tuple[int, int]) -> dict[str, Any]:
+def shapes(layers: int, embedding: tuple[int, int]) -> dict[str, Any]:
     """An embedding, and one tensor of each layer."""
     names = ["token_embd.weight", *(f"blk.{layer}.attn_norm.weight" for layer in range(layers))]
     return {name: Shape(name, embedding if name.startswith("token") else embedding[1:]) for name in names}
@@ -57,7 +56,7 @@ def llama3_factors(factor: float, size: int, base: float) -> npt.NDArray[np.floa
 
 @pytest.mark.parametrize(("factor", "size"), [(8.0, 128), (32.0, 64), (32.0, 128)], ids=["3.1", "3.2 1B", "3.2 3B"])
 def test_the_rope_of_llama_3_is_recovered(factor: float, size: int) -> None:
-    tensors = shapes(MODEL_ARCH.LLAMA, 1, (128256, 32 * size))
+    tensors = shapes(1, (128256, 32 * size))
     tensors["rope_freqs.weight"] = Shape("rope_freqs.weight", (size // 2,), llama3_factors(factor, size, 500000.0))
     metadata = header(
         "llama",
@@ -125,7 +124,7 @@ def test_the_scale_of_attention_in_gemma(
         attention__layer_norm_rms_epsilon=1e-6,
         attention__sliding_window=1024,
     )
-    config: Any = read_config(metadata, shapes(MODEL_ARCH.GEMMA2, layers, (256000, width)))
+    config: Any = read_config(metadata, shapes(layers, (256000, width)))
     assert (config.query_pre_attn_scalar, config.head_dim, config.sliding_window) == (scalar, head_dim, 1024)
     assert config.layer_types[:6].count("full_attention") == (3 if name == "gemma2" else 1)
     assert config.layer_types[5] == "full_attention"

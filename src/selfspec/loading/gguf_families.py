@@ -243,7 +243,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
 
 def _find_family(settings: Settings, metadata: Mapping[str, Any]) -> _Family:
     kind = metadata.get("general.type", "model")
-    if kind != "model":
+    if not isinstance(kind, str) or kind != "model":
         raise UnsupportedModelError(f"this GGUF file holds no model but: {str(kind)[:40]}; take the file of the model")
     if settings.architecture not in _FAMILIES:
         raise UnsupportedModelError(

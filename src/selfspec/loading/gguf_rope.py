@@ -107,11 +107,11 @@ def _scaling_type(settings: Settings) -> str:
     kind = settings.get("rope.scaling.type")
     if kind is None:  # a factor alone stretches positions evenly
         return "linear" if _scaling_factor(settings) != 1.0 else "none"
-    if kind not in ("none", "linear", "yarn", "longrope"):
+    if not isinstance(kind, str) or kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedModelError(
             f"this GGUF file scales its rope as '{str(kind)[:40]}', which is not supported; {_ELSEWHERE}"
         )
-    return "none" if kind == "linear" and _scaling_factor(settings) == 1.0 else str(kind)
+    return "none" if kind == "linear" and _scaling_factor(settings) == 1.0 else kind
 
 
 def _scaling_factor(settings: Settings) -> float:

@@ -210,7 +210,7 @@ class _Finder:
     def _range(self, tensor: str, module: str, first: int) -> Rows:
         """The outputs of a projection in a tensor, whose first one is given."""
         end, shape = first + self._outputs[module], self._tensors[tensor].shape
-        if end > shape[_outputs_axis(shape)]:
+        if end > _outputs(shape):
             raise UnsupportedModelError(
                 f"the shape {shape} of {tensor} in this GGUF file does not fit the heads of the model, which need its "
                 f"outputs {first:,} to {end:,}; {_ELSEWHERE}"
@@ -227,8 +227,8 @@ def _check_shape(name: str, expected: tuple[int, ...], source: Source, tensors: 
     """Refuses tensors that do not have the numbers of a parameter."""
     shapes = [tensors[tensor].shape for tensor in source.tensors]
     axis = _outputs_axis(shapes[0])
-    others = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
-    outputs = sum(shape[axis] for shape in shapes)
+    others = {(shape[:axis], shape[axis + 1 :]) for shape in shapes}
+    outputs = sum(map(_outputs, shapes))
     if source.rows is not None and source.rows.max() < outputs:
         outputs = len(source.rows)
     found = (*shapes[0][:axis], outputs, *shapes[0][axis + 1 :])
@@ -244,11 +244,10 @@ def _check_all_used(tensors: Mapping[str, GgufTensor], sources: Mapping[str, Sou
     used: Counter[str] = Counter()
     for source in sources.values():
         for name in source.tensors:
-            shape = tensors[name].shape
-            used[name] += shape[_outputs_axis(shape)] if source.rows is None else len(source.rows)
+            used[name] += _outputs(tensors[name].shape) if source.rows is None else len(source.rows)
     for name, tensor in tensors.items():
         known = name in ROPE_TENSORS or _NEEDLESS.fullmatch(name)
-        if not known and used[name] != tensor.shape[_outputs_axis(tensor.shape)]:
+        if not known and used[name] != _outputs(tensor.shape):
             raise UnsupportedModelError(
                 f"the tensor {name[:80]} of this GGUF file, of the shape {tensor.shape}, is in part or whole no "
                 f"parameter of this {family} model; {_ELSEWHERE}"
@@ -257,6 +256,10 @@ def _check_all_used(tensors: Mapping[str, GgufTensor], sources: Mapping[str, Sou
 
 def _outputs_axis(shape: tuple[int, ...]) -> int:
     return max(len(shape) - 2, 0)
+
+
+def _outputs(shape: tuple[int, ...]) -> int:
+    return shape[_outputs_axis(shape)] if shape else 1
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
