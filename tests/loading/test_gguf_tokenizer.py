@@ -1,5 +1,6 @@
 """Tokenizers of GGUF files: as transformers reads them where it is right, by the models' own rules where it is not."""
 
+import os
 import random
 import sys
 import unicodedata
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
+from transformers.integrations import gguf as transformers_gguf
 
 from helpers import raw_gguf as raw
 from helpers.gguf_vocabularies import (
@@ -25,6 +27,9 @@ from selfspec.errors import ModelLoadError, UnsupportedModelError
 from selfspec.loading.gguf_file import GgufFile
 from selfspec.loading.gguf_splits import find_splitting
 from selfspec.loading.gguf_tokenizer import read_tokenizer, stop_token_ids
+
+REAL = os.environ.get("SELFSPEC_TEST_GGUF", "")
+"""A model's file, if there is one."""
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}<|user|>{{ message['content'] }}{% endfor %}<|end|>"
 ADDED = (("<|user|>", CONTROL), ("<|end|>", CONTROL), ("<think>", USER_DEFINED))
@@ -54,6 +59,12 @@ def read(path: Path) -> Any:
         return read_tokenizer(file)
 
 
+compares = pytest.mark.skipif(
+    not hasattr(transformers_gguf, "convert_gguf_tokenizer"),
+    reason="the reader of older versions of transformers has other faults",
+)
+
+
 def check_as_transformers_reads(path: Path, texts: Sequence[str] = TEXTS) -> None:
     """Compares token ids, decoded texts, special tokens and template."""
     found: Any = read(path)
@@ -73,16 +84,19 @@ def composed(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
+@compares
 @pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "deepseek-r1-qwen", "dbrx", "gpt-4o", "llama4"])
 def test_byte_level_vocabularies_are_read_as_transformers_reads_them(pre: str, tmp_path: Path) -> None:
     more: dict[str, Any] = {"chat_template": TEMPLATE, "pad_token_id": 0, "add_bos_token": True}
     check_as_transformers_reads(save_byte_level(tmp_path / "model.gguf", pre, ADDED, **more))
 
 
+@compares
 def test_sentencepiece_vocabularies_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
     check_as_transformers_reads(save_sentencepiece(tmp_path / "model.gguf", ADDED, chat_template=TEMPLATE))
 
 
+@compares
 @pytest.mark.parametrize("architecture", ["gemma2", "gemma3"])
 def test_gemma_is_read_as_transformers_reads_it(architecture: str, tmp_path: Path) -> None:
     names = ("<pad>", "<bos>", "<eos>", "<mask>")  # without them, transformers makes the vocabulary larger
@@ -91,12 +105,22 @@ def test_gemma_is_read_as_transformers_reads_it(architecture: str, tmp_path: Pat
     check_as_transformers_reads(save_sentencepiece(tmp_path / "model.gguf", added, architecture))
 
 
+@compares
 def test_phi3_is_read_as_transformers_reads_it_but_for_spaces_after_special_tokens(tmp_path: Path) -> None:
     texts = [text for text in TEXTS if "</s> " not in text]
     check_as_transformers_reads(save_sentencepiece(tmp_path / "plain.gguf", (), "phi3"), texts)
     tokenizer = read(save_sentencepiece(tmp_path / "model.gguf", ADDED, "phi3"))
     assert tokenizer.encode("<|user|>\nthe<|end|> \n<|user|>the") == tokenizer.encode("<|user|>the<|end|><|user|>the")
     assert tokenizer.encode("<s>\nthe") != tokenizer.encode("<s>the")
+
+
+@compares
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL, reason="SELFSPEC_TEST_GGUF does not name a GGUF file")
+def test_a_real_file_is_read_as_transformers_reads_it() -> None:
+    if GgufFile.open(REAL).metadata["tokenizer.ggml.pre"] != "qwen2":
+        pytest.skip("transformers may be wrong about this vocabulary; it is right about Qwen2.5")
+    check_as_transformers_reads(Path(REAL))
 
 
 def test_the_file_is_not_read_again_nor_the_gguf_package_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

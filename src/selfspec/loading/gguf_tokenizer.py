@@ -246,13 +246,11 @@ class _Uncopied:
 
 
 def _derive_merges(ids: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The merges that lead to each token from two others, the highest score first."""
-    found = [
-        (score, len(left), len(right), left, right)
-        for token, score in scores.items()
+    """The merges that lead to each token from two others, the highest score first, then the longest left token."""
+    return [
+        (left, right)
+        for token in sorted(scores, key=scores.__getitem__, reverse=True)
         if len(token) <= _MAX_MERGED
-        for i in range(1, len(token))
+        for i in range(len(token) - 1, 0, -1)
         if (left := token[:i]) in ids and (right := token[i:]) in ids
     ]
-    found.sort(key=lambda merge: merge[:3], reverse=True)
-    return [merge[3:] for merge in found]
