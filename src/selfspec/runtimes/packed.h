@@ -6,7 +6,8 @@
 // they are the same on every processor, and rows are independent of each other.
 //
 // Where a processor multiplies bytes, an integer is split into planes of 8 bits with a sign, which are summed up one after
-// the other: the sum over one plane is the start of the next, times 256. Elsewhere integers are multiplied in pairs of 16 bits.
+// the other: the sum over one plane is the start of the next, times 256. Elsewhere integers are multiplied in pairs of 16 bits,
+// but those of 8 bits by codes of up to six bits as bytes, whose products are summed up in 16 bits first.
 
 #pragma once
 
@@ -19,6 +20,11 @@ constexpr long COLUMNS = 48;  // most weight rows of a panel, which one thread m
 #if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__)) || \
     defined(__ARM_FEATURE_DOTPROD)
 #define MULTIPLIES_BYTES
+constexpr bool multiplies_bytes = true, multiplies_short_bytes = true;
+#elif defined(__AVX2__)
+constexpr bool multiplies_bytes = false, multiplies_short_bytes = true;
+#else
+constexpr bool multiplies_bytes = false, multiplies_short_bytes = false;
 #endif
 
 // Weights of some outputs of a linear layer, tile after tile.
@@ -39,11 +45,9 @@ struct Linear {
 // A block of a row: its values are ``scale`` times integers of 8 * PLANES bits.
 template <int PLANES> struct RowBlock {
     static constexpr int PARTS = (PLANES + 1) / 2;  // sums that fit 32 bits: over all planes but a third, and over that
-#if defined(MULTIPLIES_BYTES)
-    int8_t planes[PLANES][BLOCK];  // the highest first
-#else
-    int16_t pairs[PARTS][BLOCK];  // the even inputs of each group of four before the odd ones
-#endif
+    static constexpr bool has_planes = multiplies_bytes || (multiplies_short_bytes && PLANES == 1);
+    int8_t planes[has_planes ? PLANES : 0][BLOCK];      // the highest first
+    int16_t pairs[multiplies_bytes ? 0 : PARTS][BLOCK];  // the even inputs of each group of four before the odd ones
     int32_t sums[PARTS][2];  // of the integers of each half
     float scale;
     float scaled_sums[2];  // of the values of each half
@@ -96,21 +100,21 @@ template <int PLANES> struct RowBlock {
                 for (int i = 0; i < BLOCK / 2; i++) sum += own[half * BLOCK / 2 + i];
                 sums[part][half] = sum;
             }
-#if defined(MULTIPLIES_BYTES)
-            if (part || PLANES == 1) {
-                for (int i = 0; i < BLOCK; i++) planes[PLANES - 1][i] = int8_t(own[i]);
-            } else {
-                for (int i = 0; i < BLOCK; i++) {
-                    const int32_t high = (own[i] + 128) >> 8;
-                    planes[0][i] = int8_t(high), planes[1][i] = int8_t(own[i] - 256 * high);
+            if constexpr (has_planes) {
+                if (part || PLANES == 1) {
+                    for (int i = 0; i < BLOCK; i++) planes[PLANES - 1][i] = int8_t(own[i]);
+                } else {
+                    for (int i = 0; i < BLOCK; i++) {
+                        const int32_t high = (own[i] + 128) >> 8;
+                        planes[0][i] = int8_t(high), planes[1][i] = int8_t(own[i] - 256 * high);
+                    }
                 }
             }
-#else
-            for (int i = 0; i < BLOCK; i += 4) {
-                pairs[part][i] = int16_t(own[i]), pairs[part][i + 1] = int16_t(own[i + 2]);
-                pairs[part][i + 2] = int16_t(own[i + 1]), pairs[part][i + 3] = int16_t(own[i + 3]);
-            }
-#endif
+            if constexpr (!multiplies_bytes)
+                for (int i = 0; i < BLOCK; i += 4) {
+                    pairs[part][i] = int16_t(own[i]), pairs[part][i + 1] = int16_t(own[i + 2]);
+                    pairs[part][i + 2] = int16_t(own[i + 1]), pairs[part][i + 3] = int16_t(own[i + 3]);
+                }
         }
         for (int half = 0; half < 2; half++) scaled_sums[half] = joined(float(sums[0][half]), float(sums[PARTS - 1][half])) * scale;
     }
@@ -130,7 +134,16 @@ inline Ints add_bytes(Ints total, Words codes, int32_t inputs) {
     return (Ints)vdotq_s32((int32x4_t)total, (int8x16_t)codes, (int8x16_t)vdupq_n_s32(inputs));
 #endif
 }
+#elif defined(__AVX2__)
+// Adds the products of pairs of bytes, of codes without a sign and inputs with one, which have to fit 16 bits.
+inline Shorts add_byte_pairs(Shorts total, Words codes, int32_t inputs) {
+#if defined(__AVX512BW__)
+    return total + (Shorts)_mm512_maddubs_epi16((__m512i)codes, _mm512_set1_epi32(inputs));
 #else
+    return total + (Shorts)_mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(inputs));
+#endif
+}
+#endif
 // Adds the products of pairs of 16-bit integers: those of each lane of ``weights`` with the same pair of inputs.
 inline Ints add_pairs(Ints total, Words weights, int32_t inputs) {
 #if defined(__AVX512BW__)
@@ -144,7 +157,6 @@ inline Ints add_pairs(Ints total, Words weights, int32_t inputs) {
     return total + (pairs << 16 >> 16) * int32_t(int16_t(inputs)) + (pairs >> 16) * (inputs >> 16);
 #endif
 }
-#endif
 
 // What codes are looked up in a table of 16 bytes.
 inline Words look_up_each(const uint8_t (&table)[16], Words codes) {
@@ -163,49 +175,44 @@ inline Words look_up_each(const uint8_t (&table)[16], Words codes) {
 }
 
 // The codes of a block in the form that they are multiplied in.
-template <class F> struct Factors {
+template <class F, int PLANES> struct Factors {
+    static constexpr bool is_short = F::bits < 8 && !F::looks_up;
+    static constexpr bool by_bytes = multiplies_bytes || (multiplies_short_bytes && PLANES == 1 && is_short);
 #if defined(__ARM_FEATURE_DOTPROD)
-    static constexpr int offset = F::looks_up || F::bits == 8 ? F::offset - 128 : F::offset;  // bytes with a sign
+    static constexpr int offset = is_short ? F::offset : F::offset - 128;  // bytes with a sign
 #else
     static constexpr int offset = F::offset;
 #endif
-    Words codes[GROUPS];
-#if !defined(MULTIPLIES_BYTES)
-    Words odd[GROUPS];  // ``codes`` are the even ones
-#endif
+    Words codes[GROUPS], odd[GROUPS];  // where they are multiplied as pairs ``codes`` are the even ones
 
     Factors(const uint8_t* from, int first) {
         Codes<F::bits>::read(from, first, codes);
 #pragma GCC unroll 8
         for (int group = 0; group < GROUPS; group++) {
             if constexpr (F::looks_up) codes[group] = look_up_each(F::values, codes[group]);
-            if (offset != F::offset) codes[group] ^= 0x80808080u;
-#if !defined(MULTIPLIES_BYTES)
-            odd[group] = codes[group] >> 8 & 0x00ff00ffu, codes[group] &= 0x00ff00ffu;
-#endif
+            if constexpr (offset != F::offset) codes[group] ^= 0x80808080u;
+            if constexpr (!by_bytes) odd[group] = codes[group] >> 8 & 0x00ff00ffu, codes[group] &= 0x00ff00ffu;
         }
     }
     // The sums over some groups, times the values of a row.
-    template <int FROM, int TO, int PLANES> Floats times(const RowBlock<PLANES>& row) const {
+    template <int FROM, int TO> Floats times(const RowBlock<PLANES>& row) const {
         Ints found[RowBlock<PLANES>::PARTS];
         for (int part = 0; part < RowBlock<PLANES>::PARTS; part++) {
             Ints sum{};
-#if defined(MULTIPLIES_BYTES)
-            const int last = part ? 2 : std::min(PLANES, 2) - 1;
-            for (int plane = 2 * part; plane <= last; plane++) {
-                if (plane == 1) sum = sum << 8;
+            if constexpr (by_bytes) {
+                const int last = part ? 2 : std::min(PLANES, 2) - 1;
+                for (int plane = 2 * part; plane <= last; plane++) {
+                    if (plane == 1) sum = sum << 8;
+                    add_plane<FROM, TO>(sum, row.planes[plane]);
+                }
+            } else {
 #pragma GCC unroll 8
-                for (int group = FROM; group < TO; group++)
-                    sum = add_bytes(sum, codes[group], load<int32_t>(row.planes[plane] + 4 * group));
+                for (int group = FROM; group < TO; group++) {
+                    sum = add_pairs(sum, codes[group], load<int32_t>(row.pairs[part] + 4 * group));
+                    sum = add_pairs(sum, odd[group], load<int32_t>(row.pairs[part] + 4 * group + 2));
+                }
             }
-#else
-#pragma GCC unroll 8
-            for (int group = FROM; group < TO; group++) {
-                sum = add_pairs(sum, codes[group], load<int32_t>(row.pairs[part] + 4 * group));
-                sum = add_pairs(sum, odd[group], load<int32_t>(row.pairs[part] + 4 * group + 2));
-            }
-#endif
-            if (offset) {
+            if constexpr (offset != 0) {
                 const int32_t* halves = row.sums[part];
                 sum -= offset * (FROM == 0 ? TO == GROUPS ? halves[0] + halves[1] : halves[0] : halves[1]);
             }
@@ -213,6 +220,22 @@ template <class F> struct Factors {
         }
         const auto floats = [](Ints sums) { return __builtin_convertvector(sums, Floats); };
         return RowBlock<PLANES>::joined(floats(found[0]), floats(found[RowBlock<PLANES>::PARTS - 1]));
+    }
+    template <int FROM, int TO> void add_plane(Ints& sum, const int8_t* inputs) const {
+#if defined(MULTIPLIES_BYTES)
+#pragma GCC unroll 8
+        for (int group = FROM; group < TO; group++) sum = add_bytes(sum, codes[group], load<int32_t>(inputs + 4 * group));
+#elif defined(__AVX2__)
+        constexpr int fitting = F::bits <= 4 ? 8 : F::bits == 5 ? 4 : 2;  // sums of pairs that fit 16 bits together
+#pragma GCC unroll 8
+        for (int first = FROM; first < TO; first += fitting) {
+            Shorts pairs{};
+#pragma GCC unroll 8
+            for (int group = first; group < std::min(TO, first + fitting); group++)
+                pairs = add_byte_pairs(pairs, codes[group], load<int32_t>(inputs + 4 * group));
+            sum = add_pairs(sum, (Words)pairs, 0x10001);
+        }
+#endif
     }
 };
 
@@ -235,7 +258,7 @@ __attribute__((noinline)) void add_tile(const uint8_t* tile, int lane, const Row
                 __builtin_prefetch(codes + SOON + line);
                 __builtin_prefetch(codes + LATER + line, 0, 2);
             }
-            const Factors<F> factors(codes, lane);
+            const Factors<F, PLANES> factors(codes, lane);
             constexpr int halves = F::scaled < BLOCK ? 2 : 1;
             Floats scale[halves], minimum[halves];
             for (int half = 0; half < halves; half++) {
