@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", default=list(DRAFTS), help="names of drafts")
     options = parse_and_check(parser, arguments)
     warnings.simplefilter("ignore", NoGainWarning)
-    model, tokenizer = load_model(options.model, dtype="bfloat16", device="cpu", widen=options.widen)
+    model, tokenizer = load_model(options.model, dtype="bfloat16", device="cpu", widen=options.widen, unpack=True)
     if options.perturb:
         perturb(model)
     engines = {PLAIN: Engine(model, tokenizer, PLAIN)}

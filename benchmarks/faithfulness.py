@@ -81,7 +81,7 @@ def measure(
 
 def run(options: argparse.Namespace) -> None:
     """Measures the cases and writes them."""
-    model, tokenizer = load_model(options.model, dtype="bfloat16", device="cpu")
+    model, tokenizer = load_model(options.model, dtype="bfloat16", device="cpu", unpack=True)
     rows = json.loads(options.out.read_text()) if options.append and options.out.exists() else []
     stamp = {"stamp": make_stamp(torch.device("cpu"))}
     params = {"temperature": options.temperature, "seed": 0} if options.temperature else {}

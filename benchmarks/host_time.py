@@ -110,7 +110,7 @@ def measure(model: str, method: str, settings: dict[str, Any], new_tokens: int) 
     calls: list[Call] = []
     between: list[float] = []
     with noting(calls, between):
-        engine = Engine(*load_model(model, dtype="bfloat16", device="cpu"), method, settings=settings)
+        engine = Engine(*load_model(model, dtype="bfloat16", device="cpu", unpack=True), method, settings=settings)
         engine.warmup()
         ids = engine.encode("Once upon a time there was a little girl")
         found: dict[str, list[float]] = defaultdict(list)

@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, required=True)
     options = parse_and_check(parser)
-    model, _ = load_model(options.model, dtype="bfloat16", device="cpu", widen=options.widen)
+    model, _ = load_model(options.model, dtype="bfloat16", device="cpu", widen=options.widen, unpack=True)
     found = ratios(measure(model, options.context, options.repeats))
     for name, figures in found.items():
         print(name, {key: round(value, 3) for key, value in figures.items()})

@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], help="another setting, as name=value")
     options = parser.parse_args(arguments)
     others = dict(text.split("=", 1) for text in options.set)
-    model, tokenizer = load_model(options.model, dtype=options.dtype, device="cpu")
+    model, tokenizer = load_model(options.model, dtype=options.dtype, device="cpu", unpack=True)
     print(f"{options.method} {options.setting} on {options.model}, {options.prompts} x {options.new_tokens} {others}")
     print(f"{'value':>12} acceptance tokens/round kept modelled selection idle", flush=True)
     for value in options.values:

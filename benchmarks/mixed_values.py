@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--perturb", action="store_true", help="take weights of a 4-bit file off its grid")
     parser.add_argument("--out", type=Path)
     options = parse_and_check(parser)
-    model, _ = load_model(options.model, dtype="bfloat16", device="cpu")
+    model, _ = load_model(options.model, dtype="bfloat16", device="cpu", unpack=True)
     if options.perturb:
         perturb(model)
     target = Target(model)

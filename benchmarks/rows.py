@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.table:
         print(table(json.loads(options.table.read_text(encoding="utf-8"))))
         return
-    model, _ = load_model(options.model, dtype="bfloat16", device="cpu", widen=options.widen)
+    model, _ = load_model(options.model, dtype="bfloat16", device="cpu", widen=options.widen, unpack=True)
     target = Target(model)
     speeds, bandwidth = peak(), copy_bytes_per_second(target.device)
     seconds = step_seconds(target, options.context, options.repeats)

@@ -64,7 +64,7 @@ def run(client: Client, environment: Path, stamp: dict[str, Any], *, quick: bool
 
 def _folder_of(model: str) -> Path:
     """The folder that a model's float32 weights and its tokenizer are loaded from."""
-    loaded, _ = load_model(model, dtype="float32")
+    loaded, _ = load_model(model, dtype="float32", unpack=True)
     return Path(loaded.name_or_path)
 
 

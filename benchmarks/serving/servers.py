@@ -163,7 +163,7 @@ def saved(model: str, gguf: Path | None = None) -> Iterator[Files]:
         gguf: a GGUF file of the model, of any type; ``None`` if llama.cpp is not measured.
     """
     with tempfile.TemporaryDirectory(prefix="selfspec-serving-") as folder:
-        loaded, tokenizer = load_model(model, dtype="bfloat16", device="cpu")
+        loaded, tokenizer = load_model(model, dtype="bfloat16", device="cpu", unpack=True)
         loaded.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         bfloat16 = None if gguf is None else Path(folder) / "bfloat16.gguf"

@@ -79,8 +79,10 @@ class Engine:
         **keywords: "Unpack[EngineKeywords]",
     ) -> None:
         self.options = options = changed(options or EngineOptions(), keywords, "option")
-        if (options.dtype, options.device) != ("auto", "auto"):
-            raise InvalidParameterError("dtype and device are for a model that is loaded by name; move this one itself")
+        if (options.dtype, options.device, options.unpack) != ("auto", "auto", False):
+            raise InvalidParameterError(
+                "dtype, device and unpack are for a model that is loaded by name; move this one itself"
+            )
         if isinstance(method, Method):
             _check_own_target(method, model, options)
             self.target, self.method = method.target, method
@@ -110,8 +112,10 @@ class Engine:
         options = changed(options or EngineOptions(), keywords, "option")
         chosen = find_method(method)
         parse_settings(chosen.Settings, chosen.name, options.settings or {})  # what is wrong there needs no weights
-        model, tokenizer = load_model(name, dtype=options.dtype, device=options.device, weights=options.weights)
-        return cls(model, tokenizer, chosen, replace(options, dtype="auto", device="auto", weights=None))
+        model, tokenizer = load_model(
+            name, dtype=options.dtype, device=options.device, weights=options.weights, unpack=options.unpack
+        )
+        return cls(model, tokenizer, chosen, replace(options, dtype="auto", device="auto", weights=None, unpack=False))
 
     def warmup(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Does ahead of the first request what would otherwise slow it down; the method learns nothing from it.

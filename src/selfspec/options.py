@@ -31,6 +31,8 @@ class EngineOptions:
             loaded by name.
         device: a torch device, or ``auto``: an accelerator if there is one. Only for a model that is loaded by name.
         weights: ``int8`` or ``int4`` to run the model with low-bit weights (see ``quantise``).
+        unpack: turn the weights of a quantised GGUF file into numbers of the dtype (see ``load_model``). Only for a
+            model that is loaded by name.
         runtime: how the model's sublayers run, one of ``selfspec.runtimes.target.RUNTIMES``.
         keep_copies: keep low-bit draft weights in the user's cache folder, for later processes.
         prefill_chunk: longest part of a prompt to run at once, in tokens; if not given, what suits the model and the
@@ -56,6 +58,7 @@ class EngineOptions:
     dtype: str | torch.dtype = "auto"
     device: str | torch.device = "auto"
     weights: str | Precision | None = None
+    unpack: bool = False
     runtime: str = "auto"
     keep_copies: bool = False
     prefill_chunk: int | None = None
@@ -91,6 +94,7 @@ class EngineKeywords(QueueKeywords, total=False):
     dtype: str | torch.dtype
     device: str | torch.device
     weights: str | Precision | None
+    unpack: bool
     runtime: str
     keep_copies: bool
     prefill_chunk: int | None

@@ -1,5 +1,6 @@
 """GGUF files of tiny random models, with a tokenizer, whole or wrong in one way."""
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,60 @@ def save_gguf(
     writer.close()
     plain.unlink()
     return path
+
+
+def rewrite(
+    source: Path,
+    path: Path,
+    change: Callable[[str, Any], Any],
+    more: Mapping[str, Any] | None = None,
+    *,
+    layers: int = 0,
+) -> Path:
+    """Writes a file again, with the same tensors.
+
+    Args:
+        source: the file.
+        path: where to.
+        change: gives the value of a key in place of its own.
+        more: keys that it also gets if it lacks them: whole numbers, and others as float32.
+        layers: number of layers, of which it takes its own ones in turns; its own number if 0.
+    """
+    reader = GGUFReader(source)
+    contents: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
+    writer = GGUFWriter(path, change("general.architecture", contents["general.architecture"]))
+    for name, field in reader.fields.items():
+        if not name.startswith(("GGUF.", "general.architecture")):
+            kinds = field.types[0], field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, change(name, contents[name]), *kinds)
+    for name, value in (more or {}).items():
+        if name not in contents:
+            kind = GGUFValueType.UINT32 if isinstance(value, int) else GGUFValueType.FLOAT32
+            writer.add_key_value(name, value, kind)
+    for tensor, names in _copies(reader.tensors, layers):
+        for name in names:
+            writer.add_tensor(name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def deepen(source: Path, path: Path, layers: int) -> Path:
+    """Writes a file again with more layers."""
+    return rewrite(source, path, lambda key, value: layers if key.endswith(".block_count") else value, layers=layers)
+
+
+def _copies(tensors: Sequence[Any], layers: int) -> Iterator[tuple[Any, list[str]]]:
+    """Each tensor with the names under which it is written."""
+    own = len({tensor.name.split(".")[1] for tensor in tensors if tensor.name.startswith("blk.")})
+    for tensor in tensors:
+        first, layer, *rest = tensor.name.split(".")
+        if first == "blk":
+            yield tensor, [".".join([first, str(each), *rest]) for each in range(int(layer), layers or own, own)]
+        else:
+            yield tensor, [tensor.name]
 
 
 def _add_tokenizer(writer: Any, entries: int, chat_template: str | None) -> None:

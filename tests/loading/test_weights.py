@@ -76,7 +76,7 @@ def test_a_wrong_name_in_the_shell(checkpoint: str) -> None:
 def test_an_inspection_says_how_the_weights_are_held(checkpoint: str) -> None:
     options = ("--model", checkpoint, "--weights", "int4", "--max-new-tokens", "8")
     shown = run("inspect", "--method", "uniform", "abcabc", *options, "--json")
-    assert json.loads(shown.stdout)["dtype"] == "4 and 8 bits (bfloat16)", shown.stderr
+    assert json.loads(shown.stdout)["dtype"] == "4 bits and 8 bits (bfloat16)", shown.stderr
 
 
 def test_info_says_what_weights_and_copies_take(checkpoint: str) -> None:

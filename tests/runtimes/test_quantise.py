@@ -60,7 +60,7 @@ def plain_text(model: Any, prompt: Sequence[int], count: int) -> list[int]:
 def dequantised(model: LlamaForCausalLM) -> LlamaForCausalLM:
     """The oracle: ordinary layers in float32 that hold integers times scales."""
     oracle = type(model)(model.config).eval().float()
-    weights = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith(("codes", "scales"))}
+    weights = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("tiles")}
     for name, module in model.named_modules():
         if isinstance(module, LowBitLinear):
             weights[f"{name}.weight"] = module.packed.unpack()

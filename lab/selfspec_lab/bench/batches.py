@@ -53,7 +53,9 @@ def run_batches(options: BatchesOptions, progress: Callable[[str], None] = lambd
         SelfSpecError: the model cannot be loaded, or a prompt does not fit its context.
     """
     progress(f"loading {options.model}")
-    model, tokenizer = load_model(options.model, dtype=options.dtype, device=options.device, widen=options.widen)
+    model, tokenizer = load_model(
+        options.model, dtype=options.dtype, device=options.device, widen=options.widen, unpack=options.unpack
+    )
     target = Target(model, options.runtime)
     plain = Engine(model, tokenizer, make_method(PLAIN, target), max_batch=max(options.sizes))
     engines, failures = make_engines(plain, options.method_names, options.settings, max_batch=max(options.sizes))

@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from selfspec.errors import UnsupportedModelError
+from selfspec.runtimes.packed import LowBitLinear
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def check_writable(model: PreTrainedModel, context: int) -> None:
         raise UnsupportedModelError(f"GGUF files can be written in float32, bfloat16 or float16, not in {model.dtype}")
     rope = config.rope_parameters
     obstacles = {
+        "weights of few bits (load it with unpack)": any(isinstance(each, LowBitLinear) for each in model.modules()),
         f"hidden_act {config.hidden_act}": config.hidden_act != "silu",
         f"rope of type {rope['rope_type']}": rope["rope_type"] not in ("default", "linear", "llama3"),
         "rope on a part of the head": rope.get("partial_rotary_factor", 1.0) != 1.0,

@@ -27,6 +27,7 @@ class BenchOptions:
         model: a name that ``load_model`` takes.
         widen: factor by which the model is widened.
         dtype: dtype of the weights, as ``load_model`` takes it.
+        unpack: whether weights of a quantised GGUF file become numbers of the dtype, as ``load_model`` takes it.
         device: device as torch names it, or ``auto``.
         runtime: runtime of the sublayers, one of ``RUNTIMES``.
         methods: names of methods, or ``("all",)``.
@@ -41,6 +42,7 @@ class BenchOptions:
     model: str = "tiny"
     widen: int = 1
     dtype: str = "auto"
+    unpack: bool = False
     device: str = "auto"
     runtime: str = "auto"
     methods: tuple[str, ...] = ("all",)

@@ -66,7 +66,9 @@ def run_overhead(options: OverheadOptions, progress: Callable[[str], None] = lam
         SelfSpecError: the model cannot be loaded.
     """
     progress(f"loading {options.model}" + (f", widened {options.widen} times" if options.widen > 1 else ""))
-    model, tokenizer = load_model(options.model, dtype=options.dtype, device=options.device, widen=options.widen)
+    model, tokenizer = load_model(
+        options.model, dtype=options.dtype, device=options.device, widen=options.widen, unpack=options.unpack
+    )
     return measure_overhead(model, tokenizer, options, progress)
 
 

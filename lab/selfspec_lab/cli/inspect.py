@@ -29,6 +29,7 @@ def inspect(
     max_new_tokens: Annotated[int, typer.Option(help="Longest output, in tokens.")] = 128,
     dtype: options.Dtype = "auto",
     weights: options.Weights = None,
+    unpack: options.Unpack = False,
     device: options.Device = "auto",
     state: Annotated[
         Path | None,
@@ -54,7 +55,7 @@ def inspect(
 
     silence_libraries()
     engine = Engine.from_pretrained(
-        model, method, settings=method_settings, dtype=dtype, device=device, weights=weights
+        model, method, settings=method_settings, dtype=dtype, device=device, weights=weights, unpack=unpack
     )
     with own_warnings():
         if state is not None:

@@ -13,6 +13,7 @@ def profile(
     model: options.Model = options.DEFAULT_MODEL,
     dtype: options.Dtype = "auto",
     weights: options.Weights = None,
+    unpack: options.Unpack = False,
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again even if there is a saved profile.")] = False,
@@ -29,7 +30,7 @@ def profile(
     if runtime not in RUNTIMES:
         raise InvalidParameterError(f"there is no runtime '{runtime}'; choose one of {', '.join(RUNTIMES)}")
     silence_libraries()
-    loaded, _ = load_model(model, dtype=dtype, device=device, weights=weights)
+    loaded, _ = load_model(model, dtype=dtype, device=device, weights=weights, unpack=unpack)
     target = Target(loaded, runtime)
     found = None if refresh else read_profile(target)
     if found is None:

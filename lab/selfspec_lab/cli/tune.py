@@ -26,6 +26,7 @@ def tune(
     model: options.Model = options.DEFAULT_MODEL,
     dtype: options.Dtype = "auto",
     weights: options.Weights = None,
+    unpack: options.Unpack = False,
     device: options.Device = "auto",
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the search.", min=0)] = 0,
@@ -47,7 +48,7 @@ def tune(
     from selfspec_lab.tuning import write_profile
 
     silence_libraries()
-    engine = Engine.from_pretrained(model, method, dtype=dtype, device=device, weights=weights)
+    engine = Engine.from_pretrained(model, method, dtype=dtype, device=device, weights=weights, unpack=unpack)
     trials: list[Trial] = []
     interrupted = False
     console = Console(stderr=True, highlight=False)

@@ -106,7 +106,7 @@ class Lab:
 
     def _load_now(self, name: str, widen: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         self.progress(f"loading {name}" + (f", widened {widen} times" if widen > 1 else ""))
-        return load_model(name, dtype="float32", device=self.device, widen=widen)
+        return load_model(name, dtype="float32", device=self.device, widen=widen, unpack=True)
 
     def engine(
         self,

@@ -50,7 +50,7 @@ def list_models(
             typer.echo(f"{name}: {', '.join(texts)}")
         else:
             typer.echo(f"{name}: not installed; run `selfspec models install {name}`")
-    typer.echo("Others: a local folder, a GGUF file, or a name on the hub.")
+    typer.echo("Others: a local folder, a GGUF file, or a name on the hub (OWNER/REPO, OWNER/REPO:Q4_K_M).")
 
 
 def _describe(name: str) -> dict[str, Any]:
@@ -108,6 +108,7 @@ def info(
     bare_model: Annotated[str | None, typer.Argument(hidden=True)] = None,
     model: options.Model = options.DEFAULT_MODEL,
     weights: options.Weights = None,
+    unpack: options.Unpack = False,
     as_json: options.Json = False,
 ) -> None:
     """Shows a model's family, sublayers, bytes, what is supported, and which kernels run it on a CPU."""
@@ -119,7 +120,7 @@ def info(
     from selfspec.runtimes.target import Target
 
     silence_libraries()
-    loaded, tokenizer = load_model(model, device="cpu", weights=weights)
+    loaded, tokenizer = load_model(model, device="cpu", weights=weights, unpack=unpack)
     facts = {"model": model, **describe_target(Target(loaded))}
     facts["kernels"] = describe()
     facts["tokenizer_entries"] = len(tokenizer)

@@ -18,7 +18,10 @@ DEFAULT_MODEL = "smollm2"
 DEFAULT_METHOD = "auto"
 """The default method: `selfspec.methods.registry.DEFAULT_METHOD`, without importing the methods."""
 
-MODEL_HELP = "A name that `selfspec models list` lists, a folder, a GGUF file, or a name on the hub."
+MODEL_HELP = (
+    "A name that `selfspec models list` lists, a folder, a GGUF file, or a name on the hub: OWNER/REPO, or "
+    "OWNER/REPO:Q4_K_M for a GGUF file."
+)
 METHOD_HELP = (
     "Drafting method; auto selects the fastest. Several: 'cascade(suffix, low-bit)'. `selfspec methods` lists all."
 )
@@ -29,6 +32,7 @@ RUNTIME_HELP = (
     "modules)."
 )
 WEIGHTS_HELP = "int8 or int4: run the model with low-bit weights (CPU). The default is the checkpoint's own weights."
+UNPACK_HELP = "Turn the weights of a quantised GGUF file into numbers of the dtype: slower, and more memory."
 JSON_HELP = "Print one JSON object and nothing else."
 
 Prompt = Annotated[
@@ -40,6 +44,7 @@ Model = Annotated[str, typer.Option(help=MODEL_HELP)]
 Dtype = Annotated[str, typer.Option(help=DTYPE_HELP)]
 Device = Annotated[str, typer.Option(help=DEVICE_HELP)]
 Weights = Annotated[str | None, typer.Option(metavar="int8|int4", help=WEIGHTS_HELP)]
+Unpack = Annotated[bool, typer.Option("--unpack", help=UNPACK_HELP)]
 KeepCopies = Annotated[
     bool,
     typer.Option("--keep-copies", help="Keep low-bit draft weights in the user's cache folder, for later runs."),
@@ -129,6 +134,7 @@ class EngineChoice:
     settings: Settings = None
     dtype: Dtype = "auto"
     weights: Weights = None
+    unpack: Unpack = False
     device: Device = "auto"
     runtime: Runtime = "auto"
     keep_copies: KeepCopies = False

@@ -1,6 +1,8 @@
 """The model and the tokenizer of a GGUF file, whose weights keep their own numbers where the kernels run them."""
 
-from collections.abc import Mapping
+import contextlib
+import importlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +12,19 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from selfspec.errors import OutOfMemoryError
+from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecError, first_line
 from selfspec.loading.catalog import InstallableModel, check_file
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
 from selfspec.loading.gguf_tensors import Source, build_on_meta, find_parameters
-from selfspec.loading.gguf_tokenizer import read_tokenizer
+from selfspec.loading.gguf_tokenizer import read_tokenizer, stop_token_ids
 from selfspec.memory import available_bytes
 from selfspec.runtimes.formats import GGUF_FORMATS, PackedFormat
+from selfspec.runtimes.kernel_build import KernelBuildError
+from selfspec.runtimes.kernels import DTYPES, find
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, PackedWeights
 
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _QUANTISED_DTYPE = torch.bfloat16
 _EMBEDDINGS = ("Embedding", "Gemma2TextScaledWordEmbedding", "Gemma3TextScaledWordEmbedding")
 """Classes of embeddings that can have a table of few bits: they look rows up, and may scale them."""
@@ -45,7 +49,7 @@ def read_gguf(
     Args:
         path: the file, or a part of a split one.
         dtype: ``auto`` for that of the file's matrices, bfloat16 where they have few bits.
-        packed: there are kernels for weights of few bits.
+        packed: weights of few bits keep their numbers where there are kernels for them.
         expected: the model whose hash the file must have.
 
     Raises:
@@ -57,13 +61,16 @@ def read_gguf(
         check_file(expected, path)
     with GgufFile.open(path) as file:
         file.check_runnable()
-        config = read_config(file.metadata, file.tensors)
-        model = build_on_meta(config)
-        sources = find_parameters(file.tensors, model)
+        with _naming(path):
+            config = read_config(file.metadata, file.tensors)
+            model = build_on_meta(config)
+            sources = find_parameters(file.tensors, model)
         chosen = dtype if isinstance(dtype, torch.dtype) else auto_dtype(file)
-        filling = _Filling(model, file, sources, chosen, packed=packed and chosen in (torch.float32, torch.bfloat16))
+        filling = _Filling(model, file, sources, chosen, packed=packed)
         filling.check_memory()
         tokenizer = read_tokenizer(file)
+        settings: Any = model.generation_config
+        settings.eos_token_id = list(stop_token_ids(file)) or None
         with torch.inference_mode(mode=False), torch.no_grad():
             filling.run()
     config.dtype = chosen
@@ -71,15 +78,26 @@ def read_gguf(
 
 
 def read_gguf_config(path: Path) -> PreTrainedConfig:
-    """The config of the model in a GGUF file."""
-    with GgufFile.open(path) as file:
-        return read_config(file.metadata, file.tensors)
+    """The config of the model in a GGUF file, with the dtype that ``auto`` means."""
+    with GgufFile.open(path) as file, _naming(path):
+        config = read_config(file.metadata, file.tensors)
+        config.dtype = auto_dtype(file)
+        return config
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Names the file in errors about what its header says."""
+    try:
+        yield
+    except SelfSpecError as error:
+        raise type(error)(f"cannot load '{path}': {error}") from error
 
 
 def auto_dtype(file: GgufFile) -> torch.dtype:
     """The dtype of a file's matrices, or bfloat16 where they differ or have few bits."""
     kinds = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) > 1}
-    return _DTYPES[kinds.pop()] if len(kinds) == 1 and kinds <= _DTYPES.keys() else _QUANTISED_DTYPE
+    return _PLAIN[kinds.pop()] if len(kinds) == 1 and kinds <= _PLAIN.keys() else _QUANTISED_DTYPE
 
 
 class _Filling:
@@ -96,6 +114,8 @@ class _Filling:
     ) -> None:
         self._model, self._file, self._sources, self._dtype = model, file, sources, dtype
         self._modules = dict(model.named_modules())
+        self._no_kernels = _why_no_kernels()
+        packed = packed and self._no_kernels is None and dtype in DTYPES
         self._forms = {name: form for name in sources if packed and (form := self._find_form(name)) is not None}
 
     def check_memory(self) -> None:
@@ -162,7 +182,7 @@ class _Filling:
     def _read(self, name: str) -> torch.Tensor:
         """A parameter as numbers of the dtype."""
         source = self._sources[name]
-        values = source.read(lambda tensor: _values(self._file.tensors[tensor]))
+        values = source.read(lambda tensor: _values(self._file.tensors[tensor], self._no_kernels))
         path, _, kind = name.rpartition(".")
         shape = getattr(self._modules[path], kind).shape
         own = values if values.flags.writeable else values.copy()  # not a view of the file
@@ -181,7 +201,16 @@ class _Filling:
             tensor.release()
 
 
-def _values(tensor: GgufTensor) -> npt.NDArray[np.float32]:
+def _why_no_kernels() -> KernelBuildError | None:
+    """Why there are no kernels; then weights are unpacked, and the engine says what that costs."""
+    try:
+        find()
+    except KernelBuildError as error:
+        return error
+    return None
+
+
+def _values(tensor: GgufTensor, no_kernels: KernelBuildError | None) -> npt.NDArray[np.float32]:
     """The values of a tensor in its shape."""
     data = tensor.data()
     if tensor.type == "F32":
@@ -190,8 +219,23 @@ def _values(tensor: GgufTensor) -> npt.NDArray[np.float32]:
         return data.view(np.float16).astype(np.float32).reshape(tensor.shape)
     if tensor.type == "BF16":
         return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)
+    if no_kernels is not None:
+        return _values_by_gguf(tensor, no_kernels)
     inputs = tensor.shape[-1]
     outputs = int(np.prod(tensor.shape[:-1]))
-    return (
-        PackedWeights.of_gguf(data, GGUF_FORMATS[tensor.type], (outputs, inputs)).unpack().numpy().reshape(tensor.shape)
-    )
+    packed = PackedWeights.of_gguf(data, GGUF_FORMATS[tensor.type], (outputs, inputs))
+    return packed.unpack().numpy().reshape(tensor.shape)
+
+
+def _values_by_gguf(tensor: GgufTensor, no_kernels: KernelBuildError) -> npt.NDArray[np.float32]:
+    """The values of a tensor of few bits where there are no kernels to unpack it."""
+    try:
+        gguf: Any = importlib.import_module("gguf")
+    except ImportError as error:
+        raise ModelLoadError(
+            f"weights as {tensor.type} need the kernels of the CPU, of which there are none "
+            f"({first_line(no_kernels)}), or the package gguf; run: pip install 'selfspec[gguf]'"
+        ) from error
+    rows = tensor.data().reshape(*tensor.shape[:-1], -1)
+    values: npt.NDArray[np.float32] = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[tensor.type])
+    return values

@@ -24,8 +24,6 @@ from selfspec.loading.devices import parse_device, parse_dtype
 from selfspec.loading.gguf_hub import HubFile, download
 from selfspec.loading.gguf_model import read_gguf, read_gguf_config
 from selfspec.model.families import find_family
-from selfspec.runtimes.kernel_build import KernelBuildError
-from selfspec.runtimes.kernels import find
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.quantise import check_quantisable, parse_weights, quantise_in_place
 
@@ -67,7 +65,7 @@ def load_model(
     with _explain_failure(name):
         source = resolve_name(name)
         if (file := _gguf_file(source)) is not None:
-            packed = not unpack and precision is None and chosen_device.type == "cpu" and _has_kernels()
+            packed = not unpack and precision is None and chosen_device.type == "cpu"
             expected = source if isinstance(source, InstallableModel) else None
             model, tokenizer = read_gguf(file, chosen_dtype, packed=packed, expected=expected)
             if precision is not None:
@@ -113,15 +111,6 @@ def _gguf_file(source: str | Path | InstallableModel | HubFile) -> Path | None:
     if isinstance(source, HubFile):
         return download(source)
     return source if isinstance(source, Path) and source.is_file() else None
-
-
-def _has_kernels() -> bool:
-    """Whether weights of few bits can run; without kernels they are unpacked, and the engine says what is missing."""
-    try:
-        find()
-    except KernelBuildError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.graphs import FEWEST_SLOTS, Graphs
 from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitCopies
-from selfspec.runtimes.packed import LowBitLinear, parameter_count
+from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, parameter_count
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.runner import RUNTIMES, Runner, make_runner
 from selfspec.runtimes.stack import StackOutput
@@ -112,10 +112,11 @@ class Target:
 
     @property
     def weights(self) -> str:
-        """How the weights are held, in words: ``bfloat16``, or ``4 and 8 bits (bfloat16)``."""
-        own = sorted({module.form.bits for module in self.model.modules() if isinstance(module, LowBitLinear)})
+        """How the weights are held, in words: ``bfloat16``, ``4 bits and 8 bits (bfloat16)``, ``Q4_K (float32)``."""
+        low_bit = (LowBitLinear, LowBitEmbedding)
+        own = sorted({str(module.form) for module in self.model.modules() if isinstance(module, low_bit)})
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{' and '.join(map(str, own))} bits ({dtype})" if own else dtype
+        return f"{' and '.join(own)} ({dtype})" if own else dtype
 
     @property
     def device(self) -> torch.device:

@@ -68,6 +68,7 @@ class RunOptions(BenchOptions):
             "model": self.model,
             "widen": self.widen,
             "dtype": self.dtype,
+            "unpack": self.unpack,
             "device": self.device,
             "runtime": self.runtime,
             "methods": self.method_names,
