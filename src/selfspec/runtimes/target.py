@@ -112,11 +112,15 @@ class Target:
 
     @property
     def weights(self) -> str:
-        """How the weights are held, in words: ``bfloat16``, ``4 bits and 8 bits (bfloat16)``, ``Q4_K (float32)``."""
+        """How the weights are held, in words: ``bfloat16``, ``4 bits and 8 bits (bfloat16)``, ``Q4_K (float32)``.
+
+        ``Q4_K (bfloat16, int8 activations)`` where rows are rounded to 8 bits.
+        """
         low_bit = (LowBitLinear, LowBitEmbedding)
         own = sorted({str(module.form) for module in self.model.modules() if isinstance(module, low_bit)})
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{' and '.join(own)} ({dtype})" if own else dtype
+        short = any(isinstance(module, LowBitLinear) and module.short_rows for module in self.model.modules())
+        return f"{' and '.join(own)} ({dtype}{', int8 activations' if short else ''})" if own else dtype
 
     @property
     def device(self) -> torch.device:
