@@ -15,6 +15,7 @@ from selfspec.runtimes.kernels import DTYPES, load, row_limit
 from selfspec.runtimes.packed import LowBitLinear, PackedWeights, multiply
 from selfspec.runtimes.precision import TILE
 from selfspec.runtimes.structures import Linear
+from selfspec.runtimes.threads import THREADS
 
 Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -177,8 +178,7 @@ class CompiledProduct(Product):
         if (rows if widest is None else widest) > self.limit or not hidden_states.is_contiguous():
             return self._product(hidden_states)
         out = hidden_states.new_empty(rows, outputs)
-        threads = torch.get_num_threads()
-        self._call(self._reference, hidden_states.data_ptr(), out.data_ptr(), rows, inputs, outputs, threads)
+        self._call(self._reference, hidden_states.data_ptr(), out.data_ptr(), rows, inputs, outputs, THREADS.take())
         return out
 
 
