@@ -14,8 +14,8 @@ from threading import Lock
 
 import torch
 
-_SHORTEST, _LONGEST = 0.25, 8.0
-"""Seconds between two tries; each try that did not help doubles them."""
+_FIRST, _SHORTEST, _LONGEST = 1.0, 0.25, 8.0
+"""Seconds before the first try and between two; each try that did not help doubles them."""
 
 _SHARE = 0.04
 """Share of the time that tries may lose, up to the longest time between two."""
@@ -86,7 +86,7 @@ class ThreadCount:
         self._current = most
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._try: _Try | None = None
-        self._patience = _SHORTEST
+        self._patience = _FIRST
         self._next_try = self._clock() + self._patience
 
     @property
