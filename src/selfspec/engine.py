@@ -80,7 +80,7 @@ class Engine:
     ) -> None:
         self.options = options = changed(options or EngineOptions(), keywords, "option")
         named = options.dtype, options.device, options.unpack, options.activations
-        if named != ("auto", "auto", False, "exact"):
+        if named != ("auto", "auto", False, "auto"):
             raise InvalidParameterError(
                 "dtype, device, unpack and activations are for a model that is loaded by name; load this one with them"
             )
@@ -121,7 +121,7 @@ class Engine:
             unpack=options.unpack,
             activations=options.activations,
         )
-        used = replace(options, dtype="auto", device="auto", weights=None, unpack=False, activations="exact")
+        used = replace(options, dtype="auto", device="auto", weights=None, unpack=False, activations="auto")
         return cls(model, tokenizer, chosen, used)
 
     def warmup(self, progress: Callable[[str], None] = lambda _: None) -> None:

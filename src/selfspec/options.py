@@ -31,8 +31,8 @@ class EngineOptions:
             loaded by name.
         device: a torch device, or ``auto``: an accelerator if there is one. Only for a model that is loaded by name.
         weights: ``int8`` or ``int4`` to run the model with low-bit weights (see ``quantise``).
-        activations: ``exact`` or ``int8``: how rows are multiplied with weights of few bits (see ``load_model``). Only
-            for a model that is loaded by name.
+        activations: ``auto``, ``exact`` or ``int8``: how rows are multiplied with weights of few bits (see
+            ``load_model``). Only for a model that is loaded by name.
         unpack: turn the weights of a quantised GGUF file into numbers of the dtype (see ``load_model``). Only for a
             model that is loaded by name.
         runtime: how the model's sublayers run, one of ``selfspec.runtimes.target.RUNTIMES``.
@@ -61,7 +61,7 @@ class EngineOptions:
     device: str | torch.device = "auto"
     weights: str | Precision | None = None
     unpack: bool = False
-    activations: str = "exact"
+    activations: str = "auto"
     runtime: str = "auto"
     keep_copies: bool = False
     prefill_chunk: int | None = None

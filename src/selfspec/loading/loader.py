@@ -31,7 +31,7 @@ from selfspec.loading.devices import parse_device, parse_dtype
 from selfspec.loading.gguf_hub import HubFile, download
 from selfspec.loading.gguf_model import read_gguf, read_gguf_config
 from selfspec.model.families import find_family
-from selfspec.runtimes.packed import ACTIVATIONS, shorten_rows
+from selfspec.runtimes.packed import ACTIVATIONS, set_activations
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.quantise import check_quantisable, parse_weights, quantise_in_place
 
@@ -43,7 +43,7 @@ def load_model(
     device: str | torch.device = "auto",
     weights: str | Precision | None = None,
     unpack: bool = False,
-    activations: str = "exact",
+    activations: str = "auto",
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a model and its tokenizer.
 
@@ -57,7 +57,8 @@ def load_model(
         unpack: turn the weights of a quantised GGUF file into numbers of the dtype. On the CPU, in float32 and
             bfloat16, they else stay the file's own, which is faster and takes less memory.
         activations: ``int8`` rounds what is multiplied with weights of few bits to 8 bits, in blocks of 32 with a scale
-            each: faster for many rows, with a text of its own. ``exact`` multiplies all bits of the dtype.
+            each: faster for many rows, with a text of its own. ``exact`` multiplies all bits of the dtype. ``auto`` is
+            ``int8`` for a quantised GGUF file in bfloat16, else ``exact``.
 
     Returns:
         The model in eval mode on the device, and its tokenizer.
@@ -72,8 +73,7 @@ def load_model(
     if activations not in ACTIVATIONS:
         raise InvalidParameterError(f"there are no activations '{activations}'; choose {' or '.join(ACTIVATIONS)}")
     loaded = _load(name, parse_dtype(dtype), device, parse_weights(weights), unpack=unpack)
-    if activations == "int8":
-        shorten_rows(loaded[0])
+    set_activations(loaded[0], activations)
     return loaded
 
 

@@ -176,20 +176,24 @@ class LowBitEmbedding(nn.Module):
         return rows.view(*token_ids.shape, self.embedding_dim)
 
 
-ACTIVATIONS = ("exact", "int8")
+ACTIVATIONS = ("auto", "exact", "int8")
 """How rows are multiplied with weights of few bits: with all bits that their dtype has, or rounded to 8 bits."""
 
 
-def shorten_rows(model: nn.Module) -> None:
-    """Makes all linear layers of few bits round rows to 8 bits, in blocks of 32 that share a scale."""
+def set_activations(model: nn.Module, activations: str) -> None:
+    """Makes linear layers of few bits round rows to 8 bits (``int8``), in blocks of 32 that share a scale.
+
+    ``auto`` makes those with a GGUF file's weights do it in bfloat16.
+    """
     layers = [module for module in model.modules() if isinstance(module, LowBitLinear)]
-    if not layers:
+    if activations == "int8" and not layers:
         raise UnsupportedModelError(
             "activations int8 need weights of few bits, which this model does not have; load a quantised GGUF file, or "
             "choose weights int8 or int4"
         )
     for layer in layers:
-        layer.short_rows = True
+        is_file = bool(layer.form.name) and layer.dtype == torch.bfloat16
+        layer.short_rows = activations == "int8" or (activations == "auto" and is_file)
 
 
 def parameter_count(model: nn.Module) -> int:
