@@ -117,14 +117,26 @@ inline Floats widen(const f16* from) {
     return (Floats)((Words)size | (words & 0x8000) << 16);
 #endif
 }
-// Bytes as floats, LANES of them; in two steps, which compilers turn into vector code.
-typedef uint8_t ByteLanes __attribute__((vector_size(LANES)));
-typedef int8_t SignedByteLanes __attribute__((vector_size(LANES)));
-inline Floats widen(ByteLanes bytes) {
-    return __builtin_convertvector((Ints)__builtin_convertvector(bytes, Words), Floats);
+// Bytes as floats, LANES of them. Compilers take them apart one by one where they are not told the instruction.
+inline Floats widen(const uint8_t* from) {
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load<__m128i>(from)));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+    typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+    return __builtin_convertvector((Ints)__builtin_convertvector(load<Bytes>(from), Words), Floats);
+#endif
 }
-inline Floats widen(SignedByteLanes bytes) {
-    return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
+inline Floats widen(const int8_t* from) {
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from)));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+    typedef int8_t Bytes __attribute__((vector_size(LANES)));
+    return __builtin_convertvector(__builtin_convertvector(load<Bytes>(from), Ints), Floats);
+#endif
 }
 
 }  // namespace

@@ -80,8 +80,8 @@ template <int BITS> struct SixBits : FormatBase<BITS, 256, 32, 0, 16 * TILE> {
                 minima[i + HALF] = uint8_t(both[i] >> 4 | (high[i] >> 2 & 48));
             }
         }
-        Floats scale(int index) const { return number * widen(load<ByteLanes>(scales + index * TILE + first)); }
-        Floats minimum(int index) const { return other * widen(load<ByteLanes>(minima + index * TILE + first)); }
+        Floats scale(int index) const { return number * widen(scales + index * TILE + first); }
+        Floats minimum(int index) const { return other * widen(minima + index * TILE + first); }
     };
 };
 // Integers of eight bits that scale one number.
@@ -94,7 +94,7 @@ struct EightBits : FormatBase<BITS, 256, SCALED, OFFSET, (2 + 256 / SCALED) * TI
         Scales(const uint8_t* head, int first)
             : head(head), first(first), number(widen(reinterpret_cast<const f16*>(head) + first)) {}
         Floats scale(int index) const {
-            return number * widen(load<SignedByteLanes>(head + (2 + index) * TILE + first));
+            return number * widen(reinterpret_cast<const int8_t*>(head) + (2 + index) * TILE + first);
         }
     };
 };
@@ -102,10 +102,14 @@ struct EightBits : FormatBase<BITS, 256, SCALED, OFFSET, (2 + 256 / SCALED) * TI
 struct FourBits : FormatBase<2, 256, 16, 0, 20 * TILE> {
     static constexpr bool has_minimum = true;
     struct Scales : TwoNumbers {
-        using TwoNumbers::TwoNumbers;
-        ByteLanes both(int index) const { return load<ByteLanes>(head + (4 + index) * TILE + first); }
-        Floats scale(int index) const { return number * widen(both(index) & 15); }
-        Floats minimum(int index) const { return other * widen(both(index) >> 4); }
+        uint8_t scales[16 * TILE], minima[16 * TILE];
+        Scales(const uint8_t* head, int first) : TwoNumbers(head, first) {
+            const uint8_t* both = head + 4 * TILE;
+#pragma omp simd
+            for (int i = 0; i < 16 * TILE; i++) scales[i] = both[i] & 15, minima[i] = both[i] >> 4;
+        }
+        Floats scale(int index) const { return number * widen(scales + index * TILE + first); }
+        Floats minimum(int index) const { return other * widen(minima + index * TILE + first); }
     };
 };
 // Codes that are places in a table of 16 values, to which 128 has been added.

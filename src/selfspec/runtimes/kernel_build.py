@@ -44,7 +44,7 @@ class Level:
 
 
 def _x86(name: str, *features: str) -> Level:
-    flags = tuple(f"-m{feature.replace('avx512_', 'avx512').replace('_', '-')}" for feature in features)
+    flags = tuple(f"-m{feature.replace('avx512_', 'avx512').replace('avx_', 'avx').replace('_', '-')}" for feature in features)
     return Level(name, "x86_64", flags, frozenset(features))
 
 
@@ -57,11 +57,13 @@ LEVELS = (
     Level("generic", ""),
     _x86("sse2", "sse2"),
     _x86("avx2", *_AVX2),
+    _x86("avx-vnni", *_AVX2, "avx_vnni"),
     _x86("avx512", *_AVX512),
     _x86("avx512-vnni", *_VNNI),
     _x86("avx512-bf16", *_BF16),
     _x86("amx", *_BF16, "amx_tile", "amx_bf16"),
     Level("neon", "aarch64"),
+    Level("neon-dot", "aarch64", ("-march=armv8.2-a+dotprod",), frozenset({"asimddp"})),
 )
 """All levels; of one architecture from low to high."""
 

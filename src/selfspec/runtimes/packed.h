@@ -6,7 +6,8 @@
 // they are the same on every processor, and rows are independent of each other.
 //
 // Where a processor multiplies bytes, an integer is split into planes of 8 bits with a sign, which are summed up one after
-// the other: the sum over one plane is the start of the next, times 256. Elsewhere integers are multiplied in pairs of 16 bits.
+// the other: the sum over one plane is the start of the next, times 256. Elsewhere integers are multiplied in pairs of 16 bits,
+// but those of 8 bits by codes of up to six bits as bytes, whose products are summed up in 16 bits first.
 
 #pragma once
 
@@ -19,6 +20,11 @@ constexpr long COLUMNS = 48;  // most weight rows of a panel, which one thread m
 #if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__)) || \
     defined(__ARM_FEATURE_DOTPROD)
 #define MULTIPLIES_BYTES
+constexpr bool multiplies_bytes = true, multiplies_short_bytes = true;
+#elif defined(__AVX2__)
+constexpr bool multiplies_bytes = false, multiplies_short_bytes = true;
+#else
+constexpr bool multiplies_bytes = false, multiplies_short_bytes = false;
 #endif
 
 // Weights of some outputs of a linear layer, tile after tile.
@@ -39,11 +45,9 @@ struct Linear {
 // A block of a row: its values are ``scale`` times integers of 8 * PLANES bits.
 template <int PLANES> struct RowBlock {
     static constexpr int PARTS = (PLANES + 1) / 2;  // sums that fit 32 bits: over all planes but a third, and over that
-#if defined(MULTIPLIES_BYTES)
-    int8_t planes[PLANES][BLOCK];  // the highest first
-#else
-    int16_t pairs[PARTS][BLOCK];  // the even inputs of each group of four before the odd ones
-#endif
+    static constexpr bool has_planes = multiplies_bytes || (multiplies_short_bytes && PLANES == 1);
+    int8_t planes[has_planes ? PLANES : 0][BLOCK];      // the highest first
+    int16_t pairs[multiplies_bytes ? 0 : PARTS][BLOCK];  // the even inputs of each group of four before the odd ones
     int32_t sums[PARTS][2];  // of the integers of each half
     float scale;
     float scaled_sums[2];  // of the values of each half
@@ -96,21 +100,21 @@ template <int PLANES> struct RowBlock {
                 for (int i = 0; i < BLOCK / 2; i++) sum += own[half * BLOCK / 2 + i];
                 sums[part][half] = sum;
             }
-#if defined(MULTIPLIES_BYTES)
-            if (part || PLANES == 1) {
-                for (int i = 0; i < BLOCK; i++) planes[PLANES - 1][i] = int8_t(own[i]);
-            } else {
-                for (int i = 0; i < BLOCK; i++) {
-                    const int32_t high = (own[i] + 128) >> 8;
-                    planes[0][i] = int8_t(high), planes[1][i] = int8_t(own[i] - 256 * high);
+            if constexpr (has_planes) {
+                if (part || PLANES == 1) {
+                    for (int i = 0; i < BLOCK; i++) planes[PLANES - 1][i] = int8_t(own[i]);
+                } else {
+                    for (int i = 0; i < BLOCK; i++) {
+                        const int32_t high = (own[i] + 128) >> 8;
+                        planes[0][i] = int8_t(high), planes[1][i] = int8_t(own[i] - 256 * high);
+                    }
                 }
             }
-#else
-            for (int i = 0; i < BLOCK; i += 4) {
-                pairs[part][i] = int16_t(own[i]), pairs[part][i + 1] = int16_t(own[i + 2]);
-                pairs[part][i + 2] = int16_t(own[i + 1]), pairs[part][i + 3] = int16_t(own[i + 3]);
-            }
-#endif
+            if constexpr (!multiplies_bytes)
+                for (int i = 0; i < BLOCK; i += 4) {
+                    pairs[part][i] = int16_t(own[i]), pairs[part][i + 1] = int16_t(own[i + 2]);
+                    pairs[part][i + 2] = int16_t(own[i + 1]), pairs[part][i + 3] = int16_t(own[i + 3]);
+                }
         }
         for (int half = 0; half < 2; half++) scaled_sums[half] = joined(float(sums[0][half]), float(sums[PARTS - 1][half])) * scale;
     }
@@ -130,7 +134,16 @@ inline Ints add_bytes(Ints total, Words codes, int32_t inputs) {
     return (Ints)vdotq_s32((int32x4_t)total, (int8x16_t)codes, (int8x16_t)vdupq_n_s32(inputs));
 #endif
 }
+#elif defined(__AVX2__)
+// Adds the products of pairs of bytes, of codes without a sign and inputs with one, which have to fit 16 bits.
+inline Shorts add_byte_pairs(Shorts total, Words codes, int32_t inputs) {
+#if defined(__AVX512BW__)
+    return total + (Shorts)_mm512_maddubs_epi16((__m512i)codes, _mm512_set1_epi32(inputs));
 #else
+    return total + (Shorts)_mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(inputs));
+#endif
+}
+#endif
 // Adds the products of pairs of 16-bit integers: those of each lane of ``weights`` with the same pair of inputs.
 inline Ints add_pairs(Ints total, Words weights, int32_t inputs) {
 #if defined(__AVX512BW__)
@@ -144,7 +157,6 @@ inline Ints add_pairs(Ints total, Words weights, int32_t inputs) {
     return total + (pairs << 16 >> 16) * int32_t(int16_t(inputs)) + (pairs >> 16) * (inputs >> 16);
 #endif
 }
-#endif
 
 // What codes are looked up in a table of 16 bytes.
 inline Words look_up_each(const uint8_t (&table)[16], Words codes) {
@@ -163,97 +175,157 @@ inline Words look_up_each(const uint8_t (&table)[16], Words codes) {
 }
 
 // The codes of a block in the form that they are multiplied in.
-template <class F> struct Factors {
+template <class F, int PLANES> struct Factors {
+    static constexpr bool is_short = F::bits < 8 && !F::looks_up;
+    static constexpr bool by_bytes = multiplies_bytes || (multiplies_short_bytes && PLANES == 1 && is_short);
 #if defined(__ARM_FEATURE_DOTPROD)
-    static constexpr int offset = F::looks_up || F::bits == 8 ? F::offset - 128 : F::offset;  // bytes with a sign
+    static constexpr int offset = is_short ? F::offset : F::offset - 128;  // bytes with a sign
 #else
     static constexpr int offset = F::offset;
 #endif
-    Words codes[GROUPS];
-#if !defined(MULTIPLIES_BYTES)
-    Words odd[GROUPS];  // ``codes`` are the even ones
-#endif
+    Words codes[GROUPS], odd[GROUPS];  // where they are multiplied as pairs ``codes`` are the even ones
 
     Factors(const uint8_t* from, int first) {
         Codes<F::bits>::read(from, first, codes);
 #pragma GCC unroll 8
         for (int group = 0; group < GROUPS; group++) {
             if constexpr (F::looks_up) codes[group] = look_up_each(F::values, codes[group]);
-            if (offset != F::offset) codes[group] ^= 0x80808080u;
-#if !defined(MULTIPLIES_BYTES)
-            odd[group] = codes[group] >> 8 & 0x00ff00ffu, codes[group] &= 0x00ff00ffu;
-#endif
+            if constexpr (offset != F::offset) codes[group] ^= 0x80808080u;
+            if constexpr (!by_bytes) odd[group] = codes[group] >> 8 & 0x00ff00ffu, codes[group] &= 0x00ff00ffu;
         }
     }
-    // The sums over some groups, times the values of a row.
-    template <int FROM, int TO, int PLANES> Floats times(const RowBlock<PLANES>& row) const {
-        Ints found[RowBlock<PLANES>::PARTS];
-        for (int part = 0; part < RowBlock<PLANES>::PARTS; part++) {
-            Ints sum{};
-#if defined(MULTIPLIES_BYTES)
-            const int last = part ? 2 : std::min(PLANES, 2) - 1;
-            for (int plane = 2 * part; plane <= last; plane++) {
-                if (plane == 1) sum = sum << 8;
+    // The products of some groups of each tile and the integers of a row.
+    template <int FROM, int TO, int TILES>
+    static void multiply(const Factors (&tiles)[TILES], const RowBlock<PLANES>& row, Floats (&to)[TILES]) {
+        constexpr int PARTS = RowBlock<PLANES>::PARTS;
+        Ints sums[PARTS][TILES];
+#pragma GCC unroll 2
+        for (int part = 0; part < PARTS; part++) {
+            Ints* own = sums[part];
+#pragma GCC unroll 2
+            for (int tile = 0; tile < TILES; tile++) own[tile] = Ints{};
+            if constexpr (by_bytes) {
+                const int last = part ? 2 : std::min(PLANES, 2) - 1;
+#pragma GCC unroll 2
+                for (int plane = 2 * part; plane <= last; plane++) {
+#pragma GCC unroll 2
+                    for (int tile = 0; tile < TILES && plane == 1; tile++) own[tile] = own[tile] << 8;
+                    add_plane<FROM, TO>(tiles, row.planes[plane], own);
+                }
+            } else {
 #pragma GCC unroll 8
                 for (int group = FROM; group < TO; group++)
-                    sum = add_bytes(sum, codes[group], load<int32_t>(row.planes[plane] + 4 * group));
+#pragma GCC unroll 2
+                    for (int tile = 0; tile < TILES; tile++) {
+                        const int16_t* inputs = row.pairs[part] + 4 * group;
+                        own[tile] = add_pairs(own[tile], tiles[tile].codes[group], load<int32_t>(inputs));
+                        own[tile] = add_pairs(own[tile], tiles[tile].odd[group], load<int32_t>(inputs + 2));
+                    }
             }
-#else
-#pragma GCC unroll 8
-            for (int group = FROM; group < TO; group++) {
-                sum = add_pairs(sum, codes[group], load<int32_t>(row.pairs[part] + 4 * group));
-                sum = add_pairs(sum, odd[group], load<int32_t>(row.pairs[part] + 4 * group + 2));
-            }
-#endif
-            if (offset) {
+            if constexpr (offset != 0) {
                 const int32_t* halves = row.sums[part];
-                sum -= offset * (FROM == 0 ? TO == GROUPS ? halves[0] + halves[1] : halves[0] : halves[1]);
+                const int32_t sum = FROM == 0 ? TO == GROUPS ? halves[0] + halves[1] : halves[0] : halves[1];
+#pragma GCC unroll 2
+                for (int tile = 0; tile < TILES; tile++) own[tile] -= offset * sum;
             }
-            found[part] = sum;
         }
         const auto floats = [](Ints sums) { return __builtin_convertvector(sums, Floats); };
-        return RowBlock<PLANES>::joined(floats(found[0]), floats(found[RowBlock<PLANES>::PARTS - 1]));
+#pragma GCC unroll 2
+        for (int tile = 0; tile < TILES; tile++)
+            to[tile] = RowBlock<PLANES>::joined(floats(sums[0][tile]), floats(sums[PARTS - 1][tile]));
+    }
+    template <int FROM, int TO, int TILES>
+    static void add_plane(const Factors (&tiles)[TILES], const int8_t* inputs, Ints* sums) {
+#if defined(MULTIPLIES_BYTES)
+#pragma GCC unroll 8
+        for (int group = FROM; group < TO; group++)
+#pragma GCC unroll 2
+            for (int tile = 0; tile < TILES; tile++)
+                sums[tile] = add_bytes(sums[tile], tiles[tile].codes[group], load<int32_t>(inputs + 4 * group));
+#elif defined(__AVX2__)
+        constexpr int fitting = F::bits <= 4 ? 8 : F::bits == 5 ? 4 : 2;  // sums of pairs that fit 16 bits together
+#pragma GCC unroll 8
+        for (int first = FROM; first < TO; first += fitting) {
+            Shorts pairs[TILES] = {};
+#pragma GCC unroll 8
+            for (int group = first; group < std::min(TO, first + fitting); group++)
+#pragma GCC unroll 2
+                for (int tile = 0; tile < TILES; tile++)
+                    pairs[tile] = add_byte_pairs(pairs[tile], tiles[tile].codes[group], load<int32_t>(inputs + 4 * group));
+#pragma GCC unroll 2
+            for (int tile = 0; tile < TILES; tile++) sums[tile] = add_pairs(sums[tile], (Words)pairs[tile], 0x10001);
+        }
+#endif
     }
 };
 
+// What a function gives for each tile.
+template <class V, int TILES> struct Each {
+    V values[TILES];
+};
+template <int TILES, class Function> auto each(const Function& function) {
+    using V = decltype(function(0));
+    if constexpr (TILES == 1)
+        return Each<V, 1>{{function(0)}};
+    else
+        return Each<V, 2>{{function(0), function(1)}};
+}
+
 constexpr long SOON = 1024, LATER = 8192;  // bytes that tiles are fetched ahead into the first cache and into the second one
 
-// Adds the products of rows and LANES weight rows of a tile, from ``lane`` on, over the blocks from ``first`` to ``last``.
-template <class F, int PLANES>
-__attribute__((noinline)) void add_tile(const uint8_t* tile, int lane, const RowBlock<PLANES>* rows, long count, long first,
-                                        long last, float* sums, long stride) {
-    const uint8_t* unit = tile + first / F::blocks * F::bytes;
+inline void fetch(const uint8_t* from, long bytes) {
+    for (long line = 0; line < bytes; line += LINE) {
+        __builtin_prefetch(from + SOON + line);
+        __builtin_prefetch(from + LATER + line, 0, 2);
+    }
+}
+
+// Tiles whose products of a row are computed together, so that its inputs are spread over a vector once.
+constexpr int TOGETHER = REGISTERS == 32 && LANES == TILE ? 2 : 1;
+
+// Adds the products of rows and LANES weight rows of each of some tiles, from ``lane`` on, over the blocks from ``first`` to
+// ``last``. A tile is ``tile_bytes`` after the one before.
+template <class F, int PLANES, int TILES>
+__attribute__((noinline)) void add_tiles(const uint8_t* tiles, long tile_bytes, int lane, const RowBlock<PLANES>* rows,
+                                         long count, long first, long last, float* sums, long stride) {
+    constexpr int halves = F::scaled < BLOCK ? 2 : 1;
+    using Factors = ::Factors<F, PLANES>;
+    const uint8_t* unit = tiles + first / F::blocks * F::bytes;
     for (long block = first; block < last; block += F::blocks, unit += F::bytes) {
-        const typename F::Scales scales(unit, lane);
-        for (long line = 0; line < F::head; line += 64) {
-            __builtin_prefetch(unit + SOON + line);
-            __builtin_prefetch(unit + LATER + line, 0, 2);
-        }
-        const uint8_t* codes = unit + F::head;
-        for (int i = 0; i < F::blocks; i++, codes += Codes<F::bits>::bytes, rows += count) {
-            for (long line = 0; line < Codes<F::bits>::bytes; line += 64) {
-                __builtin_prefetch(codes + SOON + line);
-                __builtin_prefetch(codes + LATER + line, 0, 2);
-            }
-            const Factors<F> factors(codes, lane);
-            constexpr int halves = F::scaled < BLOCK ? 2 : 1;
-            Floats scale[halves], minimum[halves];
-            for (int half = 0; half < halves; half++) {
-                const int index = (i * BLOCK + half * F::scaled) / F::scaled;
-                scale[half] = scales.scale(index);
-                if constexpr (F::has_minimum) minimum[half] = -scales.minimum(index);
-            }
+        const auto scales = each<TILES>([&](int tile) { return typename F::Scales(unit + tile * tile_bytes, lane); });
+        for (int tile = 0; tile < TILES; tile++) fetch(unit + tile * tile_bytes, F::head);
+        for (int i = 0; i < F::blocks; i++, rows += count) {
+            const uint8_t* codes = unit + F::head + i * Codes<F::bits>::bytes;
+            for (int tile = 0; tile < TILES; tile++) fetch(codes + tile * tile_bytes, Codes<F::bits>::bytes);
+            const auto factors = each<TILES>([&](int tile) { return Factors(codes + tile * tile_bytes, lane); });
+            Floats scale[halves][TILES], minimum[halves][TILES];
+#pragma GCC unroll 2
+            for (int half = 0; half < halves; half++)
+#pragma GCC unroll 2
+                for (int tile = 0; tile < TILES; tile++) {
+                    const int index = (i * BLOCK + half * F::scaled) / F::scaled;
+                    scale[half][tile] = scales.values[tile].scale(index);
+                    if constexpr (F::has_minimum) minimum[half][tile] = -scales.values[tile].minimum(index);
+                }
             for (long row = 0; row < count; row++) {
                 const RowBlock<PLANES>& own = rows[row];
-                Floats total = load<Floats>(sums + row * stride);
-                total = multiply_add(total, factors.template times<0, GROUPS / halves>(own), scale[0] * own.scale);
-                if constexpr (halves == 2)
-                    total = multiply_add(total, factors.template times<GROUPS / 2, GROUPS>(own), scale[1] * own.scale);
-                if constexpr (F::has_minimum)
+                float* to = sums + row * stride;
+                Floats products[halves][TILES];
+                Factors::template multiply<0, GROUPS / halves>(factors.values, own, products[0]);
+                if constexpr (halves == 2) Factors::template multiply<GROUPS / 2, GROUPS>(factors.values, own, products[1]);
+#pragma GCC unroll 2
+                for (int tile = 0; tile < TILES; tile++) {
+                    Floats total = load<Floats>(to + tile * TILE);
+#pragma GCC unroll 2
                     for (int half = 0; half < halves; half++)
-                        total = multiply_add(total, minimum[half],
-                                             spread(halves == 2 ? own.scaled_sums[half] : own.scaled_sum()));
-                std::memcpy(sums + row * stride, &total, sizeof(Floats));
+                        total = multiply_add(total, products[half][tile], scale[half][tile] * own.scale);
+                    if constexpr (F::has_minimum)
+#pragma GCC unroll 2
+                        for (int half = 0; half < halves; half++)
+                            total = multiply_add(total, minimum[half][tile],
+                                                 spread(halves == 2 ? own.scaled_sums[half] : own.scaled_sum()));
+                    std::memcpy(to + tile * TILE, &total, sizeof(Floats));
+                }
             }
         }
     }
@@ -263,7 +335,7 @@ __attribute__((noinline)) void add_tile(const uint8_t* tile, int lane, const Row
 template <class T, int PLANES> struct Packed {
     using Row = RowBlock<PLANES>;
     static constexpr long width = BLOCK, columns_of_panel = TILE, widest_panel = 4 * COLUMNS;
-    static constexpr long columns_cached = TILE;
+    static constexpr long columns_cached = TOGETHER * TILE;
     static constexpr long group = 8;  // most rows for which weights are read from codes once
     static constexpr bool paired = false, any_rows = true;
     const Linear& linear;
@@ -281,14 +353,21 @@ template <class T, int PLANES> struct Packed {
     void band(const Row* rows, long count, long from, long to, long first, long last, float* sums, long stride) const {
         const Stored* part = linear.parts;
         long before = 0;  // outputs of the parts before
-        for (long column = from; column < to; column += TILE) {
+        long step = TILE;
+        for (long column = from; column < to; column += step) {
             while (column >= before + part->outputs) before += part++->outputs;
             with_format(part->format, [&](auto number) {
                 using F = Format<number>;
-                const long tile = (column - before) / TILE * (blocks() / F::blocks) * F::bytes;
-                for (int lane = 0; lane < TILE; lane += LANES)
-                    add_tile<F, PLANES>(static_cast<const uint8_t*>(part->tiles) + tile, lane, rows, count, first, last,
-                                        sums + column - from + lane, stride);
+                const long bytes = blocks() / F::blocks * F::bytes;
+                const auto* tile = static_cast<const uint8_t*>(part->tiles) + (column - before) / TILE * bytes;
+                const bool pair = TOGETHER == 2 && count > 3 && column + TILE < std::min(to, before + part->outputs);
+                float* own = sums + column - from;
+                if (pair)
+                    add_tiles<F, PLANES, TOGETHER>(tile, bytes, 0, rows, count, first, last, own, stride);
+                else
+                    for (int lane = 0; lane < TILE; lane += LANES)
+                        add_tiles<F, PLANES, 1>(tile, bytes, lane, rows, count, first, last, own + lane, stride);
+                step = pair ? 2 * TILE : TILE;
             });
         }
     }

@@ -80,6 +80,14 @@ def test_an_output_ends_at_an_end_of_sequence(kind: Any) -> None:
 
 
 @installed
+def test_logits_are_those_of_transformers() -> None:
+    model, ids = build("llama"), prompt(40)
+    with WeightsFile(model, 128) as weights, LlamaCpp(weights) as llama, torch.inference_mode():
+        llama.generate(ids, 3)  # what is in the cache before does not count
+        assert torch.allclose(llama.logits(ids), model(torch.tensor([ids])).logits[0], atol=0.05)
+
+
+@installed
 def test_rows_are_decoded_at_one_context() -> None:
     with WeightsFile(build("llama"), 64) as weights, LlamaCpp(weights) as llama:
         seconds = llama.rows_seconds(prompt(5), 40)

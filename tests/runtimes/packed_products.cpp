@@ -1,0 +1,85 @@
+// Products of random weights of every format with random rows: what a level of instructions computes, in whole numbers where
+// the arithmetic is exact.
+//
+// Checks that a row has the same bits alone and among others, and that sums are near those of the unpacked weights. Prints by
+// format the sums of rows of 24, 16 and 8 bits.
+
+#include "kernels.cpp"
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace {
+
+constexpr long INPUTS = 512, OUTPUTS = 40, ROWS_RUN = 11;
+
+uint64_t state = 7;
+uint32_t next() { return uint32_t((state = mix(state + GAMMA)) >> 32); }
+float next_float() { return float(next() >> 8) / float(1 << 23) - 1; }
+
+void check(bool holds, const char* what, int format) {
+    if (!holds) std::fprintf(stderr, "format %d: %s\n", format, what), std::exit(1);
+}
+
+// Tiles of a format: any codes and integers of scales, numbers of 16 bits between 2^-7 and 2^-5 with a sign.
+template <class F> std::vector<uint8_t> random_tiles(bool is_bfloat16, int numbers) {
+    const long units = (OUTPUTS + TILE - 1) / TILE * (INPUTS / F::unit);
+    std::vector<uint8_t> made(units * F::bytes);
+    for (uint8_t& byte : made) byte = uint8_t(next());
+    for (long unit = 0; unit < units; unit++)
+        for (int i = 0; i < numbers * TILE; i++) {
+            const uint32_t sign = next() & 0x8000, rest = next();
+            const uint16_t number = is_bfloat16 ? uint16_t(sign | (0x3c00 + (rest & 0xff))) : uint16_t(sign | (0x2000 + (rest & 0x7ff)));
+            std::memcpy(made.data() + unit * F::bytes + 2 * i, &number, 2);
+        }
+    return made;
+}
+
+template <class T> std::vector<T> run(const Linear& linear, const std::vector<T>& rows, long count, int threads) {
+    std::vector<T> out(count * OUTPUTS);
+    product<T>(linear, rows.data(), out.data(), count, INPUTS, OUTPUTS, threads);
+    return out;
+}
+
+template <class T> void print_sums(Linear linear, int format, bool is_short) {
+    linear.short_rows = is_short;
+    std::vector<T> rows(ROWS_RUN * INPUTS), weights(OUTPUTS * INPUTS);
+    for (T& value : rows) value = down<T>(next_float() * (next() % 8 ? 1.0f : 0.01f));
+    std::vector<int64_t> places(OUTPUTS);
+    for (long i = 0; i < OUTPUTS; i++) places[i] = i;
+    std::vector<float> values(OUTPUTS * INPUTS);
+    unpack<float>(linear, places.data(), values.data(), OUTPUTS, INPUTS, 1);
+    const auto sums = run(linear, rows, ROWS_RUN, 2);
+    for (long count = 1; count <= ROWS_RUN; count++) {
+        const auto some = run(linear, rows, count, 1);
+        check(!std::memcmp(some.data(), sums.data(), some.size() * sizeof(T)), "a row depends on others", format);
+    }
+    for (long row = 0; row < ROWS_RUN; row++)
+        for (long i = 0; i < OUTPUTS; i++) {
+            double wanted = 0, size = 0;
+            for (long k = 0; k < INPUTS; k++) {
+                const double each = double(up(rows[row * INPUTS + k])) * values[i * INPUTS + k];
+                wanted += each, size += each * each;
+            }
+            const double error = std::fabs(up(sums[row * OUTPUTS + i]) - wanted), limit = is_short ? 0.1 : sizeof(T) == 4 ? 1e-4 : 0.02;
+            check(error <= limit * (std::sqrt(size) + std::fabs(wanted)), "a sum is wrong", format);
+            std::printf("%.9g ", double(up(sums[row * OUTPUTS + i])));
+        }
+    std::printf("\n");
+}
+
+}  // namespace
+
+int main() {
+    for (int format = 1; format < FORMATS; format++)
+        with_format(format, [&](auto number) {
+            using F = Format<number>;
+            const int numbers = F::has_minimum ? 2 : 1;
+            const auto tiles = random_tiles<F>(F::is_symmetric, numbers);
+            const Stored part{tiles.data(), OUTPUTS, format};
+            const Linear linear{nullptr, nullptr, &part, 1, 0};
+            print_sums<float>(linear, format, false);
+            print_sums<bf16>(linear, format, false);
+            print_sums<float>(linear, format, true);
+        });
+}

@@ -1,0 +1,71 @@
+"""Products of weights of every format on every level of instructions; those that this processor lacks are emulated.
+
+The program checks by itself that a row has the same bits alone and among others, and that sums are those of the weights
+that are unpacked.
+"""
+
+import platform
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.programs import PROGRAMS, run_program
+from selfspec.runtimes.kernel_build import LEVELS, machine, processor_features, usable_levels
+
+FORMATS, ARITHMETICS = 21, 3
+ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+
+OWN = {level.name: level.flags for level in usable_levels(machine(), processor_features()) if level.name != "amx"}
+ARM = {level.name: level.flags for level in LEVELS if level.machine == "aarch64"}
+
+pytestmark = pytest.mark.slow
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+needs_arm = pytest.mark.skipif(
+    platform.machine() != "x86_64" or not all(map(shutil.which, ("g++", ARM_COMPILER, ARM_EMULATOR))),
+    reason=f"{ARM_COMPILER} and {ARM_EMULATOR} are not installed",
+)
+
+
+def sums(lines: list[list[str]]) -> torch.Tensor:
+    assert len(lines) == FORMATS * ARITHMETICS
+    return torch.tensor([[*map(float, line)] for line in lines])
+
+
+def assert_close(lines: list[list[str]], others: list[list[str]]) -> None:
+    """Sums of integers are equal; floats of them are added up in one order, fused or not."""
+    found, expected = sums(lines), sums(others)
+    for arithmetic, tolerance in enumerate((1e-4, 1e-2, 1e-4)):
+        own, other = found[arithmetic::ARITHMETICS], expected[arithmetic::ARITHMETICS]
+        assert (own - other).abs().max() <= tolerance * other.abs().max()
+        assert other.std() > 0
+
+
+@pytest.fixture(scope="module")
+def lowest(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """What the lowest level of this processor computes."""
+    folder = tmp_path_factory.mktemp("lowest")
+    return run_program("packed_products.cpp", folder / "lowest", "g++", *next(iter(OWN.values())), "-O1")
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", list(OWN)[1:])
+def test_every_level_of_this_processor(name: str, lowest: list[list[str]], tmp_path: Path) -> None:
+    assert_close(run_program("packed_products.cpp", tmp_path / name, "g++", *OWN[name], "-O1"), lowest)
+
+
+@needs_compiler
+@pytest.mark.skipif("avx2" not in OWN, reason="this processor lacks AVX2")
+def test_avx_vnni(lowest: list[list[str]], tmp_path: Path) -> None:
+    flags = *OWN["avx2"], "-O1", "-include", str(PROGRAMS / "vnni_emulation.h")
+    assert_close(run_program("packed_products.cpp", tmp_path / "vnni", "g++", *flags), lowest)
+
+
+@needs_arm
+@pytest.mark.parametrize("name", ARM)
+def test_levels_of_arm(name: str, lowest: list[list[str]], tmp_path: Path) -> None:
+    options = *ARM[name], "-O1", "-static"
+    emulator = ARM_EMULATOR, "-cpu", "max"
+    lines = run_program("packed_products.cpp", tmp_path / name, ARM_COMPILER, *options, emulator=emulator)
+    assert_close(lines, lowest)
