@@ -79,9 +79,10 @@ class Engine:
         **keywords: "Unpack[EngineKeywords]",
     ) -> None:
         self.options = options = changed(options or EngineOptions(), keywords, "option")
-        if (options.dtype, options.device, options.unpack) != ("auto", "auto", False):
+        named = options.dtype, options.device, options.unpack, options.activations
+        if named != ("auto", "auto", False, "auto"):
             raise InvalidParameterError(
-                "dtype, device and unpack are for a model that is loaded by name; move this one itself"
+                "dtype, device, unpack and activations are for a model that is loaded by name; load this one with them"
             )
         if isinstance(method, Method):
             _check_own_target(method, model, options)
@@ -113,9 +114,15 @@ class Engine:
         chosen = find_method(method)
         parse_settings(chosen.Settings, chosen.name, options.settings or {})  # what is wrong there needs no weights
         model, tokenizer = load_model(
-            name, dtype=options.dtype, device=options.device, weights=options.weights, unpack=options.unpack
+            name,
+            dtype=options.dtype,
+            device=options.device,
+            weights=options.weights,
+            unpack=options.unpack,
+            activations=options.activations,
         )
-        return cls(model, tokenizer, chosen, replace(options, dtype="auto", device="auto", weights=None, unpack=False))
+        used = replace(options, dtype="auto", device="auto", weights=None, unpack=False, activations="auto")
+        return cls(model, tokenizer, chosen, used)
 
     def warmup(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Does ahead of the first request what would otherwise slow it down; the method learns nothing from it.

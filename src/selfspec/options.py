@@ -31,6 +31,8 @@ class EngineOptions:
             loaded by name.
         device: a torch device, or ``auto``: an accelerator if there is one. Only for a model that is loaded by name.
         weights: ``int8`` or ``int4`` to run the model with low-bit weights (see ``quantise``).
+        activations: ``auto``, ``exact`` or ``int8``: how rows are multiplied with weights of few bits (see
+            ``load_model``). Only for a model that is loaded by name.
         unpack: turn the weights of a quantised GGUF file into numbers of the dtype (see ``load_model``). Only for a
             model that is loaded by name.
         runtime: how the model's sublayers run, one of ``selfspec.runtimes.target.RUNTIMES``.
@@ -59,6 +61,7 @@ class EngineOptions:
     device: str | torch.device = "auto"
     weights: str | Precision | None = None
     unpack: bool = False
+    activations: str = "auto"
     runtime: str = "auto"
     keep_copies: bool = False
     prefill_chunk: int | None = None
@@ -95,6 +98,7 @@ class EngineKeywords(QueueKeywords, total=False):
     device: str | torch.device
     weights: str | Precision | None
     unpack: bool
+    activations: str
     runtime: str
     keep_copies: bool
     prefill_chunk: int | None

@@ -121,8 +121,10 @@ def info(
 
     silence_libraries()
     loaded, tokenizer = load_model(model, device="cpu", weights=weights, unpack=unpack)
-    facts = {"model": model, **describe_target(Target(loaded))}
+    target = Target(loaded)
+    facts = {"model": model, **describe_target(target)}
     facts["kernels"] = describe()
+    facts["reading"] = str(target.reading or "default")
     facts["tokenizer_entries"] = len(tokenizer)
     facts["chat_template"] = bool(getattr(tokenizer, "chat_template", None))
     if as_json:

@@ -33,6 +33,10 @@ RUNTIME_HELP = (
 )
 WEIGHTS_HELP = "int8 or int4: run the model with low-bit weights (CPU). The default is the checkpoint's own weights."
 UNPACK_HELP = "Turn the weights of a quantised GGUF file into numbers of the dtype: slower, and more memory."
+ACTIVATIONS_HELP = (
+    "exact, or int8: round what is multiplied with weights of few bits to 8 bits; faster, with a text of its own. "
+    "auto is int8 for a quantised GGUF file in bfloat16."
+)
 JSON_HELP = "Print one JSON object and nothing else."
 
 Prompt = Annotated[
@@ -45,6 +49,7 @@ Dtype = Annotated[str, typer.Option(help=DTYPE_HELP)]
 Device = Annotated[str, typer.Option(help=DEVICE_HELP)]
 Weights = Annotated[str | None, typer.Option(metavar="int8|int4", help=WEIGHTS_HELP)]
 Unpack = Annotated[bool, typer.Option("--unpack", help=UNPACK_HELP)]
+Activations = Annotated[str, typer.Option(metavar="auto|exact|int8", help=ACTIVATIONS_HELP)]
 KeepCopies = Annotated[
     bool,
     typer.Option("--keep-copies", help="Keep low-bit draft weights in the user's cache folder, for later runs."),
@@ -135,6 +140,7 @@ class EngineChoice:
     dtype: Dtype = "auto"
     weights: Weights = None
     unpack: Unpack = False
+    activations: Activations = "auto"
     device: Device = "auto"
     runtime: Runtime = "auto"
     keep_copies: KeepCopies = False

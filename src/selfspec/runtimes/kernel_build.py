@@ -44,7 +44,9 @@ class Level:
 
 
 def _x86(name: str, *features: str) -> Level:
-    flags = tuple(f"-m{feature.replace('avx512_', 'avx512').replace('avx_', 'avx').replace('_', '-')}" for feature in features)
+    flags = tuple(
+        f"-m{feature.replace('avx512_', 'avx512').replace('avx_', 'avx').replace('_', '-')}" for feature in features
+    )
     return Level(name, "x86_64", flags, frozenset(features))
 
 

@@ -59,6 +59,12 @@ extern "C" void lay_out_gguf(int format, const uint8_t* from, const int64_t* ord
     extern "C" void forward_##SUFFIX(const Forward* f, T* stream, long rows) { Team<T>(*f, stream, rows).run(); }      \
     extern "C" void draft_##SUFFIX(const Chain* chain) { Links<T>(*chain).draft(); }                                   \
     extern "C" void verify_##SUFFIX(const Chain* chain) { Links<T>(*chain).verify(); }                                 \
+    extern "C" void read_##SUFFIX(const int* columns) {                                                                \
+        std::copy_n(columns, Reading<T>::KINDS, Reading<T>::columns);                                                  \
+    }                                                                                                                  \
+    extern "C" void reading_##SUFFIX(int* columns) {                                                                   \
+        std::copy_n(Reading<T>::columns, Reading<T>::KINDS, columns);                                                  \
+    }                                                                                                                  \
     extern "C" long most_rows_##SUFFIX() { return most_rows<T>(); }                                                    \
     extern "C" long most_attending_##SUFFIX() { return most_attending<T>(); }
 

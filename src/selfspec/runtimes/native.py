@@ -5,6 +5,7 @@ each row gets the same bits whichever rows run with it.
 """
 
 import ctypes
+import time
 from collections.abc import Mapping, Sequence
 from ctypes import Array, addressof, c_bool, c_int, c_long, c_void_p
 from functools import lru_cache
@@ -31,6 +32,10 @@ from selfspec.runtimes.structures import (
     Part,
     View,
 )
+from selfspec.runtimes.threads import THREADS
+
+_FEW_ROWS = 16
+"""Most rows of a call whose time counts for the number of threads: with more it depends on the rows before them."""
 
 _KEPT_SETS = 256
 """Number of sets of sublayers that are remembered in the form that a forward takes."""
@@ -135,7 +140,7 @@ class NativeForward:
             parts=parts,
             part_count=len(parts),
             turns=turns,
-            threads=torch.get_num_threads(),
+            threads=THREADS.take(),
         )
         if kept:
             addresses, lengths = (c_void_p * len(sublayers))(), (c_long * len(sublayers))()
@@ -189,8 +194,13 @@ class NativeForward:
         chain, held = self._describe_chain(sequences, sublayers, rope)
         chain.follow = Follow(follow)
         start_overlapped()
+        start = time.perf_counter()
         self._draft(ctypes.byref(chain))
+        seconds = time.perf_counter() - start
         del held
+        forwards = max(each.drafted - each.guessed for each in sequences)
+        kind = ("draft", len(sublayers), len(requests))
+        THREADS.measured(kind, chain.forward.contents.threads, seconds / max(1, forwards))
         return [each.output(structure) for each, structure in zip(chained, sequences, strict=True)]
 
     def verify(self, requests: Sequence[VerifyRequest], rope: Rope) -> Logits:
@@ -208,7 +218,10 @@ class NativeForward:
         head = chain.forward.contents.head.contents
         head.out, head.tokens, head.finite = values.data_ptr(), addressof(tokens), addressof(finite)
         start_overlapped()
+        start = time.perf_counter()
         self._verify(ctypes.byref(chain))
+        if rows <= _FEW_ROWS:
+            THREADS.measured(("verify", rows), chain.forward.contents.threads, time.perf_counter() - start)
         del held
         drawn = any(each.drawing is not None for each in requests)
         return Logits(values, drawn=drawn, chosen=Chosen(tokens[:], finite[:]))
@@ -225,7 +238,7 @@ class NativeForward:
             which=self._indices(sublayers),
             count=len(sublayers),
             turns=(NativeCosSin * len(tables))(*(_rotation((table, 0)) for table in tables)),
-            threads=torch.get_num_threads(),
+            threads=THREADS.take(),
             head=ctypes.pointer(NativeHead.from_buffer_copy(self._head)),
         )
         chain = NativeChain(
@@ -243,7 +256,7 @@ class NativeForward:
 
     def score(self, hidden_states: torch.Tensor, *, confidence: bool = False) -> Logits:
         """Final norm and LM head, which can take part, of the residual stream ``[rows, hidden]``."""
-        call = NativeCall(threads=torch.get_num_threads())
+        call = NativeCall(threads=THREADS.take())
         return self._score(call, hidden_states.contiguous(), confidence=confidence)
 
     def norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -251,7 +264,7 @@ class NativeForward:
         assert self._head is not None
         normed = torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
         head = NativeHead(self._head.norm, hidden=self._head.hidden, out=normed.data_ptr())
-        call = NativeCall(threads=torch.get_num_threads(), head=ctypes.pointer(head))
+        call = NativeCall(threads=THREADS.take(), head=ctypes.pointer(head))
         self._start(call, hidden_states.contiguous())
         return normed
 
@@ -280,7 +293,10 @@ class NativeForward:
 
     def _start(self, call: NativeCall, stream: torch.Tensor) -> None:
         start_overlapped()
-        self._call(ctypes.byref(call), stream.data_ptr(), stream.shape[0])
+        start, rows = time.perf_counter(), stream.shape[0]
+        self._call(ctypes.byref(call), stream.data_ptr(), rows)
+        if rows <= _FEW_ROWS:
+            THREADS.measured((call.count, rows, bool(call.head)), call.threads, time.perf_counter() - start)
 
     def _part(self, rows: Rows, first_row: int) -> Part:
         cache = rows.sequence.cache

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from selfspec.errors import UnsupportedModelError
 from selfspec.runtimes.formats import TILE, PackedFormat
 from selfspec.runtimes.kernels import DTYPES, load
 from selfspec.runtimes.structures import Linear, Stored
@@ -173,6 +174,26 @@ class LowBitEmbedding(nn.Module):
         if (scale := getattr(self, "embed_scale", None)) is not None:
             rows *= torch.tensor(scale, dtype=rows.dtype)
         return rows.view(*token_ids.shape, self.embedding_dim)
+
+
+ACTIVATIONS = ("auto", "exact", "int8")
+"""How rows are multiplied with weights of few bits: with all bits that their dtype has, or rounded to 8 bits."""
+
+
+def set_activations(model: nn.Module, activations: str) -> None:
+    """Makes linear layers of few bits round rows to 8 bits (``int8``), in blocks of 32 that share a scale.
+
+    ``auto`` makes those with a GGUF file's weights do it in bfloat16.
+    """
+    layers = [module for module in model.modules() if isinstance(module, LowBitLinear)]
+    if activations == "int8" and not layers:
+        raise UnsupportedModelError(
+            "activations int8 need weights of few bits, which this model does not have; load a quantised GGUF file, or "
+            "choose weights int8 or int4"
+        )
+    for layer in layers:
+        is_file = bool(layer.form.name) and layer.dtype == torch.bfloat16
+        layer.short_rows = activations == "int8" or (activations == "auto" and is_file)
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -10,6 +10,8 @@
 
 #pragma once
 
+#include <atomic>
+
 #include "packed.h"
 #include "tiles.h"
 
@@ -19,6 +21,18 @@ constexpr long ROWS = 96;      // most rows that are multiplied before the weigh
 constexpr long STRIP = 1024;   // inputs of some columns and of a group that stay in the first cache while others pass
 constexpr long RESIDENT = 4;   // most rows without strips: whole weight rows are read faster than parts of them
 constexpr long CACHED = 24 << 10;  // bytes of more rows that stay in the first cache beside the weights
+
+// How weights in the dtype of the rows are read where they are read in memory's order: as many weight rows side by side as
+// a tile has columns, WIDE for as many as the registers hold; or PAST, single weight rows past the outer caches. All give
+// the same bits; which is fastest depends on the processor, so a trial sets them (tuning.py).
+template <class T> struct Reading {
+    static constexpr int PAST = 0, WIDE = 4, NARROW = ProductLanes<T>::parts > 1 ? WIDE : 2, KINDS = 3;
+    // Of one row, of two or three, of more.
+    inline static std::atomic<int> columns[KINDS] = {1, NARROW == WIDE ? WIDE : 1, NARROW};
+    static int columns_of(int rows) {
+        return columns[rows == 1 ? 0 : rows <= 3 ? 1 : 2].load(std::memory_order_relaxed);
+    }
+};
 
 // Weights in the dtype of the rows, as the model has them.
 template <class T> struct Dense {
@@ -47,26 +61,36 @@ template <class T> struct Dense {
     template <int R>
     void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride, bool in_order,
               Ahead& ahead) const {
-        constexpr int C = columns<T>(R);
+        constexpr int MOST = columns<T>(R);
+        const int chosen = in_order ? Reading<T>::columns_of(R) : MOST;
         long column = from;
-        if (!in_order || L::parts > 1)
-            for (; column + C <= to; column += C) tile<R, C>(rows, column, first, last, sums + column - from, stride, ahead);
-        for (; column < to; column++) tile<R, 1>(rows, column, first, last, sums + column - from, stride, ahead);
+        const auto tiles = [&](auto width, auto past) {
+            constexpr int C = width.value;
+            for (; column + C <= to; column += C)
+                tile<R, C, past.value>(rows, column, first, last, sums + column - from, stride, ahead);
+        };
+        if (chosen >= MOST)
+            tiles(std::integral_constant<int, MOST>(), std::false_type());
+        else if (chosen == 2)
+            tiles(std::integral_constant<int, std::min(2, MOST)>(), std::false_type());
+        else if (chosen == Reading<T>::PAST)
+            tiles(std::integral_constant<int, 1>(), std::true_type());
+        tiles(std::integral_constant<int, 1>(), std::false_type());
     }
     // Adds the sums over some blocks to those of the blocks before, strip by strip.
-    template <int R, int C>
+    template <int R, int C, bool PAST>
     void tile(const Row* rows, long column, long first, long last, float* sums, long stride, Ahead& ahead) const {
         const T* from = weights + column * k;
         for (long start = first; start < last; start += strip) {
             const long end = std::min(last, start + strip), whole = std::min(end, k / L::width);
             Floats total[R][C] = {};
-            add_blocks<R, C, T>(total, rows + (start - first) * R, from + start * L::width, k, whole - start,
+            add_blocks<R, C, T, PAST>(total, rows + (start - first) * R, from + start * L::width, k, whole - start,
                                 {ahead.from, ahead.step * C});
             ahead.from += (whole - start) * ahead.step * C;
             if (whole < end) {
                 T rest[2 * C][L::width] = {};
                 for (int c = 0; c < C; c++) std::copy(from + c * k + whole * L::width, from + (c + 1) * k, rest[c]);
-                add_blocks<R, C, T>(total, rows + (whole - first) * R, rest[0], L::width, 1, {ahead.from, 0});
+                add_blocks<R, C, T, PAST>(total, rows + (whole - first) * R, rest[0], L::width, 1, {ahead.from, 0});
             }
             add_sums<R, C>(total, sums, stride);
         }

@@ -15,6 +15,7 @@ from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.kernels import DTYPES, load, row_limit
 from selfspec.runtimes.packed import LowBitLinear, PackedWeights, describe, look_up, multiply
 from selfspec.runtimes.structures import Linear
+from selfspec.runtimes.threads import THREADS
 
 Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -196,8 +197,7 @@ class CompiledProduct(Product):
         if (rows if widest is None else widest) > self.limit or not hidden_states.is_contiguous():
             return self.product(hidden_states)
         out = hidden_states.new_empty(rows, outputs)
-        threads = torch.get_num_threads()
-        self._call(self._reference, hidden_states.data_ptr(), out.data_ptr(), rows, inputs, outputs, threads)
+        self._call(self._reference, hidden_states.data_ptr(), out.data_ptr(), rows, inputs, outputs, THREADS.take())
         return out
 
 

@@ -18,6 +18,8 @@ from selfspec.runtimes.graphs import FEWEST_SLOTS, Graphs
 from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitCopies
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, parameter_count
 from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.products import CompiledProduct
+from selfspec.runtimes.reading import choose_reading
 from selfspec.runtimes.runner import RUNTIMES, Runner, make_runner
 from selfspec.runtimes.stack import StackOutput
 
@@ -44,6 +46,7 @@ class Target:
         decoder: the model taken apart.
         config: the model's config.
         family: the row of its family.
+        reading: how kernels read the weights, where a trial chose it; see ``reading.choose_reading``.
         version: grows when modules or weights of the model were replaced; older keys and values are of no use then.
 
     Raises:
@@ -112,11 +115,15 @@ class Target:
 
     @property
     def weights(self) -> str:
-        """How the weights are held, in words: ``bfloat16``, ``4 bits and 8 bits (bfloat16)``, ``Q4_K (float32)``."""
+        """How the weights are held, in words: ``bfloat16``, ``4 bits and 8 bits (bfloat16)``, ``Q4_K (float32)``.
+
+        ``Q4_K (bfloat16, int8 activations)`` where rows are rounded to 8 bits.
+        """
         low_bit = (LowBitLinear, LowBitEmbedding)
         own = sorted({str(module.form) for module in self.model.modules() if isinstance(module, low_bit)})
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{' and '.join(own)} ({dtype})" if own else dtype
+        short = any(isinstance(module, LowBitLinear) and module.short_rows for module in self.model.modules())
+        return f"{' and '.join(own)} ({dtype}{', int8 activations' if short else ''})" if own else dtype
 
     @property
     def device(self) -> torch.device:
@@ -250,6 +257,9 @@ class Target:
         self._prepared = make_runner(self.decoder, self.runtime)
         if self._uses_graphs:
             self._prepared.graphs = Graphs(self.sublayers, self.device, self.decoder.new_slots)
+        blocks = [each for each in self.sublayers if isinstance(each, (FusedAttention, FusedMLP))]
+        products = [each for block in blocks for each in block.products]
+        self.reading = choose_reading([each for each in products if isinstance(each, CompiledProduct)])
         torchs = self.device.type == "cuda" or self.runtime == "fused"
         self._low_bit = (TorchLowBitCopies if torchs else LowBitCopies)(self.decoder, self._prepared, self._store)
 

@@ -213,7 +213,7 @@ template <int COUNT, int PART = LANES> inline Floats sum_each(Floats* vectors) {
     }
 }
 
-constexpr long AHEAD = 6144;  // bytes that weight rows read in sequence are fetched ahead
+constexpr long AHEAD = 8192;  // bytes that weight rows read in sequence are fetched ahead
 constexpr long LINE = 64;      // bytes that are fetched at a time
 
 // Where memory is fetched ahead of its use: from an address on, some bytes for each block that is multiplied.
@@ -221,27 +221,24 @@ struct Ahead {
     const char* from;
     long step;
     // What is fetched while a block of C weight rows is multiplied, if each has one line for it. A core waits for few lines
-    // of its first cache at a time, too few for memory's speed, so into the second one.
-    template <int C> void fetch(long block) const {
+    // of its first cache at a time, too few for memory's speed, so into the second one. PAST the outer caches: weights of a
+    // part of the model then stay there from one step to the next, where reading all of them in turn would replace each
+    // before it is read again. Some processors are much slower that way, so it is chosen by a trial.
+    template <int C, bool PAST> void fetch(long block) const {
 #pragma GCC unroll 8
-        for (int c = 0; c < C; c++) __builtin_prefetch(from + block * step + c * LINE, 0, 2);
+        for (int c = 0; c < C; c++) __builtin_prefetch(from + block * step + c * LINE, 0, PAST ? 0 : 2);
     }
 };
 
 // Adds the products of R rows and C weight rows, over some blocks, to R x C vectors of sums. The blocks of the R rows
 // are interleaved.
-template <int R, int C, class T>
+template <int R, int C, class T, bool PAST = false>
 inline void add_blocks(Floats (*total)[C], const Block<T>* rows, const T* weights, long stride, long count,
                        const Ahead& ahead) {
     using L = ProductLanes<T>;
     for (long block = 0; block < count; block++) {
         const T* from = weights + block * L::width;
-        // Weights that are read once go past the outer caches. The weights of a part of the model then stay there from one
-        // step to the next, where reading all of them in turn would replace each before it is read again.
-        if (C == 1)
-            __builtin_prefetch(reinterpret_cast<const char*>(from) + AHEAD, 0, 0);
-        else
-            ahead.fetch<C>(block);
+        ahead.fetch<C, PAST>(block);
 #pragma GCC unroll 2
         for (int p = 0; p < L::parts; p++) {
             typename L::Part weight[C];

@@ -1,0 +1,199 @@
+"""How products of few rows read a model's weights, chosen by a trial on the processor where they run.
+
+Weights in the dtype of the rows are read one weight row after the other or several side by side, through the outer
+caches or past them: ``Reading`` of ``product.h``. All ways give the same bits. Which is fastest depends on the
+processor by up to a factor of three, so it is measured once with a model's own weights, and kept in the cache folder.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selfspec.files import cache_folder, replace_file
+from selfspec.runtimes.kernel_build import processor_name
+from selfspec.runtimes.kernels import DTYPES, find, load
+from selfspec.runtimes.products import CompiledProduct
+
+WAYS = (0, 1, 2, 4)
+"""Weight rows side by side; 0 for single ones past the outer caches. The number of columns in ``product.h``."""
+
+_ROWS = (1, 3, 6)
+"""Rows of a product by which a way is chosen for one row, for two or three, and for more."""
+
+_NAMES = ("1 row", "2 or 3", "more")
+
+_SECONDS = 0.35
+"""After which a trial ends; it is tried with all threads, and where other processes make these wait, with one."""
+
+_ROUNDS, _FEWEST = 7, 3
+_SMALLEST, _LARGEST = 48 << 20, 128 << 20
+"""Bytes of weights that a trial reads: less stays in the caches, where no way is much better than another."""
+
+_AT_ONCE, _OF_PRODUCT = 8 << 20, 4 << 20
+"""Bytes of weights that are read for one measured time; most of one product."""
+
+_WORTHWHILE = 0.97
+"""Times as long as the default at most, for another way to be chosen."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A way for each of three kinds of products, by their rows; see ``WAYS``."""
+
+    ways: tuple[int, ...]
+    gains: tuple[float, ...]
+    """Time of the default divided by that of the way."""
+
+    def __str__(self) -> str:
+        texts = ("past the caches", "single", "pairs", "widest")
+        each = zip(_NAMES, self.ways, self.gains, strict=True)
+        return ", ".join(f"{name}: {texts[WAYS.index(way)]} ({gain:.2f})" for name, way, gain in each)
+
+
+def set_ways(dtype: torch.dtype, ways: Sequence[int]) -> None:
+    """Sets how this process reads weights of a dtype; default ways where none were set."""
+    default_ways(dtype)
+    getattr(load(), f"read_{DTYPES[dtype]}")((ctypes.c_int * len(_ROWS))(*ways))
+
+
+@cache
+def default_ways(dtype: torch.dtype) -> tuple[int, ...]:
+    """The ways of the level of the kernels."""
+    ways = (ctypes.c_int * len(_ROWS))()
+    getattr(load(), f"reading_{DTYPES[dtype]}")(ways)
+    return tuple(ways)
+
+
+def choose_reading(products: Sequence[CompiledProduct]) -> Reading | None:
+    """Sets and returns the best ways for the largest products of a model: kept ones, or measured now and kept.
+
+    ``None``, and nothing is set, for models that nearly fit the caches, and where a trial could not end in time.
+    """
+    sample = _sample(products)
+    if not sample or (find().level == "amx" and sample[0].dtype == torch.bfloat16):
+        return None
+    key = _key(sample)
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+    path = cache_folder() / "readings" / f"{name}.json"
+    found = _read(path, key)
+    if found is None:
+        threads = torch.get_num_threads()
+        found = measure_reading(sample, threads) or measure_reading(sample, 1)
+        if found is None:
+            return None
+        with contextlib.suppress(OSError):  # then it is measured again another time
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, json.dumps({"key": key, "ways": found.ways, "gains": found.gains}))
+    set_ways(sample[0].dtype, found.ways)
+    return found
+
+
+def _read(path: Path, key: dict[str, Any]) -> Reading | None:
+    """What was kept in a file for a key, if it is there and whole."""
+    try:
+        kept: Any = json.loads(path.read_text(encoding="utf-8"))
+        found = Reading(tuple(kept["ways"]), tuple(map(float, kept["gains"])))
+        valid = (
+            kept["key"] == key and set(found.ways) <= set(WAYS) and len(found.ways) == len(found.gains) == len(_ROWS)
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if valid else None
+
+
+def measure_reading(
+    sample: Sequence[CompiledProduct], threads: int, clock: Callable[[], float] = time.perf_counter
+) -> Reading | None:
+    """The best ways for products, each measured in turns; ``None`` if there was no time for a few of each."""
+    end, default = clock() + _SECONDS, default_ways(sample[0].dtype)
+    seconds: dict[tuple[int, int], list[float]] = {(kind, way): [] for kind in range(len(_ROWS)) for way in WAYS}
+    parts = _parts(sample)
+    try:
+        for _ in range(_ROUNDS):
+            for (kind, way), times in seconds.items():
+                set_ways(sample[0].dtype, [way] * len(_ROWS))
+                times.append(_time(next(parts), _ROWS[kind], threads, clock))
+                if clock() > end:
+                    break
+            if clock() > end:
+                break
+    finally:
+        set_ways(sample[0].dtype, default)
+    if min(map(len, seconds.values())) < _FEWEST:
+        return None
+    least = {each: min(times) for each, times in seconds.items()}
+    ways, gains = [], []
+    for kind, usual in enumerate(default):
+        best = min(WAYS, key=lambda way: least[kind, way])
+        if least[kind, best] > _WORTHWHILE * least[kind, usual]:
+            best = usual
+        ways.append(best)
+        gains.append(least[kind, usual] / least[kind, best])
+    return Reading(tuple(ways), tuple(gains))
+
+
+def _bytes(product: CompiledProduct) -> int:
+    outputs, inputs = product.shape
+    return min(outputs * inputs * product.dtype.itemsize, _OF_PRODUCT)
+
+
+def _sample(products: Sequence[CompiledProduct]) -> list[CompiledProduct]:
+    """Those of the two shapes with most bytes, up to ``_LARGEST``; none if there is not enough to measure."""
+    dense = [product for product in products if product.bits == 0]
+    total: dict[tuple[int, int], int] = {}
+    for product in dense:
+        total[product.shape] = total.get(product.shape, 0) + _bytes(product)
+    largest = sorted(total, key=lambda shape: -total[shape])[:2]
+    sample, size = [], 0
+    for product in dense:
+        if product.shape in largest and size < _LARGEST:
+            sample.append(product)
+            size += _bytes(product)
+    return sample if size >= _SMALLEST else []
+
+
+def _parts(sample: Sequence[CompiledProduct]) -> Iterator[list[CompiledProduct]]:
+    """Equal parts of a sample, each read right before it comes again as long ago as possible."""
+    shapes = len({product.shape for product in sample})
+    of_layer = sum(map(_bytes, sample[:shapes]))
+    count = shapes * max(1, _AT_ONCE // of_layer)
+    products = cycle(sample)
+    while True:
+        yield list(islice(products, count))
+
+
+def _time(products: Sequence[CompiledProduct], rows: int, threads: int, clock: Callable[[], float]) -> float:
+    """The seconds of products of some rows, with zeros: their values do not matter."""
+    dtype = products[0].dtype
+    call = getattr(load(), f"product_{DTYPES[dtype]}")
+    inputs = torch.zeros(rows, max(product.shape[1] for product in products), dtype=dtype)
+    results = torch.empty(rows, max(product.shape[0] for product in products), dtype=dtype)
+    start = clock()
+    for product in products:
+        outputs = _bytes(product) // (product.shape[1] * dtype.itemsize)
+        linear = ctypes.byref(product.linear)
+        call(linear, inputs.data_ptr(), results.data_ptr(), rows, product.shape[1], outputs, threads)
+    return clock() - start
+
+
+def _key(sample: Sequence[CompiledProduct]) -> dict[str, Any]:
+    """What a choice is valid for."""
+    return {
+        "processor": processor_name(),
+        "level": find().level,
+        "dtype": str(sample[0].dtype),
+        "threads": torch.get_num_threads(),
+        "shapes": sorted(list(shape) for shape in {product.shape for product in sample}),
+        "selfspec": version("selfspec"),
+    }

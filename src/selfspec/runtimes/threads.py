@@ -1,0 +1,179 @@
+"""How many threads native calls take: as many as torch has, or fewer while other processes use the processor.
+
+Threads of a call wait for each other many times, so a single one that shares its core with another process delays all
+of them. Whether fewer are faster is tried out: a few calls take the next number, and are compared with what calls of
+their kind take usually. It is tried at once where calls take clearly longer than usual, and now and then else, in both
+directions. Results do not depend on the number of threads, bit for bit.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from threading import Lock
+
+import torch
+
+_FIRST, _SHORTEST, _LONGEST = 1.0, 0.25, 8.0
+"""Seconds before the first try and between two; each try that did not help doubles them."""
+
+_SHARE = 0.04
+"""Share of the time that tries may lose, up to the longest time between two."""
+
+_SLOWER = 1.4
+"""Times as long as usual that recent calls take when fewer threads are tried at once."""
+
+_RECENT = 5
+"""Recent calls; what a try is compared with is how long they took."""
+
+_FASTER = 0.93
+"""Times as long as recent calls that those of a try may take for its number to be kept."""
+
+_CALLS, _SECONDS = 4, 0.05
+"""Of a try: calls with a kind that is known, or their time, whichever is reached first."""
+
+_HOPELESS = 1.3
+"""Times as long as recent calls at which a try ends early, after ``_LEAST`` seconds."""
+
+_LEAST = 0.012
+_STRANGE = 16
+"""Calls of a try with kinds that are not known, after which it ends."""
+
+_KINDS = 512
+"""Most kinds that are remembered."""
+
+_RISE, _FALL = 0.02, 0.2
+"""Share of a call's time in what is usual, where it took longer and where less: first calls of a kind take long."""
+
+_MOST_RATIO = 4.0
+"""Times as long as usual that a single call counts at most."""
+
+
+@dataclass
+class _Try:
+    """A number of threads that some calls take, and how long these take beside what is usual."""
+
+    level: int
+    now: float
+    """Times as long as usual that calls took right before."""
+
+    calls: int = 0
+    strange: int = 0
+    seconds: float = 0.0
+    usual: float = 0.0
+    found: dict[Hashable, float] = field(default_factory=dict)
+
+
+class ThreadCount:
+    """The number of threads of native calls, by how long calls have taken.
+
+    Args:
+        most: gives the most threads; asked before each call, so that ``torch.set_num_threads`` counts at once.
+        clock: seconds, for the time between tries.
+    """
+
+    def __init__(
+        self, most: Callable[[], int] = torch.get_num_threads, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._most, self._clock, self._lock = most, clock, Lock()
+        self._start(1)
+
+    def _start(self, most: int) -> None:
+        self._highest = most
+        self._counts = sorted({most} | {max(1, each) for each in (most - 1, most // 2, most // 4)}, reverse=True)
+        self._level, self._turn = 0, 0
+        self._usual: dict[Hashable, float] = {}
+        self._current = most
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._try: _Try | None = None
+        self._patience = _FIRST
+        self._next_try = self._clock() + self._patience
+
+    @property
+    def settled(self) -> int:
+        """The number that calls take now, tries aside."""
+        return self._counts[self._level]
+
+    def take(self) -> int:
+        """The threads of the next call, whose time ``measured`` is then told."""
+        most = self._most()
+        if most != self._highest:
+            with self._lock:
+                self._start(most)
+        return self._current
+
+    def measured(self, kind: Hashable, count: int, seconds: float) -> None:
+        """Takes note of a call's time.
+
+        Args:
+            kind: calls of one kind take about the same time, such as those with the same sublayers and number of rows.
+            count: threads that it took.
+            seconds: that it took.
+        """
+        if self._highest == 1:
+            return
+        with self._lock:
+            if self._try is not None and count == self._counts[self._try.level]:
+                self._follow(self._try, kind, seconds)
+            elif count == self._counts[self._level]:
+                self._learn(kind, seconds)
+
+    def _learn(self, kind: Hashable, seconds: float) -> None:
+        """A call with the settled number."""
+        usual = self._usual.get(kind)
+        if usual is None:
+            if len(self._usual) >= _KINDS:
+                self._usual.clear()
+            self._usual[kind] = seconds
+            return
+        ratio = min(seconds / usual, _MOST_RATIO)
+        self._recent.append(ratio)
+        self._usual[kind] = usual * (1 + (_RISE if ratio > 1 else _FALL) * (ratio - 1))
+        if len(self._recent) < _RECENT:
+            return
+        now = sum(self._recent) / _RECENT
+        slower = now > _SLOWER and self._level + 1 < len(self._counts)
+        early = self._patience - max(_SHORTEST, self._patience / 8) if slower else 0.0
+        if self._clock() >= self._next_try - early:
+            self._try = _Try(self._other(slower), now)
+            self._current = self._counts[self._try.level]
+
+    def _other(self, slower: bool) -> int:
+        """The number to try: each of the others in turn, or each of the lower ones."""
+        first = self._level + 1 if slower else 0
+        others = [level for level in range(first, len(self._counts)) if level != self._level]
+        self._turn += 1
+        return others[self._turn % len(others)]
+
+    def _follow(self, current: _Try, kind: Hashable, seconds: float) -> None:
+        """A call of a try."""
+        current.found[kind] = min(seconds, current.found.get(kind, seconds))
+        usual = self._usual.get(kind)
+        if usual is None:
+            current.strange += 1
+            if current.strange < _STRANGE:
+                return
+        else:
+            current.calls += 1
+            current.seconds += seconds
+            current.usual += usual
+        ratio = current.seconds / (current.usual * current.now) if current.calls else 1.0
+        enough = (
+            current.calls >= _CALLS
+            or current.strange >= _STRANGE
+            or (current.calls > 1 and current.seconds >= _SECONDS)
+        )
+        if not enough and not (ratio > _HOPELESS and current.seconds >= _LEAST):
+            return
+        if ratio < _FASTER:
+            self._level, self._usual, self._patience = current.level, current.found, _SHORTEST
+        else:
+            lost = current.seconds - current.usual * current.now
+            self._patience = min(max(2 * self._patience, lost / _SHARE), _LONGEST)
+        self._try, self._current = None, self._counts[self._level]
+        self._recent.clear()
+        self._next_try = self._clock() + self._patience
+
+
+THREADS = ThreadCount()
+"""That of this process."""
