@@ -198,8 +198,8 @@ def _options(target: Target, options: OverheadOptions, machine: _Machine) -> dic
     return {
         "model": options.model,
         "widen": options.widen,
-        "parameters": sum(weight.numel() for weight in target.model.parameters()),
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "parameters": target.parameter_count,
+        "dtype": target.weights,
         "device": str(target.device),
         "runtime": options.runtime,
         "fused_sublayers": target.fused_count,

@@ -140,7 +140,7 @@ class LowBitCopies:
             own = sorted({product.bits for index in parts for product in self._products(index)})
             raise UnsupportedModelError(
                 f"the weights of this model have {' or '.join(map(str, own))} bits themselves, and no copy would have "
-                "fewer; choose fewer bits, or load the model with more"
+                "fewer; choose fewer bits, or load the model with more (a GGUF file with unpack)"
             )
 
     def _check_products(self) -> None:

@@ -38,7 +38,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "stamp": fields["stamp"],
         "options": fields["options"],
         "parameters": fields["parameters"],
-        "dtype": run.latencies.dtype,
+        "dtype": fields["dtype"],
         "layers": run.latencies.layers,
         "copy_bytes_per_second": fields["copy_bytes_per_second"],
         "ordered": fields["ordered"],
