@@ -25,6 +25,8 @@ pytestmark = needs_kernels
 
 NAMES = pytest.mark.parametrize("name", FIXTURES)
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
+ACTIVATIONS = pytest.mark.parametrize("activations", ["exact", "int8"])
+FEW_BITS = pytest.mark.parametrize("name", [name for name in FIXTURES if GGUF_FORMATS.keys() & FIXTURES[name].types])
 DTYPES = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
 METHODS: dict[str, dict[str, Any]] = {
     "suffix": {},
@@ -40,8 +42,8 @@ LAYERS = 6
 
 
 @functools.cache
-def load(name: str, dtype: torch.dtype = FLOAT32) -> Any:
-    return load_model(fixture_path(name), dtype=dtype)[0]
+def load(name: str, dtype: torch.dtype = FLOAT32, activations: str = "auto") -> Any:
+    return load_model(fixture_path(name), dtype=dtype, activations=activations)[0]
 
 
 def of_few_bits(model: nn.Module) -> dict[str, Any]:
@@ -152,9 +154,11 @@ def test_transformers_own_generate_writes_what_the_engine_writes(name: str) -> N
     assert [each.token_ids for each in written(model)] == [by_transformers(model, prompt) for prompt in PROMPTS]
 
 
-@NAMES
-def test_in_bfloat16_every_method_writes_plain_decodings_text(name: str, tmp_path: Path) -> None:
-    model, _ = load_model(deepen(fixture_path(name), tmp_path / "deep.gguf", LAYERS), dtype="bfloat16")
+@FEW_BITS
+@ACTIVATIONS
+def test_in_bfloat16_every_method_writes_plain_decodings_text(name: str, activations: str, tmp_path: Path) -> None:
+    path = deepen(fixture_path(name), tmp_path / "deep.gguf", LAYERS)
+    model, _ = load_model(path, dtype="bfloat16", activations=activations)
     plain = written(model)
     for method, settings in METHODS.items():
         found = written(model, method, **settings)
@@ -162,11 +166,12 @@ def test_in_bfloat16_every_method_writes_plain_decodings_text(name: str, tmp_pat
         assert method == "auto" or sum(each.drafted for each in found) > 0, method
 
 
-@pytest.mark.parametrize("name", [name for name in FIXTURES if GGUF_FORMATS.keys() & FIXTURES[name].types])
+@FEW_BITS
 @DTYPES
+@ACTIVATIONS
 @torch.inference_mode()
-def test_rows_in_company_have_the_bits_of_rows_alone(name: str, dtype: torch.dtype) -> None:
-    target, length = Target(load(name, dtype)), 40
+def test_rows_in_company_have_the_bits_of_rows_alone(name: str, dtype: torch.dtype, activations: str) -> None:
+    target, length = Target(load(name, dtype, activations)), 40
     ids = torch.randint(100, (length,), generator=torch.Generator().manual_seed(0))
 
     def run(*chunks: int) -> list[torch.Tensor]:
@@ -181,6 +186,73 @@ def test_rows_in_company_have_the_bits_of_rows_alone(name: str, dtype: torch.dty
     for chunks in ([length], [8] * 5, [1, 2, 3, 4, 5, 6, 7, 12]):
         for one, other in zip(alone, run(*chunks), strict=True):
             assert torch.equal(one, other)
+
+
+# Rows of 8 bits
+
+
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    with torch.inference_mode():
+        output: Any = model(torch.tensor([PROMPTS[1]]))
+    return output.logits[0].float()
+
+
+@FEW_BITS
+def test_rows_of_8_bits_give_nearly_the_same_logits_and_not_the_same(name: str) -> None:
+    exact, short = (logits(load(name, FLOAT32, activations)) for activations in ("exact", "int8"))
+    wanted = logits(gguf_oracle.dequantised(name))
+    error = (short - wanted).norm() / wanted.norm()
+    assert (exact - wanted).norm() <= 1e-4 * wanted.norm()
+    assert 1e-4 < error < 0.03
+
+
+def rounded(rows: torch.Tensor) -> torch.Tensor:
+    """Rows as they are multiplied: integers of 8 bits times a scale for each block of 32."""
+    blocks = rows.float().unflatten(-1, (-1, 32))
+    scales = blocks.abs().amax(-1, keepdim=True) / 127
+    return (torch.round(blocks / scales) * scales).flatten(-2)
+
+
+@FEW_BITS
+def test_a_product_is_that_of_rows_rounded_to_8_bits(name: str) -> None:
+    for path, layer in of_few_bits(load(name, FLOAT32, "int8")).items():
+        if isinstance(layer, LowBitLinear):
+            rows = torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(1))
+            bias = 0 if layer.bias is None else layer.bias
+            wanted = rounded(rows).double() @ layer.packed.unpack().double().T + bias
+            assert torch.allclose(layer(rows).double(), wanted, rtol=1e-4, atol=1e-3 * float(wanted.std())), path
+
+
+@FEW_BITS
+def test_methods_and_plain_decoding_round_alike(name: str) -> None:
+    model = load(name, BFLOAT16, "int8")
+    plain, suffix = written(model), written(model, "suffix")
+    assert [each.token_ids for each in plain] == [each.token_ids for each in suffix]
+    assert sum(each.accepted for each in suffix) > 0
+    same = logits(model)
+    assert torch.equal(same, logits(load(name, BFLOAT16, "int8")))
+    assert not torch.equal(same, logits(load(name, BFLOAT16, "exact")))
+
+
+def test_auto_rounds_rows_in_bfloat16_and_not_in_float32() -> None:
+    def said(**options: Any) -> str:
+        return Target(load_model(fixture_path("Q4_K"), **options)[0]).weights
+
+    assert said() == "Q4_K (bfloat16, int8 activations)"
+    assert said(activations="exact") == "Q4_K (bfloat16)"
+    assert said(dtype="float32") == "Q4_K (float32)"
+    assert said(dtype="float32", activations="int8") == "Q4_K (float32, int8 activations)"
+    assert said(weights="int8") == "8 bits (bfloat16)"
+    assert said(weights="int8", activations="int8") == "8 bits (bfloat16, int8 activations)"
+
+
+def test_activations_that_there_are_not_or_that_nothing_would_round_are_refused() -> None:
+    with pytest.raises(errors.InvalidParameterError, match="'int4'; choose auto or exact or int8"):
+        load_model(fixture_path("Q4_K"), activations="int4")
+    with pytest.raises(errors.UnsupportedModelError, match="activations int8 need weights of few bits"):
+        load_model(fixture_path("BF16"), activations="int8")
+    with pytest.raises(errors.InvalidParameterError, match="activations are for a model that is loaded by name"):
+        Engine(load("Q4_K"), activations="int8")
 
 
 # Memory
