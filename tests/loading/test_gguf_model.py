@@ -24,7 +24,15 @@ from selfspec.runtimes.target import Target
 pytestmark = needs_kernels
 
 NAMES = pytest.mark.parametrize("name", FIXTURES)
+NUMBERS = pytest.mark.parametrize(
+    "name", [name for name, fixture in FIXTURES.items() if GGUF_FORMATS.keys() & fixture.types]
+)
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
+MODES = pytest.mark.parametrize(
+    ("dtype", "activations"),
+    [(FLOAT32, "exact"), (FLOAT32, "int8"), (BFLOAT16, "exact"), (BFLOAT16, "int8")],
+    ids=lambda each: str(each).removeprefix("torch."),
+)
 DTYPES = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
 METHODS: dict[str, dict[str, Any]] = {
     "suffix": {},
@@ -40,8 +48,8 @@ LAYERS = 6
 
 
 @functools.cache
-def load(name: str, dtype: torch.dtype = FLOAT32) -> Any:
-    return load_model(fixture_path(name), dtype=dtype)[0]
+def load(name: str, dtype: torch.dtype = FLOAT32, activations: str = "auto") -> Any:
+    return load_model(fixture_path(name), dtype=dtype, activations=activations)[0]
 
 
 def of_few_bits(model: nn.Module) -> dict[str, Any]:
@@ -127,6 +135,21 @@ def test_low_bit_weights_are_made_of_the_unpacked_ones() -> None:
     assert Target(load("Q4_K_M")).weights == "Q4_K and Q6_K (float32)"
 
 
+def test_rows_have_8_bits_where_a_file_runs_in_bfloat16_unless_they_are_to_be_exact() -> None:
+    found = {
+        (dtype, activations): Target(load("Q5_K", dtype, activations)).weights
+        for dtype in (FLOAT32, BFLOAT16)
+        for activations in ("auto", "exact", "int8")
+    }
+    short = {key for key, weights in found.items() if "int8 activations" in weights}
+    assert short == {(FLOAT32, "int8"), (BFLOAT16, "int8"), (BFLOAT16, "auto")}
+    for activations in ("four", ""):
+        with pytest.raises(errors.InvalidParameterError, match="auto or exact or int8"):
+            load_model(fixture_path("Q5_K"), activations=activations)
+    with pytest.raises(errors.UnsupportedModelError, match="activations int8 need weights of few bits"):
+        load_model(fixture_path("Q5_K"), activations="int8", unpack=True)
+
+
 def test_half_precision_has_no_kernels_and_unpacks() -> None:
     model, _ = load_model(fixture_path("Q4_0"), dtype="float16")
     assert not of_few_bits(model)
@@ -152,9 +175,11 @@ def test_transformers_own_generate_writes_what_the_engine_writes(name: str) -> N
     assert [each.token_ids for each in written(model)] == [by_transformers(model, prompt) for prompt in PROMPTS]
 
 
-@NAMES
-def test_in_bfloat16_every_method_writes_plain_decodings_text(name: str, tmp_path: Path) -> None:
-    model, _ = load_model(deepen(fixture_path(name), tmp_path / "deep.gguf", LAYERS), dtype="bfloat16")
+@NUMBERS
+@pytest.mark.parametrize("activations", ["exact", "int8"])
+def test_in_bfloat16_every_method_writes_plain_decodings_text(name: str, activations: str, tmp_path: Path) -> None:
+    path = deepen(fixture_path(name), tmp_path / "deep.gguf", LAYERS)
+    model, _ = load_model(path, dtype="bfloat16", activations=activations)
     plain = written(model)
     for method, settings in METHODS.items():
         found = written(model, method, **settings)
@@ -162,11 +187,11 @@ def test_in_bfloat16_every_method_writes_plain_decodings_text(name: str, tmp_pat
         assert method == "auto" or sum(each.drafted for each in found) > 0, method
 
 
-@pytest.mark.parametrize("name", [name for name in FIXTURES if GGUF_FORMATS.keys() & FIXTURES[name].types])
-@DTYPES
+@NUMBERS
+@MODES
 @torch.inference_mode()
-def test_rows_in_company_have_the_bits_of_rows_alone(name: str, dtype: torch.dtype) -> None:
-    target, length = Target(load(name, dtype)), 40
+def test_rows_in_company_have_the_bits_of_rows_alone(name: str, dtype: torch.dtype, activations: str) -> None:
+    target, length = Target(load(name, dtype, activations)), 40
     ids = torch.randint(100, (length,), generator=torch.Generator().manual_seed(0))
 
     def run(*chunks: int) -> list[torch.Tensor]:
