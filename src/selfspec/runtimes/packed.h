@@ -336,7 +336,8 @@ template <class T, int PLANES> struct Packed {
     using Row = RowBlock<PLANES>;
     static constexpr long width = BLOCK, columns_of_panel = TILE, widest_panel = 4 * COLUMNS;
     static constexpr long columns_cached = TOGETHER * TILE;
-    static constexpr long group = 8;  // most rows for which weights are read from codes once
+    // Most rows for which weights are read from codes once, and blocks of them that stay in the first cache.
+    static constexpr long group = PLANES == 1 ? 24 : 16, strip = 16;
     static constexpr bool paired = false, any_rows = true;
     const Linear& linear;
     long k;

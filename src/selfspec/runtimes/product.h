@@ -116,7 +116,6 @@ template <class T> void add_to(T* sums, const T* values, long count, float multi
 // At most ROWS rows, laid out in groups of about the same size, times one panel of weights after the other.
 template <class T, class W> struct Product {
     using Row = typename W::Row;
-    static constexpr long strip = STRIP / W::width;
     const W weights;
     const T* bias;
     T *out, *stream;  // results are written to ``out``, or multiplied by ``multiplier`` and added to ``stream``
@@ -165,7 +164,7 @@ template <class T, class W> struct Product {
     }
     // Adds the products of all rows and some columns.
     void columns(long from, long to, float* sums, long stride) const {
-        const long step = in_order() ? blocks : strip;
+        const long step = in_order() ? blocks : W::strip;
         Ahead ahead = weights.ahead(from, to, in_order(), groups);
         for (long first = 0; first < blocks; first += step)
             for (long group = 0; group < count; group += most) {
