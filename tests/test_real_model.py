@@ -3,7 +3,6 @@
 The model is ``smollm2``; where it is not installed (`selfspec models install smollm2`) these tests are skipped.
 """
 
-import copy
 import functools
 from typing import Any
 
@@ -14,6 +13,7 @@ from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel, PreT
 from selfspec import METHODS, Engine, SamplingParams, load_model
 from selfspec.loading import INSTALLABLE, find_installed
 from selfspec.runtimes.kernels import verifies_exactly
+from selfspec.runtimes.target import Target
 from selfspec_lab.prompts import CHAT_PROMPTS
 
 PLAIN = "autoregressive"
@@ -38,12 +38,8 @@ pytestmark = [
 
 @functools.cache
 def load(dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model in bfloat16, or the same weights in float32."""
-    if dtype == torch.bfloat16:
-        return load_model("smollm2")
-    model, tokenizer = load(torch.bfloat16)
-    wider: Any = copy.deepcopy(model)
-    return wider.to(dtype), tokenizer
+    """The model in bfloat16, or the same weights in float32, with the numbers of its file."""
+    return load_model("smollm2", dtype=dtype)
 
 
 def ask(text: str) -> list[dict[str, str]]:
@@ -88,7 +84,7 @@ def test_every_method_writes_the_models_own_text(dtype: torch.dtype, method: str
 
 def test_answers_make_sense() -> None:
     model, tokenizer = load(torch.bfloat16)
-    answer = Engine(model, tokenizer, "suffix").generate(ask("What is the capital of France?"), max_new_tokens=16)
+    answer = Engine(model, tokenizer, "suffix").generate(ask("In which city is the Eiffel Tower?"), max_new_tokens=16)
     assert "Paris" in answer.text
     assert answer.finish_reason == "eos"
 
@@ -102,10 +98,10 @@ def test_weights_are_those_that_transformers_reads(monkeypatch: pytest.MonkeyPat
     read: Any = AutoModelForCausalLM.from_pretrained(
         _FILE.parent, gguf_file=_FILE.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
     )
-    weights, (model, tokenizer) = read.state_dict(), load(torch.bfloat16)
+    weights, (model, tokenizer) = read.state_dict(), load_model("smollm2", unpack=True)
     assert weights.keys() == model.state_dict().keys()
     assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
-    assert sum(parameter.numel() for parameter in model.parameters()) == 134_515_008
+    assert Target(model).parameter_count == Target(load(torch.bfloat16)[0]).parameter_count == 134_515_008
     assert len(tokenizer) == 49_152
 
 

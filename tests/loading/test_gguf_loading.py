@@ -125,10 +125,10 @@ def test_without_kernels_and_without_gguf_the_error_says_what_to_install(monkeyp
 @needs_kernels
 def test_an_engine_unpacks_where_it_is_told_to() -> None:
     packed, unpacked = (Engine.from_pretrained(fixture_path("Q4_K_M"), unpack=unpack) for unpack in (False, True))
-    assert packed.target.weights == "Q4_K and Q6_K (bfloat16)"
+    assert packed.target.weights == "Q4_K and Q6_K (bfloat16, int8 activations)"
     assert unpacked.target.weights == "bfloat16"
     assert packed.target.parameter_count == unpacked.target.parameter_count
-    with pytest.raises(errors.InvalidParameterError, match="unpack are for a model that is loaded by name"):
+    with pytest.raises(errors.InvalidParameterError, match="unpack and activations are for a model"):
         Engine(unpacked.target.model, unpack=True)
 
 
@@ -136,7 +136,7 @@ def test_an_engine_unpacks_where_it_is_told_to() -> None:
 def test_the_shell_says_how_the_weights_are_held_and_unpacks() -> None:
     model = ("--model", str(fixture_path("Q5_K_M")))
     packed, unpacked = (json.loads(run("info", *model, *more, "--json").stdout) for more in ((), ("--unpack",)))
-    assert packed["weights"] == "Q5_K and Q6_K (bfloat16)"
+    assert packed["weights"] == "Q5_K and Q6_K (bfloat16, int8 activations)"
     assert unpacked["weights"] == "bfloat16"
     assert packed["parameters"] == unpacked["parameters"]
     assert packed["bytes"]["total"] < 0.5 * unpacked["bytes"]["total"]

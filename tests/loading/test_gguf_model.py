@@ -24,9 +24,15 @@ from selfspec.runtimes.target import Target
 pytestmark = needs_kernels
 
 NAMES = pytest.mark.parametrize("name", FIXTURES)
+NUMBERS = pytest.mark.parametrize(
+    "name", [name for name, fixture in FIXTURES.items() if GGUF_FORMATS.keys() & fixture.types]
+)
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
-ACTIVATIONS = pytest.mark.parametrize("activations", ["exact", "int8"])
-FEW_BITS = pytest.mark.parametrize("name", [name for name in FIXTURES if GGUF_FORMATS.keys() & FIXTURES[name].types])
+MODES = pytest.mark.parametrize(
+    ("dtype", "activations"),
+    [(FLOAT32, "exact"), (FLOAT32, "int8"), (BFLOAT16, "exact"), (BFLOAT16, "int8")],
+    ids=lambda each: str(each).removeprefix("torch."),
+)
 DTYPES = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
 METHODS: dict[str, dict[str, Any]] = {
     "suffix": {},
@@ -129,6 +135,21 @@ def test_low_bit_weights_are_made_of_the_unpacked_ones() -> None:
     assert Target(load("Q4_K_M")).weights == "Q4_K and Q6_K (float32)"
 
 
+def test_rows_have_8_bits_where_a_file_runs_in_bfloat16_unless_they_are_to_be_exact() -> None:
+    found = {
+        (dtype, activations): Target(load("Q5_K", dtype, activations)).weights
+        for dtype in (FLOAT32, BFLOAT16)
+        for activations in ("auto", "exact", "int8")
+    }
+    short = {key for key, weights in found.items() if "int8 activations" in weights}
+    assert short == {(FLOAT32, "int8"), (BFLOAT16, "int8"), (BFLOAT16, "auto")}
+    for activations in ("four", ""):
+        with pytest.raises(errors.InvalidParameterError, match="auto or exact or int8"):
+            load_model(fixture_path("Q5_K"), activations=activations)
+    with pytest.raises(errors.UnsupportedModelError, match="activations int8 need weights of few bits"):
+        load_model(fixture_path("Q5_K"), activations="int8", unpack=True)
+
+
 def test_half_precision_has_no_kernels_and_unpacks() -> None:
     model, _ = load_model(fixture_path("Q4_0"), dtype="float16")
     assert not of_few_bits(model)
@@ -154,8 +175,8 @@ def test_transformers_own_generate_writes_what_the_engine_writes(name: str) -> N
     assert [each.token_ids for each in written(model)] == [by_transformers(model, prompt) for prompt in PROMPTS]
 
 
-@FEW_BITS
-@ACTIVATIONS
+@NUMBERS
+@pytest.mark.parametrize("activations", ["exact", "int8"])
 def test_in_bfloat16_every_method_writes_plain_decodings_text(name: str, activations: str, tmp_path: Path) -> None:
     path = deepen(fixture_path(name), tmp_path / "deep.gguf", LAYERS)
     model, _ = load_model(path, dtype="bfloat16", activations=activations)
@@ -166,9 +187,8 @@ def test_in_bfloat16_every_method_writes_plain_decodings_text(name: str, activat
         assert method == "auto" or sum(each.drafted for each in found) > 0, method
 
 
-@FEW_BITS
-@DTYPES
-@ACTIVATIONS
+@NUMBERS
+@MODES
 @torch.inference_mode()
 def test_rows_in_company_have_the_bits_of_rows_alone(name: str, dtype: torch.dtype, activations: str) -> None:
     target, length = Target(load(name, dtype, activations)), 40
@@ -197,7 +217,7 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
     return output.logits[0].float()
 
 
-@FEW_BITS
+@NUMBERS
 def test_rows_of_8_bits_give_nearly_the_same_logits_and_not_the_same(name: str) -> None:
     exact, short = (logits(load(name, FLOAT32, activations)) for activations in ("exact", "int8"))
     wanted = logits(gguf_oracle.dequantised(name))
@@ -213,7 +233,7 @@ def rounded(rows: torch.Tensor) -> torch.Tensor:
     return (torch.round(blocks / scales) * scales).flatten(-2)
 
 
-@FEW_BITS
+@NUMBERS
 def test_a_product_is_that_of_rows_rounded_to_8_bits(name: str) -> None:
     for path, layer in of_few_bits(load(name, FLOAT32, "int8")).items():
         if isinstance(layer, LowBitLinear):
@@ -221,38 +241,6 @@ def test_a_product_is_that_of_rows_rounded_to_8_bits(name: str) -> None:
             bias = 0 if layer.bias is None else layer.bias
             wanted = rounded(rows).double() @ layer.packed.unpack().double().T + bias
             assert torch.allclose(layer(rows).double(), wanted, rtol=1e-4, atol=1e-3 * float(wanted.std())), path
-
-
-@FEW_BITS
-def test_methods_and_plain_decoding_round_alike(name: str) -> None:
-    model = load(name, BFLOAT16, "int8")
-    plain, suffix = written(model), written(model, "suffix")
-    assert [each.token_ids for each in plain] == [each.token_ids for each in suffix]
-    assert sum(each.accepted for each in suffix) > 0
-    same = logits(model)
-    assert torch.equal(same, logits(load(name, BFLOAT16, "int8")))
-    assert not torch.equal(same, logits(load(name, BFLOAT16, "exact")))
-
-
-def test_auto_rounds_rows_in_bfloat16_and_not_in_float32() -> None:
-    def said(**options: Any) -> str:
-        return Target(load_model(fixture_path("Q4_K"), **options)[0]).weights
-
-    assert said() == "Q4_K (bfloat16, int8 activations)"
-    assert said(activations="exact") == "Q4_K (bfloat16)"
-    assert said(dtype="float32") == "Q4_K (float32)"
-    assert said(dtype="float32", activations="int8") == "Q4_K (float32, int8 activations)"
-    assert said(weights="int8") == "8 bits (bfloat16)"
-    assert said(weights="int8", activations="int8") == "8 bits (bfloat16, int8 activations)"
-
-
-def test_activations_that_there_are_not_or_that_nothing_would_round_are_refused() -> None:
-    with pytest.raises(errors.InvalidParameterError, match="'int4'; choose auto or exact or int8"):
-        load_model(fixture_path("Q4_K"), activations="int4")
-    with pytest.raises(errors.UnsupportedModelError, match="activations int8 need weights of few bits"):
-        load_model(fixture_path("BF16"), activations="int8")
-    with pytest.raises(errors.InvalidParameterError, match="activations are for a model that is loaded by name"):
-        Engine(load("Q4_K"), activations="int8")
 
 
 # Memory
