@@ -25,6 +25,7 @@ FILES = [
     "F16/some-model-f16-00001-of-00003.gguf",
     "F16/some-model-f16-00002-of-00003.gguf",
     "F16/some-model-f16-00003-of-00003.gguf",
+    "mmproj-some-model-Q6_K.gguf",
     "some-model-q8_0.gguf",
     "other-model-q8_0.gguf",
 ]

@@ -24,9 +24,10 @@ from helpers.gguf_vocabularies import (
     save_sentencepiece,
 )
 from selfspec.errors import ModelLoadError, UnsupportedModelError
+from selfspec.loading.gguf_ends import read_special_tokens
 from selfspec.loading.gguf_file import GgufFile
 from selfspec.loading.gguf_splits import find_splitting
-from selfspec.loading.gguf_tokenizer import read_tokenizer, stop_token_ids
+from selfspec.loading.gguf_tokenizer import read_tokenizer
 
 REAL = os.environ.get("SELFSPEC_TEST_GGUF", "")
 """A model's file, if there is one."""
@@ -251,7 +252,7 @@ def test_sentencepiece_has_special_tokens_where_the_file_names_none(tmp_path: Pa
     path.write_bytes(raw.gguf(keys))
     tokenizer = read(path)
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == ("<s>", "</s>", "<unk>")
-    assert stop_token_ids(GgufFile.open(path)) == (2,)
+    assert ends(GgufFile.open(path)) == {2}
 
 
 @pytest.mark.parametrize("pre", [None, "default"])
@@ -263,16 +264,22 @@ def test_a_file_that_does_not_say_how_to_split_is_read_with_a_warning(
     assert "does not say how" in caplog.text
 
 
+def ends(file: GgufFile) -> set[int]:
+    """The tokens that end an answer."""
+    found: Any = read_special_tokens(file.metadata, len(file.metadata["tokenizer.ggml.tokens"]))["eos_token_id"]
+    return set(found) if isinstance(found, list) else {found}
+
+
 def test_every_token_that_ends_an_answer_is_named(tmp_path: Path) -> None:
     first = len(GgufFile.open(save_byte_level(tmp_path / "m.gguf")).metadata["tokenizer.ggml.tokens"])
     added = (("<|im_start|>", CONTROL), ("<|im_end|>", CONTROL), ("<stop>", CONTROL), ("<more>", CONTROL))
     more = {"eos_token_id": first + 1, "eot_token_id": first + 2, "eom_token_id": first + 3}
     with GgufFile.open(save_byte_level(tmp_path / "all.gguf", "qwen2", added, **more)) as file:
-        assert stop_token_ids(file) == (0, first + 1, first + 2, first + 3)
+        assert ends(file) == {0, first + 1, first + 2, first + 3}
     with GgufFile.open(save_byte_level(tmp_path / "eos.gguf", "qwen2", added, eos_token_id=first + 2)) as file:
-        assert stop_token_ids(file) == (0, first + 1, first + 2)
+        assert ends(file) == {0, first + 1, first + 2}
     with GgufFile.open(save_byte_level(tmp_path / "text.gguf", "qwen2", (("<|im_end|>", NORMAL),))) as file:
-        assert stop_token_ids(file) == (0,)
+        assert ends(file) == {0}
 
 
 def tokenizer_keys(**replaced: bytes | None) -> list[bytes]:

@@ -14,14 +14,18 @@ _ENDS = frozenset(
         "<|endoftext|>",
         "<|end_of_text|>",
         "<end_of_turn>",
+        "<EOT>",
         "<｜end▁of▁sentence｜>",
         "</s>",
     }
 )
-"""Control tokens that end a text or a turn. Files name one end of a text, but chat models end turns by others, too."""
+"""Special tokens that end a text or a turn. Files name one end of a text, but chat models end turns by others, too."""
 
-_CONTROL = 3
-"""The type of tokens that are no text."""
+_SPECIAL_TYPES = (3, 4)
+"""The types of tokens that are never cut into pieces: control tokens, and those that a user defined."""
+
+_SENTENCEPIECE_END = 2
+"""The end of a text in vocabularies of SentencePiece that do not name it."""
 
 
 def read_special_tokens(metadata: Mapping[str, Any], entries: int) -> dict[str, Any]:
@@ -33,6 +37,8 @@ def read_special_tokens(metadata: Mapping[str, Any], entries: int) -> dict[str, 
     """
     named = {name: _token(metadata, name, entries) for name in ("bos", "eos", "eot", "eom", "padding")}
     ends = [named["eos"], named["eot"], named["eom"], *_known_ends(metadata, entries)]
+    if named["eos"] is None and metadata.get("tokenizer.ggml.model") == "llama" and entries > _SENTENCEPIECE_END:
+        ends.append(_SENTENCEPIECE_END)
     distinct = list(dict.fromkeys(each for each in ends if each is not None))
     return {
         "bos_token_id": named["bos"],
@@ -51,5 +57,5 @@ def _known_ends(metadata: Mapping[str, Any], entries: int) -> list[int]:
     tokens, types = (metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
     if not isinstance(tokens, list) or not isinstance(types, np.ndarray):
         return []
-    control = np.flatnonzero(types[: min(len(tokens), entries)] == _CONTROL)
-    return [int(each) for each in control if tokens[each] in _ENDS]
+    special = np.flatnonzero(np.isin(types[: min(len(tokens), entries)], _SPECIAL_TYPES))
+    return [int(each) for each in special if tokens[each] in _ENDS]

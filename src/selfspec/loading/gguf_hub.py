@@ -41,9 +41,9 @@ def download(file: HubFile) -> Path:
 
 
 def _choose(file: HubFile, names: list[str]) -> list[str]:
-    """The names of a file and its parts, in order."""
+    """The names of a file and its parts, in order; projections of images are no models."""
     wanted = re.compile(rf"(?:^|[^0-9a-z]){re.escape(file.kind.lower())}(?:$|[^0-9a-z_])")
-    found = sorted(name for name in names if wanted.search(_stem(name)))
+    found = sorted(name for name in names if wanted.search(_stem(name)) and "mmproj" not in name)
     models = {_PART.sub("", _stem(name)) for name in found}
     if len(models) != 1:
         shown = ", ".join(sorted(name for name in (found or names))[:12]) or "none"

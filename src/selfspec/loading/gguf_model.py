@@ -17,7 +17,7 @@ from selfspec.loading.catalog import InstallableModel, check_file
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
 from selfspec.loading.gguf_tensors import Source, build_on_meta, find_parameters
-from selfspec.loading.gguf_tokenizer import read_tokenizer, stop_token_ids
+from selfspec.loading.gguf_tokenizer import read_tokenizer
 from selfspec.memory import available_bytes
 from selfspec.runtimes.formats import GGUF_FORMATS, PackedFormat
 from selfspec.runtimes.kernel_build import KernelBuildError
@@ -69,8 +69,6 @@ def read_gguf(
         filling = _Filling(model, file, sources, chosen, packed=packed)
         filling.check_memory()
         tokenizer = read_tokenizer(file)
-        settings: Any = model.generation_config
-        settings.eos_token_id = list(stop_token_ids(file)) or None
         with torch.inference_mode(mode=False), torch.no_grad():
             filling.run()
     config.dtype = chosen

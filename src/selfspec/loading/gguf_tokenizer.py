@@ -27,10 +27,6 @@ _SPECIAL = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_
 _SENTENCEPIECE_DEFAULTS = {"bos": 1, "eos": 2, "unk": 0}
 _MAX_MERGED = 128
 """Characters of a token that merges lead to; SentencePiece makes tokens of 16. The time is quadratic in it."""
-_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<EOT>")
-_TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
-"""Special tokens that end a turn, or a text, in every model that has them."""
 
 _UNSTRIPPED = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 """Special tokens of Phi-3 that do not swallow the spaces after them."""
@@ -55,11 +51,6 @@ def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
         raise ModelLoadError(
             f"the tokenizer of '{file.path}' is damaged ({first_line(error)}); download the file again"
         ) from error
-
-
-def stop_token_ids(file: GgufFile) -> tuple[int, ...]:
-    """The ids that end an answer, in ascending order: those that the file names, and special tokens known to do so."""
-    return _Vocabulary(file).stop_ids()
 
 
 class _Vocabulary:
@@ -105,14 +96,6 @@ class _Vocabulary:
             **special,
         )
         return tokenizer
-
-    def stop_ids(self) -> tuple[int, ...]:
-        ids = {i for key in _ENDS if (i := self._id(key)) is not None}
-        if self._kind == "llama" and self._id("eos_token_id") is None:
-            ids.add(_SENTENCEPIECE_DEFAULTS["eos"])
-        known = {i for text in (*_TURN_ENDS, *_TEXT_ENDS) if (i := self._ids.get(text)) is not None}
-        ids.update(i for i in known if self._type(i) in (_CONTROL, _USER_DEFINED))
-        return tuple(sorted(ids))
 
     def _byte_level(self) -> Tokenizer:
         splitting = find_splitting(self._text("pre"))
