@@ -18,7 +18,19 @@ from selfspec.runtimes import kernel_build, kernels
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
-ICE_LAKE = {"sse2", "avx2", "fma", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni", "sha_ni"}
+ICE_LAKE = {
+    "sse2",
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512cd",
+    "avx512dq",
+    "avx512vl",
+    "avx512_vnni",
+    "sha_ni",
+}
 PROMPT = torch.arange(1, 40) % 128
 
 
@@ -32,7 +44,9 @@ def test_the_levels_that_a_processor_has() -> None:
     assert names("x86_64", ICE_LAKE | {"avx512_bf16"})[-1] == "avx512-bf16"
     assert names("x86_64", ICE_LAKE | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"})[-1] == "amx"
     assert names("aarch64", {"asimd"}) == ["neon"]
+    assert names("aarch64", {"asimd", "asimddp"}) == ["neon", "neon-dot"]
     assert names("aarch64", set()) == ["neon"]
+    assert names("x86_64", {"avx2", "fma", "f16c", "avx_vnni"})[-1] == "avx-vnni"
     assert names("riscv64", set()) == ["generic"]
     assert names("x86_64", set()) == ["sse2"]
 
@@ -81,7 +95,8 @@ def test_linux_permits_tiles_where_the_processor_has_them() -> None:
 
 def test_flags_name_the_instructions() -> None:
     flags = {level.name: level.flags for level in kernel_build.LEVELS}
-    assert flags["avx2"] == ("-mavx2", "-mfma")
+    assert flags["avx2"] == ("-mavx2", "-mfma", "-mf16c")
+    assert flags["avx-vnni"][-1] == "-mavxvnni"
     assert flags["avx512-bf16"][-2:] == ("-mavx512vnni", "-mavx512bf16")
     assert flags["amx"][-2:] == ("-mamx-tile", "-mamx-bf16")
 

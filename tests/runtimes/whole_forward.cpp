@@ -145,7 +145,7 @@ template <class T> void run(int bits) {
     Forward forward = model.forward(&table);
     forward.head = &model.head;
     const long window = 0;
-    Links<T>({&forward, model.embedding, &window, 1, &sequence, 1, go_on}).draft();
+    Links<T>({&forward, model.embedding, nullptr, &window, 1, &sequence, 1, go_on}).draft();
     check(sequence.drafted == limit, "the chain ended early");
     for (long i = 0; i < limit; i++) {
         apart.run(one, start + i, one);
