@@ -82,6 +82,7 @@ def write_run(folder: Path, measurements: Sequence[Measurement], **options: Any)
             "repeats": 1 + max(each.repeat for each in measurements),
             **options.pop("options", {}),
         },
+        "dtype": "float32",
         "parameters": 1234,
         "sublayers": 2 * LATENCIES.layers,
         "settings": {"layerskip": {"exit_layer": 1}},
