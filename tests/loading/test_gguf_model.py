@@ -4,6 +4,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from selfspec import Engine, errors, load_model
 from selfspec.loading import gguf_model
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
 from selfspec.runtimes.formats import GGUF_FORMATS
-from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear
+from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, PackedWeights
 from selfspec.runtimes.target import Target
 
 pytestmark = needs_kernels
@@ -101,6 +102,17 @@ def test_all_matrices_of_few_bits_keep_the_files_own_numbers(name: str) -> None:
     for path, parameter in model.named_parameters():
         if not path.endswith("tiles"):
             assert torch.equal(parameter, wanted[path]), path
+
+
+def test_a_layer_can_have_some_rows_of_a_tensor_in_another_order() -> None:
+    """As a projection has of those that a file stores joined."""
+    with GgufFile.open(fixture_path("Q4_K")) as file:
+        tensor = file.tensors["blk.0.ffn_down.weight"]
+        data, form = tensor.data().reshape(tensor.shape[0], -1), GGUF_FORMATS[tensor.type]
+        whole = PackedWeights.of_gguf(data, form, (len(data), tensor.shape[1]))
+        order = np.arange(200, 100, -1)
+        some = PackedWeights.of_gguf(data, form, (len(order), tensor.shape[1]), order)
+    assert torch.equal(some.unpack(), whole.unpack(torch.from_numpy(order)))
 
 
 @NAMES

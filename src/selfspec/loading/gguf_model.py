@@ -170,9 +170,9 @@ class _Filling:
         """The weights of a matrix in their own numbers."""
         source, form = self._sources[name], self._forms[name]
         tensors = [self._file.tensors[each] for each in source.tensors]
-        data = tensors[0].data() if len(tensors) == 1 else np.concatenate([each.data() for each in tensors])
-        stored = sum(tensor.shape[0] for tensor in tensors)
-        outputs = stored if source.rows is None else len(source.rows)
+        rows = [tensor.data().reshape(tensor.shape[0], -1) for tensor in tensors]
+        data = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        outputs = len(data) if source.rows is None else len(source.rows)
         packed = PackedWeights.of_gguf(data, form, (outputs, tensors[0].shape[1]), source.rows)
         self._release(tensors)
         return packed
@@ -221,7 +221,7 @@ def _values(tensor: GgufTensor, no_kernels: KernelBuildError | None) -> npt.NDAr
         return _values_by_gguf(tensor, no_kernels)
     inputs = tensor.shape[-1]
     outputs = int(np.prod(tensor.shape[:-1]))
-    packed = PackedWeights.of_gguf(data, GGUF_FORMATS[tensor.type], (outputs, inputs))
+    packed = PackedWeights.of_gguf(data.reshape(outputs, -1), GGUF_FORMATS[tensor.type], (outputs, inputs))
     return packed.unpack().numpy().reshape(tensor.shape)
 
 

@@ -52,14 +52,16 @@ class PackedWeights:
     ) -> "PackedWeights":
         """The weights of a GGUF file, whose numbers stay what they are.
 
-        ``data`` are the bytes of the weights; ``order`` (int64 ``[outputs]``) gives the place of each weight row in it.
+        ``data`` are the bytes of weight rows, ``[rows, bytes of a row]``; ``order`` (int64 ``[outputs]``) gives the
+        place of each weight row in it, of which it may leave some out.
         """
         outputs, inputs = shape
         packed = PackedWeights.empty(outputs, inputs, form)
         places = None if order is None else np.ascontiguousarray(order, dtype=np.int64)
         assert data.dtype == np.uint8
         assert data.flags.c_contiguous
-        assert places is None or (len(places) == outputs and places.min() >= 0 and places.max() < outputs)
+        assert len(data if places is None else places) == outputs
+        assert places is None or (places.min() >= 0 and places.max() < len(data))
         addresses = data.ctypes.data, None if places is None else places.ctypes.data, packed.tiles.data_ptr()
         load().lay_out_gguf(form.number, *addresses, inputs, outputs, torch.get_num_threads())
         return packed
