@@ -87,7 +87,7 @@ def _conclude(
         committed = sequence.commit(acceptance, verified.logits, others="draft" if proposal.tree else "target")
         clock.switch("select")
         sequence.drafter.learn(
-            Feedback(planned, proposal, acceptance, verified.scores, verified.hidden_states, seconds)
+            Feedback(planned, proposal, acceptance, verified.scores, verified.hidden_states, seconds, verified.probed)
         )
     except Exception as error:  # of a stopping criterion, or of the drafter
         return Failed.by(sequence.request, error)
