@@ -53,7 +53,8 @@ def generate(
     silence_libraries()
     params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
     loaded = engine.load(method_settings)
-    prepare_method(loaded)
+    if not loaded.method.begins_at_once:
+        prepare_method(loaded)
     stream = loaded.stream([{"role": "user", "content": text}] if chat else text, params)
     writer = TextWriter(sys.stdout, show_drafts=show_drafts)
     with own_warnings(), kept_state(loaded, state):

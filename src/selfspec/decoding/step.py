@@ -116,6 +116,7 @@ def _records(planned: Draft, verified: Verified, committed: tuple[int, ...], sec
         precision=None if layers is None else layers.precision,
         seconds=seconds,
         guessed=proposal.guessed,
+        probes=len(proposal.probes),
         drafted_by=planned.name,
         forecast=planned.forecast,
         drafting=proposal.path,

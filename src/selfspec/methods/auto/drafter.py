@@ -41,6 +41,9 @@ _LIKELIEST = 0.95
 _FADE = 0.02
 """Share of a layer draft's own record that is forgotten in each round without one."""
 
+_TRUST_FADE = 0.25
+"""Trust in what drafts promise comes back this much more slowly: it was lost where their own record misled."""
+
 _UNKNOWN = 0.4
 """Doubt in the costs from which on nothing is drafted: a round or two of plain decoding say what a step takes."""
 
@@ -283,7 +286,7 @@ class AutoDrafter(Drafter):
         """Forgets a share of what went wrong in this request, so that it is tried again some time."""
         self._confident.fade(share)
         for trust in self._trust.values():
-            trust.fade(share)
+            trust.fade(_TRUST_FADE * share)
 
     def _score_guess(self, committed: Sequence[int]) -> None:
         if self._guess.token is not None:

@@ -52,6 +52,7 @@ class Auto(Method):
     Settings = AutoSettings
     settings: AutoSettings
     learns = True
+    begins_at_once = True
 
     def __init__(self, target: Target, settings: AutoSettings) -> None:
         super().__init__(target, settings)

@@ -1,7 +1,6 @@
 """What to draft next: the round that is worth most, among those that may be played."""
 
 from collections.abc import Sequence
-from math import inf
 from typing import NamedTuple
 
 from selfspec.runtimes.costs.rows import CostTable
@@ -46,22 +45,6 @@ class Plan(NamedTuple):
 def plain(verify: CostTable) -> Plan:
     """A step of plain decoding."""
     return Plan(0, 1.0, verify[1])
-
-
-def best_copy(survival: Sequence[float], verify: CostTable, rate: float, longest: float) -> Plan | None:
-    """The copied tokens to verify that are worth most in a round of at most ``longest`` seconds.
-
-    ``survival`` is by number of tokens the probability that all of them are accepted, never rising; beyond its end it
-    is 0. Costs may have any shape: where more rows take less time, more tokens are copied. ``None`` if none fits.
-    """
-    best, highest, expected = None, -inf, 1.0
-    for count in range(1, MOST_DRAFTED + 1):
-        expected += survival[count - 1] if count <= len(survival) else 0.0
-        seconds = verify[count + 1]
-        worth = expected - rate * seconds
-        if worth > highest and seconds <= longest + _EPSILON:
-            best, highest = Plan(count, expected, seconds), worth
-    return best
 
 
 def most_that_fits(forward: float, verify: CostTable, longest: float) -> int:

@@ -85,7 +85,7 @@ def _probes(
     survival: Sequence[float], count: int, verify: CostTable, rate: float, gain: float
 ) -> tuple[tuple[int, ...], float]:
     """The rows after which a probe pays beside ``count`` known tokens, in ascending order, and what they bring."""
-    if gain <= rate * (verify[2 + count] - verify[1 + count]):
+    if gain <= max(0.0, rate * (verify[2 + count] - verify[1 + count])):
         return (), 0.0
     at = [1.0, *survival[:count], *[0.0] * (count - len(survival)), 0.0]
     last = sorted(((at[row] - (at[row + 1] if row < count else 0.0), row) for row in range(count + 1)), reverse=True)

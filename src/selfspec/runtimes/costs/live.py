@@ -23,7 +23,7 @@ _FARTHEST = 1.5
 _NOISE = 0.08
 _LOAD_DRIFT = 0.012
 _SHAPE_DRIFT = 0.002
-_LOAD_DOUBT = 0.5
+_LOAD_DOUBT = 0.3
 _SHAPE_DOUBT = 0.08
 _OUTLIER = math.log(_FARTHEST)
 """A round that is farther off counts as this far off, or as three standard deviations of what is expected."""
