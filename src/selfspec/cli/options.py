@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from selfspec.cli import collection
+
 if TYPE_CHECKING:
     from selfspec.engine import Engine
 
@@ -150,7 +152,10 @@ class EngineChoice:
         from selfspec.engine import Engine
 
         chosen = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Engine.from_pretrained(chosen.pop("model"), **{**chosen, "settings": settings, **others})
+        try:
+            return Engine.from_pretrained(chosen.pop("model"), **{**chosen, "settings": settings, **others})
+        finally:
+            collection.resume()
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
