@@ -1,7 +1,7 @@
 """Python's garbage collector while a command starts.
 
 Imports and loading make millions of objects that all stay. The collector would look through them again and again, and
-once more at the end of the process: together a quarter of the time of a command that generates one token.
+once more at the end of the process: about 2 of the 7 s in which a process imports ``selfspec.engine`` and ends.
 """
 
 import atexit
