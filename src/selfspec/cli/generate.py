@@ -52,7 +52,7 @@ def generate(
     text, method_settings = read_prompt(prompt, prompt_file), read_settings(engine.method, engine.settings, state)
     silence_libraries()
     params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
-    loaded = engine.load(method_settings)
+    loaded = engine.load(settings=method_settings)
     if not loaded.method.begins_at_once:
         prepare_method(loaded)
     stream = loaded.stream([{"role": "user", "content": text}] if chat else text, params)

@@ -8,16 +8,20 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+import transformers
+from transformers import PreTrainedConfig
 
 from selfspec.errors import UnsupportedModelError, first_line
 from selfspec.loading.gguf_file import GgufTensor
 from selfspec.loading.gguf_rope import ROPE_TENSORS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Rows = npt.NDArray[np.int64]
 
@@ -107,7 +111,7 @@ _PARAMETER = re.compile(
 )
 
 
-def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
+def build_on_meta(config: PreTrainedConfig) -> "PreTrainedModel":
     """A model whose parameters are on the device ``meta``, in eval mode. Its buffers, as of rope, have their values.
 
     Raises:
@@ -115,7 +119,7 @@ def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
     """
     try:
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         for module in model.modules():
             if module._buffers:
                 module._buffers = {name: _unknown(buffer) for name, buffer in module._buffers.items()}
@@ -137,7 +141,7 @@ def _unknown(buffer: torch.Tensor | None) -> torch.Tensor | None:
     return None if buffer is None else torch.full_like(buffer, torch.nan, device="cpu")
 
 
-def find_parameters(tensors: Mapping[str, GgufTensor], model: PreTrainedModel) -> dict[str, Source]:
+def find_parameters(tensors: Mapping[str, GgufTensor], model: "PreTrainedModel") -> dict[str, Source]:
     """Where the values of a model's parameters are, by their names in ``model.named_parameters()``.
 
     Args:
