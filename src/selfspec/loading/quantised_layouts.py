@@ -4,7 +4,7 @@ Each finder is given the name of a linear layer and its shape. It says what is s
 shapes and dtypes, and how it is read; ``None`` where the layer is stored as ordinary numbers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -97,32 +97,31 @@ def _find_gptq(files: SafetensorsFiles, name: str, shape: tuple[int, int], *, ad
         return None
     outputs, inputs = shape
     rows, groups = _first_size(files, words), _first_size(files, scales)
-    bits = rows * _WORD // inputs
-    if bits not in GRID_BITS:
-        raise ModelLoadError(f"{words} has {bits} bits a weight; those of GPTQ are {', '.join(map(str, GRID_BITS))}")
-    files.check(words, (inputs * bits // _WORD, outputs), "I32")
-    files.check(zeros, (groups, outputs * bits // _WORD), "I32")
+    bits = _find_bits(words, rows, inputs, GRID_BITS)
+    zero_words = _words(outputs, bits)
+    files.check(words, (rows, outputs), "I32")
+    files.check(zeros, (groups, zero_words), "I32")
     files.check(scales, (groups, outputs), *_FLOATS)
-    group_of = _even_groups(scales, inputs, groups)
+    group_of = _even_groups(inputs, groups)
     if index in files.names:
         group_of = files.read(files.check(index, (inputs,), "I32")).long()
         if group_of.min() < 0 or group_of.max() >= groups:
             raise ModelLoadError(f"{index} names groups that {scales} does not have; the checkpoint is damaged")
-    elif group_of is None:
+    if group_of is None:
         raise ModelLoadError(f"{name} has no g_idx, and its {inputs} inputs do not divide into {groups} groups")
 
     def read() -> Grid:
-        data, packed_zeros, line = files.read(words), files.read(zeros), outputs * bits
+        data, packed_zeros = files.read(words), files.read(zeros)
         if _WORD % bits:  # codes go on in the next word
             data = data.T.contiguous()
-            codes = PackedCodes(data, bits, _steps(outputs, inputs * bits), _steps(inputs, bits))
+            codes = PackedCodes(data, bits, _steps(outputs, rows * _WORD), _steps(inputs, bits))
         else:
             each = _WORD // bits
             places = _steps(inputs) // each * outputs * _WORD + _steps(inputs) % each * bits
             codes = PackedCodes(data, bits, _steps(outputs, _WORD), places)
             if added:  # in whole words, as writers subtract it, so that a carry comes back
                 packed_zeros = packed_zeros + sum(1 << at for at in range(0, _WORD, bits))
-        found = PackedCodes(packed_zeros, bits, _steps(outputs, bits), _steps(groups, line)).read()
+        found = PackedCodes(packed_zeros, bits, _steps(outputs, bits), _steps(groups, zero_words * _WORD)).read()
         if added and _WORD % bits:
             found = (found + 1) & ((1 << bits) - 1)
         return Grid(codes, files.read(scales).T.float(), found, group_of).check(name)
@@ -138,16 +137,16 @@ def _awq(files: SafetensorsFiles, name: str, shape: tuple[int, int]) -> StoredLi
         return None
     outputs, inputs = shape
     groups = _first_size(files, scales)
-    files.check(words, (inputs, outputs // 8), "I32")
-    files.check(zeros, (groups, outputs // 8), "I32")
+    line = _words(outputs, 4)
+    files.check(words, (inputs, line), "I32")
+    files.check(zeros, (groups, line), "I32")
     files.check(scales, (groups, outputs), *_FLOATS)
     group_of = _whole_groups(scales, inputs, groups)
 
     def read() -> Grid:
         places = _steps(outputs) // 8 * _WORD + 4 * torch.tensor(_AWQ_PLACES)[_steps(outputs) % 8]
-        line = outputs * 4
-        codes = PackedCodes(files.read(words), 4, places, _steps(inputs, line))
-        found = PackedCodes(files.read(zeros), 4, places, _steps(groups, line)).read()
+        codes = PackedCodes(files.read(words), 4, places, _steps(inputs, line * _WORD))
+        found = PackedCodes(files.read(zeros), 4, places, _steps(groups, line * _WORD)).read()
         return Grid(codes, files.read(scales).T.float(), found, group_of).check(name)
 
     return _stored((words, zeros, scales), find_form(4, group_of, "AWQ"), read)
@@ -162,14 +161,15 @@ def _compressed_tensors(files: SafetensorsFiles, name: str, shape: tuple[int, in
     weight, is_packed = f"{name}.weight_packed", f"{name}.weight_packed" in files.names
     weight = weight if is_packed else f"{name}.weight"
     bits = _packed_bits(files, weight, shape) if is_packed else 8
-    files.check(weight, (outputs, inputs * bits // _WORD if is_packed else inputs), "I32" if is_packed else "I8")
+    line = _words(inputs, bits) if is_packed else inputs
+    files.check(weight, (outputs, line), "I32" if is_packed else "I8")
     found = files.shape(scales)
     groups = found[1] if len(found) == 2 else 1
     files.check(scales, found if found in ((), (1,)) else (outputs, groups), *_FLOATS)
     group_of = _whole_groups(scales, inputs, groups)
     has_zeros = zeros in files.names
     if has_zeros and is_packed:
-        files.check(zeros, (-(-outputs * bits // _WORD), groups), "I32")
+        files.check(zeros, (_words(outputs, bits), groups), "I32")
     elif has_zeros:
         files.check(zeros, found, "I8")
     if index in files.names:
@@ -184,7 +184,11 @@ def _compressed_tensors(files: SafetensorsFiles, name: str, shape: tuple[int, in
 
     def read() -> Grid:
         codes = PackedCodes(
-            files.read(weight), bits, _steps(outputs, inputs * bits), _steps(inputs, bits), 0 if is_packed else 128
+            files.read(weight),
+            bits,
+            _steps(outputs, line * (_WORD if is_packed else 8)),
+            _steps(inputs, bits),
+            0 if is_packed else 128,
         )
         half = torch.full((outputs, groups), 1 << (bits - 1), dtype=torch.int16)
         if has_zeros and is_packed:
@@ -241,21 +245,30 @@ def _first_size(files: SafetensorsFiles, name: str) -> int:
 
 
 def _packed_bits(files: SafetensorsFiles, name: str, shape: tuple[int, int]) -> int:
-    found = files.shape(name)
-    bits = found[1] * _WORD // shape[1] if len(found) == 2 else 0
-    if bits not in (2, 4, 8):
+    return _find_bits(name, files.shape(name)[-1] if files.shape(name) else 0, shape[1], (2, 4, 8))
+
+
+def _find_bits(name: str, words: int, count: int, choices: Collection[int]) -> int:
+    """The number of bits at which so many codes take so many words."""
+    found = next((bits for bits in choices if _words(count, bits) == words), None)
+    if found is None:
         raise UnsupportedModelError(
-            f"{name} has {bits} bits a weight; 2, 4 and 8 are supported. Take another checkpoint"
+            f"{name} has {words} words for {count} weights, which are not those of {', '.join(map(str, choices))} bits "
+            "a weight; take another checkpoint"
         )
-    return bits
+    return found
 
 
-def _even_groups(scales: str, inputs: int, groups: int) -> torch.Tensor | None:
-    return None if inputs % groups else _steps(inputs) // (inputs // groups)
+def _words(codes: int, bits: int) -> int:
+    return -(-codes * bits // _WORD)
+
+
+def _even_groups(inputs: int, groups: int) -> torch.Tensor | None:
+    return _steps(inputs) // (inputs // groups) if groups and inputs % groups == 0 else None
 
 
 def _whole_groups(scales: str, inputs: int, groups: int) -> torch.Tensor:
-    found = _even_groups(scales, inputs, groups) if groups else None
+    found = _even_groups(inputs, groups)
     if found is None:
         raise ModelLoadError(f"the {inputs} inputs of a layer do not divide into the {groups} groups of {scales}")
     return found

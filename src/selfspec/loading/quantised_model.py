@@ -1,16 +1,14 @@
 """The model of a quantised checkpoint in safetensors; weights keep their own numbers where the kernels run them."""
 
-import math
 import re
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, naming
+from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, first_line, naming
 from selfspec.loading.quantised_layouts import Finder, StoredLinear, find_layout
 from selfspec.loading.safetensors_files import SafetensorsFiles
 from selfspec.loading.without_weights import build_on_meta
@@ -21,6 +19,10 @@ from selfspec.runtimes.packed import LowBitLinear
 
 _BASE_BYTES = 256 << 20
 """What a load takes beside the weights: the tensor that is being read, buffers."""
+
+_NO_GRID = (
+    "the kernels take integers with a scale for 32 inputs or a multiple; a GGUF file of the model keeps its few bits"
+)
 
 _NEEDLESS = re.compile(r".*\.rotary_emb\.inv_freq")
 """Tensors that follow from the config."""
@@ -101,7 +103,7 @@ class _Filling:
                 if found is not None:
                     self._linears[name] = module, found
         held = {f"{name}.weight" for name in self._linears}
-        self._dense = [name for name, _ in model.named_parameters(remove_duplicate=False) if name not in held]
+        self._dense = {name: each for name, each in model.named_parameters() if name not in held}
 
     def check(self) -> None:
         """Refuses tensors that are missing, of another shape or not used, and weights that do not fit into memory."""
@@ -109,14 +111,12 @@ class _Filling:
             raise ModelLoadError(
                 "the config says that weights are quantised, but none are; download the checkpoint again"
             )
-        parameters = dict(self._model.named_parameters(remove_duplicate=False))
-        self._dense = [name for name in self._dense if name in self._files.names or not self._is_tied_head(name)]
-        for name in self._dense:
-            self._files.check(name, tuple(parameters[name].shape), "F16", "BF16", "F32")
+        for name, parameter in self._dense.items():
+            self._files.check(name, tuple(parameter.shape), "F16", "BF16", "F32")
         self._check_all_used()
-        sizes = [*(self._bytes(*each) for each in self._linears.values())]
-        own = {id(parameters[name]): parameters[name].numel() for name in self._dense}
-        needed, available = _BASE_BYTES + sum(sizes) + sum(own.values()) * self._dtype.itemsize, available_bytes()
+        dense = sum(parameter.numel() for parameter in self._dense.values()) * self._dtype.itemsize
+        needed = _BASE_BYTES + dense + sum(self._bytes(*each) for each in self._linears.values())
+        available = available_bytes()
         if available is not None and needed > available:
             raise OutOfMemoryError(
                 f"the weights take {needed:,} bytes, but {available:,} are available; take a smaller model"
@@ -137,17 +137,10 @@ class _Filling:
                 module.weight = nn.Parameter(stored.values(self._dtype), requires_grad=False)
         for name in self._dense:
             path, _, kind = name.rpartition(".")
-            if getattr(self._modules[path], kind).is_meta and not self._is_tied_head(name):
-                setattr(self._modules[path], kind, nn.Parameter(self._read(name), requires_grad=False))
+            setattr(self._modules[path], kind, nn.Parameter(self._read(name), requires_grad=False))
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        if isinstance(head, nn.Linear) and head.weight.is_meta:
+        if isinstance(head, nn.Linear) and head.weight.is_meta:  # it is tied
             head.weight = embedding.weight
-
-    def _is_tied_head(self, name: str) -> bool:
-        model: Any = self._model
-        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        own = f"{next((path for path, module in self._modules.items() if module is head), '')}.weight"
-        return name == own and head.weight is embedding.weight
 
     def _read(self, name: str) -> torch.Tensor:
         return self._files.read(name).to(self._dtype, copy=True)
@@ -179,29 +172,23 @@ class _Filling:
 
     def warn(self, source: str) -> None:
         """Says which layers do not keep their numbers, though they should."""
-        unpacked = list(self._unpacked()) if self._packed else []
-        if not unpacked:
-            return
-        size = sum(self._bytes(module, stored) for module, stored in unpacked)
-        dtype = str(self._dtype).removeprefix("torch.")
-        reason = self._no_kernels or "their values are no multiples of a scale for 32 inputs or more"
-        warnings.warn(
-            f"{len(unpacked)} layers of '{source}' are unpacked to {dtype} and take {math.ceil(size / 1e6):,} MB, "
-            f"since {reason}; a GGUF file of the model keeps its few bits",
-            SelfSpecWarning,
-            stacklevel=2,
-        )
-
-    def _unpacked(self) -> Iterator[tuple[nn.Linear, StoredLinear]]:
-        return (each for each in self._linears.values() if not self._keeps(each[1]))
+        sizes = [self._bytes(*each) for each in self._linears.values() if not self._keeps(each[1])]
+        if self._packed and sizes:
+            dtype = str(self._dtype).removeprefix("torch.")
+            warnings.warn(
+                f"{len(sizes)} layers of '{source}' are unpacked to {dtype} and take {sum(sizes) / 1e6:,.1f} MB, since "
+                f"{self._no_kernels or _NO_GRID}",
+                SelfSpecWarning,
+                stacklevel=6,
+            )
 
 
 def _why_no_kernels(dtype: torch.dtype) -> str | None:
     """Why no layer can keep its numbers, in words."""
     if dtype not in DTYPES:
-        return f"{str(dtype).removeprefix('torch.')} has no kernels (float32 and bfloat16 have)"
+        return "only float32 and bfloat16 have kernels for few bits; choose one of them"
     try:
         find()
     except KernelBuildError as error:
-        return str(error)
+        return f"there are no kernels for few bits ({first_line(error)})"
     return None

@@ -86,6 +86,8 @@ class PackedWeights:
         packed = replace(PackedWeights.empty(outputs, inputs, form), order=order)
         assert scales.shape == zeros.shape == (outputs, inputs // form.unit)
         assert (scales.dtype, zeros.dtype) == (torch.float32, torch.int8)
+        assert codes.data.is_contiguous()
+        assert int(codes.outputs.max() + codes.inputs.max()) + codes.bits <= 8 * codes.data.nbytes
         held = codes.data, codes.outputs, codes.inputs, scales.contiguous(), zeros.contiguous()
         data, rows, columns, *grid = (tensor.data_ptr() for tensor in held)
         sizes = inputs, outputs, torch.get_num_threads()
