@@ -9,7 +9,8 @@ from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, first_line, naming
-from selfspec.loading.quantised_layouts import Finder, StoredLinear, find_layout
+from selfspec.loading.quantised_layouts import find_layout
+from selfspec.loading.quantised_parts import Finder, StoredLinear
 from selfspec.loading.safetensors_files import SafetensorsFiles
 from selfspec.loading.without_weights import build_on_meta
 from selfspec.memory import available_bytes
@@ -129,6 +130,7 @@ class _Filling:
             parent, _, last = name.rpartition(".")
             if self._keeps(stored):
                 assert stored.form is not None
+                assert stored.grid is not None
                 layer = LowBitLinear(stored.grid().pack(stored.form), None, self._dtype)
                 if module.bias is not None:
                     layer.bias = nn.Parameter(self._read(f"{name}.bias"), requires_grad=False)
