@@ -1,9 +1,6 @@
 """Errors that a user can cause. Each message says what is wrong and what to do about it."""
 
-import contextlib
 import textwrap
-from collections.abc import Iterator
-from pathlib import Path
 
 
 class SelfSpecError(Exception):
@@ -108,15 +105,6 @@ class NoGainWarning(SelfSpecWarning):
 
 class NoCopiesWarning(SelfSpecWarning):
     """Low-bit draft weights do not fit into the memory, so the method does not draft with them."""
-
-
-@contextlib.contextmanager
-def naming(source: str | Path) -> Iterator[None]:
-    """Names a file or checkpoint in errors about what it holds."""
-    try:
-        yield
-    except SelfSpecError as error:
-        raise type(error)(f"cannot load '{source}': {error}") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from selfspec.errors import ModelLoadError, OutOfMemoryError, first_line, naming
+from selfspec.errors import ModelLoadError, OutOfMemoryError, first_line
 from selfspec.loading.catalog import InstallableModel, check_file
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
 from selfspec.loading.gguf_tensors import Source, find_parameters
 from selfspec.loading.gguf_tokenizer import read_tokenizer
+from selfspec.loading.naming import naming
 from selfspec.loading.without_weights import build_on_meta
 from selfspec.memory import available_bytes
 from selfspec.runtimes.formats import GGUF_FORMATS, PackedFormat

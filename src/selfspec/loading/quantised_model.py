@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, first_line, naming
+from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, first_line
+from selfspec.loading.naming import naming
 from selfspec.loading.quantised_layouts import find_layout
 from selfspec.loading.quantised_parts import Finder, StoredLinear
 from selfspec.loading.safetensors_files import SafetensorsFiles
