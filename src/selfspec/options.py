@@ -33,7 +33,7 @@ class EngineOptions:
         weights: ``int8`` or ``int4`` to run the model with low-bit weights (see ``quantise``).
         activations: ``auto``, ``exact`` or ``int8``: how rows are multiplied with weights of few bits (see
             ``load_model``). Only for a model that is loaded by name.
-        unpack: turn the weights of a quantised GGUF file into numbers of the dtype (see ``load_model``). Only for a
+        unpack: turn the weights of a quantised file into numbers of the dtype (see ``load_model``). Only for a
             model that is loaded by name.
         runtime: how the model's sublayers run, one of ``selfspec.runtimes.target.RUNTIMES``.
         keep_copies: keep low-bit draft weights in the user's cache folder, for later processes.

@@ -11,7 +11,8 @@ from helpers.gguf_families import dequantise, save_family
 from helpers.models import VARIANTS, make, prompt
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile
-from selfspec.loading.gguf_tensors import build_on_meta, find_parameters
+from selfspec.loading.gguf_tensors import find_parameters
+from selfspec.loading.without_weights import build_on_meta
 
 LONGROPE = {
     "rope_type": "longrope",

@@ -15,7 +15,8 @@ from helpers.gguf_files import save_gguf
 from helpers.models import build, prompt
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile
-from selfspec.loading.gguf_tensors import build_on_meta, find_parameters
+from selfspec.loading.gguf_tensors import find_parameters
+from selfspec.loading.without_weights import build_on_meta
 from selfspec.model.families import FAMILIES
 
 OTHERS = ("qwen3-window", "phi3-window", "starcoder2")

@@ -17,7 +17,8 @@ from helpers.gguf_families import save_family
 from selfspec.errors import ModelLoadError, SelfSpecError, UnsupportedModelError
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile
-from selfspec.loading.gguf_tensors import build_on_meta, find_parameters
+from selfspec.loading.gguf_tensors import find_parameters
+from selfspec.loading.without_weights import build_on_meta
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"settings": {":general.architecture": "falcon"}}, "family 'falcon'"),

@@ -15,7 +15,7 @@ from helpers.gguf_families import save_family
 from helpers.models import VARIANTS, make
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile
-from selfspec.loading.gguf_tensors import build_on_meta
+from selfspec.loading.without_weights import build_on_meta
 
 
 @dataclass(frozen=True)

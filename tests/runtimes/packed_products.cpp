@@ -34,6 +34,17 @@ template <class F> std::vector<uint8_t> random_tiles(bool is_bfloat16, int numbe
         }
     return made;
 }
+// Tiles of a grid: scales of 32 bits between 2^-7 and 2^-5 with a sign, zero points of as many bits as the codes.
+template <class F> std::vector<uint8_t> random_grid() {
+    std::vector<uint8_t> made = random_tiles<F>(false, 0);
+    for (size_t unit = 0; unit < made.size(); unit += F::bytes)
+        for (int i = 0; i < TILE; i++) {
+            const uint32_t scale = (next() & 0x80000000) | (0x3c000000 + (next() & 0xffffff));
+            std::memcpy(made.data() + unit + 4 * i, &scale, 4);
+            made[unit + 4 * TILE + i] = uint8_t(int(next() >> (32 - F::bits)) - F::offset);
+        }
+    return made;
+}
 
 template <class T> std::vector<T> run(const Linear& linear, const std::vector<T>& rows, long count, int threads) {
     std::vector<T> out(count * OUTPUTS);
@@ -74,10 +85,13 @@ int main() {
     for (int format = 1; format < FORMATS; format++)
         with_format(format, [&](auto number) {
             using F = Format<number>;
+            constexpr bool is_grid = number >= GRID2;
             const int numbers = F::has_minimum ? 2 : 1;
-            const auto tiles = random_tiles<F>(F::is_symmetric, numbers);
+            const auto tiles = is_grid ? random_grid<F>() : random_tiles<F>(F::is_symmetric, numbers);
             const Stored part{tiles.data(), OUTPUTS, format};
-            const Linear linear{nullptr, nullptr, &part, 1, 0};
+            std::vector<int32_t> order(INPUTS);  // of grids: backwards
+            for (long i = 0; i < INPUTS; i++) order[i] = int32_t(INPUTS - 1 - i);
+            const Linear linear{nullptr, nullptr, &part, 1, 0, is_grid ? order.data() : nullptr};
             print_sums<float>(linear, format, false);
             print_sums<bf16>(linear, format, false);
             print_sums<float>(linear, format, true);

@@ -36,7 +36,11 @@ def test_every_structure_of_another_size_is_refused(name: str, monkeypatch: pyte
 
 
 def test_fields_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    replaced(monkeypatch, "Linear", (*structures.Linear._fields_[:3], ("short_rows", c_int), ("count", c_int)))
+    replaced(
+        monkeypatch,
+        "Linear",
+        (*structures.Linear._fields_[:3], ("short_rows", c_int), ("count", c_int), structures.Linear._fields_[-1]),
+    )
     with pytest.raises(KernelBuildError, match=r"Linear\.count is 24 in the library and 28 here"):
         kernels.find()
 

@@ -34,10 +34,10 @@ RUNTIME_HELP = (
     "modules)."
 )
 WEIGHTS_HELP = "int8 or int4: run the model with low-bit weights (CPU). The default is the checkpoint's own weights."
-UNPACK_HELP = "Turn the weights of a quantised GGUF file into numbers of the dtype: slower, and more memory."
+UNPACK_HELP = "Turn the weights of a quantised GGUF file or checkpoint into numbers of the dtype: slower, more memory."
 ACTIVATIONS_HELP = (
     "exact, or int8: round what is multiplied with weights of few bits to 8 bits; faster, with a text of its own. "
-    "auto is int8 for a quantised GGUF file in bfloat16."
+    "auto is int8 for a quantised GGUF file or checkpoint in bfloat16."
 )
 JSON_HELP = "Print one JSON object and nothing else."
 

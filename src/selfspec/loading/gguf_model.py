@@ -1,8 +1,7 @@
 """The model and the tokenizer of a GGUF file, whose weights keep their own numbers where the kernels run them."""
 
-import contextlib
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecError, first_line
+from selfspec.errors import ModelLoadError, OutOfMemoryError, first_line
 from selfspec.loading.catalog import InstallableModel, check_file
 from selfspec.loading.gguf_early import EarlyLayout
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
-from selfspec.loading.gguf_tensors import Source, build_on_meta, find_parameters
+from selfspec.loading.gguf_tensors import Source, find_parameters
 from selfspec.loading.gguf_tokenizer import read_tokenizer
+from selfspec.loading.naming import naming
+from selfspec.loading.without_weights import build_on_meta
 from selfspec.memory import available_bytes
 from selfspec.runtimes.formats import GGUF_FORMATS, PackedFormat
 from selfspec.runtimes.kernel_build import KernelBuildError
@@ -69,7 +70,7 @@ def read_gguf(
         no_kernels, available = _why_no_kernels(), available_bytes()
         keeps = packed and no_kernels is None and chosen in DTYPES
         with EarlyLayout(file.tensors if keeps else {}, available) as early:
-            with _naming(path):
+            with naming(path):
                 config = read_config(file.metadata, file.tensors)
                 model = build_on_meta(config)
                 sources = find_parameters(file.tensors, model)
@@ -84,19 +85,10 @@ def read_gguf(
 
 def read_gguf_config(path: Path) -> PreTrainedConfig:
     """The config of the model in a GGUF file, with the dtype that ``auto`` means."""
-    with GgufFile.open(path) as file, _naming(path):
+    with GgufFile.open(path) as file, naming(path):
         config = read_config(file.metadata, file.tensors)
         config.dtype = auto_dtype(file)
         return config
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Names the file in errors about what its header says."""
-    try:
-        yield
-    except SelfSpecError as error:
-        raise type(error)(f"cannot load '{path}': {error}") from error
 
 
 def auto_dtype(file: GgufFile) -> torch.dtype:

@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-import transformers
-from transformers import PreTrainedConfig
 
-from selfspec.errors import UnsupportedModelError, first_line
+from selfspec.errors import UnsupportedModelError
 from selfspec.loading.gguf_file import GgufTensor
 from selfspec.loading.gguf_rope import ROPE_TENSORS
 
@@ -109,36 +106,6 @@ _NEEDLESS = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
 _PARAMETER = re.compile(
     r"(?:model\.layers\.(?P<layer>\d+)\.)?(?P<module>.+?)(?:\.(?P<part>\d+))?(?:\.(?P<kind>weight|bias))?"
 )
-
-
-def build_on_meta(config: PreTrainedConfig) -> "PreTrainedModel":
-    """A model whose parameters are on the device ``meta``, in eval mode. Its buffers, as of rope, have their values.
-
-    Raises:
-        UnsupportedModelError: transformers cannot build a model of this config.
-    """
-    try:
-        with torch.device("meta"):
-            model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-        for module in model.modules():
-            if module._buffers:
-                module._buffers = {name: _unknown(buffer) for name, buffer in module._buffers.items()}
-                model._init_weights(module)  # as transformers itself does after it has loaded weights
-    except Exception as error:  # torch and transformers have many errors for sizes that do not fit
-        raise UnsupportedModelError(
-            f"transformers cannot build the {config.model_type} model that the GGUF file describes: {first_line(error)}"
-        ) from error
-    for name, buffer in model.named_buffers():
-        if buffer.isnan().any():
-            raise UnsupportedModelError(
-                f"transformers gives no value to the buffer {name} of a {config.model_type} model"
-            )
-    built: PreTrainedModel = model.eval()
-    return built
-
-
-def _unknown(buffer: torch.Tensor | None) -> torch.Tensor | None:
-    return None if buffer is None else torch.full_like(buffer, torch.nan, device="cpu")
 
 
 def find_parameters(tensors: Mapping[str, GgufTensor], model: "PreTrainedModel") -> dict[str, Source]:

@@ -23,6 +23,7 @@ from selfspec.loading.catalog import InstallableModel, installed_file, resolve_n
 from selfspec.loading.devices import parse_device, parse_dtype
 from selfspec.loading.gguf_hub import HubFile, download
 from selfspec.loading.gguf_model import read_gguf, read_gguf_config
+from selfspec.loading.quantised_model import read_quantised
 from selfspec.model.families import find_family
 from selfspec.runtimes.packed import ACTIVATIONS, set_activations
 from selfspec.runtimes.precision import Precision
@@ -47,14 +48,15 @@ def load_model(
         name: an installed model (``smollm2``), a bundled checkpoint (``tiny``, ``tiny-early-exit``), a local folder, a
             GGUF file, or a name on the hub: ``OWNER/REPO``, or ``OWNER/REPO:Q4_K_M`` for one of its GGUF files.
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` for the dtype of the checkpoint (bfloat16 for a
-            quantised GGUF file).
+            quantised GGUF file, and for a quantised checkpoint in float16 on the CPU).
         device: a torch device, or ``auto`` for CUDA if available.
         weights: ``int8`` or ``int4`` for low-bit weights, on the CPU (see ``quantise``); default: the checkpoint's.
-        unpack: turn the weights of a quantised GGUF file into numbers of the dtype. On the CPU, in float32 and
-            bfloat16, they else stay the file's own, which is faster and takes less memory.
+        unpack: turn the weights of a quantised GGUF file or checkpoint (GPTQ, AWQ, compressed-tensors, bitsandbytes)
+            into numbers of the dtype. On the CPU, in float32 and bfloat16, they else stay the file's own, which is
+            faster and takes less memory.
         activations: ``int8`` rounds what is multiplied with weights of few bits to 8 bits, in blocks of 32 with a scale
             each: faster for many rows, with a text of its own. ``exact`` multiplies all bits of the dtype. ``auto`` is
-            ``int8`` for a quantised GGUF file in bfloat16, else ``exact``.
+            ``int8`` for the own numbers of a quantised GGUF file or checkpoint in bfloat16, else ``exact``.
 
     Returns:
         The model in eval mode on the device, and its tokenizer.
@@ -85,10 +87,8 @@ def _load(
             packed = not unpack and precision is None and chosen_device.type == "cpu"
             expected = source if isinstance(source, InstallableModel) else None
             model, tokenizer = read_gguf(file, chosen_dtype, packed=packed, expected=expected)
-            if precision is not None:
-                return quantise_in_place(model, precision), tokenizer
             placed: Any = model
-            return placed.to(chosen_device), tokenizer
+            return _finish(placed.to(chosen_device), precision), tokenizer
         source = str(source)
         _check_family(source)
         if precision is not None:
@@ -96,13 +96,22 @@ def _load(
     with _explain_failure(name, "the tokenizer of "):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     with _explain_failure(name):
+        if chosen_device.type == "cpu" or unpack:
+            packed = not unpack and precision is None
+            quantised: Any = read_quantised(source, chosen_dtype, packed=packed)
+            if quantised is not None:
+                return _finish(quantised.to(chosen_device), precision), tokenizer
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             source, dtype=chosen_dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
         model, report = loaded
         _check_weights(report)
         model = model.to(chosen_device).eval()
-    return (model if precision is None else quantise_in_place(model, precision)), tokenizer
+    return _finish(model, precision), tokenizer
+
+
+def _finish(model: "PreTrainedModel", precision: Precision | None) -> "PreTrainedModel":
+    return model if precision is None else quantise_in_place(model, precision)
 
 
 def load_config(name: str | Path) -> PreTrainedConfig:

@@ -1,8 +1,9 @@
 // The formats of weights of few bits: what a code stands for, (code - offset) times a scale minus a minimum.
 //
 // Weights are stored in tiles of 16 weight rows, one unit of inputs after the other. A unit has its scales first and then
-// the codes of its blocks. The symmetric formats are those of our own low-bit copies; the others are GGUF's, whose names they
-// have: they keep the numbers of the file and take as many bytes (Q3_K and IQ4_XS 4 and 2 of 110 and 136 more).
+// the codes of its blocks. The symmetric formats are those of our own low-bit copies. GGUF's have its names: they keep the
+// numbers of the file and take as many bytes (Q3_K and IQ4_XS 4 and 2 of 110 and 136 more). The grids are those of quantised
+// checkpoints (GPTQ, AWQ and others), whose scales they keep in 32 bits.
 
 #pragma once
 
@@ -15,7 +16,9 @@ namespace {
 // By the numbers that the Python code knows them by.
 enum FormatNumber {
     SYMMETRIC8 = 1, SYMMETRIC6 = 4, SYMMETRIC4 = 7,  // each with groups of 32, 64, 128
-    Q4_0 = 10, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, FORMATS
+    Q4_0 = 10, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS,
+    GRID2 = 22, GRID3 = 25, GRID4 = 28, GRID8 = 31,  // each with groups of 32, 64, 128
+    FORMATS = 34
 };
 
 // What all formats have. UNIT: inputs of a unit; SCALED: inputs that share a scale.
@@ -61,6 +64,17 @@ template <int BITS> struct Shifted : FormatBase<BITS, 32, 32, 0, 4 * TILE> {
         Scales(const uint8_t* head, int first)
             : OneScale{widen(reinterpret_cast<const f16*>(head) + first)},
               least(-widen(reinterpret_cast<const f16*>(head) + TILE + first)) {}
+        Floats minimum(int) const { return least; }
+    };
+};
+// One scale of 32 bits and one zero point a group, which counts from the offset.
+template <int BITS, int GROUP> struct Grid : FormatBase<BITS, GROUP, GROUP, 1 << (BITS - 1), 5 * TILE> {
+    static constexpr bool has_minimum = true;
+    struct Scales : OneScale {
+        const Floats least;
+        Scales(const uint8_t* head, int first)
+            : OneScale{load<Floats>(head + 4 * first)},
+              least(only * widen(reinterpret_cast<const int8_t*>(head) + 4 * TILE + first)) {}
         Floats minimum(int) const { return least; }
     };
 };
@@ -140,6 +154,18 @@ template <> struct Format<Q5_K> : SixBits<5> {};
 template <> struct Format<Q6_K> : EightBits<6, 16, 32> {};
 template <> struct Format<IQ4_NL> : Table<Scaled<4, 128>> {};
 template <> struct Format<IQ4_XS> : Table<EightBits<4, 32, 128>> {};
+template <> struct Format<GRID2> : Grid<2, 32> {};
+template <> struct Format<GRID2 + 1> : Grid<2, 64> {};
+template <> struct Format<GRID2 + 2> : Grid<2, 128> {};
+template <> struct Format<GRID3> : Grid<3, 32> {};
+template <> struct Format<GRID3 + 1> : Grid<3, 64> {};
+template <> struct Format<GRID3 + 2> : Grid<3, 128> {};
+template <> struct Format<GRID4> : Grid<4, 32> {};
+template <> struct Format<GRID4 + 1> : Grid<4, 64> {};
+template <> struct Format<GRID4 + 2> : Grid<4, 128> {};
+template <> struct Format<GRID8> : Grid<8, 32> {};
+template <> struct Format<GRID8 + 1> : Grid<8, 64> {};
+template <> struct Format<GRID8 + 2> : Grid<8, 128> {};
 
 template <class Function, int... PLACE>
 void with_format(int number, const Function& function, std::integer_sequence<int, PLACE...>) {

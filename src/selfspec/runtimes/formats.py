@@ -1,4 +1,4 @@
-"""The formats of weights of few bits: our own symmetric ones, and those of GGUF files.
+"""The formats of weights of few bits: our own symmetric ones, those of GGUF files, and grids of other checkpoints.
 
 The integers of weights are read in blocks of inputs, and weight rows stand side by side in tiles; ``formats.h`` and
 ``codes.h`` describe both.
@@ -34,13 +34,19 @@ _GGUF = {
 }
 """Number, bits of an integer, inputs of a unit, and bytes of a unit of one weight row, by GGUF's name."""
 
+GRID_BITS = (2, 3, 4, 8)
+"""The numbers of bits of weights that are a scale times the distance of an integer from a zero point."""
+
+_FIRST_GRID, _GRID_HEAD = 22, 5
+
 
 @dataclass(frozen=True)
 class PackedFormat:
     """How weights of few bits are held.
 
     Symmetric integers of ``bits`` with one bfloat16 scale a ``group`` of inputs, which copies have; or, with a name,
-    the numbers of GGUF's format of this name, whose group is the inputs that are stored together.
+    the numbers of GGUF's format of this name, whose group is the inputs that are stored together. With another name,
+    which is that of a method of quantising, a scale of 32 bits and a zero point a group.
     """
 
     bits: int
@@ -50,7 +56,11 @@ class PackedFormat:
     @property
     def number(self) -> int:
         """The number by which the kernels know it."""
-        return _GGUF[self.name][0] if self.name else 1 + 3 * ((8 - self.bits) // 2) + GROUPS.index(self.group)
+        if self.name in _GGUF:
+            return _GGUF[self.name][0]
+        if self.name:
+            return _FIRST_GRID + 3 * GRID_BITS.index(self.bits) + GROUPS.index(self.group)
+        return 1 + 3 * ((8 - self.bits) // 2) + GROUPS.index(self.group)
 
     @property
     def unit(self) -> int:
@@ -60,19 +70,25 @@ class PackedFormat:
     @property
     def unit_bytes(self) -> int:
         """Bytes of a unit of ``TILE`` weight rows."""
-        return TILE * (_GGUF[self.name][3] if self.name else self.group * self.bits // 8 + 2)
+        if self.name in _GGUF:
+            return TILE * _GGUF[self.name][3]
+        return TILE * (self.group * self.bits // 8 + (_GRID_HEAD if self.name else 2))
 
     def bytes(self, outputs: int, inputs: int) -> int:
         """Bytes of weights ``[outputs, inputs]``."""
         return -(-outputs // TILE) * (inputs // self.unit) * self.unit_bytes
 
     def __str__(self) -> str:
-        """``Q4_K``, or ``4 bits``."""
-        return self.name or f"{self.bits} bits"
+        """``Q4_K``, ``GPTQ 4 bits``, or ``4 bits``."""
+        return self.name if self.name in _GGUF else f"{self.name} {self.bits} bits".lstrip()
 
 
 GGUF_FORMATS = {name: PackedFormat(bits, unit, name) for name, (_, bits, unit, _) in _GGUF.items()}
 """The formats of GGUF files that run in their own numbers, by name."""
 
-FORMATS = {**{f"SYMMETRIC{bits}": PackedFormat(bits, 32) for bits in LOW_BITS}, **GGUF_FORMATS}
-"""What the headers know too, by its name there; symmetric formats of other groups follow in number."""
+FORMATS = {
+    **{f"SYMMETRIC{bits}": PackedFormat(bits, 32) for bits in LOW_BITS},
+    **GGUF_FORMATS,
+    **{f"GRID{bits}": PackedFormat(bits, 32, "GRID") for bits in GRID_BITS},
+}
+"""What the headers know too, by its name there; symmetric formats and grids of other groups follow in number."""

@@ -144,38 +144,35 @@ template <> struct Raw<IQ4_XS> {
     }
 };
 
-// Lays out weight rows [n, k] of a file, of which ``order`` gives the place of each where it is not null, in tiles. Those after the
-// last are zeros.
-template <int NUMBER> struct Layout {
-    using F = Format<NUMBER>;
-    const uint8_t* from;
-    const int64_t* order;
-    uint8_t* to;
-    long units, n;  // of a weight row; weight rows
-
-    void tile(long first) const {
-        uint8_t* unit = to + first / TILE * units * F::bytes;
+// Lays out n weight rows of as many units in tiles; those after the last are zeros. ``read`` is given a weight row and a unit,
+// and writes its codes, and its scales to the head of a unit of 16 weight rows, where it has the last argument's place.
+template <class F, class Read> void lay_out_tiles(uint8_t* to, long units, long n, int threads, const Read& read) {
+#pragma omp parallel for num_threads(threads) schedule(guided)
+    for (long tile = 0; tile < (n + TILE - 1) / TILE; tile++) {
+        uint8_t* unit = to + tile * units * F::bytes;
         for (long index = 0; index < units; index++, unit += F::bytes) {
             uint32_t words[F::blocks][GROUPS][TILE] = {};
             std::fill_n(unit, F::head, uint8_t(0));
-            for (int row = 0; row < std::min(TILE, n - first); row++) {
-                const long place = order ? order[first + row] : first + row;
+            for (int row = 0; row < std::min(TILE, n - tile * TILE); row++) {
                 uint8_t codes[F::unit];
-                Raw<NUMBER>::read(from + (place * units + index) * Raw<NUMBER>::bytes, codes, unit, row);
+                read(tile * TILE + row, index, codes, unit, row);
                 for (int i = 0; i < F::unit; i += 4) words[i / BLOCK][i % BLOCK / 4][row] = load<uint32_t>(codes + i);
             }
             for (int block = 0; block < F::blocks; block++)
                 Codes<F::bits>::write(words[block], unit + F::head + block * Codes<F::bits>::bytes);
         }
     }
-};
+}
 
+// Lays out weight rows [n, k] of a file, of which ``order`` gives the place of each where it is not null.
 inline void lay_out(int number, const uint8_t* from, const int64_t* order, uint8_t* to, long k, long n, int threads) {
     with_format(number, [&](auto constant) {
-        if constexpr (constant >= Q4_0) {
-            const Layout<constant> layout{from, order, to, k / Format<constant>::unit, n};
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
-            for (long row = 0; row < n; row += TILE) layout.tile(row);
+        if constexpr (constant >= Q4_0 && constant < GRID2) {
+            const long units = k / Format<constant>::unit;
+            lay_out_tiles<Format<constant>>(to, units, n, threads, [=](long row, long unit, uint8_t* codes, uint8_t* head, int at) {
+                using Raw = ::Raw<constant>;
+                Raw::read(from + ((order ? order[row] : row) * units + unit) * Raw::bytes, codes, head, at);
+            });
         }
     });
 }

@@ -36,12 +36,18 @@ template <class T> constexpr long most_attending() {
 
 }  // namespace
 
-#include "gguf.h"
+#include "grids.h"
 #include "layout.h"
 
 // Weight rows of a GGUF file, in an order if one is given, as tiles.
 extern "C" void lay_out_gguf(int format, const uint8_t* from, const int64_t* order, uint8_t* to, long k, long n, int threads) {
     lay_out(format, from, order, to, k, n, threads);
+}
+
+// Weights of a quantised checkpoint as tiles; see grids.h.
+extern "C" void lay_out_grid(int format, const uint8_t* bytes, const int64_t* outputs, const int64_t* inputs, int bits,
+                             int flipped, const float* scales, const int8_t* zeros, uint8_t* to, long k, long n, int threads) {
+    lay_out(format, {bytes, outputs, inputs, bits, flipped}, scales, zeros, to, k, n, threads);
 }
 
 #define EXPORT(T, SUFFIX)                                                                                              \

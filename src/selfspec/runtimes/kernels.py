@@ -175,7 +175,8 @@ def _declare(library: ctypes.CDLL) -> None:
         "most_attending": [],
     }
     library.lay_out_gguf.argtypes = [c_int, *[c_void_p] * 3, *[c_long] * 2, c_int]
-    library.lay_out_gguf.restype = None
+    library.lay_out_grid.argtypes = [c_int, *[c_void_p] * 3, *[c_int] * 2, *[c_void_p] * 3, *[c_long] * 2, c_int]
+    library.lay_out_gguf.restype = library.lay_out_grid.restype = None
     for suffix in DTYPES.values():
         for name, arguments in signatures.items():
             function = getattr(library, f"{name}_{suffix}")

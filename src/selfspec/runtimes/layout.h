@@ -22,7 +22,7 @@ struct Fact {
 
 constexpr Fact LAYOUT[] = {
     SIZE(Linear), AT(Linear, weights), AT(Linear, bias), AT(Linear, parts), AT(Linear, count),
-    AT(Linear, short_rows),
+    AT(Linear, short_rows), AT(Linear, order),
     SIZE(Stored), AT(Stored, tiles), AT(Stored, outputs), AT(Stored, format),
     SIZE(Norm), AT(Norm, weight), AT(Norm, epsilon), AT(Norm, rounds), AT(Norm, added),
     SIZE(Heads), AT(Heads, heads), AT(Heads, key_heads), AT(Heads, dim),
@@ -52,6 +52,7 @@ constexpr Fact LAYOUT[] = {
     CONSTANT(BLOCK), CONSTANT(TILE), CONSTANT(VERIFIED), CONSTANT(MOST_DIM), CONSTANT(DIM_STEP), CONSTANT(SILU), CONSTANT(GELU_TANH),
     FORMAT(SYMMETRIC4), FORMAT(SYMMETRIC6), FORMAT(SYMMETRIC8), FORMAT(Q4_0), FORMAT(Q4_1), FORMAT(Q5_0), FORMAT(Q5_1),
     FORMAT(Q8_0), FORMAT(Q2_K), FORMAT(Q3_K), FORMAT(Q4_K), FORMAT(Q5_K), FORMAT(Q6_K), FORMAT(IQ4_NL), FORMAT(IQ4_XS),
+    FORMAT(GRID2), FORMAT(GRID3), FORMAT(GRID4), FORMAT(GRID8),
     {nullptr, 0},
 };
 

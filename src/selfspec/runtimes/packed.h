@@ -40,6 +40,7 @@ struct Linear {
     const Stored* parts;
     int count;
     int short_rows;  // rows are rounded to 8 bits
+    const int32_t* order;  // of the parts' inputs: the place of each in a row, or null for the same
 };
 
 // A block of a row: its values are ``scale`` times integers of 8 * PLANES bits.
@@ -350,6 +351,11 @@ template <class T, int PLANES> struct Packed {
         for (int i = 0; i < BLOCK; i++) values[i] = up(from[i]);
         to.set(values);
     }
+    void lay_out_in_order(const T* row, long block, Row& to) const {
+        T values[BLOCK];
+        for (int i = 0; i < BLOCK; i++) values[i] = row[linear.order[block * BLOCK + i]];
+        lay_out(values, to);
+    }
     // Adds the products of rows, laid out from block ``first`` on, and the weight rows from one on.
     void band(const Row* rows, long count, long from, long to, long first, long last, float* sums, long stride) const {
         const Stored* part = linear.parts;
@@ -402,7 +408,8 @@ template <class T> void unpack(const Linear& linear, const int64_t* rows, T* to,
             float values[F::unit];
             for (long start = 0; start < k; start += F::unit, unit += F::bytes) {
                 unpack_unit<F>(unit, int(row % TILE), values);
-                for (long input = 0; input < F::unit; input++) to[i * k + start + input] = down<T>(values[input]);
+                for (long input = start; input < start + F::unit; input++)
+                    to[i * k + (linear.order ? linear.order[input] : input)] = down<T>(values[input - start]);
             }
         });
     }

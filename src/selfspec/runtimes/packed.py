@@ -6,7 +6,7 @@ so that a row gets the same bits whichever rows run with it, and whether transfo
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 from selfspec.errors import UnsupportedModelError
 from selfspec.runtimes.formats import TILE, PackedFormat
 from selfspec.runtimes.kernels import DTYPES, load
+from selfspec.runtimes.packed_codes import PackedCodes
 from selfspec.runtimes.structures import Linear, Stored
 
 
@@ -31,6 +32,8 @@ class PackedWeights:
     form: PackedFormat
     outputs: int
     inputs: int
+    order: torch.Tensor | None = None
+    """int32 ``[inputs]``: the place in a row of each input that is stored; ``None`` where it is the same."""
 
     @staticmethod
     def of(weight: torch.Tensor, form: PackedFormat) -> "PackedWeights":
@@ -72,6 +75,32 @@ class PackedWeights:
         return packed
 
     @staticmethod
+    def of_grid(
+        codes: PackedCodes,
+        form: PackedFormat,
+        scales: torch.Tensor,
+        zeros: torch.Tensor,
+        order: torch.Tensor | None = None,
+    ) -> "PackedWeights":
+        """The weights of a quantised checkpoint, whose numbers stay what they are: ``(code - zero) * scale``.
+
+        ``scales`` (float32) and ``zeros`` (int8, less half of the codes) are ``[outputs, units]`` of the format. The
+        inputs are given as they are stored, whose ``order`` says their places in a row.
+        """
+        outputs, inputs = len(codes.outputs), len(codes.inputs)
+        packed = replace(PackedWeights.empty(outputs, inputs, form), order=order)
+        assert scales.shape == zeros.shape == (outputs, inputs // form.unit)
+        assert (scales.dtype, zeros.dtype) == (torch.float32, torch.int8)
+        assert codes.data.is_contiguous()
+        assert int(codes.outputs.max() + codes.inputs.max()) + codes.bits <= 8 * codes.data.nbytes
+        held = codes.data, codes.outputs, codes.inputs, scales.contiguous(), zeros.contiguous()
+        data, rows, columns, *grid = (tensor.data_ptr() for tensor in held)
+        sizes = inputs, outputs, torch.get_num_threads()
+        shape = codes.bits, codes.flipped
+        load().lay_out_grid(form.number, data, rows, columns, *shape, *grid, packed.tiles.data_ptr(), *sizes)
+        return packed
+
+    @staticmethod
     def empty(outputs: int, inputs: int, form: PackedFormat) -> "PackedWeights":
         """Memory for weights, not filled."""
         tiles = -(-outputs // TILE)
@@ -87,7 +116,7 @@ class PackedWeights:
         """Some weight rows, as views: from a multiple of ``TILE`` on, a multiple of it or as many as are left."""
         assert first % TILE == 0
         tiles = slice(first // TILE, -(-(first + count) // TILE))
-        return PackedWeights(self.tiles[tiles], self.form, min(count, self.outputs - first), self.inputs)
+        return PackedWeights(self.tiles[tiles], self.form, min(count, self.outputs - first), self.inputs, self.order)
 
     def unpack(self, rows: torch.Tensor | None = None) -> torch.Tensor:
         """The values of some weight rows (long ``[n]``; all if not given), float32 ``[n, inputs]``."""
@@ -97,11 +126,14 @@ class PackedWeights:
 def describe(parts: Sequence[PackedWeights], bias: torch.Tensor | None = None, *, short_rows: bool = False) -> Linear:
     """Weights whose outputs follow each other in the form that the kernels take; the tensors have to outlive it.
 
-    All but the last have a multiple of ``TILE`` outputs. ``short_rows``: rows are rounded to 8 bits.
+    All but the last have a multiple of ``TILE`` outputs; all have the same order of inputs. ``short_rows``: rows are
+    rounded to 8 bits.
     """
     assert all(part.outputs % TILE == 0 for part in parts[:-1])
+    order = parts[0].order
     stored = (Stored * len(parts))(*(Stored(part.tiles.data_ptr(), part.outputs, part.form.number) for part in parts))
-    return Linear(None, None if bias is None else bias.data_ptr(), stored, len(parts), short_rows)
+    own_bias, own_order = (None if each is None else each.data_ptr() for each in (bias, order))
+    return Linear(None, own_bias, stored, len(parts), short_rows, own_order)
 
 
 class LowBitLinear(nn.Module):
@@ -111,10 +143,12 @@ class LowBitLinear(nn.Module):
     weights of the model. ``dtype`` is that of inputs and outputs, and follows ``module.to(dtype)``.
 
     Attributes:
+        order: see ``PackedWeights.order``.
         short_rows: rows are rounded to 8 bits before they are multiplied.
     """
 
     _like: torch.Tensor
+    order: torch.Tensor | None
 
     def __init__(
         self, packed: PackedWeights, bias: torch.Tensor | None, dtype: torch.dtype, *, short_rows: bool = False
@@ -123,13 +157,14 @@ class LowBitLinear(nn.Module):
         self.tiles = nn.Parameter(packed.tiles, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.register_buffer("_like", torch.empty(0, dtype=dtype), persistent=False)
+        self.register_buffer("order", packed.order, persistent=False)
         self.form, self.in_features, self.out_features = packed.form, packed.inputs, packed.outputs
         self.short_rows = short_rows
 
     @property
     def packed(self) -> PackedWeights:
         """The weights, as they are now."""
-        return PackedWeights(self.tiles.data, self.form, self.out_features, self.in_features)
+        return PackedWeights(self.tiles.data, self.form, self.out_features, self.in_features, self.order)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -190,13 +225,13 @@ ACTIVATIONS = ("auto", "exact", "int8")
 def set_activations(model: nn.Module, activations: str) -> None:
     """Makes linear layers of few bits round rows to 8 bits (``int8``), in blocks of 32 that share a scale.
 
-    ``auto`` makes those with a GGUF file's weights do it in bfloat16.
+    ``auto`` makes those with a file's own numbers do it in bfloat16.
     """
     layers = [module for module in model.modules() if isinstance(module, LowBitLinear)]
     if activations == "int8" and not layers:
         raise UnsupportedModelError(
-            "activations int8 need weights of few bits, which this model does not have; load a quantised GGUF file, or "
-            "choose weights int8 or int4"
+            "activations int8 need weights of few bits, which this model does not have; load a quantised checkpoint or "
+            "GGUF file, or choose weights int8 or int4"
         )
     for layer in layers:
         is_file = bool(layer.form.name) and layer.dtype == torch.bfloat16

@@ -132,6 +132,11 @@ template <class T, class W> struct Product {
         const long group = row / most * most, stride = group_rows(group);
         Row* to = rows + group * blocks + row - group;
         for (long block = 0; block < blocks; block++, to += stride) {
+            if constexpr (W::any_rows)
+                if (weights.linear.order) {
+                    weights.lay_out_in_order(from, block, *to);
+                    continue;
+                }
             const long start = block * W::width, end = std::min(k, start + W::width);
             if (end - start == W::width) {
                 W::lay_out(from + start, *to);

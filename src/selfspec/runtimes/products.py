@@ -79,7 +79,13 @@ def _can_join_dense(linears: Sequence[nn.Linear]) -> bool:
 def _can_join_low_bit(linears: Sequence[LowBitLinear]) -> bool:
     if len({(linear.short_rows, linear.in_features, linear.dtype, linear.tiles.device) for linear in linears}) > 1:
         return False
+    if not all(_equal(linear.order, linears[0].order) for linear in linears):
+        return False
     return all(linear.out_features % TILE == 0 for linear in linears[:-1])
+
+
+def _equal(order: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return order is other or (order is not None and other is not None and torch.equal(order, other))
 
 
 class Product(ABC):

@@ -16,12 +16,16 @@ class Stored(Structure):
 
 
 class Linear(Structure):
-    """A linear layer: weights ``[outputs, inputs]``, or parts of few bits; bias ``[outputs]`` or null."""
+    """A linear layer: weights ``[outputs, inputs]``, or parts of few bits; bias ``[outputs]`` or null.
+
+    ``order`` is of the parts' inputs, the place of each in a row, or null.
+    """
 
     _fields_ = (
         *((name, c_void_p) for name in ("weights", "bias")),
         ("parts", POINTER(Stored)),
         *((name, c_int) for name in ("count", "short_rows")),
+        ("order", c_void_p),
     )
 
 

@@ -1,0 +1,201 @@
+"""The model of a quantised checkpoint in safetensors; weights keep their own numbers where the kernels run them."""
+
+import re
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedConfig
+
+from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, first_line
+from selfspec.loading.naming import naming
+from selfspec.loading.quantised_layouts import find_layout
+from selfspec.loading.quantised_parts import Finder, StoredLinear
+from selfspec.loading.safetensors_files import SafetensorsFiles
+from selfspec.loading.without_weights import build_on_meta
+from selfspec.memory import available_bytes
+from selfspec.runtimes.kernel_build import KernelBuildError
+from selfspec.runtimes.kernels import DTYPES, find
+from selfspec.runtimes.packed import LowBitLinear
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_BASE_BYTES = 256 << 20
+"""What a load takes beside the weights: the tensor that is being read, buffers."""
+
+_NO_GRID = (
+    "the kernels take integers with a scale for 32 inputs or a multiple; a GGUF file of the model keeps its few bits"
+)
+
+_NEEDLESS = re.compile(r".*\.rotary_emb\.inv_freq")
+"""Tensors that follow from the config."""
+
+
+def read_quantised(source: str, dtype: torch.dtype | str, *, packed: bool) -> "PreTrainedModel | None":
+    """The model of a checkpoint of GPTQ, AWQ, compressed-tensors or bitsandbytes, on the CPU in eval mode.
+
+    Its tensors are read one by one. Linear layers keep the checkpoint's numbers where ``packed``, if they are a scale
+    times the distance of an integer from a zero point; the others become numbers of the dtype, and a warning says what
+    that takes.
+
+    Args:
+        source: a folder, or a name on the hub.
+        dtype: ``auto`` for that of the config; where weights are packed and it has no kernels, bfloat16.
+        packed: weights of few bits keep their numbers where there are kernels for them.
+
+    Returns:
+        ``None`` where transformers has to load it: other checkpoints, other layouts, mixtures of experts.
+
+    Raises:
+        ModelLoadError: a tensor is missing, or not what its layer needs.
+        UnsupportedModelError: inputs of layers or the cache are quantised, or a number of bits is not supported.
+        OutOfMemoryError: the weights do not fit into the memory that is available; nothing has been read.
+    """
+    with naming(source):
+        return _read(source, dtype, packed=packed)
+
+
+def _read(source: str, dtype: torch.dtype | str, *, packed: bool) -> "PreTrainedModel | None":
+    config: Any = transformers.AutoConfig.from_pretrained(source)
+    settings = getattr(config, "quantization_config", None)
+    layout = find_layout(settings) if isinstance(settings, dict) else None
+    files = None if layout is None else SafetensorsFiles.find(source)
+    if layout is None or files is None:
+        return None
+    del config.quantization_config  # the model is none of that package's
+    model = build_on_meta(config)
+    if any(parameter.dim() > 2 for parameter in model.parameters()):
+        return None
+    chosen = dtype if isinstance(dtype, torch.dtype) else _auto_dtype(config, packed=packed)
+    filling = _Filling(model, files, layout, chosen, packed=packed)
+    filling.check()
+    filling.warn(source)
+    with torch.inference_mode(mode=False), torch.no_grad():
+        filling.run()
+    config.dtype = chosen
+    _set_generation_config(model, source)
+    return model
+
+
+def _auto_dtype(config: PreTrainedConfig, *, packed: bool) -> torch.dtype:
+    own = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    return own if own in DTYPES or not packed else torch.bfloat16
+
+
+def _set_generation_config(model: "PreTrainedModel", source: str) -> None:
+    """What ``generate`` and the ends of a text follow, where the checkpoint says it."""
+    try:
+        model.generation_config = transformers.GenerationConfig.from_pretrained(source)
+    except OSError:  # it has no such file; then it follows the config
+        return
+
+
+class _Filling:
+    """Gives a model on ``meta`` the weights of a checkpoint."""
+
+    def __init__(
+        self, model: "PreTrainedModel", files: SafetensorsFiles, layout: Finder, dtype: torch.dtype, *, packed: bool
+    ) -> None:
+        self._model, self._files, self._dtype, self._packed = model, files, dtype, packed
+        self._modules: dict[str, nn.Module] = dict(model.named_modules())
+        self._no_kernels = _why_no_kernels(dtype)
+        self._linears: dict[str, tuple[nn.Linear, StoredLinear]] = {}
+        for name, module in self._modules.items():
+            if type(module) is nn.Linear:
+                found = layout(files, name, (module.out_features, module.in_features))
+                if found is not None:
+                    self._linears[name] = module, found
+        held = {f"{name}.weight" for name in self._linears}
+        self._dense = {name: each for name, each in model.named_parameters() if name not in held}
+
+    def check(self) -> None:
+        """Refuses tensors that are missing, of another shape or not used, and weights that do not fit into memory."""
+        if not self._linears:
+            raise ModelLoadError(
+                "the config says that weights are quantised, but none are; download the checkpoint again"
+            )
+        for name, parameter in self._dense.items():
+            self._files.check(name, tuple(parameter.shape), "F16", "BF16", "F32")
+        self._check_all_used()
+        dense = sum(parameter.numel() for parameter in self._dense.values()) * self._dtype.itemsize
+        needed = _BASE_BYTES + dense + sum(self._bytes(*each) for each in self._linears.values())
+        available = available_bytes()
+        if available is not None and needed > available:
+            raise OutOfMemoryError(
+                f"the weights take {needed:,} bytes, but {available:,} are available; take a smaller model"
+            )
+
+    def run(self) -> None:
+        """Reads all parameters."""
+        model: Any = self._model
+        for name, (module, stored) in self._linears.items():
+            parent, _, last = name.rpartition(".")
+            if self._keeps(stored):
+                assert stored.form is not None
+                assert stored.grid is not None
+                layer = LowBitLinear(stored.grid().pack(stored.form), None, self._dtype)
+                if module.bias is not None:
+                    layer.bias = nn.Parameter(self._read(f"{name}.bias"), requires_grad=False)
+                setattr(self._modules[parent], last, layer.eval())
+            else:
+                module.weight = nn.Parameter(stored.values(self._dtype), requires_grad=False)
+        for name in self._dense:
+            path, _, kind = name.rpartition(".")
+            setattr(self._modules[path], kind, nn.Parameter(self._read(name), requires_grad=False))
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        if isinstance(head, nn.Linear) and head.weight.is_meta:  # it is tied
+            head.weight = embedding.weight
+
+    def _read(self, name: str) -> torch.Tensor:
+        return self._files.read(name).to(self._dtype, copy=True)
+
+    def _keeps(self, stored: StoredLinear) -> bool:
+        return self._packed and stored.form is not None and self._no_kernels is None
+
+    def _bytes(self, module: nn.Linear, stored: StoredLinear) -> int:
+        if self._keeps(stored):
+            assert stored.form is not None
+            return stored.form.bytes(module.out_features, module.in_features)
+        return module.out_features * module.in_features * self._dtype.itemsize
+
+    def _check_all_used(self) -> None:
+        """Refuses tensors that nothing reads: they would change what is computed."""
+        used = {name for _, stored in self._linears.values() for name in stored.names}
+        used.update(name for name, _ in self._model.named_parameters(remove_duplicate=False))
+        for name in sorted(set(self._files.names) - used):
+            if not (_NEEDLESS.fullmatch(name) or self._is_empty_bias(name)):
+                raise ModelLoadError(
+                    f"the tensor {name[:80]} of the checkpoint is no part of this {self._model.config.model_type} "
+                    "model; take another checkpoint of it"
+                )
+
+    def _is_empty_bias(self, name: str) -> bool:
+        """Zeros that writers of GPTQ add to layers without a bias."""
+        path, _, kind = name.rpartition(".")
+        return kind == "bias" and path in self._linears and not self._files.read(name).any()
+
+    def warn(self, source: str) -> None:
+        """Says which layers do not keep their numbers, though they should."""
+        sizes = [self._bytes(*each) for each in self._linears.values() if not self._keeps(each[1])]
+        if self._packed and sizes:
+            dtype = str(self._dtype).removeprefix("torch.")
+            warnings.warn(
+                f"{len(sizes)} layers of '{source}' are unpacked to {dtype} and take {sum(sizes) / 1e6:,.1f} MB, since "
+                f"{self._no_kernels or _NO_GRID}",
+                SelfSpecWarning,
+                stacklevel=6,
+            )
+
+
+def _why_no_kernels(dtype: torch.dtype) -> str | None:
+    """Why no layer can keep its numbers, in words."""
+    if dtype not in DTYPES:
+        return "only float32 and bfloat16 have kernels for few bits; choose one of them"
+    try:
+        find()
+    except KernelBuildError as error:
+        return f"there are no kernels for few bits ({first_line(error)})"
+    return None
