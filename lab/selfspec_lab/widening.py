@@ -29,6 +29,7 @@ def load_model(
     device: str | torch.device = "auto",
     widen: int = 1,
     unpack: bool = False,
+    activations: str = "auto",
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a model, widened if asked for, and its tokenizer.
 
@@ -40,6 +41,7 @@ def load_model(
         device: where the model runs, as ``selfspec.load_model`` takes it.
         widen: factor to widen a Llama model by; 1 loads it unchanged.
         unpack: as ``selfspec.load_model`` takes it; a model that is widened is always unpacked.
+        activations: as ``selfspec.load_model`` takes it; ``int8`` needs a model that is not unpacked.
 
     Returns:
         The model in eval mode on the device, and its tokenizer.
@@ -51,11 +53,11 @@ def load_model(
         SelfSpecError: as ``selfspec.load_model`` raises it.
     """
     if check_factor(widen) == 1:
-        return loading.load_model(name, dtype=dtype, device=device, unpack=unpack)
+        return loading.load_model(name, dtype=dtype, device=device, unpack=unpack, activations=activations)
     chosen_dtype, chosen_device = loading.parse_dtype(dtype), loading.parse_device(device)
     config = loading.load_config(name)
     check_memory(config, widen, _weights_dtype(config, chosen_dtype), chosen_device)
-    model, tokenizer = loading.load_model(name, dtype=chosen_dtype, device="cpu", unpack=True)
+    model, tokenizer = loading.load_model(name, dtype=chosen_dtype, device="cpu", unpack=True, activations=activations)
     try:
         return widen_model(model, widen, device=chosen_device), tokenizer
     except (MemoryError, RuntimeError) as error:

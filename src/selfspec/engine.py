@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from selfspec.decoding.output import Output, TextStream
 from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache
@@ -31,6 +31,7 @@ from selfspec.sampling.processors import ScoreProcessor, build_processors, check
 from selfspec.types import Generation, Round, SamplingParams, TextPiece
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
     from typing_extensions import Unpack
 
 _WARM_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -72,7 +73,7 @@ class Engine:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: "PreTrainedModel",
         tokenizer: PreTrainedTokenizerBase | None = None,
         method: str | type[Method] | Method = DEFAULT_METHOD,
         options: EngineOptions | None = None,
@@ -358,7 +359,7 @@ def _labelled(label: str) -> Iterator[None]:
         raise type(error)(f"{label}: {error}") from error
 
 
-def _check_own_target(method: Method, model: PreTrainedModel, options: EngineOptions) -> None:
+def _check_own_target(method: Method, model: "PreTrainedModel", options: EngineOptions) -> None:
     """Refuses options that contradict the target that a method was made for."""
     if options.settings:
         raise InvalidParameterError("a method that is made already has its settings; pass its name to set them")
@@ -378,7 +379,7 @@ def _prefix_cache(target: Target, given: int | PrefixCache | None) -> PrefixCach
     return PrefixCache(target, given) if given else None
 
 
-def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
+def _eos_ids(model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
     """The ids that end an output: those of the generation config, else the config's, else the tokenizer's."""
     for source in (model.generation_config, model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)

@@ -95,6 +95,7 @@ class Round:
         drafted_by: name of the strategy or stage that drafted; ``None`` if the method has only one.
         precision: of the weights that drafted; ``None`` for the target's own, or where no layers drafted.
         forecast: what the method expected of it; ``None`` where it makes no forecasts.
+        probes: rows of the verification in which the token was not known, for the next round.
         drafting: whether layers drafted natively, and why not; ``None`` where no layers did. Not compared, not in JSON.
         verification: whether the target verified natively, and why not. Not compared, not in JSON.
     """
@@ -110,6 +111,7 @@ class Round:
     drafted_by: str | None = None
     precision: AnyPrecision | None = None
     forecast: Forecast | None = None
+    probes: int = 0
     drafting: Path | None = field(default=None, compare=False)
     verification: Path | None = field(default=None, compare=False)
 
@@ -137,6 +139,7 @@ class Round:
             "drafted_by": self.drafted_by,
             "precision": None if self.precision is None else asdict(self.precision),
             "forecast": None if self.forecast is None else asdict(self.forecast),
+            "probes": self.probes,
         }
 
     @classmethod
@@ -160,6 +163,7 @@ class Round:
             drafted_by=fields.get("drafted_by"),
             precision=None if precision is None else read_precision(precision),
             forecast=None if forecast is None else Forecast(**forecast),
+            probes=fields.get("probes", 0),
         )
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from helpers.auto import give
 from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import prompt
 from selfspec import Engine
@@ -30,24 +31,26 @@ def test_speeds_are_those_of_the_rounds_against_a_step_of_plain_decoding() -> No
     assert header == (
         "drafted by",
         "rounds",
+        "rows",
         "drafted",
         "guessed",
         "accepted",
         "tokens",
+        "seconds",
         "ms/token",
         "speedup",
         "expected",
     )
     assert rows == [
-        ("plain", "1", "0.00", "0.00", "-", "1.00", "10.00", "1.00x", "1.00x"),
-        ("copies", "2", "3.00", "0.00", "50%", "2.50", "6.00", "1.67x", "1.75x"),
+        ("plain", "1", "1.00", "0.00", "0.00", "-", "1.00", "0.01", "10.00", "1.00x", "1.00x"),
+        ("copies", "2", "4.00", "3.00", "0.00", "50%", "2.50", "0.03", "6.00", "1.67x", "1.75x"),
     ]
 
 
 def test_strategies_without_forecasts_have_times_alone() -> None:
     header, row = draft_table([played("suffix", 4, 1, 0.010)])
     assert header[-1] == "ms/token"
-    assert row == ("suffix", "1", "4.00", "0.00", "25%", "2.00", "5.00")
+    assert row == ("suffix", "1", "5.00", "4.00", "0.00", "25%", "2.00", "0.01", "5.00")
     assert plain_reasons([played("suffix", 4, 1, 0.010)]) == ""
 
 
@@ -73,7 +76,7 @@ def test_rounds_keep_their_forecast_in_json() -> None:
 def test_auto_says_what_it_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     verify, draft = RowCosts((1, 64), (1.0, 1.001)), RowCosts((1, 64), (0.2, 0.4))
     trial = Trial(Assignment(KeptSet.full(SUBLAYERS), Precision.of(8)), 0.9, draft, ())
-    monkeypatch.setattr("selfspec.methods.auto.method.prepare", lambda *_: Preparation(verify, trial))
+    give(monkeypatch, Preparation(verify, trial))
     rounds = Engine(random_model()).generate(prompt(20), max_new_tokens=60, ignore_eos=True).rounds
     assert sum(record.accepted for record in rounds) > 0
     for record in rounds:

@@ -1,16 +1,37 @@
-"""``auto`` on the tiny models of tests: what it would find out about them is noise, so it is given."""
+"""``auto`` on the tiny models of tests: what it would find out about them is noise, so it is given, and stays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import pytest
 
 from selfspec.methods.auto.preparation import Assignment, AutoSettings, Preparation, Trial
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.target import Target
 
 
-def eager_preparation(
-    target: Target, settings: AutoSettings, progress: Callable[[str], None] = lambda _: None
-) -> Preparation:
+class GivenCosts(LiveCosts):
+    """Costs that live rounds do not move."""
+
+    def note(self, forwards: Sequence[int], seconds: float) -> None:
+        """Counts nothing."""
+
+
+def give(
+    monkeypatch: pytest.MonkeyPatch, preparation: Preparation | Callable[[Target, AutoSettings], Preparation]
+) -> None:
+    """Gives ``auto`` a preparation, instead of what it would estimate or find out."""
+
+    def given(target: Target, settings: AutoSettings, *_: object) -> Preparation:
+        return preparation if isinstance(preparation, Preparation) else preparation(target, settings)
+
+    monkeypatch.setattr("selfspec.methods.auto.method.prepare", given)
+    monkeypatch.setattr("selfspec.methods.auto.method.expect", given)
+    monkeypatch.setattr("selfspec.methods.auto.method.LiveCosts", GivenCosts)
+
+
+def eager_preparation(target: Target, settings: AutoSettings) -> Preparation:
     """Rows cost nothing and layers next to nothing, so that every round drafts."""
     verify = RowCosts((1, 64), (1.0, 1.001))
     if target.layer_count < 2:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from helpers.auto import eager_preparation
+from helpers.auto import eager_preparation, give
 from selfspec.runtimes.costs.parts import LatencyProfile, measure_latencies
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
@@ -46,4 +46,4 @@ def measured_latencies(target: Target, precision: Precision) -> LatencyProfile:
 @pytest.fixture(autouse=True)
 def auto_that_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on the speed of this machine: ``auto`` is told that drafts pay."""
-    monkeypatch.setattr("selfspec.methods.auto.method.prepare", eager_preparation)
+    give(monkeypatch, eager_preparation)

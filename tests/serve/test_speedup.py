@@ -34,7 +34,7 @@ def test_plain_decoding_has_no_speedup() -> None:
     savings = Savings(costs)
     for _ in range(5):
         savings.note(round_of(1, 0, verify=30.0, other=0.2), sequences=2)
-    assert savings.plain_seconds == pytest.approx(savings.round_seconds)
+    assert savings.plain_seconds == pytest.approx(savings.round_seconds, rel=0.02)
 
 
 def test_a_slower_machine_is_noticed_by_rounds_with_drafts() -> None:
@@ -42,7 +42,8 @@ def test_a_slower_machine_is_noticed_by_rounds_with_drafts() -> None:
     for verify, factor in ((6.0, 3.0), (2.0, 1.0)):
         for _ in range(200):
             Savings(costs).note(round_of(4, 3, verify=verify), 1)
-        assert costs(1) == pytest.approx(factor)
+            Savings(costs).note(round_of(1, 0, verify=verify / 2), 1)
+        assert costs(1) == pytest.approx(factor, rel=0.02)
 
 
 def test_nothing_is_estimated_without_a_measurement() -> None:

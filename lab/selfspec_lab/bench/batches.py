@@ -54,7 +54,12 @@ def run_batches(options: BatchesOptions, progress: Callable[[str], None] = lambd
     """
     progress(f"loading {options.model}")
     model, tokenizer = load_model(
-        options.model, dtype=options.dtype, device=options.device, widen=options.widen, unpack=options.unpack
+        options.model,
+        dtype=options.dtype,
+        device=options.device,
+        widen=options.widen,
+        unpack=options.unpack,
+        activations=options.activations,
     )
     target = Target(model, options.runtime)
     plain = Engine(model, tokenizer, make_method(PLAIN, target), max_batch=max(options.sizes))

@@ -28,6 +28,7 @@ class BenchOptions:
         widen: factor by which the model is widened.
         dtype: dtype of the weights, as ``load_model`` takes it.
         unpack: whether weights of a quantised GGUF file become numbers of the dtype, as ``load_model`` takes it.
+        activations: how rows are multiplied with weights of few bits, as ``load_model`` takes it.
         device: device as torch names it, or ``auto``.
         runtime: runtime of the sublayers, one of ``RUNTIMES``.
         methods: names of methods, or ``("all",)``.
@@ -43,6 +44,7 @@ class BenchOptions:
     widen: int = 1
     dtype: str = "auto"
     unpack: bool = False
+    activations: str = "auto"
     device: str = "auto"
     runtime: str = "auto"
     methods: tuple[str, ...] = ("all",)

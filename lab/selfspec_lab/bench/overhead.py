@@ -67,7 +67,12 @@ def run_overhead(options: OverheadOptions, progress: Callable[[str], None] = lam
     """
     progress(f"loading {options.model}" + (f", widened {options.widen} times" if options.widen > 1 else ""))
     model, tokenizer = load_model(
-        options.model, dtype=options.dtype, device=options.device, widen=options.widen, unpack=options.unpack
+        options.model,
+        dtype=options.dtype,
+        device=options.device,
+        widen=options.widen,
+        unpack=options.unpack,
+        activations=options.activations,
     )
     return measure_overhead(model, tokenizer, options, progress)
 

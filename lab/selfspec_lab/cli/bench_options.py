@@ -72,6 +72,9 @@ Repeats = Annotated[int, typer.Option(help="Number of measurements of everything
 Seed = Annotated[int, typer.Option(help="Seed of the order, of sampling and of the suite.", rich_help_panel=_HOW)]
 Dtype = Annotated[str, typer.Option(help=options.DTYPE_HELP, rich_help_panel=_HOW)]
 Unpack = Annotated[bool, typer.Option("--unpack", help=options.UNPACK_HELP, rich_help_panel=_HOW)]
+Activations = Annotated[
+    str, typer.Option(metavar="auto|exact|int8", help=options.ACTIVATIONS_HELP, rich_help_panel=_HOW)
+]
 Device = Annotated[str, typer.Option(help=options.DEVICE_HELP, rich_help_panel=_HOW)]
 Runtime = Annotated[str, typer.Option(help=options.RUNTIME_HELP, rich_help_panel=_HOW)]
 

@@ -20,17 +20,12 @@ if TYPE_CHECKING:
     from selfspec_lab.inspection import Inspection
 
 
+@options.with_engine_options
 def inspect(
+    engine: options.EngineChoice,
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
-    model: options.Model = options.DEFAULT_MODEL,
-    method: options.Method = options.DEFAULT_METHOD,
-    settings: options.Settings = None,
     max_new_tokens: Annotated[int, typer.Option(help="Longest output, in tokens.")] = 128,
-    dtype: options.Dtype = "auto",
-    weights: options.Weights = None,
-    unpack: options.Unpack = False,
-    device: options.Device = "auto",
     state: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Load what the method has learned from this file; the file is not written."),
@@ -44,25 +39,23 @@ def inspect(
 
     Example: selfspec inspect "Why?" --model tiny --method swift --out rounds.png
     """
-    text, method_settings = read_prompt(prompt, prompt_file), read_settings(method, settings, state, writes_state=False)
+    text = read_prompt(prompt, prompt_file)
+    settings = read_settings(engine.method, engine.settings, state, writes_state=False)
     if out is not None:
         from selfspec_lab.plots import check_picture
 
         check_picture(out)
 
-    from selfspec import Engine
     from selfspec_lab.inspection import Inspection
 
     silence_libraries()
-    engine = Engine.from_pretrained(
-        model, method, settings=method_settings, dtype=dtype, device=device, weights=weights, unpack=unpack
-    )
+    loaded = engine.load(settings=settings)
     with own_warnings():
         if state is not None:
-            engine.load_state(state)
-        generation = engine.generate(text, max_new_tokens=max_new_tokens)
-    target = engine.target
-    inspection = Inspection(model, target.weights, str(target.device), target.sublayer_count, generation)
+            loaded.load_state(state)
+        generation = loaded.generate(text, max_new_tokens=max_new_tokens)
+    target = loaded.target
+    inspection = Inspection(engine.model, target.weights, str(target.device), target.sublayer_count, generation)
     if as_json:
         typer.echo(json.dumps(inspection.to_dict(), allow_nan=False))
     else:

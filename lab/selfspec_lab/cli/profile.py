@@ -9,13 +9,9 @@ import typer
 from selfspec.cli.api import options, silence_libraries
 
 
+@options.with_engine_options
 def profile(
-    model: options.Model = options.DEFAULT_MODEL,
-    dtype: options.Dtype = "auto",
-    weights: options.Weights = None,
-    unpack: options.Unpack = False,
-    device: options.Device = "auto",
-    runtime: options.Runtime = "auto",
+    engine: options.ModelChoice,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again even if there is a saved profile.")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -24,14 +20,12 @@ def profile(
     Example: selfspec profile --model smollm2 --dtype bfloat16
     """
     from selfspec.errors import InvalidParameterError
-    from selfspec.loading import load_model
-    from selfspec_lab.measuring import RUNTIMES, Target, keep_profile, measure_profile, profile_path, read_profile
+    from selfspec_lab.measuring import RUNTIMES, keep_profile, measure_profile, profile_path, read_profile
 
-    if runtime not in RUNTIMES:
-        raise InvalidParameterError(f"there is no runtime '{runtime}'; choose one of {', '.join(RUNTIMES)}")
+    if engine.runtime not in RUNTIMES:
+        raise InvalidParameterError(f"there is no runtime '{engine.runtime}'; choose one of {', '.join(RUNTIMES)}")
     silence_libraries()
-    loaded, _ = load_model(model, dtype=dtype, device=device, weights=weights, unpack=unpack)
-    target = Target(loaded, runtime)
+    target = engine.load(method="autoregressive").target
     found = None if refresh else read_profile(target)
     if found is None:
         found = measure_profile(target, progress=lambda text: typer.echo(text, err=True))

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
+@options.with_engine_options
 def tune(
+    engine: options.ModelChoice,
     method: Annotated[str, typer.Argument(help="What to tune: self-spec.")],
     prompts: Annotated[
         Path,
@@ -23,11 +25,6 @@ def tune(
     ],
     out: Annotated[Path, typer.Option(help="The profile to write, a state file of the method.")],
     iterations: Annotated[int, typer.Option(help="Sets of sublayers to measure.")] = 100,
-    model: options.Model = options.DEFAULT_MODEL,
-    dtype: options.Dtype = "auto",
-    weights: options.Weights = None,
-    unpack: options.Unpack = False,
-    device: options.Device = "auto",
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the search.", min=0)] = 0,
 ) -> None:
@@ -43,19 +40,18 @@ def tune(
     from rich.console import Console
     from rich.progress import Progress
 
-    from selfspec import Engine
     from selfspec_lab.tuning import tune as trials_of
     from selfspec_lab.tuning import write_profile
 
     silence_libraries()
-    engine = Engine.from_pretrained(model, method, dtype=dtype, device=device, weights=weights, unpack=unpack)
+    loaded = engine.load(method=method)
     trials: list[Trial] = []
     interrupted = False
     console = Console(stderr=True, highlight=False)
     try:
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("tuning", total=iterations)
-            for trial in trials_of(engine, texts, iterations=iterations, max_new_tokens=max_new_tokens, seed=seed):
+            for trial in trials_of(loaded, texts, iterations=iterations, max_new_tokens=max_new_tokens, seed=seed):
                 trials.append(trial)
                 progress.update(bar, advance=1, description=_describe(_best(trials)))
     except KeyboardInterrupt:
@@ -63,7 +59,7 @@ def tune(
             raise
         interrupted = True
     best = _best(trials)
-    write_profile(engine, best, len(trials), out)
+    write_profile(loaded, best, len(trials), out)
     typer.echo(f"{len(trials)} sets measured", err=True)
     typer.echo(f"uniform skipping: {_describe(trials[0])}", err=True)
     typer.echo(f"best: {_describe(best)}", err=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from selfspec import __version__
+from selfspec.cli import collection
 from selfspec.cli.chat import chat
 from selfspec.cli.generate import generate
 from selfspec.cli.methods import methods
@@ -78,5 +79,6 @@ def _options(
 
 def main() -> None:
     """Runs the command line with the arguments of this process."""
+    collection.pause()
     tolerate_encoding()
     app()

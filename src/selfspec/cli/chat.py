@@ -51,9 +51,10 @@ def chat(
     silence_libraries()
     params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
     _check_template_early(engine.model)
-    loaded = engine.load(method_settings, prefix_cache=PREFIX_CACHE)
+    loaded = engine.load(settings=method_settings, prefix_cache=PREFIX_CACHE)
     _check_template(engine.model, loaded.tokenizer)
-    prepare_method(loaded)
+    if not loaded.method.begins_at_once:
+        prepare_method(loaded)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     session = ChatSession(loaded, params, system=system, show_drafts=show_drafts, interactive=interactive)
     with kept_state(loaded, state):

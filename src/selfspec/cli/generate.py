@@ -52,8 +52,9 @@ def generate(
     text, method_settings = read_prompt(prompt, prompt_file), read_settings(engine.method, engine.settings, state)
     silence_libraries()
     params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
-    loaded = engine.load(method_settings)
-    prepare_method(loaded)
+    loaded = engine.load(settings=method_settings)
+    if not loaded.method.begins_at_once:
+        prepare_method(loaded)
     stream = loaded.stream([{"role": "user", "content": text}] if chat else text, params)
     writer = TextWriter(sys.stdout, show_drafts=show_drafts)
     with own_warnings(), kept_state(loaded, state):

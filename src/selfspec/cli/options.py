@@ -1,13 +1,15 @@
 """Options and arguments that several commands share, and the engine that they describe."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from selfspec.cli import collection
 
 if TYPE_CHECKING:
     from selfspec.engine import Engine
@@ -131,45 +133,55 @@ ShowDrafts = Annotated[
 
 
 @dataclass(frozen=True)
-class EngineChoice:
-    """The model, method and options of the engine that a command line describes."""
+class ModelChoice:
+    """The model that a command line describes, and how it runs."""
 
     model: Model = DEFAULT_MODEL
-    method: Method = DEFAULT_METHOD
-    settings: Settings = None
     dtype: Dtype = "auto"
     weights: Weights = None
     unpack: Unpack = False
     activations: Activations = "auto"
     device: Device = "auto"
     runtime: Runtime = "auto"
-    keep_copies: KeepCopies = False
 
-    def load(self, settings: Mapping[str, str], **others: Any) -> "Engine":
-        """Loads the model with its method, the parsed settings, and what other options of the engine a command sets."""
+    def load(self, **others: Any) -> "Engine":
+        """Loads the model, with what other options of the engine a command sets, its method among them."""
         from selfspec.engine import Engine
 
         chosen = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Engine.from_pretrained(chosen.pop("model"), **{**chosen, "settings": settings, **others})
+        try:
+            return Engine.from_pretrained(chosen.pop("model"), **{**chosen, **others})
+        finally:
+            collection.resume()
+
+
+@dataclass(frozen=True)
+class EngineChoice(ModelChoice):
+    """The model, method and options of the engine that a command line describes. ``load`` takes the parsed settings."""
+
+    method: Method = DEFAULT_METHOD
+    settings: Settings = None
+    keep_copies: KeepCopies = False
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: the parameter ``engine`` of a command becomes the options of ``EngineChoice``."""
+    """Decorator: the parameter ``engine`` of a command becomes the options of the choice that annotates it."""
     signature = inspect.signature(command)
+    choice: type[ModelChoice] = signature.parameters["engine"].annotation
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
         if parameter.name == "engine":
             parameters += [
                 inspect.Parameter(field.name, parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
-                for field in fields(EngineChoice)
+                for field in fields(choice)
             ]
         else:
             parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
 
     @wraps(command)
     def run(**given: Any) -> None:
-        choice = EngineChoice(**{field.name: given.pop(field.name) for field in fields(EngineChoice)})
-        command(engine=choice, **given)
+        engine = choice(**{field.name: given.pop(field.name) for field in fields(choice)})
+        command(engine=engine, **given)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from selfspec.cli import collection
 from selfspec.errors import MissingPackageError, PluginError, first_line
 
 ENTRY_POINTS = "selfspec.commands"
@@ -59,6 +60,7 @@ class PluginGroup(TyperGroup):
 def _load(name: str, entry: EntryPoint) -> Any:
     """The command of an entry point; where loading fails, a command that raises the error."""
     try:
+        collection.resume()  # what such a command loads, and how long it runs, is not known here
         command = _as_command(name, entry.load())
     except Exception as error:  # a broken package must not break the other commands
         command = _as_command(name, _failing(name, entry, error), context_settings=_ANY_ARGUMENTS)

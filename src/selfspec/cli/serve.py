@@ -138,7 +138,7 @@ def serve(
     )
     load = partial(
         engine.load,
-        method_settings,
+        settings=method_settings,
         max_batch=max_batch,
         max_waiting=max_waiting,
         memory_limit=_bytes(memory_limit),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from selfspec.engine import Stream
     from selfspec.types import Forecast, Generation, Round, TextPiece
 
-_HEADERS = ("drafted by", "rounds", "drafted", "guessed", "accepted", "tokens")
+_HEADERS = ("drafted by", "rounds", "rows", "drafted", "guessed", "accepted", "tokens", "seconds")
 _SPEED_HEADERS = ("ms/token", "speedup", "expected")
 
 _NO_FASTER = "no draft within the saved time was expected to be faster"
@@ -94,9 +94,10 @@ class AnswerLog:
 def draft_table(rounds: Sequence["Round"]) -> list[tuple[str, ...]]:
     """A header and one row per ``Round.drafted_by``; empty if the method has one way to draft.
 
-    ``drafted``, ``guessed`` and ``tokens`` (committed) are means over the row's rounds. ``ms/token`` is their time
-    divided by their tokens. For a method that makes forecasts, ``speedup`` is the method's estimate of the time of an
-    autoregressive step divided by that time, and ``expected`` the speedup that the method planned with.
+    ``rows`` (of the verification, probes too), ``drafted``, ``guessed`` and ``tokens`` (committed) are means over the
+    line's rounds, ``seconds`` is the time of all of them, and ``ms/token`` that divided by their tokens. For a method
+    that makes forecasts, ``speedup`` is its estimate of the time of an autoregressive step divided by that time, and
+    ``expected`` the speedup that it planned with.
     """
     names = dict.fromkeys(each.drafted_by for each in rounds if each.drafted_by is not None)
     if not names:
@@ -136,12 +137,17 @@ def _forecasts(rounds: Sequence["Round"]) -> list["Forecast"]:
 
 
 def _counts(rounds: Sequence["Round"]) -> tuple[str, ...]:
-    drafted, guessed, tokens = (
+    verified, drafted, guessed, tokens = (
         fmean(counts)
-        for counts in zip(*((each.drafted, each.guessed, len(each.token_ids)) for each in rounds), strict=True)
+        for counts in zip(
+            *((1 + each.candidates + each.probes, each.drafted, each.guessed, len(each.token_ids)) for each in rounds),
+            strict=True,
+        )
     )
+    seconds = sum(each.seconds.total for each in rounds)
     accepted = f"{fmean(each.accepted for each in rounds) / drafted:.0%}" if drafted else "-"
-    return f"{len(rounds)}", f"{drafted:.2f}", f"{guessed:.2f}", accepted, f"{tokens:.2f}"
+    means = f"{verified:.2f}", f"{drafted:.2f}", f"{guessed:.2f}", accepted, f"{tokens:.2f}"
+    return f"{len(rounds)}", *means, f"{seconds:.2f}"
 
 
 def _speeds(rounds: Sequence["Round"], step: float | None) -> tuple[str, ...]:

@@ -61,12 +61,16 @@ class TokenDraft:
     Attributes:
         token_ids: the tokens, one for each node of the tree.
         tree: which of them continues which.
+        probes: rows (0 is the pending token, ``i + 1`` node ``i``) after which a probe stands: a row without a token,
+            verified beside the others and never accepted. The target's choice after it (``Feedback.guesses``) is what
+            may come after the token that is not known yet.
         name: of what planned it, where a method has several ways to draft.
         forecast: what the method expects of the round, if it says so.
     """
 
     token_ids: tuple[int, ...]
     tree: TokenTree
+    probes: tuple[int, ...] = ()
     name: str | None = None
     forecast: Forecast | None = None
 
@@ -74,14 +78,15 @@ class TokenDraft:
         assert len(self.token_ids) == len(self.tree)
 
     def cut(self, depth: int, nodes: int) -> "TokenDraft":
-        """Its first nodes, those that are not too deep."""
+        """Its first nodes, those that are not too deep; without probes where one is left out, or nothing follows."""
         tree = self.tree
-        if tree.is_chain and len(tree) <= depth:
+        if tree.is_chain and len(tree) <= depth and (depth > 1 or not self.probes):
             return self
         kept = [node for node, own in enumerate(tree.depths[1:]) if own <= depth][:nodes]
         index_of = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
         parents = tuple(index_of[tree.parents[node]] for node in kept)
-        return replace(self, token_ids=tuple(self.token_ids[node] for node in kept), tree=TokenTree(parents))
+        tokens = tuple(self.token_ids[node] for node in kept)
+        return replace(self, token_ids=tokens, tree=TokenTree(parents), probes=())
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,7 @@ class Proposal:
             ``[k, hidden]``; empty where nothing is shared.
         threshold: the confidence below which drafting was to stop; ``None`` without such a rule.
         guessed: how many of the tokens were guessed before they were drafted, and so took no forward of their own.
+        probes: rows after which a probe stands (``TokenDraft``).
         path: where it was drafted; ``None`` where no forward was.
     """
 
@@ -170,7 +176,15 @@ class Proposal:
     shared_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
     threshold: float | None = None
     guessed: int = 0
+    probes: tuple[int, ...] = ()
     path: Path | None = None
+
+    @cached_property
+    def rows(self) -> TokenTree:
+        """The tree with the probes as its last nodes: what the target runs over after the pending token."""
+        if not self.probes:
+            return self.tree
+        return TokenTree((*self.tree.parents, *(row - 1 for row in self.probes)))
 
     @property
     def drafted(self) -> int:

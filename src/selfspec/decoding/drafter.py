@@ -9,6 +9,7 @@ import torch
 
 from selfspec.decoding.draft import Draft, Proposal
 from selfspec.decoding.probe import Probe
+from selfspec.runtimes.logits import Logits
 from selfspec.sampling.acceptance import Acceptance
 from selfspec.types import PhaseSeconds
 
@@ -50,12 +51,14 @@ class Prefill:
         probe: runs parts of the target over this request, as long as it lasts.
         hidden_states: by sublayer the residual stream ``h[i]`` that the method's needs name, ``[k, hidden]``, of the
             last ``k`` prompt tokens: ``prompt_rows`` of them, or the whole prompt where it is shorter.
+        room: most tokens that may be written after the first one.
     """
 
     prompt_ids: tuple[int, ...]
     first_token: int
     probe: Probe
     hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    room: int = 0
 
     def restricted_to(self, needs: Needs) -> "Prefill":
         """The same request with only the hidden states that ``needs`` name, part of those that it was read with."""
@@ -73,6 +76,7 @@ class Feedback:
         proposal: what it drafted.
         acceptance: the accepted rows and the tokens they give.
         scores: gives ``target_scores``.
+        probed: the target's logits after each probe of the proposal; ``None`` without probes.
         hidden_states: by sublayer the residual stream ``h[i]`` that the drafter watched, ``[n + 1, hidden]``.
         seconds: the time of the round until now, its share where several sequences played theirs together.
     """
@@ -83,6 +87,14 @@ class Feedback:
     scores: Callable[[], torch.Tensor]
     hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
+    probed: Logits | None = None
+
+    @property
+    def guesses(self) -> list[tuple[int, float]]:
+        """After each probe the target's choice, before logits processors, and its largest probability there."""
+        if self.probed is None:
+            return []
+        return list(zip(self.probed.best.tolist(), self.probed.confidence.tolist(), strict=True))
 
     @property
     def target_scores(self) -> torch.Tensor:

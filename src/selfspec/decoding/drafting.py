@@ -42,7 +42,8 @@ def _known(sequence: Sequence, draft: Draft) -> Proposal:
     """A draft for which no layers run; without tokens that could not be committed or have no cache slot."""
     if isinstance(draft, TokenDraft):
         draft = draft.cut(sequence.draft_limit, sequence.draft_limit + sequence.sibling_limit)
-        return Proposal(transfer.send(draft.token_ids, sequence.token_ids.device), draft.tree)
+        tokens = transfer.send(draft.token_ids, sequence.token_ids.device)
+        return Proposal(tokens, draft.tree, probes=draft.probes)
     return Proposal(
         sequence.no_tokens, EMPTY_TREE, threshold=draft.threshold if isinstance(draft, LayerDraft) else None
     )

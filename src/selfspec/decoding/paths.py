@@ -60,10 +60,10 @@ def verification_path(
     if any(watched):
         return WATCHED
     for proposal in proposals:
-        if not proposal.tree.is_chain:
+        if not proposal.rows.is_chain:
             return WIDTHS
         if proposal.shared_states:
             return SHARED
-        if len(proposal.tree) >= most:
+        if len(proposal.rows) >= most:
             return MANY_ROWS
     return NATIVE

@@ -127,7 +127,7 @@ class Sequence:
     def prefill(self) -> Prefill:
         """What a drafter is given to begin with, once the prompt is read."""
         ids = tuple(self.request.prompt_ids)
-        return Prefill(ids, self.output.token_ids[0], Probe(self), self.prompt_states)
+        return Prefill(ids, self.output.token_ids[0], Probe(self), self.prompt_states, self.draft_limit + 1)
 
     def write_draft(self, step: int, token_id: torch.Tensor) -> None:
         """Writes a drafted token, long ``[1]``, after ``step`` others, where ``drafted_context`` reads it."""

@@ -87,7 +87,7 @@ def _conclude(
         committed = sequence.commit(acceptance, verified.logits, others="draft" if proposal.tree else "target")
         clock.switch("select")
         sequence.drafter.learn(
-            Feedback(planned, proposal, acceptance, verified.scores, verified.hidden_states, seconds)
+            Feedback(planned, proposal, acceptance, verified.scores, verified.hidden_states, seconds, verified.probed)
         )
     except Exception as error:  # of a stopping criterion, or of the drafter
         return Failed.by(sequence.request, error)
@@ -116,6 +116,7 @@ def _records(planned: Draft, verified: Verified, committed: tuple[int, ...], sec
         precision=None if layers is None else layers.precision,
         seconds=seconds,
         guessed=proposal.guessed,
+        probes=len(proposal.probes),
         drafted_by=planned.name,
         forecast=planned.forecast,
         drafting=proposal.path,

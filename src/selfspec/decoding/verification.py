@@ -12,7 +12,7 @@ from selfspec.decoding.paths import run_path, verification_path
 from selfspec.decoding.sequence import Sequence
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.model import transfer
-from selfspec.runtimes.chain import NATIVE, DraftRequest, Path, VerifiedRows, VerifyRequest
+from selfspec.runtimes.chain import NATIVE, PROBE, DraftRequest, Path, VerifiedRows, VerifyRequest
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching
@@ -30,7 +30,7 @@ class Verified:
 
     ``scores`` gives the target's processed scores of every row, float32 ``[n + 1, vocab]``. ``logits`` are its own,
     ``None`` after a run of plain steps. ``hidden_states`` are those that the drafter watches, ``[n + 1, hidden]`` by
-    sublayer.
+    sublayer. ``probed`` are the logits after the proposal's probes, if it has any.
     """
 
     proposal: Proposal
@@ -39,6 +39,7 @@ class Verified:
     logits: Logits | None
     hidden_states: Mapping[int, torch.Tensor]
     path: Path
+    probed: Logits | None = None
 
 
 def verify(
@@ -76,15 +77,30 @@ def _verify(
 ) -> list[Verified | None]:
     clock.switch("verify")
     requests = [_request(*each) for each in zip(sequences, proposals, watched, strict=True)]
-    return judge(sequences, proposals, target.at(None).verify(requests, native=path.native), clock, path)
+    rows = target.at(None).verify(requests, native=path.native)
+    if not any(proposal.probes for proposal in proposals):
+        return judge(sequences, proposals, rows, clock, path)
+    known, probed = zip(*map(_without_probes, rows, proposals), strict=True)
+    verified = judge(sequences, proposals, known, clock, path)
+    return [None if own is None else replace(own, probed=of) for own, of in zip(verified, probed, strict=True)]
+
+
+def _without_probes(rows: VerifiedRows, proposal: Proposal) -> tuple[VerifiedRows, Logits | None]:
+    """The rows of tokens, and the logits of the probes after them."""
+    if not proposal.probes:
+        return rows, None
+    count = 1 + len(proposal.tree)
+    logits, probed = rows.logits.split([count, len(proposal.probes)])
+    return VerifiedRows(logits, {index: states[:count] for index, states in rows.captured.items()}), probed
 
 
 def _request(sequence: Sequence, proposal: Proposal, watched: Collection[int]) -> VerifyRequest:
-    """Row 0 is the pending token, row ``i + 1`` node ``i`` of the draft's tree."""
-    tree, pending = proposal.tree, sequence.pending
+    """Row 0 is the pending token, row ``i + 1`` node ``i`` of the draft's tree; probes come last."""
+    tree, pending = proposal.rows, sequence.pending
+    probes = [pending.new_full((len(proposal.probes),), PROBE)] if proposal.probes else []
     return VerifyRequest(
         sequence.state,
-        torch.cat([pending, proposal.token_ids]) if len(tree) else pending,
+        torch.cat([pending, proposal.token_ids, *probes]) if len(tree) else pending,
         drawing=sequence.drawing,
         depths=None if tree.is_chain else tree.depths,
         visible=None if tree.is_chain else tree.visibility(pending.device),
@@ -146,7 +162,8 @@ def _no_scores() -> torch.Tensor:
 
 
 def _without_tokens(proposal: Proposal) -> Proposal:
-    return replace(proposal, tree=EMPTY_TREE, scores=None, confidences=(), shared_prefix=0, shared_states={}, guessed=0)
+    known = replace(proposal, tree=EMPTY_TREE, scores=None, confidences=(), guessed=0, probes=())
+    return replace(known, shared_prefix=0, shared_states={})
 
 
 def judge(

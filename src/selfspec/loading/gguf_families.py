@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from transformers import AutoConfig, PreTrainedConfig
+import transformers
+from transformers import PreTrainedConfig
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError, first_line
 from selfspec.loading.gguf_ends import read_special_tokens
@@ -230,7 +231,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
     tokens = read_special_tokens(metadata, values["vocab_size"])
     settings.refuse_unread()
     try:
-        config = AutoConfig.for_model(family.model_type, **values, **tokens)
+        config = transformers.AutoConfig.for_model(family.model_type, **values, **tokens)
     except Exception as error:  # each config class has its own checks, and huggingface_hub its own errors
         raise UnsupportedModelError(
             f"this GGUF file's settings fit no {family.model_type} model: {_reason(error)}"

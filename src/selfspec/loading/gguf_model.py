@@ -3,16 +3,17 @@
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from selfspec.errors import ModelLoadError, OutOfMemoryError, first_line
 from selfspec.loading.catalog import InstallableModel, check_file
+from selfspec.loading.gguf_early import EarlyLayout
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
 from selfspec.loading.gguf_tensors import Source, find_parameters
@@ -24,6 +25,9 @@ from selfspec.runtimes.formats import GGUF_FORMATS, PackedFormat
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import DTYPES, find
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, PackedWeights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _QUANTISED_DTYPE = torch.bfloat16
@@ -40,7 +44,7 @@ def read_gguf(
     *,
     packed: bool,
     expected: InstallableModel | None = None,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """The model in a GGUF file, on the CPU in eval mode, and its tokenizer.
 
     Weights of few bits keep the file's own numbers where ``packed``: linear layers and embedding become low-bit
@@ -62,16 +66,19 @@ def read_gguf(
         check_file(expected, path)
     with GgufFile.open(path) as file:
         file.check_runnable()
-        with naming(path):
-            config = read_config(file.metadata, file.tensors)
-            model = build_on_meta(config)
-            sources = find_parameters(file.tensors, model)
         chosen = dtype if isinstance(dtype, torch.dtype) else auto_dtype(file)
-        filling = _Filling(model, file, sources, chosen, packed=packed)
-        filling.check_memory()
-        tokenizer = read_tokenizer(file)
-        with torch.inference_mode(mode=False), torch.no_grad():
-            filling.run()
+        no_kernels, available = _why_no_kernels(), available_bytes()
+        keeps = packed and no_kernels is None and chosen in DTYPES
+        with EarlyLayout(file.tensors if keeps else {}, available) as early:
+            with naming(path):
+                config = read_config(file.metadata, file.tensors)
+                model = build_on_meta(config)
+                sources = find_parameters(file.tensors, model)
+            filling = _Filling(model, file, sources, chosen, early if keeps else None, no_kernels)
+            filling.check_memory(available)
+            tokenizer = read_tokenizer(file)
+            with torch.inference_mode(mode=False), torch.no_grad():
+                filling.run()
     config.dtype = chosen
     return model, tokenizer
 
@@ -95,23 +102,22 @@ class _Filling:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: "PreTrainedModel",
         file: GgufFile,
         sources: Mapping[str, Source],
         dtype: torch.dtype,
-        *,
-        packed: bool,
+        early: EarlyLayout | None,
+        no_kernels: KernelBuildError | None,
     ) -> None:
         self._model, self._file, self._sources, self._dtype = model, file, sources, dtype
         self._modules = dict(model.named_modules())
-        self._no_kernels = _why_no_kernels()
-        packed = packed and self._no_kernels is None and dtype in DTYPES
-        self._forms = {name: form for name in sources if packed and (form := self._find_form(name)) is not None}
+        self._early, self._no_kernels = early, no_kernels
+        self._forms = {name: form for name in sources if early and (form := self._find_form(name)) is not None}
 
-    def check_memory(self) -> None:
-        """Refuses weights that do not fit into memory."""
+    def check_memory(self, available: int | None) -> None:
+        """Refuses weights that do not fit into memory, of which so many bytes were available before any was read."""
         parameters = dict(self._model.named_parameters())
-        needed, available = _BASE_BYTES, available_bytes()
+        needed = _BASE_BYTES
         for name in self._sources:
             shape, form = parameters[name].shape, self._forms.get(name)
             needed += form.bytes(*shape) if form else parameters[name].numel() * self._dtype.itemsize
@@ -161,6 +167,8 @@ class _Filling:
     def _pack(self, name: str) -> PackedWeights:
         """The weights of a matrix in their own numbers."""
         source, form = self._sources[name], self._forms[name]
+        if self._early and source.rows is None and (early := self._early.take(*source.tensors)) is not None:
+            return early
         tensors = [self._file.tensors[each] for each in source.tensors]
         rows = [tensor.data().reshape(tensor.shape[0], -1) for tensor in tensors]
         data = rows[0] if len(rows) == 1 else np.concatenate(rows)

@@ -8,15 +8,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers import PreTrainedModel
 
 from selfspec.errors import UnsupportedModelError
 from selfspec.loading.gguf_file import GgufTensor
 from selfspec.loading.gguf_rope import ROPE_TENSORS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Rows = npt.NDArray[np.int64]
 
@@ -106,7 +108,7 @@ _PARAMETER = re.compile(
 )
 
 
-def find_parameters(tensors: Mapping[str, GgufTensor], model: PreTrainedModel) -> dict[str, Source]:
+def find_parameters(tensors: Mapping[str, GgufTensor], model: "PreTrainedModel") -> dict[str, Source]:
     """Where the values of a model's parameters are, by their names in ``model.named_parameters()``.
 
     Args:

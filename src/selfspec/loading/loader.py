@@ -4,18 +4,11 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+import transformers
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from selfspec.errors import (
     DeviceError,
@@ -36,6 +29,9 @@ from selfspec.runtimes.packed import ACTIVATIONS, set_activations
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.quantise import check_quantisable, parse_weights, quantise_in_place
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def load_model(
     name: str | Path,
@@ -45,7 +41,7 @@ def load_model(
     weights: str | Precision | None = None,
     unpack: bool = False,
     activations: str = "auto",
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """Loads a model and its tokenizer.
 
     Args:
@@ -81,7 +77,7 @@ def load_model(
 
 def _load(
     name: str | Path, chosen_dtype: Any, device: str | torch.device, precision: Precision | None, *, unpack: bool
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     chosen_device = torch.device("cpu") if precision is not None and device == "auto" else parse_device(device)
     if precision is not None and chosen_device.type != "cpu":
         raise DeviceError(f"low-bit weights of a target run on the CPU only, not on '{chosen_device}'; use device cpu")
@@ -98,14 +94,14 @@ def _load(
         if precision is not None:
             _check_quantisable(source, chosen_dtype, precision)
     with _explain_failure(name, "the tokenizer of "):
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     with _explain_failure(name):
         if chosen_device.type == "cpu" or unpack:
             packed = not unpack and precision is None
             quantised: Any = read_quantised(source, chosen_dtype, packed=packed)
             if quantised is not None:
                 return _finish(quantised.to(chosen_device), precision), tokenizer
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             source, dtype=chosen_dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
         model, report = loaded
@@ -114,7 +110,7 @@ def _load(
     return _finish(model, precision), tokenizer
 
 
-def _finish(model: PreTrainedModel, precision: Precision | None) -> PreTrainedModel:
+def _finish(model: "PreTrainedModel", precision: Precision | None) -> "PreTrainedModel":
     return model if precision is None else quantise_in_place(model, precision)
 
 
@@ -125,7 +121,7 @@ def load_config(name: str | Path) -> PreTrainedConfig:
         if (file := _gguf_file(source)) is not None:
             return read_gguf_config(file)
         _check_family(str(source))
-        config: PreTrainedConfig = AutoConfig.from_pretrained(str(source))
+        config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(str(source))
         return config
 
 
@@ -159,21 +155,21 @@ def _explain_failure(name: str | Path, part: str = "") -> Iterator[None]:
 def _check_family(source: str) -> None:
     """Refuses a family that is not supported, also if transformers does not know it."""
     content, _ = PreTrainedConfig.get_config_dict(source)
-    known = content.get("model_type") in (None, *CONFIG_MAPPING)
-    config: Any = AutoConfig.from_pretrained(source) if known else SimpleNamespace(**content)
+    known = content.get("model_type") in (None, *transformers.CONFIG_MAPPING)
+    config: Any = transformers.AutoConfig.from_pretrained(source) if known else SimpleNamespace(**content)
     find_family(config)
 
 
 def _check_quantisable(source: str, dtype: Any, precision: Precision) -> None:
     """Refuses low-bit weights for a model that cannot have them, by its shapes."""
-    config: Any = AutoConfig.from_pretrained(source)
+    config: Any = transformers.AutoConfig.from_pretrained(source)
     model = _without_weights(config, dtype=(config.dtype or torch.float32) if dtype == "auto" else dtype)
     check_quantisable(model.eval(), precision)
 
 
 def _without_weights(config: PreTrainedConfig, **options: Any) -> Any:
     """A model with this configuration on the device ``meta``, which allocates nothing."""
-    make: Any = AutoModelForCausalLM.from_config
+    make: Any = transformers.AutoModelForCausalLM.from_config
     with torch.device("meta"):
         return make(config, **options)
 

@@ -2,11 +2,12 @@
 
 import re
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from torch import nn
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, first_line
 from selfspec.loading.naming import naming
@@ -19,6 +20,9 @@ from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import DTYPES, find
 from selfspec.runtimes.packed import LowBitLinear
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _BASE_BYTES = 256 << 20
 """What a load takes beside the weights: the tensor that is being read, buffers."""
 
@@ -30,7 +34,7 @@ _NEEDLESS = re.compile(r".*\.rotary_emb\.inv_freq")
 """Tensors that follow from the config."""
 
 
-def read_quantised(source: str, dtype: torch.dtype | str, *, packed: bool) -> PreTrainedModel | None:
+def read_quantised(source: str, dtype: torch.dtype | str, *, packed: bool) -> "PreTrainedModel | None":
     """The model of a checkpoint of GPTQ, AWQ, compressed-tensors or bitsandbytes, on the CPU in eval mode.
 
     Its tensors are read one by one. Linear layers keep the checkpoint's numbers where ``packed``, if they are a scale
@@ -54,8 +58,8 @@ def read_quantised(source: str, dtype: torch.dtype | str, *, packed: bool) -> Pr
         return _read(source, dtype, packed=packed)
 
 
-def _read(source: str, dtype: torch.dtype | str, *, packed: bool) -> PreTrainedModel | None:
-    config: Any = AutoConfig.from_pretrained(source)
+def _read(source: str, dtype: torch.dtype | str, *, packed: bool) -> "PreTrainedModel | None":
+    config: Any = transformers.AutoConfig.from_pretrained(source)
     settings = getattr(config, "quantization_config", None)
     layout = find_layout(settings) if isinstance(settings, dict) else None
     files = None if layout is None else SafetensorsFiles.find(source)
@@ -81,10 +85,10 @@ def _auto_dtype(config: PreTrainedConfig, *, packed: bool) -> torch.dtype:
     return own if own in DTYPES or not packed else torch.bfloat16
 
 
-def _set_generation_config(model: PreTrainedModel, source: str) -> None:
+def _set_generation_config(model: "PreTrainedModel", source: str) -> None:
     """What ``generate`` and the ends of a text follow, where the checkpoint says it."""
     try:
-        model.generation_config = GenerationConfig.from_pretrained(source)
+        model.generation_config = transformers.GenerationConfig.from_pretrained(source)
     except OSError:  # it has no such file; then it follows the config
         return
 
@@ -93,7 +97,7 @@ class _Filling:
     """Gives a model on ``meta`` the weights of a checkpoint."""
 
     def __init__(
-        self, model: PreTrainedModel, files: SafetensorsFiles, layout: Finder, dtype: torch.dtype, *, packed: bool
+        self, model: "PreTrainedModel", files: SafetensorsFiles, layout: Finder, dtype: torch.dtype, *, packed: bool
     ) -> None:
         self._model, self._files, self._dtype, self._packed = model, files, dtype, packed
         self._modules: dict[str, nn.Module] = dict(model.named_modules())

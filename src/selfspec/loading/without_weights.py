@@ -1,14 +1,18 @@
 """Models without weights, which are then filled tensor by tensor."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+import transformers
+from transformers import PreTrainedConfig
 
 from selfspec.errors import UnsupportedModelError, first_line
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
+
+def build_on_meta(config: PreTrainedConfig) -> "PreTrainedModel":
     """A model whose parameters are on the device ``meta``, in eval mode. Its buffers, as of rope, have their values.
 
     Raises:
@@ -16,7 +20,7 @@ def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
     """
     try:
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         for module in model.modules():
             if module._buffers:
                 module._buffers = {name: _unknown(buffer) for name, buffer in module._buffers.items()}

@@ -1,17 +1,19 @@
 """A Hugging Face model taken apart: embedding, sublayers, rope, final norm, head. What is computed, not how fast."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from selfspec.errors import UnsupportedModelError
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.families import Branch, Family, Windows, find_family
 from selfspec.model.rope import Rope
 from selfspec.model.sublayers import AttentionSublayer, Sublayer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _MODULES = ("model", "model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb")
 
@@ -33,7 +35,7 @@ class Decoder:
         UnsupportedModelError: the family, or a feature of this model, is not supported.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         self.family = find_family(model.config)
         _check_supported(model)
         self.model = model
@@ -164,7 +166,7 @@ def _head(model: Any) -> nn.Module:
     return head
 
 
-def _check_supported(model: PreTrainedModel) -> None:
+def _check_supported(model: "PreTrainedModel") -> None:
     """Refuses what would run but generate other text than the model's own."""
     implementation = model.config._attn_implementation
     if implementation not in ("sdpa", "eager"):
@@ -194,7 +196,7 @@ def _check_layer(layer: nn.Module, index: int, family: Family) -> None:
         _require(layer, _names(layer, branch, family), f"layer {index} of this {family.name} model", family)
 
 
-def _check_activations(model: PreTrainedModel) -> None:
+def _check_activations(model: "PreTrainedModel") -> None:
     """Refuses a model that quantises the inputs of its layers, not only their weights.
 
     A scale that several rows share makes the rows of a verification depend on each other. Even with a scale for each

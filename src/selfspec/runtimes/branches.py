@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers.activations import GELUTanh
 
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.fused import FusedAttention, FusedMLP, RmsNorm
@@ -103,6 +102,8 @@ def _describe_mlp(block: FusedMLP) -> MlpWeights | None:
 
 def native_activation(function: Function) -> int | None:
     """The number by which ``rows.h`` knows an activation; ``None`` for one that it does not know."""
+    from transformers.activations import GELUTanh  # imports transformers' models
+
     if function is functional.silu:
         return find().constants["SILU"]
     kernel = function.act if isinstance(function, GELUTanh) else None

@@ -130,9 +130,16 @@ template <class T> class Links {
     void embed(long rows) {
         const T* embedding = static_cast<const T*>(chain.embedding);
         stream.resize(rows * hidden);
-        if (!embedding) return unpack(*chain.table, tokens.data(), stream.data(), rows, hidden, 1);
-        for (long row = 0; row < rows; row++)
-            std::copy_n(embedding + tokens[row] * hidden, hidden, stream.data() + row * hidden);
+        std::vector<long> known(tokens);
+        for (long& token : known) token = std::max(token, 0L);
+        if (!embedding) unpack(*chain.table, known.data(), stream.data(), rows, hidden, 1);
+        for (long row = 0; row < rows; row++) {
+            T* to = stream.data() + row * hidden;
+            if (tokens[row] < 0)
+                std::fill_n(to, hidden, T());  // a probe
+            else if (embedding)
+                std::copy_n(embedding + tokens[row] * hidden, hidden, to);
+        }
     }
     // The rotations of the rows, which are at the positions of their slots.
     std::vector<CosSin> turn() {

@@ -28,6 +28,9 @@ class Path:
         return "native" if self.reason is None else f"Python: {self.reason}"
 
 
+PROBE = -1
+"""Stands for the token of a row that has none: its embedding is zero, as if nothing were known of it."""
+
 NATIVE = Path()
 NO_KERNELS = Path("no kernels run this model here")
 
@@ -106,7 +109,7 @@ class VerifyRequest:
 
     Attributes:
         state: the sequence; keys and values go to the slots after the committed ones.
-        token_ids: long ``[rows]``.
+        token_ids: long ``[rows]``; ``PROBE`` in rows without a token.
         drawing: how the tokens that the rows choose are drawn, where kernels compute the logits.
         depths: position of each row, counted from the first; ``None`` for ``0, 1, 2 …``.
         visible: bool ``[rows, rows]``, which rows each row sees; ``None`` for those up to itself.

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.activations import SiLUActivation
 
 from selfspec.model.families import Branch, Family, Norms, RopeLayout
 from selfspec.model.forward import Forward, Rows
@@ -93,6 +92,8 @@ class FusedMLP(Sublayer):
 
     def __init__(self, generic: Sublayer, family: Family) -> None:
         super().__init__(generic.layer, generic.spec, generic.multiplier)
+        from transformers.activations import SiLUActivation  # imports transformers' models
+
         module: Any = self.module
         self.norms = _fast_norms(self, family)
         self.products = join(_inputs(module, family.mlp)), join([getattr(module, family.mlp.output)])

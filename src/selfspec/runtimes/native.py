@@ -15,7 +15,7 @@ import torch
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import CosSin, Rope
 from selfspec.runtimes.branches import NativeBranch
-from selfspec.runtimes.chain import NATIVE, Chained, Drafted, DraftRequest, Path, VerifyRequest, describe_drawing
+from selfspec.runtimes.chain import NATIVE, PROBE, Chained, Drafted, DraftRequest, Path, VerifyRequest, describe_drawing
 from selfspec.runtimes.kernels import DTYPES, load, row_limit, start_overlapped
 from selfspec.runtimes.logits import Chosen, Logits
 from selfspec.runtimes.packed import PackedWeights, describe
@@ -217,6 +217,10 @@ class NativeForward:
         chain, held = self._describe_chain(sequences, self._all, rope)
         head = chain.forward.contents.head.contents
         head.out, head.tokens, head.finite = values.data_ptr(), addressof(tokens), addressof(finite)
+        confidences = None
+        if any(int(each.token_ids[-1]) == PROBE for each in requests):
+            confidences = torch.empty(rows, dtype=torch.float32)
+            head.confidences = confidences.data_ptr()
         start_overlapped()
         start = time.perf_counter()
         self._verify(ctypes.byref(chain))
@@ -224,7 +228,7 @@ class NativeForward:
             THREADS.measured(("verify", rows), chain.forward.contents.threads, time.perf_counter() - start)
         del held
         drawn = any(each.drawing is not None for each in requests)
-        return Logits(values, drawn=drawn, chosen=Chosen(tokens[:], finite[:]))
+        return Logits(values, confidence=confidences, drawn=drawn, chosen=Chosen(tokens[:], finite[:]))
 
     def _describe_chain(
         self, sequences: "Array[ChainSequence]", sublayers: tuple[int, ...], rope: Rope

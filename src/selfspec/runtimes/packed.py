@@ -51,7 +51,12 @@ class PackedWeights:
 
     @staticmethod
     def of_gguf(
-        data: np.ndarray, form: PackedFormat, shape: tuple[int, int], order: np.ndarray | None = None
+        data: np.ndarray,
+        form: PackedFormat,
+        shape: tuple[int, int],
+        order: np.ndarray | None = None,
+        *,
+        threads: int | None = None,
     ) -> "PackedWeights":
         """The weights of a GGUF file, whose numbers stay what they are.
 
@@ -66,7 +71,7 @@ class PackedWeights:
         assert len(data if places is None else places) == outputs
         assert places is None or (places.min() >= 0 and places.max() < len(data))
         addresses = data.ctypes.data, None if places is None else places.ctypes.data, packed.tiles.data_ptr()
-        load().lay_out_gguf(form.number, *addresses, inputs, outputs, torch.get_num_threads())
+        load().lay_out_gguf(form.number, *addresses, inputs, outputs, threads or torch.get_num_threads())
         return packed
 
     @staticmethod

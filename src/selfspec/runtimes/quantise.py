@@ -2,11 +2,10 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from selfspec.errors import InvalidParameterError, OutOfMemoryError, UnsupportedModelError
 from selfspec.memory import available_bytes
@@ -18,7 +17,10 @@ from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, PackedWeight
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.runner import make_runner
 
-Model = TypeVar("Model", bound=PreTrainedModel)
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Model = TypeVar("Model", bound="PreTrainedModel")
 
 WEIGHTS = {"int8": Precision.of(8), "int4": Precision(attention=4, mlp=4, head=8)}
 """Precisions of a target by name. Of ``int4``, LM head and embedding have 8 bits, as in llama.cpp's mixtures: at 4 bits
@@ -87,7 +89,7 @@ def quantise_in_place(model: Model, weights: str | Precision) -> Model:
     return model
 
 
-def quantised_bytes(model: PreTrainedModel, weights: str | Precision) -> int:
+def quantised_bytes(model: "PreTrainedModel", weights: str | Precision) -> int:
     """What the low-bit weights of a model that is to be quantised take, in bytes."""
     precision = parse_weights(weights)
     if precision is None:
@@ -96,7 +98,7 @@ def quantised_bytes(model: PreTrainedModel, weights: str | Precision) -> int:
     return sum(layers) + sum(form.bytes(*tensor.shape) for tensor, form in _tables(model, precision))
 
 
-def check_quantisable(model: PreTrainedModel, precision: Precision) -> None:
+def check_quantisable(model: "PreTrainedModel", precision: Precision) -> None:
     """Refuses a model that cannot have low-bit weights. Only shapes are looked at: the model may be on ``meta``."""
     others = {type(weight) for weight in model.parameters()} - {nn.Parameter}  # torchao's, bitsandbytes'
     if others or any(isinstance(module, LowBitLinear) for module in model.modules()):
@@ -112,7 +114,7 @@ def check_quantisable(model: PreTrainedModel, precision: Precision) -> None:
         LowBitCopies(decoder, make_runner(decoder, "compiled")).check(precision)
 
 
-def _checked(model: PreTrainedModel, weights: str | Precision) -> Precision | None:
+def _checked(model: "PreTrainedModel", weights: str | Precision) -> Precision | None:
     """The precision, ``None`` where nothing is to be done; refuses what ``quantise`` names."""
     precision = parse_weights(weights)
     if precision is None:

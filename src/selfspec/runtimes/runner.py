@@ -12,7 +12,7 @@ from selfspec.model.forward import Forward
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes import drafting
 from selfspec.runtimes.branches import compile_block
-from selfspec.runtimes.chain import NO_KERNELS, Drafted, DraftRequest, Path, VerifiedRows, VerifyRequest
+from selfspec.runtimes.chain import NO_KERNELS, PROBE, Drafted, DraftRequest, Path, VerifiedRows, VerifyRequest
 from selfspec.runtimes.fused import fast_norm, fuse
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import WITHOUT_KERNELS
@@ -100,10 +100,10 @@ class _Rows:
         self.shared_prefix = request.shared_prefix if self._shared else 0
         self.captured: dict[int, torch.Tensor] = {}
         if not self._shared:
-            self.forward, self.states = self._whole, runner.embed(tokens)
+            self.forward, self.states = self._whole, _embed(runner, tokens)
             return
         known = len(self._shared[self.shared_prefix])
-        self.states = runner.embed(tokens[known:])
+        self.states = _embed(runner, tokens[known:])
         self.forward = runner.lay_out(
             state,
             len(tokens) - known,
@@ -130,6 +130,12 @@ class _Rows:
         states = {index: torch.cat([rows, self.captured[index]]) for index, rows in self._shared.items()}
         self.forward, self.states = self._whole, states[sublayer]
         self.captured = {index: states[index] for index in self._captures & states.keys()}
+
+
+def _embed(runner: Runner, tokens: torch.Tensor) -> torch.Tensor:
+    """The embeddings of rows; those of probes are zero."""
+    states = runner.embed(tokens.clamp(min=0))
+    return states.masked_fill((tokens == PROBE)[:, None], 0.0)
 
 
 def make_runner(decoder: Decoder, runtime: str) -> Runner:

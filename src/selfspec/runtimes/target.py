@@ -2,10 +2,9 @@
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
 from selfspec.model.decoder import Decoder
@@ -22,6 +21,9 @@ from selfspec.runtimes.products import CompiledProduct
 from selfspec.runtimes.reading import choose_reading
 from selfspec.runtimes.runner import RUNTIMES, Runner, make_runner
 from selfspec.runtimes.stack import StackOutput
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["RUNTIMES", "StackOutput", "Target", "fingerprint"]
 
@@ -55,7 +57,7 @@ class Target:
             where that was asked for.
     """
 
-    def __init__(self, model: PreTrainedModel, runtime: str = "auto", *, keep_copies: bool = False) -> None:
+    def __init__(self, model: "PreTrainedModel", runtime: str = "auto", *, keep_copies: bool = False) -> None:
         if runtime not in RUNTIMES:
             raise InvalidParameterError(f"there is no runtime '{runtime}'; choose one of {', '.join(RUNTIMES)}")
         self.runtime = runtime

@@ -42,7 +42,7 @@ class Savings:
         if self._costs is None:
             return
         sequences = max(1, sequences)
-        self._costs.note(self._costs(sequences * (1 + record.candidates)) / sequences, record.seconds.verify)
+        self._costs.note([sequences * (1 + record.candidates)], sequences * record.seconds.verify)
         step = self._costs(sequences) / sequences + record.seconds.other
         self.plain_seconds += len(record.token_ids) * step
         self.round_seconds += record.seconds.total

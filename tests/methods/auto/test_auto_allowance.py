@@ -3,13 +3,16 @@
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.methods.auto.allowance import Allowance
 from selfspec.methods.auto.drafter import CREDIT
-from selfspec.methods.auto.plans import best_copy, best_layers, plain
+from selfspec.methods.auto.plans import Plan, most_that_fits, plain
+from selfspec.methods.auto.rows import Known, fill_rows
+from selfspec.methods.auto.stopping import DraftPolicy, Outlook
 from selfspec.runtimes.costs.rows import RowCosts
 
 STEP = 0.01
@@ -33,10 +36,14 @@ def play(tokens: int, accept: Accept, delta: float, hopes: tuple[float, float]) 
     survival = list(accumulate([hopes[0]] * 32, lambda product, rate: product * rate))
     while written < tokens:
         longest = allowance.longest(STEP)
-        options = [plain(VERIFY), best_copy(survival, VERIFY, longest), best_layers(hopes[1], DRAFT, VERIFY, longest)]
-        plan = max((option for option in options if option), key=lambda option: option.tokens_per_second)
+        rate = plain(VERIFY).tokens_per_second
+        plan, forward = fill_rows(Known("copies", [0] * 32, survival), VERIFY, rate, longest, 0.0, 1.0).plan, 0.0
+        if fits := most_that_fits(DRAFT[1], VERIFY, longest):
+            policy = DraftPolicy(Outlook(np.ones(1), np.array([hopes[1]])), DRAFT[1], VERIFY, rate, fits)
+            if policy.worth > plan.worth(rate):
+                plan, forward = Plan(fits, policy.expected_tokens, policy.expected_seconds), DRAFT[1]
         accepted = accept(plan.length)
-        took = VERIFY[plan.length + 1] + (plan.length * DRAFT[1] if plan.forward_seconds else 0.0)
+        took = VERIFY[plan.length + 1] + plan.length * forward
         allowance.note(accepted + 1, took, STEP)
         written, seconds = written + accepted + 1, seconds + took
         yield written, seconds

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto.acceptance import (
-    ANY,
     CONFIDENCE,
     MATCH_LENGTH,
+    PROBABILITY,
     AcceptanceRate,
     Copies,
     CopiesToConfirm,
@@ -25,6 +25,7 @@ from selfspec.methods.auto.preparation import Assignment
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
+from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.precision import Precision
 from selfspec.sampling import acceptance
 from selfspec.sampling.tree import TokenTree
@@ -59,6 +60,7 @@ class Played:
     confidences: list[float] = field(default_factory=list)
     forwards: list[int] = field(default_factory=list)  # rows of each
     guessed: int = 0
+    probes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def drafted_by(draft: Draft, adversary: Adversary) -> Played:
         case NoDraft():
             return Played([])
         case TokenDraft(token_ids=token_ids):
-            return Played(list(token_ids))
+            return Played(list(token_ids), probes=draft.probes)
         case LayerDraft() as layers:
             return drafted_by_layers(layers, adversary)
     raise AssertionError(draft)
@@ -110,7 +112,7 @@ def drafted_by_layers(draft: LayerDraft, adversary: Adversary) -> Played:
 
 def seconds_of(played: Sequence[Played]) -> PhaseSeconds:
     """Seconds of a round of several sequences, each one's share: forwards of drafts run side by side."""
-    rows = sum(1 + len(each.tokens) for each in played)
+    rows = sum(1 + len(each.tokens) + len(each.probes) for each in played)
     longest = max(len(each.forwards) for each in played)
     drafting = sum(
         DRAFT(sum(each.forwards[index] for each in played if index < len(each.forwards))) for index in range(longest)
@@ -123,9 +125,12 @@ def feedback_of(draft: Draft, played: Played, adversary: Adversary, seconds: Pha
     accepted = adversary.accepts(count)
     committed = (*played.tokens[:accepted], adversary.token())
     token_ids, tree = torch.tensor(played.tokens, dtype=torch.long), TokenTree.chain(count)
-    proposal = Proposal(token_ids, tree, confidences=tuple(played.confidences), guessed=played.guessed)
+    confidences = tuple(played.confidences)
+    proposal = Proposal(token_ids, tree, confidences=confidences, guessed=played.guessed, probes=played.probes)
     outcome = acceptance.Acceptance(tuple(range(accepted + 1)), committed)
-    return Feedback(draft, proposal, outcome, lambda: torch.empty(0), {}, seconds)
+    guesses = torch.tensor([adversary.token() for _ in played.probes]), torch.tensor([0.9] * len(played.probes))
+    probed = Logits(torch.empty(0), *guesses) if played.probes else None
+    return Feedback(draft, proposal, outcome, lambda: torch.empty(0), {}, seconds, probed)
 
 
 class Moment(NamedTuple):
@@ -146,7 +151,7 @@ def play(tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: 
         delta: share of plain decoding's time that may be lost.
         overhead: seconds of planning and learning in a round of a sequence.
     """
-    experience = Experience(*(AcceptanceRate(feature) for feature in (MATCH_LENGTH, CONFIDENCE, ANY)))
+    experience = Experience(*(AcceptanceRate(feature) for feature in (MATCH_LENGTH, PROBABILITY, CONFIDENCE)))
     verify, layers, clock = LiveCosts(VERIFY), LayerChoice(LAYERS, LiveCosts(DRAFT)), Clock(overhead / 2)
     drafters = [
         AutoDrafter(Prefill(PROMPT, 3, probe=None), experience, verify, layers, delta, clock)  # type: ignore[arg-type]

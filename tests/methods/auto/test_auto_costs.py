@@ -4,10 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.kernels import needs_kernels
+from helpers.low_bit_model import random_model
 from helpers.models import build
 from selfspec.methods.auto.allowance import PlanningTime, RoundOverhead
 from selfspec.runtimes.costs.live import LiveCosts
-from selfspec.runtimes.costs.rows import MOST_ROWS, RowCosts, measure_row_costs, monotone
+from selfspec.runtimes.costs.rows import MOST_ROWS, RowCosts, estimate_row_costs, measure_row_costs
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
 COSTS = RowCosts((1, 2, 4, 8), (1.0, 1.2, 1.5, 2.5))
@@ -26,13 +29,6 @@ def test_several_sequences_share_a_forward() -> None:
     assert shared[2] == pytest.approx(2.5 / 4)
 
 
-@given(st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.floats(1e-4, 1.0), min_size=4, max_size=4))
-def test_costs_never_fall_with_more_rows(seconds: dict[int, float]) -> None:
-    costs = monotone(seconds)
-    assert list(costs.seconds) == sorted(costs.seconds)
-    assert all(after >= seconds[rows] for rows, after in zip(costs.rows, costs.seconds, strict=True))
-
-
 @pytest.mark.parametrize(
     "wrong", [((), ()), ((2, 4), (1.0, 2.0)), ((1, 1), (1.0, 2.0)), ((1, 2), (1.0,)), ((1,), (0.0,)), ((1,), (-1.0,))]
 )
@@ -43,44 +39,85 @@ def test_damaged_costs_are_refused(wrong: tuple[tuple[int, ...], tuple[float, ..
 
 def test_live_rounds_move_the_costs_and_one_outlier_hardly_does() -> None:
     live = LiveCosts(COSTS)
-    live.note(1.0, 1000.0)
+    for _ in range(20):
+        live.note([1], 1.0)
+    live.note([1], 1000.0)
     assert live.now()[1] < 1.25
     for _ in range(100):
-        live.note(live.now()[4], 3.0)
-    assert live.now()[4] == pytest.approx(3.0, rel=1e-3)
-    assert live.now()[1] == pytest.approx(2.0, rel=1e-3)
-    assert live.now(4)[1] == pytest.approx(3.0 / 4, rel=1e-3)
+        live.note([1], 2.0)
+        live.note([4], 3.0)
+    assert live.now()[4] == pytest.approx(3.0, rel=0.02)
+    assert live.now()[1] == pytest.approx(2.0, rel=0.02)
+    assert live.now(4)[1] == pytest.approx(3.0 / 4, rel=0.02)
+
+
+def test_a_busy_machine_makes_all_rows_dear_and_a_wrong_shape_does_not() -> None:
+    """A number of rows that was measured wrong moves itself; it does not drift into what a step is taken to cost."""
+    live = LiveCosts(COSTS)
+    for _ in range(30):
+        live.note([1], 1.0)
+        live.note([4], 2.4)  # measured: 1.5
+    assert live(1) == pytest.approx(1.0, rel=0.05)
+    assert live(4) == pytest.approx(2.4, rel=0.07)
+    assert live(3) > COSTS(3) * 1.1, "near numbers of rows follow"
+    for _ in range(60):
+        live.note([4], 4.8)
+    assert live(1) > 1.5, "the machine became busy"
 
 
 def test_rounds_of_several_requests_move_the_cost_of_their_own_rows() -> None:
-    live, true = LiveCosts(COSTS), {4: 3.0, 8: 3.2, 16: 6.4}  # measured: 1.5, 2.5 and in proportion
-    for _ in range(200):
+    live, true = LiveCosts(COSTS), {4: 3.0, 8: 3.2}  # measured: 1.5 and 2.5
+    for _ in range(300):
         for rows, seconds in true.items():
-            live.note_rows([rows], seconds)
+            live.note([rows], seconds)
     assert live.now(4)[1] == pytest.approx(3.0 / 4, rel=0.03)
     assert live.now(4)[2] == pytest.approx(3.2 / 4, rel=0.03)
-    assert live.now(8)[2] == pytest.approx(6.4 / 8, rel=0.03)
-    assert list(live.now()) == sorted(live.now()), "costs never fall with more rows"
+
+
+@given(st.lists(st.floats(1e-4, 1.0), min_size=4, max_size=4))
+def test_fewer_rows_may_be_filled_up_to_more_that_cost_less(seconds: list[float]) -> None:
+    costs = RowCosts((1, 2, 4, 8), tuple(seconds))
+    now = LiveCosts(costs).now()
+    for rows in range(1, MOST_ROWS + 1):
+        assert now[rows] == pytest.approx(min(costs(more) for more in range(rows, MOST_ROWS + 1)))
+
+
+def test_estimates_follow_the_first_rounds_but_for_the_very_first() -> None:
+    live = LiveCosts(COSTS, load_doubt=1.0, shape_doubt=0.25)
+    assert live.doubt == 1.0
+    live.note([1], 100.0)
+    assert (live(1), live.doubt) == (1.0, 1.0)
+    live.note([1], 5.0)
+    live.note([1], 5.0)
+    assert live(1) == pytest.approx(5.0, rel=0.05)
+    assert live.doubt < 0.1
 
 
 def test_forwards_that_were_timed_together_count_together() -> None:
     live = LiveCosts(COSTS)
-    live.note_rows([4, 2, 1], 1.5 + 1.2 + 1.0)
+    live.note([4, 2, 1], 1.5 + 1.2 + 1.0)
     assert live.now() == pytest.approx(COSTS.table())
-    live.note_rows([4, 2, 1], 1000.0)
-    assert live.now()[4] < 1.2 * 1.5
 
 
 def test_costs_follow_others_of_the_same_machine() -> None:
     verify = LiveCosts(COSTS)
     draft = LiveCosts(RowCosts((1, 8), (0.5, 1.0)), verify)
     for _ in range(100):
-        verify.note(verify.now()[4], 3.0)
-    assert draft.now()[1] == pytest.approx(1.0, rel=1e-3)
+        verify.note([1], 2.0)
+    assert draft.now()[1] == pytest.approx(1.0, rel=0.02)
     for _ in range(100):
-        draft.note(draft.now()[1], 0.6)
-    assert draft.now()[1] == pytest.approx(0.6, rel=1e-3)
-    assert verify.now()[4] == pytest.approx(3.0, rel=1e-3)
+        draft.note([1], 0.6)
+    assert draft.now()[1] == pytest.approx(0.6, rel=0.02)
+    assert verify.now()[1] == pytest.approx(2.0, rel=0.02)
+
+
+@needs_kernels
+def test_costs_are_estimated_by_what_is_read() -> None:
+    target = Target(random_model())
+    whole, half, quarter = (estimate_row_costs(target, bits and Precision.of(bits)) for bits in (None, 8, 4))
+    assert list(whole.seconds) == sorted(whole.seconds)
+    assert whole(1) > half(1) > quarter(1)
+    assert whole(8) - whole(1) == pytest.approx(quarter(8) - quarter(1)), "products are as many"
 
 
 def test_overhead_is_a_mean_that_one_outlier_hardly_moves() -> None:
@@ -96,7 +133,7 @@ def test_forwards_of_all_row_counts_are_measured() -> None:
     target = Target(build("llama"))
     costs = measure_row_costs(target, range(target.sublayer_count), row_counts=(1, 2, 8))
     assert costs.rows == (1, 2, 8)
-    assert 0 < costs(1) <= costs(2) <= costs(8)
+    assert min(costs.seconds) > 0
 
 
 def test_where_time_is_short_few_rows_are_measured() -> None:

@@ -6,83 +6,98 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.methods.auto.plans import MOST_DRAFTED, WorthwhileDraft, best_copy, best_guesses, best_layers, plain
-from selfspec.runtimes.costs.rows import RowCosts, monotone
+from selfspec.methods.auto.acceptance import PROBABILITY, AcceptanceRate
+from selfspec.methods.auto.plans import MOST_DRAFTED, best_guesses, most_that_fits, plain
+from selfspec.methods.auto.rows import MOST_PROBES, Known, fill_rows, gain_of_guess
+from selfspec.runtimes.costs.rows import CostTable, RowCosts
 
-costs = st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4).map(
-    lambda steps: monotone(dict(zip((1, 2, 8, 40), [sum(steps[: n + 1]) for n in range(4)], strict=True)))
-)
 rates = st.floats(0.0, 1.0)
+tables = st.lists(st.floats(0.1, 1.0), min_size=36, max_size=36).map(lambda seconds: (0.0, *seconds))
+"""Costs of any shape."""
+
+rising = st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4).map(
+    lambda steps: RowCosts((1, 2, 8, 40), tuple(sum(steps[: n + 1]) for n in range(4)))
+)
 
 
 def survival_of(acceptances: list[float]) -> list[float]:
     return [math.prod(acceptances[: count + 1]) for count in range(len(acceptances))]
 
 
-@given(st.lists(rates, max_size=40), costs, st.floats(0.1, 8.0))
-def test_copies_are_as_long_as_pays_most(acceptances: list[float], verify: RowCosts, longest: float) -> None:
-    survival = survival_of(acceptances)
-    lengths = [n for n in range(1, min(len(survival), MOST_DRAFTED) + 1) if verify(n + 1) <= longest]
-    promised = {n: (1 + sum(survival[:n])) / verify(n + 1) for n in lengths}
-    plan = best_copy(survival, verify.table(), longest)
-    if not promised:
-        assert plan is None
-    else:
-        assert plan is not None
-        assert plan.tokens_per_second == pytest.approx(max(promised.values()))
-        assert plan.tokens_per_second == pytest.approx(promised[plan.length])
+@given(st.lists(rates, max_size=40), tables, st.floats(0.5, 8.0), st.floats(0.5, 4.0))
+def test_as_many_tokens_are_verified_as_are_worth_most(
+    acceptances: list[float], verify: CostTable, longest: float, pace: float
+) -> None:
+    survival, rate = survival_of(acceptances), pace / verify[1]
+    known = Known("copies", list(range(len(acceptances))), survival)
+    worth = {
+        n: 1 + sum(survival[:n]) - rate * verify[n + 1]
+        for n in range(min(len(survival), MOST_DRAFTED) + 1)
+        if n == 0 or verify[n + 1] <= longest
+    }
+    filled = fill_rows(known, verify, rate, longest, 0.0, 1.0)
+    assert not filled.probed
+    assert filled.worth(rate, 1.0) == pytest.approx(max(worth.values()))
+    assert filled.worth(rate, 1.0) == pytest.approx(worth[filled.plan.length])
+    assert len(filled.draft().token_ids) == filled.plan.length
 
 
-@given(rates, costs, costs, st.floats(0.1, 40.0))
-def test_layers_promise_their_best_length(rate: float, draft: RowCosts, verify: RowCosts, longest: float) -> None:
+@given(st.lists(rates, max_size=8), rising, st.floats(0.5, 3.0), st.floats(0.0, 1.0))
+def test_probes_stand_where_they_pay(acceptances: list[float], verify: RowCosts, pace: float, gain: float) -> None:
+    survival, table = survival_of(acceptances), verify.table()
+    rate = pace / table[1]
+    filled = fill_rows(Known("copies", list(range(len(survival))), survival), table, rate, math.inf, gain, 1.0)
+    count, probed = filled.plan.length, filled.probed
+    assert len(probed) <= MOST_PROBES
+    assert all(0 <= row <= count for row in probed)
+    at = [1.0, *survival[:count], 0.0]
+    last = [at[row] - at[row + 1] for row in range(count + 1)]
+    value = 1 + sum(survival[:count]) + gain * sum(last[row] for row in probed)
+    assert filled.worth(rate, 1.0) == pytest.approx(value - rate * table[1 + count + len(probed)])
+    one_less = [1 + sum(survival[:count]) + gain * sum(last[row] for row in probed if row != left) for left in probed]
+    for less in one_less:
+        assert less - rate * table[count + len(probed)] <= filled.worth(rate, 1.0) + 1e-9
+    if not probed and count <= MOST_PROBES:
+        for row in range(count + 1):
+            more = value + gain * last[row] - rate * table[2 + count]
+            assert more <= filled.worth(rate, 1.0) + 1e-9
+
+
+def test_a_dip_is_used() -> None:
+    verify = [0.0, 1.0, 1.6, 1.6, 1.6, 0.9, *[2.0] * 31]
+    known = Known("copies", [1, 2, 3, 4], [0.5, 0.1, 0.05, 0.02])
+    assert fill_rows(known, verify, 1.0, math.inf, 0.0, 1.0).plan.length == 4
+
+
+def test_what_is_not_trusted_counts_less() -> None:
+    known, verify = Known("copies", [1], [0.4]), [0.0, 1.0, 1.3, *[2.0] * 34]
+    assert fill_rows(known, verify, 1.0, math.inf, 0.0, 1.0).plan.length == 1
+    assert fill_rows(known, verify, 1.0, math.inf, 0.0, 0.5).plan.length == 0
+
+
+def test_a_guess_is_worth_what_its_row_does_not_cost() -> None:
+    outlook = AcceptanceRate(PROBABILITY).outlook()
+    assert gain_of_guess(outlook, 0.0, 1.0) == pytest.approx(outlook.mean)
+    assert 0 < gain_of_guess(outlook, 0.3, 1.0) < outlook.mean
+    assert gain_of_guess(outlook, 1.0, 1.0) == 0
+
+
+@given(rising, rising, st.floats(0.1, 40.0))
+def test_as_many_tokens_fit_as_take_the_time(draft: RowCosts, verify: RowCosts, longest: float) -> None:
     fits = [n for n in range(1, MOST_DRAFTED + 1) if n * draft(1) + verify(n + 1) <= longest]
-    plan = best_layers(rate, draft.table(), verify.table(), longest)
-    if not fits:
-        assert plan is None
-    else:
-        assert plan is not None
-        promised = [sum(rate**i for i in range(n + 1)) / (n * draft(1) + verify(n + 1)) for n in fits]
-        assert plan.tokens_per_second == pytest.approx(max(promised))
-        assert plan.length == max(fits)
-        assert plan.forward_seconds == draft(1)
+    assert most_that_fits(draft(1), verify.table(), longest) == max(fits, default=0)
 
 
-@given(st.lists(rates, min_size=1, max_size=8), costs)
+@given(st.lists(rates, min_size=1, max_size=8), rising)
 def test_guesses_make_drafting_as_cheap_as_they_can(acceptances: list[float], draft: RowCosts) -> None:
-    guessed, verify = survival_of(acceptances), RowCosts((1,), (1.0,))
-    plan = best_layers(0.8, draft.table(), verify.table(), math.inf, guessed)
-    assert plan is not None
+    guessed = survival_of(acceptances)
     each = [draft(1 + n) / (1 + sum(guessed[:n])) for n in range(len(guessed) + 1)]
     count, seconds = best_guesses(draft.table(), guessed)
-    assert plan.forward_seconds == seconds == pytest.approx(min(each))
+    assert seconds == pytest.approx(min(each))
     assert seconds == pytest.approx(each[count])
 
 
 def test_plain_decoding_is_what_nothing_beats_where_drafts_are_dear() -> None:
-    verify, draft = RowCosts((1, 2), (1.0, 2.0)).table(), RowCosts((1, 2), (0.9, 1.8)).table()
-    others = [best_copy([0.5, 0.2], verify, math.inf), best_layers(0.5, draft, verify, math.inf)]
-    assert all(other is not None and other.tokens_per_second < plain(verify).tokens_per_second for other in others)
-
-
-def stopping(rate: float, acceptance: float, forward: float) -> WorthwhileDraft:
-    verify = RowCosts((1, 32), (1.0, 1.31))  # 0.01 for every row more
-    return WorthwhileDraft(rate, acceptance, lambda confidence: confidence, forward, verify.table())
-
-
-def test_a_draft_ends_where_the_next_token_costs_more_than_it_is_worth() -> None:
-    # The next token is accepted with 0.9 times what has survived; its time would give 1.5 * (0.3 + 0.01) tokens.
-    stop = stopping(1.5, 0.9, 0.3)
-    assert not stop.stops(0.8)
-    assert stop.threshold == pytest.approx(1.5 * 0.31 / (0.9 * 0.8))
-    assert not stop.stops(0.66)  # 0.528 survive
-    assert stop.stops(0.9)  # 0.9 * 0.528 * 0.9 = 0.428 tokens for 0.465
-
-
-@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=12), st.floats(0.5, 3.0), rates, st.floats(0.01, 1.0))
-def test_the_threshold_is_where_it_stops(confidences: list[float], rate: float, after: float, forward: float) -> None:
-    stop = stopping(rate, after, forward)
-    for confidence in confidences:
-        threshold = stop.threshold
-        stopped = stop.stops(confidence)
-        if abs(threshold - confidence) > 1e-9 and threshold < 1:
-            assert stopped == (confidence < threshold)
+    verify = RowCosts((1, 2), (1.0, 2.0)).table()
+    filled = fill_rows(Known("copies", [1, 2], [0.5, 0.2]), verify, 1.0, math.inf, 0.3, 1.0)
+    assert (filled.plan, filled.probed) == (plain(verify), ())

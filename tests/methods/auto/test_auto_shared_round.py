@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,21 +13,23 @@ from selfspec import Engine
 from selfspec.decoding.draft import NoDraft, Proposal
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto import acceptance
-from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH
+from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY
 from selfspec.methods.auto.allowance import SharedRound
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
 from selfspec.methods.auto.plans import (
-    best_copy,
-    best_layers,
+    MOST_DRAFTED,
+    best_guesses,
     least_acceptance,
     least_acceptance_of_layers,
     plain,
     with_caution,
 )
 from selfspec.methods.auto.preparation import Assignment
+from selfspec.methods.auto.rows import Known, fill_rows
+from selfspec.methods.auto.stopping import DraftPolicy, Outlook
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.live import LiveCosts
-from selfspec.runtimes.costs.rows import RowCosts, monotone
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.precision import Precision
 from selfspec.sampling.acceptance import Acceptance
@@ -35,21 +38,24 @@ from selfspec.types import PhaseSeconds
 
 LINEAR = RowCosts((1, 32), (1.0, 32.0))
 CHEAP = RowCosts((1, 16, 32), (1.0, 1.1, 2.2))
-MEASURED = st.dictionaries(st.sampled_from([1, 2, 4, 8, 16, 32]), st.floats(0.1, 1.0), min_size=6, max_size=6)
+ROWS = (1, 2, 4, 8, 16, 32)
+MEASURED = st.lists(st.floats(0.1, 1.0), min_size=6, max_size=6).map(lambda taken: RowCosts(ROWS, tuple(sorted(taken))))
 
 
 @given(MEASURED, MEASURED, st.integers(1, 16), st.floats(0.0, 0.999), st.integers(1, 32))
 def test_what_is_not_looked_for_could_not_have_paid(
-    verifying: dict[int, float], drafting: dict[int, float], count: int, share: float, copied: int
+    verifying: RowCosts, drafting: RowCosts, count: int, share: float, copied: int
 ) -> None:
-    verify, draft = monotone(verifying).table(count), monotone(drafting).table(count)
+    verify, draft = verifying.table(count), drafting.table(count)
     best = plain(verify).tokens_per_second
     rate = share * min(1.0, least_acceptance(verify))
-    copy = best_copy([rate ** (index + 1) for index in range(copied)], verify, float("inf"))
-    assert copy is None or copy.tokens_per_second <= best * (1 + 1e-9)
+    known = Known("copies", [1] * copied, [rate ** (index + 1) for index in range(copied)])
+    filled = fill_rows(known, verify, best, float("inf"), 0.0, 1.0)
+    assert filled.plan.tokens_per_second <= best * (1 + 1e-9)
     rate = share * min(1.0, least_acceptance_of_layers(verify, draft))
-    layers = best_layers(rate, draft, verify, float("inf"), [1.0] * min(copied, 7))
-    assert layers is None or layers.tokens_per_second <= best * (1 + 1e-9)
+    _, each = best_guesses(draft, [1.0] * min(copied, 7))
+    policy = DraftPolicy(Outlook(np.ones(1), np.array([rate])), each, verify, best, MOST_DRAFTED)
+    assert policy.expected_tokens / policy.expected_seconds <= best * (1 + 1e-6)
 
 
 def test_the_more_requests_wait_for_a_draft_the_more_it_must_promise() -> None:
@@ -79,7 +85,8 @@ def feedback_of(tokens: tuple[int, ...], seconds: float) -> Feedback:
 
 
 def drafters_of(costs: RowCosts, count: int, *, layers: bool = False) -> list[AutoDrafter]:
-    experience = Experience(*(acceptance.AcceptanceRate(feature) for feature in (MATCH_LENGTH, CONFIDENCE, ANY)))
+    features = (MATCH_LENGTH, PROBABILITY, CONFIDENCE)
+    experience = Experience(*(acceptance.AcceptanceRate(feature) for feature in features))
     verify = LiveCosts(costs)
     choice = LayerChoice(Assignment(KeptSet.full(8), Precision.of(4)), LiveCosts(LINEAR, verify)) if layers else None
     prefill: Any = Prefill((1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3), 4, probe=None)  # type: ignore[arg-type]

@@ -69,6 +69,7 @@ class RunOptions(BenchOptions):
             "widen": self.widen,
             "dtype": self.dtype,
             "unpack": self.unpack,
+            "activations": self.activations,
             "device": self.device,
             "runtime": self.runtime,
             "methods": self.method_names,

@@ -62,7 +62,12 @@ def run(options: RunOptions, out: Path, observer: Observer, *, resume: bool = Fa
     folder.check_same(options.to_dict(), make_stamp(parse_device(options.device), options.packages))
     observer.stage(f"loading {options.model}" + (f", widened {options.widen} times" if options.widen > 1 else ""))
     model, tokenizer = load_model(
-        options.model, dtype=options.dtype, device=options.device, widen=options.widen, unpack=options.unpack
+        options.model,
+        dtype=options.dtype,
+        device=options.device,
+        widen=options.widen,
+        unpack=options.unpack,
+        activations=options.activations,
     )
     plain = Engine(model, tokenizer, PLAIN, runtime=options.runtime)
     suite = source.load(plain.encode, options.context)

@@ -4,9 +4,13 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from selfspec.errors import StateError
 from selfspec.methods.auto.plans import MOST_GUESSES, best_guesses
+from selfspec.methods.auto.stopping import Outlook
 from selfspec.methods.ngram import Match, SuffixAutomaton, continuation
 from selfspec.runtimes.costs.rows import CostTable
 
@@ -19,9 +23,17 @@ class Feature:
     """Ascending; bucket ``i`` ends before ``edges[i]``, the last one has no end."""
     prior: tuple[float, ...]
     """Acceptance to expect in each bucket before anything is known."""
+    shares: tuple[float, ...] = ()
+    """Share of all tokens to expect in each bucket before anything is known; equal ones where nothing is said."""
 
     def __post_init__(self) -> None:
         assert len(self.prior) == len(self.edges) + 1
+        assert not self.shares or (len(self.shares) == len(self.prior) and abs(sum(self.shares) - 1) < 1e-6)
+
+    @property
+    def mean(self) -> float:
+        """Acceptance to expect of any token."""
+        return sum(share * prior for share, prior in zip(self.shares, self.prior, strict=True))
 
     def bucket(self, value: float) -> int:
         """The bucket of a value."""
@@ -34,11 +46,27 @@ MATCH_LENGTH = Feature(edges=(2, 3, 4, 5, 7, 10, 16, 24), prior=(0.15, 0.3, 0.4,
 CONFIDENCE = Feature(
     edges=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995),
     prior=(0.1, 0.25, 0.4, 0.5, 0.58, 0.66, 0.74, 0.81, 0.88, 0.94, 0.97, 0.985, 0.995),
+    shares=(0.0, 0.02, 0.05, 0.06, 0.06, 0.06, 0.06, 0.06, 0.07, 0.07, 0.07, 0.09, 0.33),
 )
 """Largest probability of the draft at a token."""
 
-ANY = Feature(edges=(), prior=(0.7,))
-"""A layer draft's token before it is drafted, where nothing is known of it."""
+PROBABILITY = Feature(
+    edges=(0.2, 0.4, 0.6, 0.8, 0.9, 0.97),
+    prior=(0.08, 0.2, 0.27, 0.32, 0.42, 0.52, 0.65),
+    shares=(0.15, 0.2, 0.2, 0.18, 0.1, 0.09, 0.08),
+)
+"""Largest probability after a probe."""
+
+
+class Guess(NamedTuple):
+    """A token that may come after the pending one, and its probability; none without a token."""
+
+    token: int | None = None
+    confidence: float = 0.0
+
+
+_SHARED_VISITS = 24.0
+"""Tokens for which the shares of all requests count within a request."""
 
 
 class AcceptanceRate:
@@ -59,6 +87,8 @@ class AcceptanceRate:
         self._trials = [started] * len(feature.prior)
         self._accepted = [started * prior for prior in feature.prior]
         self._rates: list[float] = list(feature.prior) if shared is None else shared._rates  # over all requests
+        shares = feature.shares or (1 / len(feature.prior),) * len(feature.prior)
+        self._visits = [share * weight for share in shares] if shared is None else [0.0] * len(shares)
         last = int(max(feature.edges, default=0))
         self._buckets = [feature.bucket(value) for value in range(last + 1)]
 
@@ -82,6 +112,15 @@ class AcceptanceRate:
             return shared
         return (self._weight * shared + self._accepted[bucket]) / (self._weight + self._trials[bucket])
 
+    def outlook(self) -> Outlook:
+        """What the next tokens will be like, kind by kind of token."""
+        own = np.array(self._visits)
+        if self._shared is not None:
+            shared = np.array(self._shared._visits)
+            own += _SHARED_VISITS * shared / shared.sum()
+        rates = [self._rate(bucket) for bucket in range(len(self._trials))]
+        return Outlook(own / own.sum(), np.array(rates))
+
     def note(self, accepted: bool, value: float = 0.0) -> None:
         """Counts a verified token at a value of the feature."""
         bucket = self.feature.bucket(value)
@@ -97,6 +136,9 @@ class AcceptanceRate:
         kept = (self._memory - 1) / trials if trials > self._memory - 1 else 1.0
         self._trials[bucket] = trials * kept + 1
         self._accepted[bucket] = self._accepted[bucket] * kept + accepted
+        self._visits[bucket] += 1
+        if (visits := sum(self._visits)) > self._memory:
+            self._visits = [self._memory / visits * each for each in self._visits]
 
     def fade(self, share: float) -> None:
         """Forgets a share of the own tokens, 0 to 1, so that what failed is tried again some time."""
@@ -104,25 +146,31 @@ class AcceptanceRate:
         for bucket in range(len(self._trials)):
             self._trials[bucket] *= kept
             self._accepted[bucket] *= kept
+            self._visits[bucket] *= kept
 
     def to_lists(self) -> list[list[float]]:
-        """All tokens and accepted tokens of each bucket, for a state file."""
+        """Tokens, accepted tokens and latest tokens of each bucket, for a state file."""
         with self._lock:
-            return [list(self._trials), list(self._accepted)]
+            return [list(self._trials), list(self._accepted), list(self._visits)]
 
     def restore(self, lists: Sequence[Sequence[float]]) -> None:
         """Loads what ``to_lists`` gave; raises ``StateError`` if it is damaged."""
         try:
-            trials, accepted = ([float(number) for number in numbers] for numbers in lists)
+            trials, accepted, visits = ([float(number) for number in numbers] for numbers in lists)
         except (TypeError, ValueError):
-            raise StateError("the state's acceptance is damaged: it needs two lists of numbers; delete it") from None
-        fits = len(trials) == len(accepted) == len(self.feature.prior)
-        if not fits or not all(
-            0 <= yes <= all_ and 0 < all_ <= 1e9 for yes, all_ in zip(accepted, trials, strict=True)
+            raise StateError("the state's acceptance is damaged: it needs three lists of numbers; delete it") from None
+        fits = len(trials) == len(accepted) == len(visits) == len(self.feature.prior)
+        if (
+            not fits
+            or not all(
+                0 <= yes <= all_ and 0 < all_ <= 1e9 and 0 <= latest <= 1e9
+                for yes, all_, latest in zip(accepted, trials, visits, strict=True)
+            )
+            or not sum(visits)
         ):
             raise StateError("the state's acceptance is damaged: accepted tokens exceed trials; delete it")
         with self._lock:
-            self._trials, self._accepted = trials, accepted
+            self._trials, self._accepted, self._visits = trials, accepted, visits
             self._rates[:] = [yes / all_ for yes, all_ in zip(accepted, trials, strict=True)]
 
 

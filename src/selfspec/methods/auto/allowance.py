@@ -1,4 +1,4 @@
-"""The time of a request: what drafting may still lose, and what rounds take beside their forwards."""
+"""The time of a request: what drafting may still lose, what a second is worth, what rounds take beside forwards."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -9,6 +9,11 @@ from selfspec.runtimes.costs.rows import CostTable
 _WEIGHT = 0.1
 _FADING = 0.95
 _LEAST_SPREAD = 1e-6
+_FIRST_ROUNDS = 2.0
+"""Rounds of plain decoding with which the pace of a request begins."""
+_FIRST_TOKENS = 6.0
+"""Tokens that came as expected, with which trust begins."""
+_MOST_TRUST = 1.2
 
 
 class Allowance:
@@ -41,6 +46,47 @@ class Allowance:
         """Counts a round by the tokens that it committed and its seconds."""
         self._plain += tokens * step
         self._spent += seconds
+
+
+class Pace:
+    """Tokens a second of a request's latest rounds, plain decoding's at least; it begins with that."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def rate(self, step: float) -> float:
+        """What a second is worth, in tokens, if a plain step takes ``step`` seconds."""
+        return max(1.0, (_FIRST_ROUNDS + self._tokens) / (_FIRST_ROUNDS + self._seconds)) / step
+
+    def note(self, tokens: int, seconds: float, step: float) -> None:
+        """Counts a round by the tokens that it committed and its seconds."""
+        self._tokens = _FADING * self._tokens + tokens
+        self._seconds = _FADING * self._seconds + seconds / step
+
+
+class Trust:
+    """The share of the tokens beyond each round's first that a kind of draft brings, of those that were expected.
+
+    Expectations are scored as drafts are: where rounds bring less than they promise, what they promise counts less.
+    """
+
+    def __init__(self) -> None:
+        self._expected = self._brought = 0.0
+
+    @property
+    def value(self) -> float:
+        """The share; above 1 where drafts bring more."""
+        return min(_MOST_TRUST, (_FIRST_TOKENS + self._brought) / (_FIRST_TOKENS + self._expected))
+
+    def note(self, expected: float, brought: float) -> None:
+        """Counts a round by the tokens beyond its first: those that were expected, and those that came."""
+        self._expected = _FADING * self._expected + expected
+        self._brought = _FADING * self._brought + brought
+
+    def fade(self, share: float) -> None:
+        """Forgets a share of what was counted."""
+        self._expected *= 1 - share
+        self._brought *= 1 - share
 
 
 class RoundOverhead:
@@ -117,8 +163,8 @@ class SharedRound:
             self._forwards.setdefault(draft, []).append(forwards)
         if self._missing:
             return
-        self._verify.note_rows([self._rows], self._requests * verify_seconds)
+        self._verify.note([self._rows], self._requests * verify_seconds)
         if len(self._forwards) == 1:  # times of different drafts are not told apart
             ((costs, many),) = self._forwards.items()
             together = [sum(each) for each in zip_longest(*many, fillvalue=0)]
-            costs.note_rows(together, self._requests * draft_seconds)
+            costs.note(together, self._requests * draft_seconds)

@@ -1,28 +1,29 @@
-"""``auto`` at work on one request: plans the round that promises most, and learns from what came of it."""
+"""``auto`` at work on one request: plans the round that is worth most, and learns from what came of it."""
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from selfspec.decoding.draft import MOST_STEPS, Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.methods.auto.acceptance import AcceptanceRate, Copies, CopiesToConfirm
-from selfspec.methods.auto.allowance import Allowance, PlanningTime, RoundOverhead, SharedRound
+from selfspec.methods.auto.acceptance import AcceptanceRate, Copies, CopiesToConfirm, Guess
+from selfspec.methods.auto.allowance import Allowance, Pace, PlanningTime, RoundOverhead, SharedRound, Trust
 from selfspec.methods.auto.plans import (
     MOST_DRAFTED,
     MOST_GUESSES,
     Plan,
-    WorthwhileDraft,
-    best_copy,
-    best_layers,
+    best_guesses,
     least_acceptance,
     least_acceptance_of_layers,
+    most_that_fits,
     plain,
     with_caution,
 )
-from selfspec.methods.auto.preparation import Assignment
-from selfspec.methods.ngram import chain_draft
+from selfspec.methods.auto.preparation import Assignment, LateCopies
+from selfspec.methods.auto.rows import FilledRows, Known, fill_rows, gain_of_guess
+from selfspec.methods.auto.stopping import DraftPolicy
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.types import Forecast
@@ -40,13 +41,31 @@ _LIKELIEST = 0.95
 _FADE = 0.02
 """Share of a layer draft's own record that is forgotten in each round without one."""
 
+_TRUST_FADE = 0.25
+"""Trust in what drafts promise comes back this much more slowly: it was lost where their own record misled."""
+
+_UNKNOWN = 0.4
+"""Doubt in the costs from which on nothing is drafted: a round or two of plain decoding say what a step takes."""
+
+_NEAR = 0.03
+"""Relative difference up to which decisions by earlier costs and acceptances are as good."""
+
+_LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 23, 32)
+"""Lengths to which layer drafts are cut where time is short."""
+
+_EXPECTED_ROOM = 256
+"""Tokens that an answer is expected to have at most."""
+
+PLAIN, COPIES, GUESS = "plain", "copies", "guess"
+
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """The layer draft of a model, and the costs of its forwards."""
+    """The layer draft of a model, the costs of its forwards, and its low-bit weights."""
 
     assignment: Assignment
     costs: LiveCosts
+    copies: LateCopies = field(default_factory=LateCopies)
 
 
 @dataclass(frozen=True)
@@ -55,10 +74,10 @@ class Experience:
 
     copies: AcceptanceRate
     """Of copied tokens, by the length of the match."""
+    guesses: AcceptanceRate
+    """Of what is chosen after a probe, by its probability."""
     confident: AcceptanceRate
     """Of tokens of a layer draft, by its confidence."""
-    layers: AcceptanceRate
-    """Of tokens of a layer draft before they are drafted."""
 
 
 class AutoDrafter(Drafter):
@@ -80,10 +99,14 @@ class AutoDrafter(Drafter):
         self.verify_costs = verify
         self._layers = layers
         self._copies = Copies((*prefill.prompt_ids, prefill.first_token), experience.copies.of_request())
+        self._guesses = experience.guesses.of_request()
         self._confident = experience.confident.of_request()
-        self._expected = experience.layers.of_request()
         self._allowance = Allowance(delta, CREDIT)
-        self._overhead, self._planning = RoundOverhead(), PlanningTime()
+        self._overhead, self._planning, self._pace = RoundOverhead(), PlanningTime(), Pace()
+        self._trust: dict[str, Trust] = defaultdict(Trust)
+        self._guess = Guess()
+        self._room = prefill.room
+        self._policy: DraftPolicy | None = None
         self._clock = clock
         self._planned = 0.0
         self._round: _Round | None = None
@@ -104,8 +127,11 @@ class AutoDrafter(Drafter):
         verify = with_caution(self._overhead.added_to(forwards), sequences)
         self._round = planned = _Round(sequences, drafting or sequences, forwards, verify, shared)
         longest = self._allowance.longest(verify[1]) - (self._planning.mean or 0.0)
-        draft = self._best(planned, longest) if longest > verify[2] else _plain_draft(verify, held_back=True)
-        self._planned += self._clock() - began
+        if longest <= verify[2] or self.verify_costs.doubt > _UNKNOWN:
+            draft: Draft = _plain_draft(verify, held_back=True)
+        else:
+            draft = self._best(planned, longest)
+        self._planned += self._clock() - began - planned.preparing
         return draft
 
     def plan_nothing(self, plain: Draft, shared: SharedRound) -> Draft:
@@ -115,11 +141,11 @@ class AutoDrafter(Drafter):
 
     def may_gain(self, least: float, least_of_layers: float) -> bool:
         """Whether copies or layers promise at least these acceptance rates, below which no draft can pay."""
-        if least > _LIKELIEST:
+        if least > _LIKELIEST or self.verify_costs.doubt > _UNKNOWN:
             return False
         self._read()
         return self._copies.likelihood >= least or (
-            self._layers is not None and self._expected.rate() >= least_of_layers
+            self._layers is not None and self._confident.outlook().mean >= least_of_layers
         )
 
     @property
@@ -133,62 +159,145 @@ class AutoDrafter(Drafter):
         return self._round is not None and self._round.guess is not None
 
     def _best(self, planned: "_Round", longest: float) -> Draft:
-        """What promises most of all that takes at most ``longest`` seconds."""
-        verify, match = planned.verify, self._copies.match_after()
-        survival = self._copies.survival(match, MOST_DRAFTED)
-        best = plain(verify)
-        copied = best_copy(survival, verify, longest)
-        if copied is not None and copied.tokens_per_second > best.tokens_per_second:
-            best = copied
-        if self._layers is not None:
-            costs = self._layers.costs.now(planned.drafting)
-            drafted = best_layers(self._expected.rate(), costs, verify, longest, survival[:MOST_GUESSES])
-            if drafted is not None and drafted.tokens_per_second > best.tokens_per_second:
-                return self._layer_draft(planned, drafted, self._layers.assignment, costs, longest)
-        if not best.length:
+        """What is worth most of all that takes at most ``longest`` seconds."""
+        verify, rate = planned.verify, self._pace.rate(planned.verify[1])
+        filled = self._filled_rows(planned, rate, longest)
+        worth = plain(verify).worth(rate)
+        if filled.plan.length or filled.probed:
+            worth = max(worth, filled.worth(rate, self._trust[filled.known.name].value))
+        layers = self._layers
+        if layers is not None and not layers.copies.failed:
+            draft = self._layer_draft(planned, layers, rate, longest, worth)
+            if draft is not None:
+                return draft
+        if worth <= plain(verify).worth(rate):
             return _plain_draft(verify)
-        return _named(chain_draft(self._copies.tokens(match, best.length)), "copies", best, verify)
+        name = filled.known.name if filled.plan.length else PLAIN
+        planned.name, planned.expected = name, filled.plan.tokens
+        return _named(filled.draft(), name, filled.plan, verify)
+
+    def _filled_rows(self, planned: "_Round", rate: float, longest: float) -> FilledRows:
+        """The best rows without layers: copies or what a probe gave, and copies after that; and probes beside them."""
+        verify, guess = planned.verify, self._guess
+        gain = 0.0
+        if planned.sequences == 1:
+            gain = gain_of_guess(self._guesses.outlook(), verify[3] - verify[2], rate)
+        match = self._copies.match_after()
+        survival = self._copies.survival(match, MOST_DRAFTED)
+        copied = self._copies.tokens(match, MOST_DRAFTED) if match.length else []
+        chance = self._guesses.rate(guess.confidence) if guess.token is not None else 0.0
+        known = Known(COPIES, copied, survival)
+        if guess.token is not None and copied[:1] != [guess.token] and chance > (survival or [0.0])[0]:
+            after = self._copies.match_after([guess.token])
+            following = self._copies.survival(after, MOST_DRAFTED - 1)
+            tokens = self._copies.tokens(after, MOST_DRAFTED - 1, [guess.token]) if after.length else []
+            known = Known(GUESS, [guess.token, *tokens], [chance, *(chance * each for each in following)])
+        elif guess.token is not None and copied[:1] == [guess.token]:
+            both = 1 - (1 - survival[0]) * (1 - chance) if survival else chance
+            scale = both / survival[0] if survival else 0.0
+            known = Known(COPIES, copied, [scale * each for each in survival] or [both])
+        return fill_rows(known, verify, rate, longest, gain, self._trust[known.name].value)
 
     def _layer_draft(
-        self, planned: "_Round", plan: Plan, assignment: Assignment, costs: CostTable, longest: float
-    ) -> Draft:
-        stop = WorthwhileDraft(
-            plan.tokens_per_second, self._expected.rate(), self._confident.rate, plan.forward_seconds, planned.verify
-        )
-        left = longest - plan.length * costs[1] - planned.verify[1 + plan.length]
+        self, planned: "_Round", layers: LayerChoice, rate: float, longest: float, worth: float
+    ) -> Draft | None:
+        """A layer draft that is worth more than ``worth``, if there is one and its weights are made."""
+        verify, costs, name = planned.verify, layers.costs.now(planned.drafting), layers.assignment.name
+        match = self._copies.match_after()
+        guesses, each = best_guesses(costs, self._copies.survival(match, MOST_GUESSES))
+        fits = most_that_fits(costs[1 + guesses], verify, longest)
+        if not fits:
+            return None
+        policy = self._policy_for(each, verify, rate, max(limit for limit in _LIMITS if limit <= fits))
+        plan = Plan(policy.limit, policy.expected_tokens, policy.expected_seconds)
+        if plan.worth(rate, self._trust[name].value) <= worth:
+            return None
+        if not layers.copies.ready:
+            began = self._clock()
+            saving = verify[1] - plan.seconds / plan.tokens
+            made = layers.copies.make_if_it_pays(saving, min(self._room, _EXPECTED_ROOM))
+            planned.preparing = self._clock() - began
+            if not made:
+                return None
+        left = longest - plan.length * costs[1] - verify[1 + plan.length]
         planned.costs, planned.guess = costs, CopiesToConfirm(self._copies, costs, left)
-        draft = LayerDraft(assignment.kept, plan.length, stop, precision=assignment.precision, guess=planned.guess)
-        return _named(draft, assignment.name, plan, planned.verify)
+        planned.name, planned.expected = name, plan.tokens
+        draft = LayerDraft(
+            layers.assignment.kept,
+            plan.length,
+            policy.begin(self._confident.rate),
+            precision=layers.assignment.precision,
+            guess=planned.guess,
+        )
+        return _named(draft, name, plan, verify)
+
+    def _policy_for(self, each: float, verify: CostTable, rate: float, limit: int) -> DraftPolicy:
+        """When a layer draft ends; the last policy, where it would decide the same."""
+        outlook, known = self._confident.outlook(), self._policy
+        if (
+            known is None
+            or known.limit != limit
+            or abs(known.draft - each) > _NEAR * each
+            or abs(known.verify_one - verify[1]) > _NEAR * verify[1]
+            or abs(known.rate - rate) > _NEAR * rate
+            or not known.outlook.near(outlook, _NEAR)
+        ):
+            known = self._policy = DraftPolicy(outlook, each, verify, rate, limit)
+        return known
 
     def learn(self, feedback: Feedback) -> None:
         """Scores what was drafted and what could have been copied, and counts the time."""
         began, planned, committed = self._clock(), self._round, feedback.acceptance.token_ids
         assert planned is not None
+        self._room -= len(committed)
+        self._score_guess(committed)
         if not planned.verify:
             assert planned.shared is not None
             self._unread += committed
-            self._expected.fade(1 - (1 - _FADE) ** len(committed))
+            self._forget(1 - (1 - _FADE) ** len(committed))
             planned.shared.note(1, feedback.seconds.verify / len(committed))
             return
         self._copies.extend(committed)
         if planned.guess is not None:
             self._score_layers(feedback)
         else:
-            self._expected.fade(_FADE)
+            self._forget(_FADE)
+        self._read_probe(feedback)
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
-        rows = 1 + len(feedback.proposal.tree)
+        rows = 1 + len(feedback.proposal.rows)
         verifying, drafting = planned.verify[rows], planned.expected_drafting(feedback)
         self._overhead.note(rows, feedback.seconds.other)
+        made = () if planned.guess is None else planned.guess.forwards
         if planned.sequences == 1:
-            self.verify_costs.note(planned.forwards[rows], feedback.seconds.verify)
-            if drafting and self._layers is not None:
-                self._layers.costs.note(drafting, feedback.seconds.draft)
+            self.verify_costs.note([rows] if rows > 1 else [1] * len(committed), feedback.seconds.verify)
+            if made and self._layers is not None:
+                self._layers.costs.note(made, feedback.seconds.draft)
         elif planned.shared is not None:
-            made = () if planned.guess is None else planned.guess.forwards
             planned.shared.note(rows, feedback.seconds.verify, feedback.seconds.draft, made, self.layer_costs)
         drafting = planned.share_of_drafting(feedback, drafting)
+        if planned.name != PLAIN:
+            self._trust[planned.name].note(planned.expected - 1, len(committed) - 1)
         planning, self._planned = self._planning.note(self._planned + self._clock() - began), 0.0
-        self._allowance.note(len(committed), verifying + drafting + planning, planned.verify[1])
+        spent = verifying + drafting + planning
+        self._pace.note(len(committed), spent, planned.verify[1])
+        self._allowance.note(len(committed), spent, planned.verify[1])
+
+    def _forget(self, share: float) -> None:
+        """Forgets a share of what went wrong in this request, so that it is tried again some time."""
+        self._confident.fade(share)
+        for trust in self._trust.values():
+            trust.fade(_TRUST_FADE * share)
+
+    def _score_guess(self, committed: Sequence[int]) -> None:
+        if self._guess.token is not None:
+            self._guesses.note(committed[0] == self._guess.token, self._guess.confidence)
+        self._guess = Guess()
+
+    def _read_probe(self, feedback: Feedback) -> None:
+        """Reads what was chosen after the probe that stands after the last accepted row, if there is one."""
+        probes, last = feedback.proposal.probes, feedback.acceptance.rows[-1]
+        if last in probes:
+            self._guess = Guess(*feedback.guesses[probes.index(last)])
 
     def _read(self) -> None:
         """Catches up with plain rounds in which nothing was looked for."""
@@ -199,13 +308,13 @@ class AutoDrafter(Drafter):
     def observe(self, feedback: Feedback) -> None:
         """Scores what could have been copied in a round that another drafter of the request planned."""
         self._read()
+        self._score_guess(feedback.acceptance.token_ids)
         self._copies.extend(feedback.acceptance.token_ids)
 
     def _score_layers(self, feedback: Feedback) -> None:
         confidences, accepted = feedback.proposal.confidences, feedback.accepted
         for index, confidence in enumerate(confidences[: accepted + 1]):
             self._confident.note(index < accepted, confidence)
-            self._expected.note(index < accepted)
 
 
 def _named(draft: Draft, name: str, plan: Plan, verify: CostTable, *, held_back: bool = False) -> Draft:
@@ -214,7 +323,7 @@ def _named(draft: Draft, name: str, plan: Plan, verify: CostTable, *, held_back:
 
 
 def _plain_draft(verify: CostTable, *, held_back: bool = False, steps: int = 1) -> Draft:
-    return _named(NoDraft(steps), "plain", plain(verify), verify, held_back=held_back)
+    return _named(NoDraft(steps), PLAIN, plain(verify), verify, held_back=held_back)
 
 
 def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:
@@ -251,6 +360,9 @@ class _Round:
     forwards: CostTable  # of the target
     verify: CostTable  # the same with what a round takes beside forwards; empty where no draft was looked for
     shared: SharedRound | None
+    name: str = PLAIN
+    expected: float = 1.0  # tokens
+    preparing: float = 0.0  # seconds in which low-bit weights were made
     costs: CostTable = ()  # of the forward of a layer draft; empty without one
     guess: CopiesToConfirm | None = None  # of a layer draft
 

@@ -3,14 +3,15 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from selfspec.decoding.draft import Draft
-from selfspec.decoding.drafter import Drafter, Prefill
+from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
-from selfspec.methods.auto.acceptance import ANY, CONFIDENCE, MATCH_LENGTH, AcceptanceRate, Feature
+from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
-from selfspec.methods.auto.preparation import AutoSettings, Preparation, Trial, prepare
+from selfspec.methods.auto.preparation import AutoSettings, LateCopies, Preparation, Trial, expect, prepare
+from selfspec.methods.auto.rows import MOST_PROBES
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.state import LearnedState
@@ -21,14 +22,25 @@ _KINDS = ("greedy", "sampled")
 _LAYER_DRAFT = "layer_draft"
 
 
+class _Doubt(NamedTuple):
+    """Standard deviations of the logarithms of costs (``LiveCosts``)."""
+
+    load: float
+    shape: float
+
+
+_MEASURED, _ESTIMATED = _Doubt(0.3, 0.08), _Doubt(1.0, 0.25)
+
+
 @register
 class Auto(Method):
-    """Every round it takes what promises most tokens a second: plain decoding, copied tokens, or a layer draft.
+    """Every round it takes what is worth most: plain decoding, known tokens, or a layer draft.
 
-    What a forward costs by its number of rows is measured on this machine and follows live rounds. Which sublayers
-    draft, from weights of how many bits, is found out once for a model, on a text of its own. How likely a draft token
-    is accepted is learned: for copies by the length of the match, for layer drafts by their confidence. Every verified
-    token scores the copies at no cost. A layer draft ends where one more token is not worth its time.
+    Known tokens are copied from the text, or were chosen after a probe: a row of the last verification whose token
+    was not known yet. What a forward costs by its number of rows is
+    estimated, or measured ahead, and follows live rounds. How likely a draft token is accepted is learned: for copies
+    by the length of the match, for others by their probability. Every verified token scores the copies at no cost. A
+    layer draft ends where nothing that can still be reached is worth its time.
 
     It is never slower than plain decoding by more than ``delta``, or by 1.6 steps where little is written: a draft is
     paid out of time that the request has saved already (``Allowance``).
@@ -40,15 +52,21 @@ class Auto(Method):
     Settings = AutoSettings
     settings: AutoSettings
     learns = True
+    begins_at_once = True
 
     def __init__(self, target: Target, settings: AutoSettings) -> None:
         super().__init__(target, settings)
         self._lock = threading.Lock()
         self._ready: _Ready | None = None
 
+    @property
+    def needs(self) -> Needs:
+        """Cache slots for probes beside the known tokens."""
+        return Needs(sibling_rows=MOST_PROBES)
+
     def begin(self, prefill: Prefill) -> Drafter:
-        """Starts on a request; the first one waits until the model is known."""
-        ready = self._make_ready()
+        """Starts on a request."""
+        ready = self._get_ready()
         kind = "sampled" if prefill.probe.samples else "greedy"
         return AutoDrafter(prefill, ready.experience[kind], ready.verify, ready.layers[kind], self.settings.delta)
 
@@ -59,11 +77,13 @@ class Auto(Method):
 
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Measures costs and chooses the layer draft; uses the kept result if there is one."""
-        self._make_ready(progress)
+        prepared = prepare(self.target, self.settings, progress)
+        with self._lock:
+            self._ready = _Ready(self.target, prepared)
 
     def state(self) -> LearnedState:
         """The acceptance of drafts, and the layer draft that it is of. What this machine costs is not part of it."""
-        ready = self._make_ready()
+        ready = self._get_ready()
         learned = {kind: _to_lists(ready.experience[kind]) for kind in _KINDS}
         return LearnedState({_LAYER_DRAFT: ready.layer_draft, **learned})
 
@@ -73,7 +93,7 @@ class Auto(Method):
         Another machine may draft with other layers or bits: then the acceptance of its own layer draft stays as it is,
         and that of copies, which is the model's alone, is loaded.
         """
-        ready = self._make_ready()
+        ready = self._get_ready()
         if set(state.values) != {_LAYER_DRAFT, *_KINDS}:
             raise StateError("this state has no acceptance of auto; give another file, or start without it")
         for kind in _KINDS:
@@ -82,25 +102,28 @@ class Auto(Method):
         for kind in _KINDS:
             _restore(ready.experience[kind], state.values[kind], layers=same_layers)
 
-    def _make_ready(self, progress: Callable[[str], None] = lambda _: None) -> "_Ready":
+    def _get_ready(self) -> "_Ready":
         with self._lock:
             if self._ready is None:
-                self._ready = _Ready(prepare(self.target, self.settings, progress))
+                self._ready = _Ready(self.target, expect(self.target, self.settings))
             return self._ready
 
 
 class _Ready:
-    """A preparation with what live rounds add to it."""
+    """What is known of the model, with what live rounds add to it."""
 
-    def __init__(self, preparation: Preparation) -> None:
+    def __init__(self, target: Target, preparation: Preparation) -> None:
         self.trial = trial = preparation.layers
-        self.verify = LiveCosts(preparation.verify)
-        # Load slows layer drafts down as it slows verifications down. A draft that samples takes longer than a greedy
-        # one: its scores are processed, and noise is drawn.
-        self.layers = {
-            kind: None if trial is None else LayerChoice(trial.assignment, LiveCosts(trial.costs, self.verify))
-            for kind in _KINDS
-        }
+        doubt = _MEASURED if preparation.measured else _ESTIMATED
+        self.verify = LiveCosts(preparation.verify, load_doubt=doubt.load, shape_doubt=doubt.shape)
+        self.layers: dict[str, LayerChoice | None] = dict.fromkeys(_KINDS)
+        if trial is not None:
+            copies = LateCopies(target, trial.assignment.precision)
+            # Load slows layer drafts down as it slows verifications down. A draft that samples takes longer than a
+            # greedy one: its scores are processed, and noise is drawn.
+            for kind in _KINDS:
+                costs = LiveCosts(trial.costs, self.verify, load_doubt=doubt.shape, shape_doubt=doubt.shape)
+                self.layers[kind] = LayerChoice(trial.assignment, costs, copies)
         self.experience = {kind: _fresh(trial) for kind in _KINDS}
 
     @property
@@ -111,11 +134,10 @@ class _Ready:
 
 def _fresh(trial: Trial | None) -> Experience:
     """What is expected of drafts before the first request."""
-    expected = ANY if trial is None else Feature((), (trial.agreement,))
     confident = AcceptanceRate(CONFIDENCE)
     for confidence, agrees in () if trial is None else trial.confidences:
         confident.note(agrees, confidence)
-    return Experience(AcceptanceRate(MATCH_LENGTH), confident, AcceptanceRate(expected, weight=16.0))
+    return Experience(AcceptanceRate(MATCH_LENGTH), AcceptanceRate(PROBABILITY), confident)
 
 
 def _to_lists(experience: Experience) -> dict[str, list[list[float]]]:
@@ -126,5 +148,5 @@ def _restore(experience: Experience, values: Any, *, layers: bool = True) -> Non
     names = [field.name for field in fields(Experience)]
     if not isinstance(values, dict) or set(values) != set(names):
         raise StateError("this state has no acceptance of auto; give another file, or start without it")
-    for name in names if layers else ("copies",):
+    for name in names if layers else ("copies", "guesses"):
         getattr(experience, name).restore(values[name])

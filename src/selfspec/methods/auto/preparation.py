@@ -1,7 +1,8 @@
-"""What ``auto`` measures once of a model and a machine, and keeps: costs, and which sublayers draft at which bits."""
+"""What ``auto`` knows of a model and a machine before the first round: measured ahead and kept, or else estimated."""
 
 import contextlib
 import math
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -9,15 +10,24 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from selfspec.errors import NoCopiesWarning, OutOfMemoryError, UnsupportedModelError
 from selfspec.memory import available_bytes
-from selfspec.methods.auto.plans import best_layers
+from selfspec.methods.auto.acceptance import CONFIDENCE
+from selfspec.methods.auto.plans import MOST_DRAFTED
+from selfspec.methods.auto.stopping import DraftPolicy, Outlook
 from selfspec.methods.settings import MethodSettings, fraction, setting
 from selfspec.methods.skipping import evenly_skipped, sublayer_ratio
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.costs.rows import RowCosts, measure_row_costs, measure_together
+from selfspec.runtimes.costs.rows import (
+    RowCosts,
+    estimate_row_costs,
+    measure_row_costs,
+    measure_together,
+    weight_bytes,
+)
 from selfspec.runtimes.costs.store import kept_path, read_kept, write_kept
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
@@ -174,9 +184,13 @@ def _timed_again(target: Target, trials: Sequence[Trial], verify: RowCosts) -> l
 
 def _promising(trial: Trial, verify: RowCosts) -> Trial:
     """The trial with the tokens per second of rounds that it drafts."""
-    plan = best_layers(trial.agreement, trial.costs.table(), verify.table(), float("inf"))
-    assert plan is not None
-    return replace(trial, tokens_per_second=plan.tokens_per_second)
+    outlook, costs = Outlook(np.ones(1), np.array([trial.agreement])), verify.table()
+    rate, promised = 0.0, 1 / costs[1]
+    while promised > 1.001 * rate:  # the pace that such rounds keep up is what their seconds are worth
+        rate = promised
+        policy = DraftPolicy(outlook, trial.costs(1), costs, rate, MOST_DRAFTED)
+        promised = max(rate, policy.expected_tokens / policy.expected_seconds)
+    return replace(trial, tokens_per_second=policy.expected_tokens / policy.expected_seconds)
 
 
 def _fastest(trials: Sequence[Trial]) -> float:
@@ -208,13 +222,17 @@ def _agreement(target: Target, assignment: Assignment, text: OwnText) -> tuple[t
     return tuple(zip(best.values[first:].tolist(), agrees, strict=True))
 
 
-_FORMAT = 4
+_FORMAT = 5
 """Of what is kept; raised where trials or their meaning change, so that all machines measure again."""
 
 _FOLDER = "auto"
 _TEXT = 192
 _SHARE_FOR_TEXT = 0.25
 _FREE_SHARE = 0.5
+_LEAST_SHARE = 0.9
+"""Share of the bytes of weights in the model's dtype that its own take, if low-bit copies are expected to pay."""
+_WEIGHTS_A_SECOND = 1e8
+"""Of which a thread makes low-bit copies, about."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +245,8 @@ class Preparation:
     """The layer draft to take; ``None`` where every one is slower than plain decoding."""
     lacking_bytes: int = 0
     """What low-bit weights take at least, where there is no memory for them; 0 otherwise."""
+    measured: bool = True
+    """Whether costs and agreement were measured on this machine, not estimated."""
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Preparation":
@@ -254,7 +274,7 @@ class AutoSettings(MethodSettings):
 
 
 def prepare(target: Target, settings: AutoSettings, progress: Callable[[str], None] = lambda _: None) -> Preparation:
-    """Measures costs and chooses the layer draft; uses the kept result if there is one.
+    """Measures costs, chooses the layer draft and makes its weights; uses the kept result if there is one.
 
     ``progress`` is called with a line of text before each part that may take long. Where there is no memory for
     low-bit weights, ``NoCopiesWarning`` says so, unless the settings ask for none.
@@ -264,9 +284,75 @@ def prepare(target: Target, settings: AutoSettings, progress: Callable[[str], No
         kept = _find_out(target, settings, progress)
         write_kept(kept_path(target, _FOLDER), target, {"format": _FORMAT, "terms": _terms(settings), **asdict(kept)})
     kept = _with_copies(target, kept, progress)
-    if kept.lacking_bytes and settings.memory_limit != 0:
-        warnings.warn(_complaint(kept.lacking_bytes, settings.memory_limit), NoCopiesWarning, stacklevel=2)
+    _warn(kept, settings)
     return kept
+
+
+def expect(target: Target, settings: AutoSettings) -> Preparation:
+    """The kept result if there is one, else estimates: nothing is measured or made, so that no answer waits."""
+    expected = _read(target, settings) or _estimate(target, settings)
+    _warn(expected, settings)
+    return expected
+
+
+def _estimate(target: Target, settings: AutoSettings) -> Preparation:
+    """Costs by the bytes of the weights; weights of more than 8 bits are taken to have a good draft at 4."""
+    verify, precision = estimate_row_costs(target), Precision.of(4, settings.group)
+    try:
+        needed = target.low_bit_bytes(precision)
+        draft = estimate_row_costs(target, precision)
+    except UnsupportedModelError:
+        return Preparation(verify, None, measured=False)
+    if target.dtype.itemsize * target.parameter_count * _LEAST_SHARE > weight_bytes(target):
+        return Preparation(verify, None, measured=False)  # the weights have few bits themselves
+    if needed > _limit(settings):
+        return Preparation(verify, None, needed, measured=False)
+    layers = Trial(Assignment(KeptSet.full(target.sublayer_count), precision), CONFIDENCE.mean, draft)
+    return Preparation(verify, layers, measured=False)
+
+
+class LateCopies:
+    """The low-bit weights of a layer draft, which are made when they promise to save the time that they take.
+
+    They do where one answer may save it, or where answers so far would have saved it with them. May be used by several
+    threads. Without a target there is nothing to make.
+    """
+
+    def __init__(self, target: Target | None = None, precision: Precision | None = None) -> None:
+        self._target, self._precision = target, precision
+        self.ready = target is None or precision is None
+        self.failed = False
+        self._lock = threading.Lock()
+        self._missed = 0.0
+
+    def make_if_it_pays(self, saving: float, tokens: int) -> bool:
+        """Whether they are made, maybe just now.
+
+        Args:
+            saving: seconds of a token that drafts from them are expected to save.
+            tokens: that the answer may still have.
+        """
+        with self._lock:
+            if self.ready or self.failed:
+                return self.ready
+            assert self._target is not None
+            self._missed += saving
+            takes = self._target.parameter_count / (_WEIGHTS_A_SECOND * torch.get_num_threads())
+            if max(saving * tokens, self._missed) < takes:
+                return False
+            try:
+                with torch.inference_mode():
+                    self._target.at(self._precision)
+                self.ready = True
+            except (OutOfMemoryError, UnsupportedModelError):
+                self.failed = True
+            return self.ready
+
+
+def _warn(preparation: Preparation, settings: AutoSettings) -> None:
+    if preparation.lacking_bytes and settings.memory_limit != 0:
+        text = _complaint(preparation.lacking_bytes, settings.memory_limit)
+        warnings.warn(text, NoCopiesWarning, stacklevel=3)
 
 
 def _complaint(needed: int, memory_limit: float | None) -> str:

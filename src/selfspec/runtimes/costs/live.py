@@ -1,23 +1,36 @@
-"""Measured costs, corrected by what live rounds take: load, temperature, and contexts that grow."""
+"""What forwards cost now: what was measured or estimated, corrected by what live rounds take."""
 
+import math
 import threading
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from selfspec.errors import StateError
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.parts import LatencyProfile, device_name, measure_latencies
-from selfspec.runtimes.costs.rows import CostTable, RowCosts, monotone
+from selfspec.runtimes.costs.rows import CostTable, RowCosts
 from selfspec.runtimes.costs.store import keep_latencies, kept_latencies, read_latencies
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
 
 _WEIGHT = 0.1
 _FARTHEST = 1.5
-_OWN_WEIGHT = 0.05
-_FARTHEST_OWN = 4.0
+
+# Standard deviations of natural logarithms, of one round where nothing else is said.
+_NOISE = 0.08
+_LOAD_DRIFT = 0.012
+_SHAPE_DRIFT = 0.002
+_LOAD_DOUBT = 0.3
+_SHAPE_DOUBT = 0.08
+_OUTLIER = math.log(_FARTHEST)
+"""A round that is farther off counts as this far off, or as three standard deviations of what is expected."""
+
 _SHOWN = 0.01
+_COLD = 0.5
+"""Doubt in the load from which on costs count as not measured."""
 
 CLEARLY_FASTER = 1.5
 """Latencies are measured again once rounds take less than their predicted seconds divided by this."""
@@ -45,58 +58,112 @@ class LoadFactor:
 
 
 class LiveCosts:
-    """Row costs × a ``LoadFactor``.
+    """Row costs, corrected by a Kalman filter over the logarithms of what rounds take.
 
-    Rounds of several requests also move the cost of their own numbers of rows, which may have been measured while the
-    machine was busy. The factor of other costs (``like``) also multiplies these.
+    Its state is one load, which multiplies all costs and drifts, and for each known number of rows beyond the first a
+    correction of the shape of the costs. Corrections are a Brownian motion over the logarithm of the rows, so that
+    rounds of 4 rows say something of 3 and of 6. A round moves what was most in doubt: where rounds of the same rows
+    become slower, the machine is taken to be busy; where rounds of other rows disagree with that, the shape was wrong.
+    So what rounds of one kind cost does not drift into what others are taken to cost. May be used by several threads.
+
+    Args:
+        measured: costs to start from.
+        like: costs whose load multiplies these too.
+        load_doubt: standard deviation of the logarithm of the load at the start.
+        shape_doubt: that of the cost of twice the rows against one row.
     """
 
-    def __init__(self, measured: RowCosts, like: "LiveCosts | None" = None) -> None:
+    def __init__(
+        self,
+        measured: RowCosts,
+        like: "LiveCosts | None" = None,
+        *,
+        load_doubt: float = _LOAD_DOUBT,
+        shape_doubt: float = _SHAPE_DOUBT,
+    ) -> None:
         self._like = like
-        self._measured = self._shown = measured
-        self._own = [1.0] * len(measured.rows)
-        self._shown_own = [*self._own]
+        self._rows, self._measured = measured.rows, np.array(measured.seconds)
+        self._state = np.zeros(len(measured.rows))  # entry 0 is the load, the others corrections of the shape
+        octaves = np.log2(measured.rows)
+        self._covariance = shape_doubt**2 * np.minimum.outer(octaves, octaves)
+        self._covariance[0, 0] = load_doubt**2
+        drift = np.full(len(measured.rows), _SHAPE_DRIFT**2)
+        drift[0] = _LOAD_DRIFT**2
+        self._drift = np.diag(drift)
+        self._shown, self._shown_state = measured, self._state.copy()
         self._tables: dict[int, CostTable] = {}
-        self._load = LoadFactor()
+        self._cold = load_doubt > _COLD
         self._lock = threading.Lock()
 
     @property
     def factor(self) -> float:
-        """Live seconds ÷ measured seconds."""
-        return self._load.value if self._like is None else self._load.value * self._like.factor
+        """Live seconds of one row ÷ those that the costs started from."""
+        own = math.exp(self._state[0])
+        return own if self._like is None else own * self._like.factor
+
+    @property
+    def doubt(self) -> float:
+        """Standard deviation of the logarithm of what one row takes."""
+        return math.sqrt(self._covariance[0, 0])
 
     def __call__(self, rows: int) -> float:
         """Seconds of a forward."""
         return self.factor * self._shown(rows)
 
     def now(self, sequences: int = 1) -> list[float]:
-        """The costs as a ``CostTable``: the share of each of several sequences, by rows per sequence."""
+        """The costs as a ``CostTable``: the share of each of several sequences, by rows per sequence.
+
+        Fewer rows cost no more than more of them do, since they could be filled up.
+        """
         factor, tables = self.factor, self._tables
         table = tables.get(sequences)
         if table is None:
-            table = tables[sequences] = self._shown.table(sequences)
+            table = tables[sequences] = _filled_up(self._shown.table(sequences))
         return [factor * seconds for seconds in table]
 
-    def note(self, predicted: float, seconds: float) -> None:
-        """Counts forwards by their seconds according to these costs, above 0, and the seconds that they took."""
-        self._load.note(predicted, seconds)
+    def note(self, forwards: Sequence[int], seconds: float) -> None:
+        """Counts forwards by the number of rows of each, and the seconds above 0 that they took together.
 
-    def note_rows(self, forwards: Sequence[int], seconds: float) -> None:
-        """Counts forwards by the number of rows of each, and the seconds that they took together."""
+        Where nothing was measured, the first do not count: they touch memory for the first time.
+        """
         with self._lock:
-            ratio = self._load.note(self.factor * sum(map(self._shown, forwards)), seconds)
-            moved = [self._move_own(rows, ratio) for rows in set(forwards)]
-            if any(moved):
-                each = zip(self._measured.rows, self._measured.seconds, self._own, strict=True)
-                self._shown = monotone({rows: seconds * own for rows, seconds, own in each})
-                self._shown_own, self._tables = [*self._own], {}
+            if self._cold:
+                self._cold = False
+                return
+            design = self._design(forwards)
+            predicted = self.factor * sum(map(self._shown, forwards))
+            covariance = self._covariance + self._drift
+            spread = covariance @ design
+            variance = float(design @ spread) + _NOISE**2
+            most = max(_OUTLIER, 3 * math.sqrt(variance))
+            surprise = min(most, max(-most, math.log(seconds / predicted)))
+            self._state = self._state + spread * (surprise / variance)
+            self._covariance = covariance - np.outer(spread, spread) / variance
+            if np.abs(self._state - self._shown_state)[1:].max(initial=0.0) > _SHOWN:
+                shape = np.exp(np.concatenate([[0.0], self._state[1:]]))
+                self._shown = RowCosts(self._rows, tuple((self._measured * shape).tolist()))
+                self._shown_state, self._tables = self._state.copy(), {}
 
-    def _move_own(self, rows: int, ratio: float) -> bool:
-        """Moves the cost of a number of rows; whether it differs from the one in the tables by now."""
-        place = min(bisect_left(self._measured.rows, rows), len(self._own) - 1)
-        own = self._own[place] * (1 + _OWN_WEIGHT * (ratio - 1))
-        self._own[place] = own = min(_FARTHEST_OWN, max(1 / _FARTHEST_OWN, own))
-        return abs(own - self._shown_own[place]) > _SHOWN * own
+    def _design(self, forwards: Sequence[int]) -> Any:
+        """The derivative of the logarithm of the seconds by the state."""
+        design, total = np.zeros(len(self._rows)), 0.0
+        for rows in forwards:
+            seconds = self._shown(rows)
+            place = bisect_left(self._rows, rows)
+            low, high = max(0, place - 1), min(place, len(self._rows) - 1)
+            width = self._rows[high] - self._rows[low]
+            share = (min(rows, self._rows[high]) - self._rows[low]) / width if width else 1.0
+            design[low] += (1 - share) * seconds
+            design[high] += share * seconds
+            total += seconds
+        design /= total
+        design[0] = 1.0
+        return design
+
+
+def _filled_up(table: CostTable) -> CostTable:
+    """What rows cost if they may be filled up to more rows, where these cost less."""
+    return (0.0, *np.minimum.accumulate(table[:0:-1])[::-1].tolist())
 
 
 class Latencies:

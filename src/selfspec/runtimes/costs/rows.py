@@ -2,11 +2,12 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from selfspec.model.stored import stored_bytes
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
 from selfspec.timing import in_turn, timed
@@ -22,6 +23,10 @@ _CONTEXT = 128
 
 _PASSES = 5
 """Most passes over all numbers of rows."""
+
+_BYTES_A_SECOND = 2e10
+_PRODUCTS_A_BYTE = 10
+"""Products that a processor makes in the time in which it reads a byte of weights."""
 
 CostTable = Sequence[float]
 """Seconds of a forward by its number of rows, from 1 to ``MOST_ROWS``; entry 0 is 0."""
@@ -82,8 +87,8 @@ def measure_together(
 
     They are measured in turns, so that a drift of the speed favours none. No further pass begins after
     ``most_seconds``, and no more than 1 to 4 rows are measured if those take it. The minimum of repeated passes counts:
-    other load on the machine makes a forward slower, never faster. Costs are made non-decreasing in the number of rows:
-    a smaller measurement is raised to the previous one.
+    other load on the machine makes a forward slower, never faster. Costs are taken as measured: where more rows take
+    less time, they do.
     """
     context = min(_CONTEXT, max(0, target.context_limit - row_counts[-1]))
     counts = [rows for rows in row_counts if rows + context <= target.context_limit] or [1]
@@ -99,15 +104,26 @@ def measure_together(
                     samples[index][rows].append(timed(forwards[index][rows], target.device))
         if time.perf_counter() - began > most_seconds:
             break
-    return [monotone({rows: min(taken) for rows, taken in each.items() if taken}) for each in samples]
+    fastest = [{rows: max(min(taken), 1e-9) for rows, taken in each.items() if taken} for each in samples]
+    return [RowCosts(tuple(each), tuple(each.values())) for each in fastest]
 
 
-def monotone(seconds: Mapping[int, float]) -> RowCosts:
-    """Row costs that never fall with more rows, from seconds by number of rows."""
-    lifted: list[float] = []
-    for rows in sorted(seconds):
-        lifted.append(max(seconds[rows], *lifted[-1:], 1e-9))
-    return RowCosts(tuple(sorted(seconds)), tuple(lifted))
+def estimate_row_costs(target: Target, precision: AnyPrecision | None = None) -> RowCosts:
+    """What forwards may cost before any was timed, by the bytes of the weights and the products of a row.
+
+    A forward reads all weights once, and each row multiplies all of them. The ratio of both to each other is that of
+    ordinary processors; live rounds correct it (``LiveCosts``).
+    """
+    bytes_read = weight_bytes(target) if precision is None else target.low_bit_bytes(precision)
+    step = max(1, bytes_read) / _BYTES_A_SECOND
+    row = target.parameter_count / (_PRODUCTS_A_BYTE * _BYTES_A_SECOND)
+    return RowCosts(ROW_COUNTS, tuple(step + (rows - 1) * row for rows in ROW_COUNTS))
+
+
+def weight_bytes(target: Target) -> int:
+    """What the weights of a model take, low-bit ones too."""
+    held = [*target.model.parameters(), *target.model.buffers()]
+    return sum({id(tensor): stored_bytes(tensor) for tensor in held}.values())
 
 
 def _forwards(

@@ -1,0 +1,99 @@
+"""What fills the rows of a verification for which no layers draft: known tokens, and probes for the next round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from selfspec.decoding.draft import TokenDraft
+from selfspec.methods.auto.plans import MOST_DRAFTED, Plan
+from selfspec.methods.auto.stopping import Outlook
+from selfspec.runtimes.costs.rows import CostTable
+from selfspec.sampling.tree import TokenTree
+
+MOST_PROBES = 3
+"""Most probes of a round."""
+
+_EPSILON = 1e-9
+_PROBED_LENGTHS = 8
+"""Known tokens up to which probes are tried beside them."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """Tokens that may come next, and by their number the probability that all are right; it never rises."""
+
+    name: str
+    token_ids: Sequence[int]
+    survival: Sequence[float]
+
+
+@dataclass(frozen=True)
+class FilledRows:
+    """What to verify: the first tokens of a chain, and after which of its rows there is a probe (0: the pending one).
+
+    ``gain`` is what the probes are worth, in tokens of the next round.
+    """
+
+    known: Known
+    plan: Plan
+    probed: tuple[int, ...] = ()
+    gain: float = 0.0
+
+    def worth(self, rate: float, trust: float) -> float:
+        """As ``Plan.worth``, with what the probes are worth."""
+        return self.plan.worth(rate, trust) + self.gain
+
+    def draft(self) -> TokenDraft:
+        """The tokens and the probes."""
+        length = self.plan.length
+        return TokenDraft(tuple(self.known.token_ids[:length]), TokenTree.chain(length), self.probed)
+
+
+def gain_of_guess(outlook: Outlook, row: float, rate: float) -> float:
+    """What a guess of the next round's first draft token is worth, in tokens, where its row takes ``row`` seconds.
+
+    It is verified where it is likelier than what the row's time is worth; ``outlook`` is that of guesses.
+    """
+    return float(outlook.weights @ (outlook.acceptances - rate * row).clip(min=0.0))
+
+
+def fill_rows(known: Known, verify: CostTable, rate: float, longest: float, gain: float, trust: float) -> FilledRows:
+    """The number of known tokens, and the probes, that are worth most in a round of at most ``longest`` seconds.
+
+    A probe after a row is of use if that row turns out to be the last one accepted, which is worth ``gain``. Costs may
+    have any shape: where more rows take less time, more tokens are verified. Of the known tokens' survival a share
+    ``trust`` is believed.
+    """
+    survival = known.survival
+    best, highest = FilledRows(known, Plan(0, 1.0, verify[1])), -inf
+    expected = 1.0
+    for count in range(min(len(known.token_ids), MOST_DRAFTED) + 1):
+        expected += survival[count - 1] if 0 < count <= len(survival) else 0.0
+        plan = Plan(count, expected, verify[1 + count])
+        probes, own = _probes(survival, count, verify, rate, gain) if count <= _PROBED_LENGTHS else ((), 0.0)
+        for rows, worth in ((probes, own), ((), 0.0)) if probes else (((), 0.0),):
+            seconds = verify[1 + count + len(rows)]
+            if seconds <= longest + _EPSILON or not count + len(rows):
+                filled = FilledRows(known, plan._replace(seconds=seconds), rows, worth)
+                if (total := filled.worth(rate, trust)) > highest:
+                    best, highest = filled, total
+                break
+    return best
+
+
+def _probes(
+    survival: Sequence[float], count: int, verify: CostTable, rate: float, gain: float
+) -> tuple[tuple[int, ...], float]:
+    """The rows after which a probe pays beside ``count`` known tokens, in ascending order, and what they bring."""
+    if gain <= max(0.0, rate * (verify[2 + count] - verify[1 + count])):
+        return (), 0.0
+    at = [1.0, *survival[:count], *[0.0] * (count - len(survival)), 0.0]
+    last = sorted(((at[row] - (at[row + 1] if row < count else 0.0), row) for row in range(count + 1)), reverse=True)
+    rows: list[int] = []
+    total = 0.0
+    for chance, row in last[:MOST_PROBES]:
+        if chance * gain <= rate * (verify[2 + count + len(rows)] - verify[1 + count + len(rows)]):
+            break
+        rows.append(row)
+        total += chance * gain
+    return tuple(sorted(rows)), total

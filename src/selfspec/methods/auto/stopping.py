@@ -1,0 +1,133 @@
+"""When a layer draft ends: by the best that can still be reached, not by what the next token alone brings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from selfspec.runtimes.costs.rows import CostTable
+
+_LEAST = 0.002
+"""Probability below which no draft goes on."""
+
+_GRID = np.geomspace(_LEAST, 1.0, 80)
+_MATCHED = 1e-9
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What the next tokens of a layer draft will be like: kinds of tokens, each as likely as its ``weight``.
+
+    A token of a kind is accepted with its ``acceptance`` if all before it are. Both are ``[kinds]``; weights add up
+    to 1.
+    """
+
+    weights: npt.NDArray[np.float64]
+    acceptances: npt.NDArray[np.float64]
+
+    @property
+    def mean(self) -> float:
+        """The probability that the next token is accepted if all before it are."""
+        return float(self.weights @ self.acceptances)
+
+    def near(self, other: "Outlook", tolerance: float) -> bool:
+        """Whether decisions by one of the two are as good by the other."""
+        return bool(
+            np.abs(self.weights - other.weights).sum() < tolerance
+            and np.abs(self.acceptances - other.acceptances).max() < tolerance
+        )
+
+
+class DraftPolicy:
+    """Decides after each token of a draft whether to go on, and says what such a round brings.
+
+    A second is worth ``rate`` tokens, what decoding gives in it in the long run, so a round is worth the tokens that
+    it is expected to commit minus its seconds times ``rate``. With ``k`` tokens drafted of which all survive with
+    probability ``s``, going on is worth, by backward induction,
+
+        g(k, s) = max(0, E_a[s a + g(k + 1, s a)] - rate (draft + verify(k + 2) - verify(k + 1)))
+
+    over the acceptance ``a`` of the next token. It rises with ``s``, so that a draft goes on above a least survival for
+    each ``k``. Costs may have any shape: a dear row is passed where cheap ones follow it.
+
+    Args:
+        outlook: what the next tokens will be like.
+        draft: seconds of a drafted token.
+        verify: seconds of a round beside its drafts.
+        rate: tokens a second.
+        limit: most tokens, 1 or more.
+    """
+
+    def __init__(self, outlook: Outlook, draft: float, verify: CostTable, rate: float, limit: int) -> None:
+        follows, mean = _expectation(outlook), outlook.mean
+        self.outlook, self.draft, self.verify_one, self.rate, self.limit = outlook, draft, verify[1], rate, limit
+        self.least_survival = [np.inf] * (limit + 1)
+        tokens, seconds = np.zeros_like(_GRID), np.zeros_like(_GRID)
+        for drafted in range(limit - 1, -1, -1):
+            tokens = mean * _GRID + follows @ tokens
+            seconds = draft + verify[drafted + 2] - verify[drafted + 1] + follows @ seconds
+            if drafted:
+                worth = tokens - rate * seconds
+                self.least_survival[drafted] = _crossing(worth)
+                tokens, seconds = np.where(worth > 0, tokens, 0.0), np.where(worth > 0, seconds, 0.0)
+        self.expected_tokens = 1.0 + float(tokens[-1])
+        self.expected_seconds = verify[1] + float(seconds[-1])
+
+    @property
+    def worth(self) -> float:
+        """Tokens that a round is expected to commit, minus those that its seconds are worth."""
+        return self.expected_tokens - self.rate * self.expected_seconds
+
+    def begin(self, calibrated: Callable[[float], float]) -> "WorthwhileDraft":
+        """The rule for one draft; ``calibrated`` gives the acceptance at a confidence."""
+        return WorthwhileDraft(self.least_survival, calibrated)
+
+
+def _expectation(outlook: Outlook) -> npt.NDArray[np.float64]:
+    """The matrix that takes a function of the survival, on the grid, to its mean after one more token."""
+    after = np.log(np.maximum(np.outer(_GRID, outlook.acceptances), _LEAST / 2) / _LEAST)
+    place = after / np.log(_GRID[1] / _GRID[0])
+    below = np.clip(np.floor(place + _MATCHED).astype(int), 0, len(_GRID) - 2)
+    low, high = _GRID[below], _GRID[below + 1]
+    share = np.clip((np.outer(_GRID, outlook.acceptances) - low) / (high - low), 0.0, 1.0)
+    weights = np.where(place < -_MATCHED, 0.0, outlook.weights)
+    matrix = np.zeros((len(_GRID), len(_GRID)))
+    rows = np.broadcast_to(np.arange(len(_GRID))[:, None], below.shape)
+    np.add.at(matrix, (rows, below), weights * (1 - share))
+    np.add.at(matrix, (rows, below + 1), weights * share)
+    return matrix
+
+
+def _crossing(worth: npt.NDArray[np.float64]) -> float:
+    """The survival above which going on is worth more than nothing."""
+    above = np.flatnonzero(worth > 0)
+    if not len(above):
+        return float(np.inf)
+    first = int(above[0])
+    if not first:
+        return 0.0
+    below, least = worth[first - 1], worth[first]
+    return float(_GRID[first - 1] + (_GRID[first] - _GRID[first - 1]) * -below / (least - below))
+
+
+class WorthwhileDraft:
+    """Stops one layer draft where going on is not worth its time (``DraftPolicy``)."""
+
+    def __init__(self, least_survival: list[float], calibrated: Callable[[float], float]) -> None:
+        self._least = least_survival
+        self._calibrated = calibrated
+        self._survival = 1.0
+        self._drafted = 0
+
+    @property
+    def threshold(self) -> float:
+        """The confidence below which it stops now, if acceptance were what the confidence says."""
+        following = min(self._drafted + 1, len(self._least) - 1)
+        return float(min(1.0, self._least[following] / max(self._survival, _LEAST)))
+
+    def stops(self, confidence: float) -> bool:
+        """Whether the token just drafted is the last one."""
+        self._drafted += 1
+        self._survival *= self._calibrated(confidence)
+        return self._drafted >= len(self._least) or self._survival < self._least[self._drafted]

@@ -1,0 +1,133 @@
+"""Rows without a token beside a verification: never accepted, changing nothing, and chosen from as the model would."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.kernels import needs_kernels
+from helpers.low_bit_model import random_model
+from helpers.models import build, prompt
+from selfspec import Engine
+from selfspec.decoding.draft import Draft, Proposal, TokenDraft
+from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
+from selfspec.methods.base import Method
+from selfspec.sampling.tree import TokenTree
+
+LENGTH = 40
+
+
+class Probing(Method):
+    """Verifies what the probe of the last round gave, and probes again; after the rows that ``probed`` names."""
+
+    name = "probing"
+    summary = "probes in every round"
+    source = "this test"
+    probed: tuple[int, ...] = (0, 1)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(sibling_rows=2)
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        return _Prober(self.probed)
+
+
+class ChainProbing(Probing):
+    """One probe, after the last row: rows are a chain, which runs natively."""
+
+    name = "chain-probing"
+    probed = (-1,)
+
+
+class _Prober(Drafter):
+    def __init__(self, probed: tuple[int, ...]) -> None:
+        self._probed, self._guess = probed, ()
+        self.seen: list[tuple[int, tuple[int, float]]] = []
+        self.right = 0
+        self.written = 0
+        SEEN.append(self)
+
+    def plan(self) -> Draft:
+        rows = tuple(row % (1 + len(self._guess)) for row in self._probed if row <= len(self._guess))
+        return TokenDraft(self._guess, TokenTree.chain(len(self._guess)), rows)
+
+    def learn(self, feedback: Feedback) -> None:
+        self.right += feedback.accepted
+        self.written += len(feedback.acceptance.token_ids)
+        last, probes = feedback.acceptance.rows[-1], feedback.proposal.probes
+        self._guess = ()
+        if last in probes:
+            guess = feedback.guesses[probes.index(last)]
+            self.seen.append((self.written, guess))
+            self._guess = (guess[0],)
+
+
+SEEN: list[_Prober] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen() -> None:
+    SEEN.clear()
+
+
+@pytest.mark.parametrize("method", [Probing, ChainProbing])
+@pytest.mark.parametrize("runtime", ["eager", pytest.param("auto", marks=needs_kernels)])
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 3.0, "seed": 7}, {"temperature": 1.0, "top_p": 0.9, "seed": 7}]
+)
+def test_probes_change_nothing(method: type[Method], runtime: str, sampling: dict[str, Any]) -> None:
+    model = random_model()
+    options: dict[str, Any] = {"max_new_tokens": LENGTH, "ignore_eos": True, **sampling}
+    plain = Engine(model, method="autoregressive", runtime=runtime).generate(prompt(12), **options)
+    result = Engine(model, method=method, runtime=runtime).generate(prompt(12), **options)
+    assert result.token_ids == plain.token_ids
+    assert sum(record.probes for record in result.rounds) > LENGTH / 2
+    assert len(SEEN[0].seen) > LENGTH / 4
+    assert result.accepted == SEEN[0].right
+
+
+@pytest.mark.parametrize("runtime", ["eager", pytest.param("auto", marks=needs_kernels)])
+@pytest.mark.parametrize("method", [Probing, ChainProbing])
+def test_what_follows_a_probe_is_what_the_model_chooses_after_an_embedding_of_zero(
+    method: type[Method], runtime: str
+) -> None:
+    model, given = build("llama"), prompt(12)
+    if runtime == "auto":
+        model = random_model()
+    result = Engine(model, method=method, runtime=runtime).generate(given, max_new_tokens=LENGTH, ignore_eos=True)
+    text = [*given, *result.token_ids]
+    assert SEEN[0].seen
+    for written, (token, probability) in SEEN[0].seen:
+        # The probe stood where the last committed token is now.
+        known = torch.tensor([text[: len(given) + written]])
+        embedded = model.get_input_embeddings()(known)
+        zero = torch.zeros_like(embedded[:, :1])
+        with torch.inference_mode():
+            logits = model(inputs_embeds=torch.cat([embedded, zero], 1)).logits[0, -1].float()
+        assert token == logits.argmax()
+        assert probability == pytest.approx(float(logits.softmax(-1).max()), rel=1e-3)
+
+
+@pytest.mark.parametrize("method", [Probing, ChainProbing])
+def test_without_a_seed_no_probe_is_accepted(method: type[Method]) -> None:
+    options: dict[str, Any] = {"max_new_tokens": LENGTH, "ignore_eos": True, "acceptance": "speculative"}
+    result = Engine(random_model(), method=method).generate(prompt(12), temperature=2.0, **options)
+    assert min(result.token_ids) >= 0
+    assert len(result.token_ids) == LENGTH
+
+
+def test_rows_of_a_proposal_are_its_tree_and_its_probes() -> None:
+    chain = Proposal(torch.tensor([4, 5]), TokenTree.chain(2), probes=(2,))
+    assert chain.rows.is_chain
+    assert (len(chain.rows), chain.drafted) == (3, 2)
+    tree = Proposal(torch.tensor([4, 5]), TokenTree.chain(2), probes=(0, 2))
+    assert tree.rows.parents == (-1, 0, -1, 1)
+    assert tree.drafted == 2
+
+
+def test_where_little_may_be_written_nothing_is_probed() -> None:
+    draft = TokenDraft((4, 5), TokenTree.chain(2), (0, 2))
+    assert draft.cut(5, 7) is draft
+    assert draft.cut(1, 3).probes == ()
+    assert TokenDraft((), TokenTree.chain(0), (0,)).cut(1, 2).probes == ()
