@@ -98,7 +98,8 @@ template <int BITS> struct Codes {
     }
 };
 
-// 16-bit floats and bfloat16 numbers as floats, LANES of them.
+// Numbers as floats, LANES of them.
+inline Floats widen(const float* from) { return load<Floats>(from); }
 inline Floats widen(const bf16* from) {
     return (Floats)(__builtin_convertvector(load<Vector<LANES / 2>::Halves>(from), Words) << 16);
 }
@@ -137,6 +138,60 @@ inline Floats widen(const int8_t* from) {
     typedef int8_t Bytes __attribute__((vector_size(LANES)));
     return __builtin_convertvector(__builtin_convertvector(load<Bytes>(from), Ints), Floats);
 #endif
+}
+
+// The nearest integers, of which those between two are even.
+inline Ints nearest(Floats values) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtps_epi32(values);
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtps_epi32(values);
+#elif defined(__x86_64__)
+    return (Ints)_mm_cvtps_epi32((__m128)values);
+#elif defined(__aarch64__)
+    return (Ints)vcvtnq_s32_f32((float32x4_t)values);
+#else
+    Ints integers;
+    for (int i = 0; i < LANES; i++) integers[i] = int32_t(std::nearbyint(values[i]));
+    return integers;
+#endif
+}
+// Writes integers that fit 16 bits, or bytes.
+inline void narrow(Ints integers, int16_t* to) {
+    typedef int16_t Narrow __attribute__((vector_size(2 * LANES)));
+    const Narrow narrowed = __builtin_convertvector(integers, Narrow);
+    std::memcpy(to, &narrowed, sizeof(Narrow));
+}
+inline void narrow(Ints integers, int8_t* to) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)integers));
+#elif defined(__x86_64__)
+    int16_t words[8] = {};
+    narrow(integers, words);
+    const __m128i bytes = load<__m128i>(words), narrowed = _mm_packs_epi16(bytes, bytes);
+    std::memcpy(to, &narrowed, LANES);
+#else
+    for (int i = 0; i < LANES; i++) to[i] = int8_t(integers[i]);
+#endif
+}
+inline Vector<4>::Ints swapped(Vector<4>::Ints vector, Vector<4>::Ints places) {
+#if defined(__clang__)
+    return Vector<4>::Ints{vector[places[0]], vector[places[1]], vector[places[2]], vector[places[3]]};
+#else
+    return __builtin_shuffle(vector, places);
+#endif
+}
+// All integers in one by a function of two, with that of vectors of them.
+template <int N, class Function> inline int32_t reduce(typename Vector<N>::Ints vector, const Function& function) {
+    if constexpr (N == 4) {
+        using Four = Vector<4>::Ints;
+        vector = function(vector, swapped(vector, Four{2, 3, 0, 1}));
+        return function(vector, swapped(vector, Four{1, 0, 3, 2}))[0];
+    } else {
+        typename Vector<N / 2>::Ints halves[2];
+        std::memcpy(halves, &vector, sizeof(vector));
+        return reduce<N / 2>(function(halves[0], halves[1]), function);
+    }
 }
 
 }  // namespace

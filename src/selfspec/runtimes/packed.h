@@ -45,13 +45,14 @@ struct Linear {
 
 // A block of a row: its values are ``scale`` times integers of 8 * PLANES bits.
 template <int PLANES> struct RowBlock {
+    static constexpr int VECTORS = BLOCK / LANES;
     static constexpr int PARTS = (PLANES + 1) / 2;  // sums that fit 32 bits: over all planes but a third, and over that
     static constexpr bool has_planes = multiplies_bytes || (multiplies_short_bytes && PLANES == 1);
     int8_t planes[has_planes ? PLANES : 0][BLOCK];      // the highest first
     int16_t pairs[multiplies_bytes ? 0 : PARTS][BLOCK];  // the even inputs of each group of four before the odd ones
     int32_t sums[PARTS][2];  // of the integers of each half
     float scale;
-    float scaled_sums[2];  // of the values of each half
+    float scaled_sums[2], scaled_sum;  // of the values of each half and of both
 
     // 2^(exponent - 127)
     static float power(int exponent) {
@@ -63,63 +64,63 @@ template <int PLANES> struct RowBlock {
     // The largest integer: what it is split into has to fit planes with a sign.
     static constexpr float most = PLANES == 1 ? 127 : PLANES == 2 ? 32639 : 8355711;
 
-    void set(const float* from) {
-        float largest = 0, poison = 0;
-#pragma omp simd reduction(max : largest) reduction(+ : poison)
-        for (int i = 0; i < BLOCK; i++) {
-            largest = std::max(largest, std::fabs(from[i]));
-            poison += from[i] * 0.0f;  // not a number where the value is infinite or no number
+    template <class T> void set(const T* from) {
+        Floats values[VECTORS];
+        Ints largest_bits = {};  // of magnitudes, which as integers are in the same order
+#pragma GCC unroll 8
+        for (int i = 0; i < VECTORS; i++) {
+            values[i] = widen(from + i * LANES);
+            const Ints bits = (Ints)values[i] & 0x7fffffff;
+            largest_bits = bits > largest_bits ? bits : largest_bits;
         }
-        float factor;
+        const int32_t bits = reduce<LANES>(largest_bits, [](auto a, auto b) { return a > b ? a : b; });
+        const bool is_number = bits < 0x7f800000;
+        float largest, factor;
+        std::memcpy(&largest, &bits, 4);
         if (PLANES == 1) {
             largest = std::max(largest, 1e-30f);
             factor = most / largest, scale = largest / most;
         } else {
-            uint32_t bits;
-            std::memcpy(&bits, &largest, 4);
-            int exponent = std::max(int(bits >> 23), 8 * PLANES);  // largest < 2^(exponent - 126)
+            int exponent = std::max(bits >> 23, 8 * PLANES);  // largest < 2^(exponent - 126)
             exponent += std::nearbyint(largest * power(252 + 8 * PLANES - exponent)) > most;
             factor = power(252 + 8 * PLANES - exponent), scale = power(exponent + 2 - 8 * PLANES);
         }
-        int32_t integers[BLOCK] = {};
-        if (poison == 0)
-#pragma omp simd
-            for (int i = 0; i < BLOCK; i++) integers[i] = int32_t(std::nearbyint(from[i] * factor));
-        scale += poison;
+        Ints integers[VECTORS];
+#pragma GCC unroll 8
+        for (int i = 0; i < VECTORS; i++) integers[i] = is_number ? nearest(values[i] * factor) : Ints{};
+        if (!is_number) scale = std::numeric_limits<float>::quiet_NaN();
         store(integers);
     }
-    void store(const int32_t* integers) {
+    void store(const Ints (&integers)[VECTORS]) {
+#pragma GCC unroll 2
         for (int part = 0; part < PARTS; part++) {
             // The third plane is a part of its own, the others are one.
-            int32_t own[BLOCK];
-            for (int i = 0; i < BLOCK; i++) {
-                const int32_t high = PLANES == 3 ? (integers[i] + 128) >> 8 : integers[i];
-                own[i] = part ? integers[i] - 256 * high : high;
-            }
-            for (int half = 0; half < 2; half++) {
-                int32_t sum = 0;
-                for (int i = 0; i < BLOCK / 2; i++) sum += own[half * BLOCK / 2 + i];
-                sums[part][half] = sum;
-            }
-            if constexpr (has_planes) {
-                if (part || PLANES == 1) {
-                    for (int i = 0; i < BLOCK; i++) planes[PLANES - 1][i] = int8_t(own[i]);
-                } else {
-                    for (int i = 0; i < BLOCK; i++) {
-                        const int32_t high = (own[i] + 128) >> 8;
-                        planes[0][i] = int8_t(high), planes[1][i] = int8_t(own[i] - 256 * high);
-                    }
+            Ints own[VECTORS], halves[2] = {};
+#pragma GCC unroll 8
+            for (int i = 0; i < VECTORS; i++) {
+                const Ints high = PLANES == 3 ? (integers[i] + 128) >> 8 : integers[i];
+                own[i] = part ? integers[i] - (high << 8) : high;
+                halves[2 * i / VECTORS] += own[i];
+                if constexpr (has_planes) {
+                    const bool is_high = PLANES > 1 && part == 0;
+                    const Ints upper = (own[i] + 128) >> 8;
+                    if (is_high) narrow(upper, planes[0] + i * LANES);
+                    narrow(is_high ? own[i] - (upper << 8) : own[i], planes[is_high ? 1 : PLANES - 1] + i * LANES);
                 }
             }
-            if constexpr (!multiplies_bytes)
-                for (int i = 0; i < BLOCK; i += 4) {
-                    pairs[part][i] = int16_t(own[i]), pairs[part][i + 1] = int16_t(own[i + 2]);
-                    pairs[part][i + 2] = int16_t(own[i + 1]), pairs[part][i + 3] = int16_t(own[i + 3]);
-                }
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) sums[part][half] = reduce<LANES>(halves[half], [](auto a, auto b) { return a + b; });
+            if constexpr (!multiplies_bytes) {
+                int16_t each[BLOCK];
+                for (int i = 0; i < VECTORS; i++) narrow(own[i], each + i * LANES);
+                for (int i = 0; i < BLOCK; i += 4)
+                    for (int input = 0; input < 4; input++) pairs[part][i + input] = each[i + (input % 2 * 2 + input / 2)];
+            }
         }
-        for (int half = 0; half < 2; half++) scaled_sums[half] = joined(float(sums[0][half]), float(sums[PARTS - 1][half])) * scale;
+        for (int half = 0; half < 2; half++)
+            scaled_sums[half] = joined(float(sums[0][half]), float(sums[PARTS - 1][half])) * scale;
+        scaled_sum = scaled_sums[0] + scaled_sums[1];
     }
-    float scaled_sum() const { return scaled_sums[0] + scaled_sums[1]; }
     // What the sums of both parts are together.
     template <class V> static V joined(V high, V low) { return PARTS == 1 ? high : high * 256.0f + low; }
 };
@@ -195,82 +196,69 @@ template <class F, int PLANES> struct Factors {
             if constexpr (!by_bytes) odd[group] = codes[group] >> 8 & 0x00ff00ffu, codes[group] &= 0x00ff00ffu;
         }
     }
-    // The products of some groups of each tile and the integers of a row.
-    template <int FROM, int TO, int TILES>
-    static void multiply(const Factors (&tiles)[TILES], const RowBlock<PLANES>& row, Floats (&to)[TILES]) {
+    // The products of some groups and the integers of R rows, side by side: a sum waits for each of its additions.
+    template <int FROM, int TO, int R> void multiply(const RowBlock<PLANES>* rows, Floats (&to)[R]) const {
         constexpr int PARTS = RowBlock<PLANES>::PARTS;
-        Ints sums[PARTS][TILES];
+        Ints sums[PARTS][R];
 #pragma GCC unroll 2
         for (int part = 0; part < PARTS; part++) {
             Ints* own = sums[part];
-#pragma GCC unroll 2
-            for (int tile = 0; tile < TILES; tile++) own[tile] = Ints{};
+#pragma GCC unroll 4
+            for (int row = 0; row < R; row++) own[row] = Ints{};
             if constexpr (by_bytes) {
                 const int last = part ? 2 : std::min(PLANES, 2) - 1;
 #pragma GCC unroll 2
                 for (int plane = 2 * part; plane <= last; plane++) {
-#pragma GCC unroll 2
-                    for (int tile = 0; tile < TILES && plane == 1; tile++) own[tile] = own[tile] << 8;
-                    add_plane<FROM, TO>(tiles, row.planes[plane], own);
+#pragma GCC unroll 4
+                    for (int row = 0; row < R && plane == 1; row++) own[row] = own[row] << 8;
+                    add_plane<FROM, TO, R>(rows, plane, own);
                 }
             } else {
 #pragma GCC unroll 8
                 for (int group = FROM; group < TO; group++)
-#pragma GCC unroll 2
-                    for (int tile = 0; tile < TILES; tile++) {
-                        const int16_t* inputs = row.pairs[part] + 4 * group;
-                        own[tile] = add_pairs(own[tile], tiles[tile].codes[group], load<int32_t>(inputs));
-                        own[tile] = add_pairs(own[tile], tiles[tile].odd[group], load<int32_t>(inputs + 2));
+#pragma GCC unroll 4
+                    for (int row = 0; row < R; row++) {
+                        const int16_t* inputs = rows[row].pairs[part] + 4 * group;
+                        own[row] = add_pairs(own[row], codes[group], load<int32_t>(inputs));
+                        own[row] = add_pairs(own[row], odd[group], load<int32_t>(inputs + 2));
                     }
             }
             if constexpr (offset != 0) {
-                const int32_t* halves = row.sums[part];
-                const int32_t sum = FROM == 0 ? TO == GROUPS ? halves[0] + halves[1] : halves[0] : halves[1];
-#pragma GCC unroll 2
-                for (int tile = 0; tile < TILES; tile++) own[tile] -= offset * sum;
+#pragma GCC unroll 4
+                for (int row = 0; row < R; row++) {
+                    const int32_t* halves = rows[row].sums[part];
+                    const int32_t sum = FROM == 0 ? TO == GROUPS ? halves[0] + halves[1] : halves[0] : halves[1];
+                    own[row] -= (Ints{} + sum) * offset;
+                }
             }
         }
         const auto floats = [](Ints sums) { return __builtin_convertvector(sums, Floats); };
-#pragma GCC unroll 2
-        for (int tile = 0; tile < TILES; tile++)
-            to[tile] = RowBlock<PLANES>::joined(floats(sums[0][tile]), floats(sums[PARTS - 1][tile]));
+#pragma GCC unroll 4
+        for (int row = 0; row < R; row++)
+            to[row] = RowBlock<PLANES>::joined(floats(sums[0][row]), floats(sums[PARTS - 1][row]));
     }
-    template <int FROM, int TO, int TILES>
-    static void add_plane(const Factors (&tiles)[TILES], const int8_t* inputs, Ints* sums) {
+    template <int FROM, int TO, int R> void add_plane(const RowBlock<PLANES>* rows, int plane, Ints* sums) const {
+        const auto inputs = [&](int row, int group) { return load<int32_t>(rows[row].planes[plane] + 4 * group); };
 #if defined(MULTIPLIES_BYTES)
 #pragma GCC unroll 8
         for (int group = FROM; group < TO; group++)
-#pragma GCC unroll 2
-            for (int tile = 0; tile < TILES; tile++)
-                sums[tile] = add_bytes(sums[tile], tiles[tile].codes[group], load<int32_t>(inputs + 4 * group));
+#pragma GCC unroll 4
+            for (int row = 0; row < R; row++) sums[row] = add_bytes(sums[row], codes[group], inputs(row, group));
 #elif defined(__AVX2__)
         constexpr int fitting = F::bits <= 4 ? 8 : F::bits == 5 ? 4 : 2;  // sums of pairs that fit 16 bits together
 #pragma GCC unroll 8
         for (int first = FROM; first < TO; first += fitting) {
-            Shorts pairs[TILES] = {};
+            Shorts pairs[R] = {};
 #pragma GCC unroll 8
             for (int group = first; group < std::min(TO, first + fitting); group++)
-#pragma GCC unroll 2
-                for (int tile = 0; tile < TILES; tile++)
-                    pairs[tile] = add_byte_pairs(pairs[tile], tiles[tile].codes[group], load<int32_t>(inputs + 4 * group));
-#pragma GCC unroll 2
-            for (int tile = 0; tile < TILES; tile++) sums[tile] = add_pairs(sums[tile], (Words)pairs[tile], 0x10001);
+#pragma GCC unroll 4
+                for (int row = 0; row < R; row++) pairs[row] = add_byte_pairs(pairs[row], codes[group], inputs(row, group));
+#pragma GCC unroll 4
+            for (int row = 0; row < R; row++) sums[row] = add_pairs(sums[row], (Words)pairs[row], 0x10001);
         }
 #endif
     }
 };
-
-// What a function gives for each tile.
-template <class V, int TILES> struct Each {
-    V values[TILES];
-};
-template <int TILES, class Function> auto each(const Function& function) {
-    using V = decltype(function(0));
-    if constexpr (TILES == 1)
-        return Each<V, 1>{{function(0)}};
-    else
-        return Each<V, 2>{{function(0), function(1)}};
-}
 
 constexpr long SOON = 1024, LATER = 8192;  // bytes that tiles are fetched ahead into the first cache and into the second one
 
@@ -281,53 +269,67 @@ inline void fetch(const uint8_t* from, long bytes) {
     }
 }
 
-// Tiles whose products of a row are computed together, so that its inputs are spread over a vector once.
-constexpr int TOGETHER = REGISTERS == 32 && LANES == TILE ? 2 : 1;
+// A block of LANES weight rows of a tile, ready to be multiplied.
+template <class F, int PLANES> struct WeightBlock {
+    static constexpr int halves = F::scaled < BLOCK ? 2 : 1;
+    const Factors<F, PLANES> factors;
+    Floats scale[halves], minimum[halves];
 
-// Adds the products of rows and LANES weight rows of each of some tiles, from ``lane`` on, over the blocks from ``first`` to
-// ``last``. A tile is ``tile_bytes`` after the one before.
-template <class F, int PLANES, int TILES>
-__attribute__((noinline)) void add_tiles(const uint8_t* tiles, long tile_bytes, int lane, const RowBlock<PLANES>* rows,
-                                         long count, long first, long last, float* sums, long stride) {
-    constexpr int halves = F::scaled < BLOCK ? 2 : 1;
-    using Factors = ::Factors<F, PLANES>;
-    const uint8_t* unit = tiles + first / F::blocks * F::bytes;
+    WeightBlock(const uint8_t* codes, int lane, const typename F::Scales& scales, int block) : factors(codes, lane) {
+#pragma GCC unroll 2
+        for (int half = 0; half < halves; half++) {
+            const int index = (block * BLOCK + half * F::scaled) / F::scaled;
+            scale[half] = scales.scale(index);
+            if constexpr (F::has_minimum) minimum[half] = -scales.minimum(index);
+        }
+    }
+    // Adds the products of R rows.
+    template <int R> void add(const RowBlock<PLANES>* rows, float* sums, long stride) const {
+        Floats products[halves][R];
+        factors.template multiply<0, GROUPS / halves, R>(rows, products[0]);
+        if constexpr (halves == 2) factors.template multiply<GROUPS / 2, GROUPS, R>(rows, products[1]);
+#pragma GCC unroll 4
+        for (int row = 0; row < R; row++) {
+            const RowBlock<PLANES>& own = rows[row];
+            Floats total = load<Floats>(sums + row * stride);
+            if constexpr (halves == 2) {
+                const Floats both = multiply_add(products[0][row] * scale[0], products[1][row], scale[1]);
+                total = multiply_add(total, both, spread(own.scale));
+            } else {
+                total = multiply_add(total, products[0][row], scale[0] * own.scale);
+            }
+            if constexpr (F::has_minimum)
+#pragma GCC unroll 2
+                for (int half = 0; half < halves; half++)
+                    total = multiply_add(total, minimum[half],
+                                         spread(halves == 2 ? own.scaled_sums[half] : own.scaled_sum));
+            std::memcpy(sums + row * stride, &total, sizeof(Floats));
+        }
+    }
+    // Adds the products of all rows, at most R at a time.
+    template <int R> void add_all(const RowBlock<PLANES>* rows, long count, float* sums, long stride) const {
+        long row = 0;
+        for (; row + R <= count; row += R) add<R>(rows + row, sums + row * stride, stride);
+        if constexpr (R > 1) add_all<R / 2>(rows + row, count - row, sums + row * stride, stride);
+    }
+};
+
+// Rows that are multiplied side by side, whose sums fit the registers beside the codes.
+constexpr int BESIDE = REGISTERS == 32 ? 4 : 2;
+
+// Adds the products of rows and LANES weight rows of a tile, from ``lane`` on, over the blocks from ``first`` to ``last``.
+template <class F, int PLANES>
+__attribute__((noinline)) void add_tile(const uint8_t* tile, int lane, const RowBlock<PLANES>* rows, long count, long first,
+                                        long last, float* sums, long stride) {
+    const uint8_t* unit = tile + first / F::blocks * F::bytes;
     for (long block = first; block < last; block += F::blocks, unit += F::bytes) {
-        const auto scales = each<TILES>([&](int tile) { return typename F::Scales(unit + tile * tile_bytes, lane); });
-        for (int tile = 0; tile < TILES; tile++) fetch(unit + tile * tile_bytes, F::head);
+        const typename F::Scales scales(unit, lane);
+        fetch(unit, F::head);
         for (int i = 0; i < F::blocks; i++, rows += count) {
             const uint8_t* codes = unit + F::head + i * Codes<F::bits>::bytes;
-            for (int tile = 0; tile < TILES; tile++) fetch(codes + tile * tile_bytes, Codes<F::bits>::bytes);
-            const auto factors = each<TILES>([&](int tile) { return Factors(codes + tile * tile_bytes, lane); });
-            Floats scale[halves][TILES], minimum[halves][TILES];
-#pragma GCC unroll 2
-            for (int half = 0; half < halves; half++)
-#pragma GCC unroll 2
-                for (int tile = 0; tile < TILES; tile++) {
-                    const int index = (i * BLOCK + half * F::scaled) / F::scaled;
-                    scale[half][tile] = scales.values[tile].scale(index);
-                    if constexpr (F::has_minimum) minimum[half][tile] = -scales.values[tile].minimum(index);
-                }
-            for (long row = 0; row < count; row++) {
-                const RowBlock<PLANES>& own = rows[row];
-                float* to = sums + row * stride;
-                Floats products[halves][TILES];
-                Factors::template multiply<0, GROUPS / halves>(factors.values, own, products[0]);
-                if constexpr (halves == 2) Factors::template multiply<GROUPS / 2, GROUPS>(factors.values, own, products[1]);
-#pragma GCC unroll 2
-                for (int tile = 0; tile < TILES; tile++) {
-                    Floats total = load<Floats>(to + tile * TILE);
-#pragma GCC unroll 2
-                    for (int half = 0; half < halves; half++)
-                        total = multiply_add(total, products[half][tile], scale[half][tile] * own.scale);
-                    if constexpr (F::has_minimum)
-#pragma GCC unroll 2
-                        for (int half = 0; half < halves; half++)
-                            total = multiply_add(total, minimum[half][tile],
-                                                 spread(halves == 2 ? own.scaled_sums[half] : own.scaled_sum()));
-                    std::memcpy(to + tile * TILE, &total, sizeof(Floats));
-                }
-            }
+            fetch(codes, Codes<F::bits>::bytes);
+            const WeightBlock<F, PLANES> weights(codes, lane, scales, i);
+            weights.template add_all<BESIDE>(rows, count, sums, stride);
         }
     }
 }
@@ -336,7 +338,7 @@ __attribute__((noinline)) void add_tiles(const uint8_t* tiles, long tile_bytes, 
 template <class T, int PLANES> struct Packed {
     using Row = RowBlock<PLANES>;
     static constexpr long width = BLOCK, columns_of_panel = TILE, widest_panel = 4 * COLUMNS;
-    static constexpr long columns_cached = TOGETHER * TILE;
+    static constexpr long columns_cached = TILE;
     // Most rows for which weights are read from codes once, and blocks of them that stay in the first cache.
     static constexpr long group = PLANES == 1 ? 24 : 16, strip = 16;
     static constexpr bool paired = false, any_rows = true;
@@ -346,11 +348,7 @@ template <class T, int PLANES> struct Packed {
     Packed(const Linear& linear, long k) : linear(linear), k(k) {}
     long blocks() const { return k / BLOCK; }
     Ahead ahead(long, long, bool, long) const { return {}; }  // tiles fetch for themselves
-    static void lay_out(const T* from, Row& to) {
-        float values[BLOCK];
-        for (int i = 0; i < BLOCK; i++) values[i] = up(from[i]);
-        to.set(values);
-    }
+    static void lay_out(const T* from, Row& to) { to.set(from); }
     void lay_out_in_order(const T* row, long block, Row& to) const {
         T values[BLOCK];
         for (int i = 0; i < BLOCK; i++) values[i] = row[linear.order[block * BLOCK + i]];
@@ -360,21 +358,15 @@ template <class T, int PLANES> struct Packed {
     void band(const Row* rows, long count, long from, long to, long first, long last, float* sums, long stride) const {
         const Stored* part = linear.parts;
         long before = 0;  // outputs of the parts before
-        long step = TILE;
-        for (long column = from; column < to; column += step) {
+        for (long column = from; column < to; column += TILE) {
             while (column >= before + part->outputs) before += part++->outputs;
             with_format(part->format, [&](auto number) {
                 using F = Format<number>;
                 const long bytes = blocks() / F::blocks * F::bytes;
                 const auto* tile = static_cast<const uint8_t*>(part->tiles) + (column - before) / TILE * bytes;
-                const bool pair = TOGETHER == 2 && count > 3 && column + TILE < std::min(to, before + part->outputs);
                 float* own = sums + column - from;
-                if (pair)
-                    add_tiles<F, PLANES, TOGETHER>(tile, bytes, 0, rows, count, first, last, own, stride);
-                else
-                    for (int lane = 0; lane < TILE; lane += LANES)
-                        add_tiles<F, PLANES, 1>(tile, bytes, lane, rows, count, first, last, own + lane, stride);
-                step = pair ? 2 * TILE : TILE;
+                for (int lane = 0; lane < TILE; lane += LANES)
+                    add_tile<F, PLANES>(tile, lane, rows, count, first, last, own + lane, stride);
             });
         }
     }

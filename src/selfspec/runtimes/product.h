@@ -160,7 +160,7 @@ template <class T, class W> struct Product {
         return count <= RESIDENT || (groups == 1 && count * blocks * long(sizeof(Row)) <= CACHED);
     }
     void panel(long from, long to) const {
-        float sums[ROWS * COLUMNS];
+        alignas(64) float sums[ROWS * COLUMNS];
         const long stride = (to - from + 15) / 16 * 16, step = in_order() ? to - from : W::columns_cached;
         std::fill_n(sums, count * stride, 0.0f);
         for (long column = from; column < to; column += step)
