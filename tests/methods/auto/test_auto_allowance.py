@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.methods.auto.allowance import Allowance
+from selfspec.methods.auto.allowance import CREDITED, Allowance
 from selfspec.methods.auto.drafter import CREDIT
 from selfspec.methods.auto.plans import Plan, most_that_fits, plain
 from selfspec.methods.auto.rows import Known, fill_rows
@@ -52,7 +52,7 @@ def play(tokens: int, accept: Accept, delta: float, hopes: tuple[float, float]) 
 @given(st.data(), st.floats(0.0, 0.1), st.tuples(st.floats(0.3, 1.0), st.floats(0.3, 1.0)))
 def test_an_adversary_cannot_break_the_bound(data: st.DataObject, delta: float, hopes: tuple[float, float]) -> None:
     for written, seconds in play(96, lambda drafted: data.draw(st.integers(0, drafted)), delta, hopes):
-        assert seconds <= (written + max(delta * written, CREDIT)) * STEP + 1e-9
+        assert seconds <= (written + CREDIT + delta * max(0, written - CREDITED)) * STEP + 1e-9
 
 
 def test_text_of_which_nothing_is_accepted_is_within_three_percent_after_64_tokens() -> None:
@@ -74,7 +74,8 @@ def test_what_was_saved_may_be_lost_again_but_no_more() -> None:
     rounds = list(play(400, accept, 0.02, (0.9, 0.9)))
     fastest = min(seconds / written for written, seconds in rounds)
     assert fastest < 0.7 * STEP, "an optimist who is right should be much faster"
-    assert all(seconds <= (written + max(0.02 * written, CREDIT)) * STEP + 1e-9 for written, seconds in rounds)
+    for written, seconds in rounds:
+        assert seconds <= (written + CREDIT + 0.02 * max(0, written - CREDITED)) * STEP + 1e-9
 
 
 def test_time_saved_pays_for_longer_drafts() -> None:

@@ -20,6 +20,7 @@ from selfspec.methods.auto.acceptance import (
     CopiesToConfirm,
     Feature,
 )
+from selfspec.methods.auto.allowance import CREDITED
 from selfspec.methods.auto.drafter import CREDIT, AutoDrafter, Experience, LayerChoice, plan_together
 from selfspec.methods.auto.preparation import Assignment
 from selfspec.model.kept import KeptSet
@@ -179,7 +180,8 @@ def play(tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: 
 def most(written: int, delta: float, step: float, overhead: float = 0.0, count: int = 1) -> float:
     """Seconds that an output may take; where little is written, beside the overhead of planning."""
     few = count * (CREDIT * step + overhead) + written * overhead
-    return written * step + max(delta * written * step + count * overhead, few) + 1e-9
+    later = max(0, written - count * CREDITED)
+    return written * step + few + delta * later * step + count * overhead + 1e-9
 
 
 def from_data(data: st.DataObject) -> Adversary:

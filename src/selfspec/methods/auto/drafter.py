@@ -29,7 +29,7 @@ from selfspec.runtimes.costs.rows import CostTable
 from selfspec.types import Forecast
 
 CREDIT = 1.6
-"""Steps of plain decoding that a request may lose before anything was saved: 2.5 % of 64 tokens.
+"""Steps of plain decoding that a request may lose before anything was saved.
 
 One forward of the slowest draft that can pay takes most of a step. With a smaller credit a request whose draft is good
 would wait for it: at 0.6 steps a sampled text of 128 tokens was decoded plainly for its first 44.

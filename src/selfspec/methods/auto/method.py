@@ -42,8 +42,8 @@ class Auto(Method):
     by the length of the match, for others by their probability. Every verified token scores the copies at no cost. A
     layer draft ends where nothing that can still be reached is worth its time.
 
-    It is never slower than plain decoding by more than ``delta``, or by 1.6 steps where little is written: a draft is
-    paid out of time that the request has saved already (``Allowance``).
+    It is never slower than plain decoding by more than 1.6 steps and, beyond the first 48, a share ``delta``: a draft
+    is paid out of time that the request has saved already (``Allowance``).
     """
 
     name = "auto"
