@@ -53,12 +53,20 @@ template <class T> double of_dtype() {
     });
 }
 
+// Codes of few bits with rows of 16 bits, in two planes of bytes where the processor multiplies these.
 double of_low_bits() {
-    Shorts weights = {};
-    return products_per_second<Ints>(2 * LANES, [&](Ints sum) {
-        hide(weights);
-        return add_pairs(sum, weights, 3);
+    Words codes = {};
+#if defined(MULTIPLIES_BYTES)
+    return products_per_second<Ints>(4 * LANES / 2, [&](Ints sum) {
+        hide(codes);
+        return add_bytes(sum, codes, 3);
     });
+#else
+    return products_per_second<Ints>(2 * LANES, [&](Ints sum) {
+        hide(codes);
+        return add_pairs(sum, codes, 3);
+    });
+#endif
 }
 
 }  // namespace

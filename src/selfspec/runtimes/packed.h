@@ -228,7 +228,7 @@ template <class F, int PLANES> struct Factors {
                 for (int row = 0; row < R; row++) {
                     const int32_t* halves = rows[row].sums[part];
                     const int32_t sum = FROM == 0 ? TO == GROUPS ? halves[0] + halves[1] : halves[0] : halves[1];
-                    own[row] -= (Ints{} + sum) * offset;
+                    own[row] -= (Ints{} + sum * offset);
                 }
             }
         }

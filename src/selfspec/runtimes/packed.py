@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from selfspec.errors import UnsupportedModelError
+from selfspec.memory import empty_in_large_pages
 from selfspec.runtimes.formats import TILE, PackedFormat
 from selfspec.runtimes.kernels import DTYPES, load
 from selfspec.runtimes.packed_codes import PackedCodes
@@ -104,7 +105,7 @@ class PackedWeights:
     def empty(outputs: int, inputs: int, form: PackedFormat) -> "PackedWeights":
         """Memory for weights, not filled."""
         tiles = -(-outputs // TILE)
-        memory = torch.empty((tiles, form.bytes(outputs, inputs) // tiles), dtype=torch.uint8)
+        memory = empty_in_large_pages((tiles, form.bytes(outputs, inputs) // tiles), torch.uint8)
         return PackedWeights(memory, form, outputs, inputs)
 
     @property

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from selfspec.memory import empty_in_large_pages
 from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.kernels import DTYPES, load, row_limit
 from selfspec.runtimes.packed import LowBitLinear, PackedWeights, describe, look_up, multiply
@@ -237,7 +238,9 @@ def _join(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
             return first
         if all(_follows(left, right) for left, right in pairwise(parameters)):  # an earlier engine has joined them
             return first.as_strided((sum(map(len, parameters)), *first.shape[1:]), first.stride())
-        joined = torch.cat([parameter.data for parameter in parameters])
+        values = [parameter.data for parameter in parameters]
+        joined = empty_in_large_pages((sum(map(len, values)), *first.shape[1:]), first.dtype) if first.is_cpu else None
+        joined = torch.cat(values, out=joined)
         parts = torch.split(joined, [len(parameter) for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.data = part
