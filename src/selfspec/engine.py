@@ -294,9 +294,8 @@ class Engine:
                 yield event.request
 
     def _processor(self, params: SamplingParams, prompt_length: int) -> ScoreProcessor:
-        schema = params.json_schema
-        assert schema is None or isinstance(schema, str)
-        mask = None if schema is None else self.grammars.mask(schema, prompt_length)
+        constraint = params.constraint
+        mask = None if constraint is None else self.grammars.mask(constraint, prompt_length)
         ends = frozenset(params.stop_token_ids) | self._end_ids(params)
         return build_processors(params, prompt_length, ends, mask)
 

@@ -1,4 +1,4 @@
-"""Structured output: JSON schemas compiled for a tokenizer, and masks of the tokens that may follow a text."""
+"""Structured output: schemas and grammars compiled for a tokenizer, and masks of the tokens that may follow a text."""
 
 import threading
 from collections import OrderedDict
@@ -11,6 +11,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTok
 
 from selfspec.errors import InvalidParameterError, MissingPackageError, first_line
 from selfspec.model import transfer
+from selfspec.params import Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -19,7 +20,7 @@ KEPT_MASKS = 64
 """Number of masks that are cached: a verification uses those of its draft again."""
 
 MOST_COMPILED = 64
-"""Compiled schemas that are kept; the one that was not used for longest goes first."""
+"""Compiled grammars that are kept; the one that was not used for longest goes first."""
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 """What may stand between the tokens of JSON. Without a bound, a model may write spaces until its output is full."""
@@ -41,13 +42,21 @@ class GrammarMask(LogitsProcessor):
         prompt_length: tokens of the prompt, which is not part of the text.
         eos_ids: the tokens that end the text, at least one.
         vocab_size: number of tokens that the model scores.
+        kind: the parameter that the grammar is of, for errors.
 
     Raises:
         InvalidParameterError: no token of the vocabulary can begin a text of the grammar.
     """
 
-    def __init__(self, matcher: "LLMatcher", prompt_length: int, eos_ids: Collection[int], vocab_size: int) -> None:
-        self._matcher = matcher
+    def __init__(
+        self,
+        matcher: "LLMatcher",
+        prompt_length: int,
+        eos_ids: Collection[int],
+        vocab_size: int,
+        kind: str = "json_schema",
+    ) -> None:
+        self._matcher, self._kind = matcher, kind
         self._prompt_length = prompt_length
         self._eos_ids = frozenset(eos_ids)
         self._vocab_size = vocab_size
@@ -99,7 +108,7 @@ class GrammarMask(LogitsProcessor):
         self._check_limits()
         if bool(forbidden.all()):
             raise InvalidParameterError(
-                f"json_schema allows no token of this tokenizer after {len(self._consumed)} tokens; change the schema"
+                f"{self._kind} allows no token of this tokenizer after {len(self._consumed)} tokens; change it"
             )
         return forbidden
 
@@ -107,12 +116,12 @@ class GrammarMask(LogitsProcessor):
         if self._matcher.is_error():
             reason = first_line(ValueError(self._matcher.get_error()))
             raise InvalidParameterError(
-                f"json_schema is too complex to follow after {len(self._consumed)} tokens: {reason}; simplify it"
+                f"{self._kind} is too complex to follow after {len(self._consumed)} tokens: {reason}; simplify it"
             )
 
 
 class Grammars:
-    """Makes the masks of requests from JSON schemas. May be used from several threads.
+    """Makes the masks of requests from their constraints. May be used from several threads.
 
     Args:
         tokenizer: of the model; ``None`` without one.
@@ -126,67 +135,77 @@ class Grammars:
         self._eos_ids = sorted(eos_ids)
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
 
-    def mask(self, schema: str, prompt_length: int) -> GrammarMask:
+    def mask(self, constraint: Constraint, prompt_length: int) -> GrammarMask:
         """The mask of a new request.
 
         Args:
-            schema: a JSON schema, as JSON.
+            constraint: what the output has to be.
             prompt_length: tokens of the prompt.
 
         Raises:
-            InvalidParameterError: the schema cannot be compiled, or not for this tokenizer; the message says why.
+            InvalidParameterError: the constraint cannot be compiled, or not for this tokenizer; the message says why.
             MissingPackageError: llguidance is not installed.
         """
         with self._lock:
-            matcher = self._compiled_matcher(schema).deep_copy()
-        return GrammarMask(matcher, prompt_length, self._eos_ids, self._vocab_size)
+            matcher = self._compiled_matcher(constraint).deep_copy()
+        return GrammarMask(matcher, prompt_length, self._eos_ids, self._vocab_size, constraint.kind)
 
-    def compile(self, schema: str) -> None:
-        """Compiles a schema ahead of its first mask, which may take long; raises as ``mask`` does."""
+    def compile(self, constraint: Constraint) -> None:
+        """Compiles a constraint ahead of its first mask, which may take long; raises as ``mask`` does."""
         with self._lock:
-            self._compiled_matcher(schema)
+            self._compiled_matcher(constraint)
 
-    def _compiled_matcher(self, schema: str) -> "LLMatcher":
-        matcher = self._compiled.pop(schema, None) or self._compile(schema)
-        self._compiled[schema] = matcher
+    def _compiled_matcher(self, constraint: Constraint) -> "LLMatcher":
+        matcher = self._compiled.pop(constraint, None) or self._compile(constraint)
+        self._compiled[constraint] = matcher
         if len(self._compiled) > MOST_COMPILED:
             self._compiled.popitem(last=False)
         return matcher
 
-    def _compile(self, schema: str) -> "LLMatcher":
-        vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary()
+    def _compile(self, constraint: Constraint) -> "LLMatcher":
+        kind = constraint.kind
+        vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary(kind)
         from llguidance import LLMatcher
 
         try:
-            grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
-        except ValueError as error:
-            raise InvalidParameterError(f"json_schema cannot be compiled: {first_line(error)}") from error
+            grammar = _definition(constraint)
+        except (ValueError, RecursionError) as error:
+            raise InvalidParameterError(f"{kind} cannot be compiled: {first_line(error)}") from error
         matcher = LLMatcher(vocabulary, grammar, log_level=0)
         if matcher.is_error():
             reason = first_line(ValueError(matcher.get_error()))
-            raise InvalidParameterError(f"json_schema cannot be compiled: {reason}")
+            raise InvalidParameterError(f"{kind} cannot be compiled: {reason}")
         return matcher
 
-    def _read_vocabulary(self) -> "LLTokenizer":
+    def _read_vocabulary(self, kind: str) -> "LLTokenizer":
         if self._tokenizer is None:
-            raise InvalidParameterError("json_schema needs a tokenizer; give the engine one")
+            raise InvalidParameterError(f"{kind} needs a tokenizer; give the engine one")
         if not isinstance(self._tokenizer, PreTrainedTokenizerFast):
             raise InvalidParameterError(
-                f"json_schema needs a fast tokenizer, not {type(self._tokenizer).__name__}; load it as one"
+                f"{kind} needs a fast tokenizer, not {type(self._tokenizer).__name__}; load it as one"
             )
         if not self._eos_ids:
-            raise InvalidParameterError("json_schema needs a model with an end-of-sequence token, which ends the text")
+            raise InvalidParameterError(f"{kind} needs a model with an end-of-sequence token, which ends the text")
         try:
             from llguidance.hf import from_tokenizer
         except ImportError as error:
             raise MissingPackageError(
-                "json_schema needs the package llguidance; install it by `pip install 'selfspec[structured]'`"
+                f"{kind} needs the package llguidance; install it by `pip install 'selfspec[structured]'`"
             ) from error
         try:
             return from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos_ids)
         except ValueError as error:
-            raise InvalidParameterError(
-                f"json_schema cannot be used with this tokenizer: {first_line(error)}"
-            ) from error
+            raise InvalidParameterError(f"{kind} cannot be used with this tokenizer: {first_line(error)}") from error
+
+
+def _definition(constraint: Constraint) -> str:
+    """The definition of a constraint that llguidance compiles."""
+    from llguidance import LLMatcher, grammar_from
+
+    if constraint.kind == "json_schema":
+        return str(LLMatcher.grammar_from_json_schema(constraint.text, overrides={"whitespace_pattern": WHITESPACE}))
+    if constraint.kind == "regex":
+        return str(LLMatcher.grammar_from_regex(constraint.text))
+    return str(grammar_from("grammar" if "::=" in constraint.text else "lark", constraint.text))

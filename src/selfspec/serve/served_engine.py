@@ -96,8 +96,8 @@ class ServedEngine:
     ) -> RequestStream:
         """Submits a prompt; raises ``SelfSpecError`` if the request does not fit, or too many wait."""
         assert self._engine is not None, "the engine is not started"
-        if isinstance(params.json_schema, str):  # may take long, so not in the event loop
-            await asyncio.to_thread(self._engine.engine.grammars.compile, params.json_schema)
+        if params.constraint is not None:  # may take long, so not in the event loop
+            await asyncio.to_thread(self._engine.engine.grammars.compile, params.constraint)
         return self._engine.submit(token_ids, params, method=method, request_id=request_id)
 
     async def close(self) -> None:
