@@ -202,10 +202,24 @@ class Grammars:
 
 def _definition(constraint: Constraint) -> str:
     """The definition of a constraint that llguidance compiles."""
-    from llguidance import LLMatcher, grammar_from
+    from llguidance import LLMatcher
 
     if constraint.kind == "json_schema":
         return str(LLMatcher.grammar_from_json_schema(constraint.text, overrides={"whitespace_pattern": WHITESPACE}))
     if constraint.kind == "regex":
         return str(LLMatcher.grammar_from_regex(constraint.text))
-    return str(grammar_from("grammar" if "::=" in constraint.text else "lark", constraint.text))
+    if constraint.text.startswith("{"):  # llguidance's own form, of several grammars
+        return constraint.text
+    return str(LLMatcher.grammar_from_lark(as_lark(constraint.text)))
+
+
+def as_lark(grammar: str) -> str:
+    """A grammar in Lark's notation, which may be in llama.cpp's."""
+    if "::=" not in grammar:
+        return grammar
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return str(any_to_lark(grammar))
+    except Exception as error:  # its parser raises what it likes
+        raise ValueError(first_line(error)) from error
