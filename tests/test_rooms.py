@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 ROOMS = (
     ("errors",),
-    ("limits", "files", "timing", "memory"),
+    ("limits", "files", "timing", "memory", "constraint"),
     ("model",),
     ("runtimes",),
     ("params",),

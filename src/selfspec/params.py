@@ -4,23 +4,17 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from transformers import LogitsProcessor, StoppingCriteria
 
+from selfspec.constraint import Constraint
 from selfspec.errors import InvalidParameterError
 
 SamplingMode = Literal["auto", "coupled", "speculative"]
 
 MOST_LOGPROBS = 20
 """Maximum number of alternatives that are reported with a token, as in OpenAI's and vLLM's interface."""
-
-
-class Constraint(NamedTuple):
-    """What an output has to be: a JSON schema, a regular expression or a grammar, and its text."""
-
-    kind: Literal["json_schema", "regex", "grammar"]
-    text: str
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from helpers.checkpoints import make_tokenizer
 from helpers.models import VOCABULARY, build, prompt
 from helpers.slow_decoding import p_value_of_samples, slow_greedy
 from selfspec import Engine, SamplingParams
+from selfspec.constraint import Constraint
 from selfspec.errors import InvalidParameterError, MissingPackageError
-from selfspec.params import Constraint
 from selfspec.sampling.grammar import MOST_COMPILED, GrammarMask, Grammars
 
 MODEL = build("llama")

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from selfspec.constraint import WHITESPACE, Constraint, as_lark
 from selfspec.errors import InvalidParameterError, MissingPackageError, first_line
 from selfspec.model import transfer
-from selfspec.params import Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -21,9 +21,6 @@ KEPT_MASKS = 64
 
 MOST_COMPILED = 64
 """Compiled grammars that are kept; the one that was not used for longest goes first."""
-
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
-"""What may stand between the tokens of JSON. Without a bound, a model may write spaces until its output is full."""
 
 
 class GrammarMask(LogitsProcessor):
@@ -211,15 +208,3 @@ def _definition(constraint: Constraint) -> str:
     if constraint.text.startswith("{"):  # llguidance's own form, of several grammars
         return constraint.text
     return str(LLMatcher.grammar_from_lark(as_lark(constraint.text)))
-
-
-def as_lark(grammar: str) -> str:
-    """A grammar in Lark's notation, which may be in llama.cpp's."""
-    if "::=" not in grammar:
-        return grammar
-    from llguidance.gbnf_to_lark import any_to_lark
-
-    try:
-        return str(any_to_lark(grammar))
-    except Exception as error:  # its parser raises what it likes
-        raise ValueError(first_line(error)) from error

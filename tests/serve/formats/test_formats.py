@@ -1,5 +1,6 @@
 """Calls and reasoning in every format: found wherever the text is cut, and forced by a grammar."""
 
+import itertools
 import json
 from typing import Any
 
@@ -8,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 from helpers.dialects import MODELS, SECTION, tokenizer_of
+from selfspec.constraint import Constraint
 from selfspec.decoding.output import TextStream
-from selfspec.params import Constraint
 from selfspec.sampling.grammar import Grammars
 from selfspec.serve.formats.dialect import Asked, Dialect
 from selfspec.serve.formats.scanner import MOST_HELD
@@ -25,8 +26,14 @@ TOOLS: dict[str, dict[str, Any]] = {
 ADD = ("add", {"a": 1, "note": 'x "y" {'})
 JSON_ADD = '{"name": "add", "arguments": {"a": 1, "note": "x \\"y\\" {"}}'
 ARGUMENTS = '{"a": 1, "note": "x \\"y\\" {"}'
-CODER = '<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=note>\nx "y" {\n</parameter>\n</function>\n</tool_call>'
-GLM = '<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>note</arg_key>\n<arg_value>x "y" {</arg_value>\n</tool_call>'
+CODER = (
+    "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n"
+    '<parameter=note>\nx "y" {\n</parameter>\n</function>\n</tool_call>'
+)
+GLM = (
+    "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n"
+    '<arg_key>note</arg_key>\n<arg_value>x "y" {</arg_value>\n</tool_call>'
+)
 DEEPSEEK = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>"
 WRITTEN = {
     "hermes": f"<tool_call>\n{JSON_ADD}\n</tool_call>\n<tool_call>{JSON_ADD}</tool_call>",
@@ -83,7 +90,7 @@ class Model:
             if cuts is not None
             else [*range(len(pieces) + 1)]
         )
-        parts = [part for start, end in zip(places, places[1:]) for part in reader.push("".join(pieces[start:end]))]
+        parts = [part for start, end in itertools.pairwise(places) for part in reader.push("".join(pieces[start:end]))]
         joined: list[tuple[str, str]] = []
         for part in [*parts, *reader.flush()]:
             if joined and joined[-1][0] == part.kind != "call":

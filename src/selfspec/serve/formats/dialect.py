@@ -8,8 +8,7 @@ from typing import Any
 from jinja2 import Environment, TemplateError, meta
 from transformers import PreTrainedTokenizerBase
 
-from selfspec.params import Constraint
-from selfspec.sampling.grammar import as_lark
+from selfspec.constraint import Constraint, as_lark
 from selfspec.serve.formats.choose import Formats, Thinking, choose_formats
 from selfspec.serve.formats.harmony import Harmony
 from selfspec.serve.formats.lark import Rules

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from selfspec.sampling.grammar import WHITESPACE
+from selfspec.constraint import WHITESPACE
 from selfspec.serve.formats.marks import Marks
 
 
