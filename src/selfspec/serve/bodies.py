@@ -2,17 +2,19 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
 from selfspec import __version__
-from selfspec.serve.answer import Answer
+from selfspec.serve.answer import Answer, Growth
+from selfspec.serve.api_errors import ApiError
 from selfspec.serve.requests import GenerationRequest
 from selfspec.serve.responses import (
     AnswerMessage,
     ApiFinishReason,
+    Body,
     CalledFunction,
     CalledTool,
     ChatChoice,
@@ -24,6 +26,7 @@ from selfspec.serve.responses import (
     CompletionChoice,
     CompletionLogprobs,
     Delta,
+    ErrorBody,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -38,6 +41,8 @@ class _RequestBodies:
     """What the bodies of one request have in common: their first fields, and the names of tokens."""
 
     id_prefix: str
+    done = "data: [DONE]\n\n"
+    """What a stream ends with."""
 
     def __init__(self, request: GenerationRequest, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
         self._head: dict[str, Any] = {
@@ -59,6 +64,20 @@ class _RequestBodies:
         return self._names[token_id]
 
 
+    def start(self, _: Usage) -> Iterator[Body]:
+        """What a stream begins with: nothing."""
+        return iter(())
+
+    def failed(self, error: ApiError) -> Body:
+        """The event of an error, after which nothing comes."""
+        return ErrorBody.model_validate(error.body)
+
+    @staticmethod
+    def event(body: Body) -> str:
+        """A server-sent event."""
+        return f"data: {body.to_json()}\n\n"
+
+
 class ChatBodies(_RequestBodies):
     """The bodies of an answered chat."""
 
@@ -69,23 +88,18 @@ class ChatBodies(_RequestBodies):
         choices = [self._choice(answer) for answer in answers]
         return ChatCompletion(**self._head, object="chat.completion", choices=choices, usage=usage)
 
-    def first(self, answer: Answer) -> ChatChunk:
+    def first(self, answer: Answer) -> Iterator[ChatChunk]:
         """The chunk that an answer begins with."""
-        return self._chunk(answer, Delta(role="assistant", content=""))
+        yield self._chunk(answer, Delta(role="assistant", content=""))
 
-    def chunk(
-        self, answer: Answer, pieces: Sequence[TextPiece], text: str, calls: Sequence[CalledFunction]
-    ) -> ChatChunk:
-        """The chunk with the text and the calls that some pieces add."""
-        delta = Delta(content=text) if text or not calls else Delta()
-        if calls:
-            before = len(answer.calls) - len(calls)
-            delta.tool_calls = [CalledTool(index=before + index, **_called(call)) for index, call in enumerate(calls)]
-        return self._chunk(answer, delta, self._logprobs(pieces) if pieces else None)
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[ChatChunk]:
+        """The chunk with the text, the reasoning and the calls that some pieces add."""
+        if pieces or grown:
+            yield self._chunk(answer, _delta(answer, grown), self._logprobs(pieces) if pieces else None)
 
-    def last(self, answer: Answer) -> ChatChunk:
+    def last(self, answer: Answer) -> Iterator[ChatChunk]:
         """The chunk that says why an answer ended."""
-        return self._chunk(answer, Delta(), finish_reason=answer.finish_reason)
+        yield self._chunk(answer, Delta(), finish_reason=answer.finish_reason)
 
     def usage(self, usage: Usage) -> ChatChunk:
         """The chunk after all answers, with the numbers of tokens."""
@@ -93,8 +107,15 @@ class ChatBodies(_RequestBodies):
 
     def _choice(self, answer: Answer) -> ChatChoice:
         message = AnswerMessage(role="assistant", content=answer.text or (None if answer.calls else ""), refusal=None)
+        if answer.reasoning:
+            message.reasoning_content = answer.reasoning
         if answer.calls:
-            message.tool_calls = [CalledTool(**_called(call)) for call in answer.calls]
+            message.tool_calls = [
+                CalledTool(
+                    id=call.id, type="function", function=CalledFunction(name=call.name, arguments=call.text or "{}")
+                )
+                for call in answer.calls
+            ]
         return ChatChoice(
             index=answer.index,
             message=message,
@@ -150,17 +171,20 @@ class CompletionBodies(_RequestBodies):
         ]
         return Completion(**self._head, object="text_completion", choices=choices, usage=usage)
 
-    def first(self, answer: Answer) -> Completion | None:
+    def first(self, answer: Answer) -> Iterator[Completion]:
         """The chunk with the prompt, where it is echoed."""
-        return self._chunk(answer, answer.prompt) if answer.prompt else None
+        if answer.prompt:
+            yield self._chunk(answer, answer.prompt)
 
-    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], text: str, _: Sequence[CalledFunction]) -> Completion:
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Completion]:
         """The chunk with the text that some pieces add."""
-        return self._chunk(answer, text, self._logprobs(answer, pieces))
+        if pieces or grown:
+            text = "".join(growth.text for growth in grown)
+            yield self._chunk(answer, text, self._logprobs(answer, pieces))
 
-    def last(self, answer: Answer) -> Completion:
+    def last(self, answer: Answer) -> Iterator[Completion]:
         """The chunk that says why an answer ended."""
-        return self._chunk(answer, "", finish_reason=answer.finish_reason)
+        yield self._chunk(answer, "", finish_reason=answer.finish_reason)
 
     def usage(self, usage: Usage) -> Completion:
         """The chunk after all answers, with the numbers of tokens."""
@@ -205,14 +229,29 @@ class CompletionBodies(_RequestBodies):
         return best
 
 
-Bodies: TypeAlias = ChatBodies | CompletionBodies
-"""What makes the bodies of an answered request."""
-
-
 def _scored_prompt(answer: Answer) -> list[_Scored]:
     known = answer.finished.prompt_logprobs
     return [(*token, logprob) for token, logprob in zip(answer.echoed, known, strict=True)] if known else []
 
 
-def _called(call: CalledFunction) -> dict[str, Any]:
-    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": call}
+def _delta(answer: Answer, grown: Sequence[Growth]) -> Delta:
+    """What a chunk adds to a message; content also where tokens have no text."""
+    delta = Delta()
+    calls = []
+    for growth in grown:
+        if growth.block.kind == "text":
+            delta.content = (delta.content or "") + growth.text
+        elif growth.block.kind == "reasoning":
+            delta.reasoning_content = (delta.reasoning_content or "") + growth.text
+        else:
+            index = sum(block.kind == "call" for block in answer.blocks[: growth.index])
+            function = CalledFunction(arguments=growth.text)
+            call = CalledTool(index=index, function=function)
+            if growth.began:
+                call.id, call.type, function.name = growth.block.id, "function", growth.block.name
+            calls.append(call)
+    if calls:
+        delta.tool_calls = calls
+    if not grown:
+        delta.content = ""
+    return delta

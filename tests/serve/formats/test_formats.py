@@ -76,7 +76,9 @@ class Model:
         """The text of each token, with marks."""
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         stream = TextStream(self.tokenizer)
-        return [self.dialect.marked(token_id, stream.push(token_id)) for token_id in ids]
+        reader = self.dialect.reader(Asked(TOOLS), thinks=False)
+        assert reader is not None
+        return [reader.marked(token_id, stream.push(token_id)) for token_id in ids]
 
     def read(
         self, text: str, cuts: list[int] | None = None, *, thinks: bool = False, **asked: Any

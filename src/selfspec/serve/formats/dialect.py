@@ -59,10 +59,6 @@ class Dialect:
         """Whether the template reads a variable, or a key of messages."""
         return name in self._reads
 
-    def marked(self, token_id: int, text: str) -> str:
-        """The text of a piece with its mark."""
-        return self._marks.of_token(token_id, text)
-
     def is_thinking(self, prompt: Sequence[int], prefilled: str = "") -> bool:
         """Whether an answer begins within reasoning: the prompt, or the beginning of the answer in it, begins it."""
         if self._formats.thinking is None:
@@ -76,7 +72,7 @@ class Dialect:
         if not asked.tools and formats.thinking is None and not isinstance(formats.calls, Harmony):
             return None
         scan = Scanner(self._marks, asked.tools, parallel=asked.parallel)
-        return Reader(scan, _read_answer(scan, formats, thinks=thinks))
+        return Reader(self._marks, scan, _read_answer(scan, formats, thinks=thinks))
 
     def constraint(self, asked: Asked, prompt: Sequence[int], *, thinks: bool) -> Constraint | None:
         """What the output has to be, calls and reasoning included; ``None`` for any text."""
@@ -119,9 +115,13 @@ class Dialect:
 class Reader:
     """Reads an answer as it grows."""
 
-    def __init__(self, scan: Scanner, steps: Steps[None]) -> None:
-        self._scan, self._steps = scan, steps
+    def __init__(self, marks: Marks, scan: Scanner, steps: Steps[None]) -> None:
+        self._marks, self._scan, self._steps = marks, scan, steps
         next(steps)
+
+    def marked(self, token_id: int, text: str) -> str:
+        """The text of a token as ``push`` takes it."""
+        return self._marks.of_token(token_id, text)
 
     @property
     def thinking(self) -> bool:
