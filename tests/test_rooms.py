@@ -29,6 +29,7 @@ ROOMS = (
     ("decoding",),
     ("methods",),
     ("loading",),
+    ("text_encoder",),
     ("prompts",),
     ("options",),
     ("engine", "hf"),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from selfspec.decoding.output import Output, TextStream
+from selfspec.decoding.output import Output
+from selfspec.decoding.text import TextStream
 from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache
 from selfspec.decoding.prompt import chunks_of
 from selfspec.decoding.request import Request

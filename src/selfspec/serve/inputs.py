@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, TemplateError, meta
 from transformers import PreTrainedTokenizerBase
 
-from selfspec.decoding.output import TextStream
+from selfspec.decoding.text import TextStream
 from selfspec.errors import InvalidParameterError, SelfSpecError
 from selfspec.prompts import PromptEncoder
 from selfspec.serve.api_errors import ApiError, as_api_error
