@@ -4,6 +4,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from selfspec.serve.forms import Formed, Ignored
+
 MOST_STOPS = 16
 MOST_LOGPROBS = 20
 MOST_BIASES = 1024
@@ -67,7 +69,7 @@ class ResponseFormat(Strict):
         return self
 
 
-class Sampled(Strict):
+class Sampled(Formed, Ignored, Strict):
     """The fields of every request for text."""
 
     model: Text | None = Field(default=None, description="The model's name; without it, the one that is served.")
@@ -103,7 +105,6 @@ class Sampled(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculative: Speculative = Field(default_factory=Speculative)
-    user: Text | None = Field(default=None, description="Has no effect.")
 
     @model_validator(mode="after")
     def _streams_with_options(self) -> "Sampled":
@@ -131,7 +132,7 @@ class CompletionRequest(Sampled):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = Field(default=None, description="Not supported above `n`.")
-    suffix: Text | None = Field(default=None, description="Not supported.")
+    suffix: Text | None = Field(default=None, description="What follows the text that is written, for code models.")
     add_special_tokens: bool = Field(default=True, description="Let the tokenizer add its special tokens to text.")
 
     @property
@@ -149,6 +150,7 @@ class TextPart(Strict):
 
     type: Literal["text"]
     text: Text
+    cache_control: Any = Field(default=None, description="Has no effect: every prompt is looked up.")
 
 
 class FunctionCall(Strict):
@@ -161,19 +163,27 @@ class FunctionCall(Strict):
 class ToolCall(Strict):
     """A call of a tool, in a message of the assistant."""
 
+    index: int | None = Field(default=None, description="Has no effect.")
     id: Text
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 class Message(Strict):
-    """A message of a chat. The last fields are those of answers, which clients send back; they have no effect."""
+    """A message of a chat. The last fields are those of answers, which clients send back; they have no effect.
+
+    With ``prefix``, which is for the last message, the answer continues it.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[TextPart], Field(min_length=1)] | None = None
     name: Text | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: Text | None = None
+    reasoning_content: Text | None = Field(default=None, description="Given to templates that take it.")
+    reasoning: Text | None = Field(default=None, description="Another name of `reasoning_content`.")
+    prefix: bool | None = None
+    cache_control: Any = Field(default=None, description="Has no effect: every prompt is looked up.")
     refusal: Text | None = None
     annotations: list[dict[str, Any]] | None = None
     audio: None = None
@@ -181,7 +191,8 @@ class Message(Strict):
 
     @model_validator(mode="after")
     def _says_something(self) -> "Message":
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        own = self.tool_calls or self.reasoning_content or self.reasoning
+        if self.content is None and not (self.role == "assistant" and own):
             raise ValueError(f"a message of the role {self.role} needs content")
         return self
 
@@ -200,6 +211,63 @@ class Tool(Strict):
 
     type: Literal["function"]
     function: FunctionTool
+    cache_control: Any = Field(default=None, description="Has no effect: every prompt is looked up.")
+
+
+class NamedFunction(Strict):
+    """The name of a function."""
+
+    name: Text
+
+
+class NamedTool(Strict):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTool(Strict):
+    """A tool that may be called, as chats name it or as responses do."""
+
+    type: Literal["function"]
+    function: NamedFunction | None = None
+    name: Text | None = None
+
+
+class ToolChoices(Strict):
+    """Some of the tools, and whether one of them has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=128, fail_fast=True)]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tools."""
+        return [tool.name or (tool.function.name if tool.function else "") for tool in self.tools]
+
+
+class ChatAllowedTools(Strict):
+    """Only some of the tools may be called, as chats say it."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolChoices
+
+
+class AllowedTools(ToolChoices):
+    """Only some of the tools may be called, as responses say it."""
+
+    type: Literal["allowed_tools"]
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+ToolChoice: TypeAlias = Literal["auto", "none", "required"] | NamedTool | ChatAllowedTools | AllowedTools
+
+
+class ThinkingMode(Strict):
+    """Whether the model reasons."""
+
+    type: Literal["enabled", "disabled"]
 
 
 class ChatRequest(Sampled):
@@ -212,16 +280,22 @@ class ChatRequest(Sampled):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = Field(default=None, description="Given to templates that take it.")
+    thinking: bool | ThinkingMode | None = Field(
+        default=None, description="Whether the model reasons, where its template can turn that on or off."
+    )
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(
+        default=None, description="The answer continues the last message, which is the assistant's."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="More variables of the chat template."
     )
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(default=None, description="Has no effect.")
-    store: Literal[False] | None = Field(default=None, description="Nothing is stored.")
-    service_tier: Literal["auto", "default"] | None = Field(default=None, description="Has no effect.")
-    safety_identifier: Text | None = Field(default=None, description="Has no effect.")
-    prompt_cache_key: Text | None = Field(default=None, description="Has no effect: every prompt is looked up.")
+    verbosity: Literal["medium"] | None = Field(default=None, description="Only the default is supported.")
+    modalities: list[Literal["text"]] | None = None
+    include_reasoning: Literal[True] | None = Field(default=None, description="Reasoning is in the answer.")
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "ChatRequest":

@@ -46,6 +46,9 @@ class Dialect:
 
     Args:
         tokenizer: of the model.
+
+    Attributes:
+        short_ids: whether the template takes ids of calls of nine characters alone, as Mistral's do.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -54,6 +57,7 @@ class Dialect:
         self.template = given if isinstance(given, str) else given.get("tool_use", given.get("default", ""))
         self._reads = _names_in(self.template)
         self._formats = choose_formats(self.template, self._marks)
+        self.short_ids = "[TOOL_CALLS]" in self.template
 
     def reads(self, name: str) -> bool:
         """Whether the template reads a variable, or a key of messages."""
