@@ -1,41 +1,23 @@
-"""From a request to what the engine takes: token ids, and ``SamplingParams`` within the limits of the server."""
+"""The limits of a request, and the token ids of its prompts."""
 
 import inspect
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 from jinja2 import Environment, TemplateError, meta
 from transformers import PreTrainedTokenizerBase
 
 from selfspec.decoding.text import TextStream
 from selfspec.errors import InvalidParameterError, SelfSpecError
-from selfspec.prompts import PromptEncoder
 from selfspec.serve.api_errors import ApiError, as_api_error
-from selfspec.serve.requests import (
-    ChatRequest,
-    CompletionRequest,
-    FunctionCall,
-    GenerationRequest,
-    Message,
-    ResponseFormat,
-)
+from selfspec.serve.control_tokens import ControlTokens
+from selfspec.serve.requests import ChatRequest, CompletionRequest, FunctionCall, Message
 from selfspec.serve.tools import TAG
-from selfspec.types import SamplingParams
+from selfspec.text_encoder import TextEncoder
 
-FIELDS = {
-    "max_new_tokens": "max_tokens",
-    "json_schema": "response_format.json_schema.schema",
-    "prompt_logprobs": "logprobs",
-}
-"""The request's names of parameters that the library calls otherwise."""
-
-COMPLETION_TOKENS = 16
-"""New tokens of a completion where the request names no number, as in OpenAI's API."""
-
-_AS_THEY_ARE = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens")
 _ROLES = {"developer": "system"}
 """Roles that chat templates do not know, and what they are there."""
 
@@ -44,16 +26,26 @@ _ROLES = {"developer": "system"}
 class RequestLimits:
     """The largest request that is taken; ``None`` is no limit but the model's context.
 
-    ``default_new_tokens`` are those of a chat's answer where the request names no number; ``choices`` are prompts times
-    ``n``; ``body_seconds`` is the time for a client to send a body.
+    ``prompt_chars`` are those of the texts of a prompt, or of a chat with its tools; ``None`` is ``chars_per_token``
+    for each token of the context. ``default_new_tokens`` are those of a chat's answer where the request names no
+    number; ``choices`` are prompts times ``n``; ``logprobs`` are all that a request reports, alternatives included.
+    ``body_seconds`` is the time for a client to send a body, ``read_seconds`` to parse and encode it,
+    ``request_seconds`` until the answer is complete.
     """
 
     body_bytes: int = 4 * 2**20
+    prompt_chars: int | None = None
     prompt_tokens: int | None = None
     new_tokens: int | None = None
     default_new_tokens: int = 1024
     choices: int = 128
-    body_seconds: float = 60.0
+    logprobs: int = 2**17
+    schema_chars: int = 2**16
+    body_seconds: float = 30.0
+    read_seconds: float = 20.0
+    request_seconds: float = 3600.0
+
+    chars_per_token: ClassVar[int] = 16
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -67,20 +59,19 @@ class RequestEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
         self._tokenizer = tokenizer
-        self._encoder = PromptEncoder(tokenizer, vocab_size)
-        self._reserved = set(inspect.signature(tokenizer.apply_chat_template).parameters) - {"kwargs"}
+        self._encoder = TextEncoder(tokenizer, vocab_size)
+        self._control = ControlTokens(tokenizer)
+        self._reserved = {*inspect.signature(tokenizer.apply_chat_template).parameters, "self", "messages"} - {"kwargs"}
 
     def completion(self, request: CompletionRequest) -> list[list[int]]:
         """The token ids of each prompt; refuses empty prompts, and ids out of the vocabulary."""
-        given = request.prompt
-        prompts: Sequence[Any] = [given] if isinstance(given, str) or isinstance(given[0], int) else given
         encoded = []
-        for index, prompt in enumerate(prompts):
-            with _naming("prompt" if prompt is given else f"prompt[{index}]"):
+        for index, prompt in enumerate(request.prompts):
+            with _naming("prompt" if prompt is request.prompt else f"prompt[{index}]"):
                 encoded.append(
                     self._encoder.encode_text(prompt, add_special_tokens=request.add_special_tokens)
                     if isinstance(prompt, str)
-                    else self._encoder.encode(prompt)
+                    else self._encoder.check_ids(list(prompt))
                 )
         return encoded
 
@@ -102,10 +93,20 @@ class RequestEncoder:
         return self.messages(request.messages, **variables)
 
     def messages(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """The token ids of messages, by the chat template with these variables."""
+        """The token ids of messages, by the chat template with these variables.
+
+        Control tokens are what the template writes; in the texts of messages and variables they are text.
+        """
         given = {name: value for name, value in variables.items() if value is not None}
+        encoder, control = self._encoder, self._control
         with _naming("messages"):
-            return self._encoder.encode_chat([as_dict(message) for message in messages], **given)
+            text = encoder.render_chat(control.hide([as_dict(message) for message in messages]), control.hide(given))
+            add = not encoder.starts_with_bos(text)
+            token_ids: list[int] = []
+            for part, is_control in control.split(text):
+                token_ids += encoder.tokens(part, add_special_tokens=add, split_special_tokens=is_control)
+                add = False
+            return encoder.check_ids(token_ids)
 
     def text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text; an empty one has none where there is no BOS token."""
@@ -114,7 +115,7 @@ class RequestEncoder:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included; refuses ids out of the vocabulary."""
         with _naming("tokens"):
-            known = self._encoder.encode(list(token_ids)) if token_ids else []
+            known = self._encoder.check_ids(list(token_ids)) if token_ids else []
         return str(self._tokenizer.decode(known, skip_special_tokens=False))
 
     def texts(self, token_ids: Sequence[int]) -> list[tuple[str, int]]:
@@ -184,109 +185,3 @@ def _variables(template: str | dict[str, str]) -> set[str]:
         return meta.find_undeclared_variables(Environment().parse(template))
     except TemplateError:  # a template with extensions of transformers; its words have to do
         return {"tools"} if "tools" in template else set()
-
-
-def to_params(request: GenerationRequest, prompt_length: int, context: int, limits: RequestLimits) -> SamplingParams:
-    """The parameters of a request for one of its prompts.
-
-    Raises:
-        ApiError: a value is out of range, or prompt and answer do not fit the context or the limits.
-    """
-    values: dict[str, Any] = {name: getattr(request, name) for name in _AS_THEY_ARE}
-    values["max_new_tokens"] = _new_tokens(request, prompt_length, context, limits)
-    values["temperature"] = 1.0 if request.temperature is None else request.temperature
-    values["top_k"] = None if request.top_k is None else max(0, request.top_k)
-    values["stop"] = request.stop_strings or None
-    values["stop_token_ids"] = tuple(request.stop_token_ids or ()) or None
-    values["ignore_eos"] = request.ignore_eos or None
-    values["logit_bias"] = {int(key): bias for key, bias in (request.logit_bias or {}).items()} or None
-    values["json_schema"] = _schema(request.response_format)
-    values["logprobs"] = request.alternatives
-    values["prompt_logprobs"] = request.logprobs if isinstance(request, CompletionRequest) and request.echo else None
-    given = {name: value for name, value in values.items() if value is not None}
-    try:
-        return SamplingParams(**given)
-    except SelfSpecError as error:
-        raise as_api_error(error, FIELDS) from error
-
-
-def choices_of(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """The parameters of each of ``n`` choices: a seed is counted up, so that they differ."""
-    if params.seed is None:
-        return [params] * n
-    return [replace(params, seed=params.seed + index) for index in range(n)]
-
-
-def count_choices(request: GenerationRequest, prompts: int, limits: RequestLimits) -> int:
-    """The number of choices of each prompt, if they are not too many."""
-    n = request.n or 1
-    if n * prompts > limits.choices:
-        raise ApiError(
-            400,
-            f"{prompts} prompts with {n} choices each are more than the {limits.choices} that this server takes in a "
-            "request; send several requests",
-            param="n" if n > 1 else "prompt",
-            code="too_many_choices",
-        )
-    return n
-
-
-def check_completion(request: CompletionRequest) -> None:
-    """Refuses ``best_of``, ``suffix``, and streams that would have to begin with what is known at their ends."""
-    if request.echo and request.stream and request.logprobs is not None:
-        raise ApiError(400, "echo with logprobs is not supported in a stream; leave stream out", param="echo")
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise ApiError(
-            400,
-            "best_of is not supported: it would write texts only to drop them; ask for n choices and compare them",
-            param="best_of",
-            code="unsupported_parameter",
-        )
-    if request.suffix:
-        raise ApiError(400, "suffix is not supported: text is only continued", param="suffix")
-
-
-def _schema(response_format: ResponseFormat | None) -> str | None:
-    """The JSON schema that a text has to follow; ``None`` for any text."""
-    if response_format is None or response_format.type == "text":
-        return None
-    given = response_format.json_schema
-    return json.dumps({"type": "object"} if given is None else given.schema_)
-
-
-def _new_tokens(request: GenerationRequest, prompt_length: int, context: int, limits: RequestLimits) -> int:
-    """The number of new tokens, if prompt and answer fit."""
-    if limits.prompt_tokens is not None and prompt_length > limits.prompt_tokens:
-        raise _too_long(
-            request.prompt_field,
-            f"the prompt has {prompt_length} tokens, and this server takes {limits.prompt_tokens}; shorten it",
-        )
-    asked, field, default = request.max_tokens, "max_tokens", COMPLETION_TOKENS
-    if isinstance(request, ChatRequest):
-        default = limits.default_new_tokens
-        if request.max_completion_tokens is not None:
-            asked, field = request.max_completion_tokens, "max_completion_tokens"
-    room = context - prompt_length
-    if room < (0 if asked == 0 else 1):
-        raise _too_long(
-            request.prompt_field,
-            f"the prompt has {prompt_length} tokens, and the model's context of {context} leaves no room for an "
-            "answer; shorten it",
-        )
-    if asked is None:
-        return min(room, default, limits.new_tokens or room)
-    if asked == 0 and not (isinstance(request, CompletionRequest) and request.echo):
-        raise ApiError(400, f"{field} must be at least 1; 0 is for completions with echo", param=field)
-    if limits.new_tokens is not None and asked > limits.new_tokens:
-        raise ApiError(400, f"{field} is {asked}, and this server writes at most {limits.new_tokens}", param=field)
-    if asked > room:
-        raise _too_long(
-            field,
-            f"a prompt of {prompt_length} tokens and {asked} new tokens do not fit the model's context of {context}; "
-            f"ask for at most {room}",
-        )
-    return asked
-
-
-def _too_long(field: str, message: str) -> ApiError:
-    return ApiError(400, message, param=field, code="context_length_exceeded")

@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
-from selfspec.errors import SelfSpecError
+from selfspec.errors import RequestTimeoutError, SelfSpecError
 from selfspec.serve.answer import Answer
 from selfspec.serve.api_errors import as_api_error
 from selfspec.serve.bodies import Bodies
@@ -27,9 +27,10 @@ from selfspec.types import TextPiece
 
 
 class Reply:
-    """The reply to a request. It is read once, by ``whole`` or by ``stream``; giving up either cancels it.
+    """The reply to a request. It is read once, by ``whole`` or by ``stream``, and closed after that or without it.
 
-    ``prompts`` are the lengths of the prompts in tokens; each has equally many answers, which follow each other.
+    ``prompts`` are the lengths of the prompts in tokens; each has equally many answers, which follow each other. An
+    answer that is not complete after ``seconds`` fails.
     """
 
     def __init__(
@@ -39,17 +40,26 @@ class Reply:
         bodies: Bodies,
         prompts: Sequence[int],
         metrics: Metrics,
+        seconds: float,
     ) -> None:
         self.request = request
         self.outcome: Literal["open", "complete", "cancelled", "failed"] = "open"
         self._answers, self._bodies, self._prompts, self._metrics = answers, bodies, prompts, metrics
         self._began = time.perf_counter()
         self._last = [0.0] * len(answers)
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self._give_up, seconds)
 
     @property
     def has_ended(self) -> bool:
         """Whether all answers have been read to their ends."""
         return all(answer.result is not None for answer in self._answers)
+
+    def close(self) -> None:
+        """Cancels what is still being written."""
+        self._deadline.cancel()
+        for answer in self._answers:
+            if answer.result is None:
+                answer.stream.cancel()
 
     @property
     def usage(self) -> Usage:
@@ -61,17 +71,16 @@ class Reply:
         )
         return usage
 
-    async def whole(self) -> Body:
-        """The whole reply; raises ``SelfSpecError`` if the model failed."""
+    async def whole(self) -> str:
+        """The whole reply, as JSON; raises ``SelfSpecError`` if the model failed."""
         with self._observed():
             async for answer, pieces in side_by_side(self._answers):
                 self._take(answer, pieces)
-        body = self._bodies.whole(self._answers, self.usage)
-        if self.request.speculative.report:
-            body.selfspec = self._answers[0].report()
-        return body
+        if self.request.alternatives is None:
+            return self._whole_body()
+        return await asyncio.to_thread(self._whole_body)  # one object for each alternative of each token
 
-    async def stream(self) -> AsyncIterator[str]:
+    async def stream(self) -> AsyncGenerator[str, None]:
         """The reply as server-sent events. An error on the way is an event, after which there is no ``[DONE]``."""
         options = self.request.stream_options or StreamOptions()
 
@@ -103,6 +112,17 @@ class Reply:
             if not isinstance(error, SelfSpecError):
                 raise
 
+    def _whole_body(self) -> str:
+        body = self._bodies.whole(self._answers, self.usage)
+        if self.request.speculative.report:
+            body.selfspec = self._answers[0].report()
+        return body.to_json()
+
+    def _give_up(self, seconds: float) -> None:
+        late = RequestTimeoutError(f"the answer was not complete after {seconds:g} seconds; ask for less")
+        for answer in self._answers:
+            answer.stream.cancel(late)
+
     def _usage_so_far(self) -> Usage:
         prompt, new = sum(self._prompts), sum(len(answer.pieces) for answer in self._answers)
         return Usage(prompt_tokens=prompt, completion_tokens=new, total_tokens=prompt + new)
@@ -123,7 +143,7 @@ class Reply:
 
     @contextmanager
     def _observed(self) -> Iterator[None]:
-        """Cancels what is still being written at the end, and counts how it ended."""
+        """Closes the reply at the end, and counts how it ended."""
         try:
             yield
             self.outcome = "complete"
@@ -136,9 +156,7 @@ class Reply:
             self._metrics.cancelled.inc()
             raise
         finally:
-            for answer in self._answers:
-                if answer.result is None:
-                    answer.stream.cancel()
+            self.close()
 
 
 async def side_by_side(answers: Sequence[Answer]) -> AsyncIterator[tuple[Answer, list[TextPiece]]]:
@@ -187,3 +205,26 @@ async def _next_pieces(answer: Answer) -> list[TextPiece]:
 def _event(body: Body) -> str:
     """A server-sent event."""
     return f"data: {body.to_json()}\n\n"
+
+
+async def with_pings(events: AsyncGenerator[str, None], seconds: float) -> AsyncGenerator[str, None]:
+    """The events, and a comment where there is none for some seconds, since silent connections are dropped."""
+    following: asyncio.Future[str] | None = None
+    try:
+        while True:
+            following = following or asyncio.ensure_future(anext(events))
+            done, _ = await asyncio.wait({following}, timeout=seconds)
+            if not done:
+                yield ": ping\n\n"
+                continue
+            try:
+                event = following.result()
+            except StopAsyncIteration:
+                return
+            following = None
+            yield event
+    finally:
+        if following is not None and not following.done():
+            following.cancel()
+            await asyncio.wait({following})
+        await events.aclose()

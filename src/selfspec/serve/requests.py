@@ -1,17 +1,22 @@
 """Requests: the fields of OpenAI's API, and those that vLLM adds. Unknown fields and wrong types are refused."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import Self
 
 MOST_STOPS = 16
 MOST_LOGPROBS = 20
 MOST_BIASES = 1024
 MOST_PROMPTS = 1024
+MOST_IDS = 2**20
+MOST_PARTS = 256
+"""Parts of a message: texts, calls, annotations."""
 
 Text = Annotated[str, Field(strict=True)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-TokenIds = list[TokenId]
+TokenIds = Annotated[list[TokenId], Field(max_length=MOST_IDS, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -92,8 +97,8 @@ class Sampled(Strict):
         description="The same seed gives the same text, whatever else the server does and whatever drafts.",
     )
     n: Annotated[int, Field(ge=1)] | None = Field(default=None, description="Number of choices.")
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_BIASES)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_BIASES, fail_fast=True)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -103,6 +108,9 @@ class Sampled(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculative: Speculative = Field(default_factory=Speculative)
+    cache_salt: Annotated[str, Field(max_length=256)] | None = Field(
+        default=None, description="Only requests with the same salt, and key, share what is known of their prompts."
+    )
     user: Text | None = Field(default=None, description="Has no effect.")
 
     @model_validator(mode="after")
@@ -110,6 +118,10 @@ class Sampled(Strict):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is allowed only with stream=true")
         return self
+
+    def without_texts(self) -> Self:
+        """A copy without what only its encoding needs, which can be large."""
+        return self.model_copy(update={"user": None, "response_format": None})
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -124,15 +136,27 @@ class CompletionRequest(Sampled):
 
     prompt: (
         Text
-        | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
         | Annotated[TokenIds, Field(min_length=1)]
-        | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[
+            list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)
+        ]
     )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = Field(default=None, description="Not supported above `n`.")
     suffix: Text | None = Field(default=None, description="Not supported.")
     add_special_tokens: bool = Field(default=True, description="Let the tokenizer add its special tokens to text.")
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """The prompts, each as text or token ids."""
+        given = self.prompt
+        return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+
+    def without_texts(self) -> Self:
+        """See ``Sampled``."""
+        return super().without_texts().model_copy(update={"prompt": ""})
 
     @property
     def alternatives(self) -> int | None:
@@ -170,12 +194,12 @@ class Message(Strict):
     """A message of a chat. The last fields are those of answers, which clients send back; they have no effect."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    content: Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)] | None = None
     name: Text | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_PARTS, fail_fast=True)] | None = None
     tool_call_id: Text | None = None
     refusal: Text | None = None
-    annotations: list[dict[str, Any]] | None = None
+    annotations: Annotated[list[dict[str, Any]], Field(max_length=MOST_PARTS, fail_fast=True)] | None = None
     audio: None = None
     function_call: None = None
 
@@ -207,11 +231,11 @@ class ChatRequest(Sampled):
 
     prompt_field: ClassVar[str] = "messages"
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
@@ -239,6 +263,12 @@ class ChatRequest(Sampled):
         """The tools that the model may call."""
         return None if self.tool_choice == "none" else self.tools
 
+    def without_texts(self) -> Self:
+        """See ``Sampled``; of tools their names are left."""
+        tools = [Tool(type="function", function=FunctionTool(name=tool.function.name)) for tool in self.tools or ()]
+        dropped = dict.fromkeys(("chat_template_kwargs", "metadata", "safety_identifier", "prompt_cache_key"))
+        return super().without_texts().model_copy(update={**dropped, "messages": [], "tools": tools or None})
+
 
 GenerationRequest: TypeAlias = ChatRequest | CompletionRequest
 """A request for text."""
@@ -249,7 +279,7 @@ class TokenizeRequest(Strict):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
