@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, overload
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.decoding.output import Output
-from selfspec.decoding.text import TextStream
 from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache
 from selfspec.decoding.prompt import chunks_of
 from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
+from selfspec.decoding.text import TextStream
 from selfspec.errors import InvalidParameterError, SelfSpecError
 from selfspec.limits import check_context
 from selfspec.loading import load_model

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 

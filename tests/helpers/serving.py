@@ -2,21 +2,26 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from selfspec.async_engine import EngineStats
+from selfspec.errors import SelfSpecError
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.serve.app import create_app
 from selfspec.serve.inputs import RequestLimits
+from selfspec.serve.reader import RequestReader, read
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.service import Service
 from selfspec.types import Generation, PhaseSeconds, Round, SamplingParams, TextPiece, TokenLogprobs, TokenOrigin
 
 NAME = "tiny-test"
+Result = TypeVar("Result")
 
 
 class ScriptedStream:
@@ -75,7 +80,7 @@ class ScriptedStream:
             prompt_logprobs=prompt,
         )
 
-    def cancel(self) -> None:
+    def cancel(self, error: SelfSpecError | None = None) -> None:
         self.cancelled = True
 
 
@@ -107,6 +112,7 @@ class ScriptedEngine(ServedEngine):
         self.pauses_at: int | None = None
         self.resumed = asyncio.Event()
         self.streams: list[ScriptedStream] = []
+        self.salts: list[str] = []
         self.asked: list[tuple[list[int], SamplingParams, str | None]] = []
         self.tokenizer = make_tokenizer(chat_template=chat_template)
         self.vocab_size, self.context = 128, 1024
@@ -116,14 +122,23 @@ class ScriptedEngine(ServedEngine):
     async def start(self) -> None:
         pass
 
-    async def submit(  # type: ignore[override]
-        self, token_ids: Sequence[int], params: SamplingParams, *, method: str | None, request_id: str
-    ) -> ScriptedStream:
+    def check_room(self) -> None:
         if self.refuses is not None:
             raise self.refuses
-        self.asked.append((list(token_ids), params, method))
-        self.streams.append(ScriptedStream(self, token_ids, params, method or "auto"))
-        return self.streams[-1]
+
+    async def submit(  # type: ignore[override]
+        self,
+        asked: Sequence[tuple[Sequence[int], SamplingParams]],
+        *,
+        method: str | None,
+        request_id: str,
+        cache_salt: str = "",
+    ) -> list[ScriptedStream]:
+        self.asked += [(list(token_ids), params, method) for token_ids, params in asked]
+        self.salts.append(cache_salt)
+        streams = [ScriptedStream(self, token_ids, params, method or "auto") for token_ids, params in asked]
+        self.streams += streams
+        return streams
 
     def stats(self) -> EngineStats:
         return EngineStats(cache_limit=100, cache_bytes=25)
@@ -132,10 +147,39 @@ class ScriptedEngine(ServedEngine):
         pass
 
 
+class InlineReaders:
+    """Reads bodies where the test runs, without processes."""
+
+    reader: RequestReader
+
+    async def start(self, reader: RequestReader) -> None:
+        self.reader = reader
+
+    async def run(self, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
+        return read(self.reader, do, body)
+
+    async def close(self) -> None:
+        pass
+
+
 def make_client(engine: ServedEngine, limits: RequestLimits | None = None, **options: Any) -> TestClient:
     """A client of an application in this process. Exceptions of the server are answers with status 500."""
-    app = create_app(Service(engine, [NAME], limits), **options)
-    return TestClient(app, raise_server_exceptions=False)
+    service = Service(engine, [NAME], limits, InlineReaders())
+    return StartedClient(create_app(service, **options), service)
+
+
+class StartedClient(TestClient):
+    """A client of a server that has loaded its model."""
+
+    def __init__(self, app: FastAPI, service: Service) -> None:
+        super().__init__(app, raise_server_exceptions=False)
+        self.service = service
+
+    def __enter__(self) -> "StartedClient":
+        super().__enter__()
+        while not self.service.ready and self.service.failure is None:
+            time.sleep(0.01)
+        return self
 
 
 def events(text: str) -> list[Any]:

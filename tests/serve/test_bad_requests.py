@@ -229,27 +229,10 @@ def test_what_the_engine_refuses(failure: Exception, status: int, code: str | No
     assert ("Retry-After" in answer.headers) == (status in (429, 503))
 
 
-def test_of_several_answers_all_are_begun_or_none() -> None:
-    scripted = ScriptedEngine()
-    submit, count = scripted.submit, 0
-
-    async def refuse_third(*arguments: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == 3:
-            raise QueueFullError("too many")
-        return await submit(*arguments, **options)
-
-    scripted.submit = refuse_third  # type: ignore[method-assign]
-    with make_client(scripted) as client:
-        refused(client.post("/v1/completions", json={"prompt": "x", "n": 3}), 429)
-    assert [stream.cancelled for stream in scripted.streams] == [True, True]
-
-
 def test_a_body_with_very_many_problems_is_answered_soon() -> None:
     """Comparing all of them with each other would take hours, in which the server answers no request."""
     errors = [
-        {"type": "model_type", "loc": ("body", "messages", index), "msg": "Input should be an object"}
+        {"type": "model_type", "loc": ("messages", index), "msg": "Input should be an object"}
         for index in range(100_000)
     ]
     refusal = as_invalid(errors, {"messages": [1] * len(errors)})

@@ -32,9 +32,9 @@ class TextStream:
     incomplete character at its end. A stop string is found at the token that completes it, wherever in that token it
     ends. This is the meaning of ``stop_strings`` in ``generate``, except that skipped special tokens are not text here.
 
-    Each token costs one decode of the few tokens since the last certain text and some before it. In a run of undecodable
-    bytes this window is cut. A run of byte-fallback tokens is decoded once, at its end: until then its bytes are only
-    searched for stop strings, one by one.
+    Each token costs one decode of the few tokens since the last certain text and some before it. In a run of
+    undecodable bytes this window is cut. A run of byte-fallback tokens is decoded once, at its end: until then its
+    bytes are only searched for stop strings, one by one.
 
     ``stopped`` is the stop string that the output contains, the one that ends first; ``None`` until then.
     """

@@ -4,6 +4,7 @@ import contextlib
 import ipaddress
 import socket
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,17 @@ class Address:
         with contextlib.suppress(ValueError):
             return ipaddress.ip_address(self.host).is_loopback
         return False
+
+    def allowed_hosts(self, given: Sequence[str] | None, *, needs_key: bool) -> list[str] | None:
+        """The names by which clients may call the server; ``None`` for any.
+
+        A server of this machine alone, without a key, is called by names of this machine: others are those of pages
+        whose names were made to lead here.
+        """
+        if given is None and (needs_key or not self.is_local):
+            return None
+        names = [*(given or ()), "localhost", "127.0.0.1", "::1", self.host]
+        return None if "*" in names else names
 
     def check_tls(self) -> None:
         """Raises ``ServeError`` if a file is missing, or certificate and key do not belong together."""

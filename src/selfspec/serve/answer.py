@@ -93,7 +93,7 @@ class Answer:
         """Adds a part to the last block, or as a new one."""
         block = self.blocks[-1] if self.blocks else None
         if part.kind == "arguments":
-            assert block is not None and block.kind == "call", "arguments follow the name of a call"
+            assert block is not None, "arguments follow the name of a call"
         elif part.kind == "call" or block is None or block.kind != part.kind:
             block = Block(part.kind, name=part.text if part.kind == "call" else "")
             self.blocks.append(block)

@@ -2,8 +2,8 @@
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
@@ -33,8 +33,47 @@ from selfspec.serve.responses import (
 )
 from selfspec.types import TextPiece, TokenLogprobs
 
+
+class Sendable(Protocol):
+    """A body, or what an event of a stream holds."""
+
+    def to_json(self) -> str:
+        """The JSON of it."""
+
+
 _Scored: TypeAlias = tuple[str, int, TokenLogprobs | None]
 """A token's text, id and log-probability."""
+
+
+class Bodies(Protocol):
+    """The bodies of one request, and the events of its stream, in the order in which they are sent."""
+
+    done: str
+    """What a stream ends with."""
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> Sendable:
+        """The body that is not a stream."""
+
+    def start(self, usage: Usage) -> Iterable[Sendable]:
+        """What a stream begins with."""
+
+    def first(self, answer: Answer) -> Iterable[Sendable]:
+        """What an answer begins with."""
+
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterable[Sendable]:
+        """What some pieces add to an answer."""
+
+    def last(self, answer: Answer) -> Iterable[Sendable]:
+        """What an answer ends with."""
+
+    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterable[Sendable]:
+        """What comes after all answers."""
+
+    def failed(self, error: ApiError) -> Sendable:
+        """An error on the way, after which nothing comes."""
+
+    def event(self, body: Any) -> str:
+        """A server-sent event."""
 
 
 class _RequestBodies:
@@ -51,6 +90,7 @@ class _RequestBodies:
             "model": model,
             "system_fingerprint": f"selfspec-{__version__}",
         }
+        self._includes_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
         self._alternatives, self._as_ids = request.alternatives, request.return_tokens_as_token_ids
         self._tokenizer = tokenizer
         self._names: dict[int, str] = {}
@@ -62,7 +102,6 @@ class _RequestBodies:
         if token_id not in self._names:
             self._names[token_id] = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
         return self._names[token_id]
-
 
     def start(self, _: Usage) -> Iterator[Body]:
         """What a stream begins with: nothing."""
@@ -101,9 +140,10 @@ class ChatBodies(_RequestBodies):
         """The chunk that says why an answer ended."""
         yield self._chunk(answer, Delta(), finish_reason=answer.finish_reason)
 
-    def usage(self, usage: Usage) -> ChatChunk:
-        """The chunk after all answers, with the numbers of tokens."""
-        return ChatChunk(**self._head, object="chat.completion.chunk", choices=[], usage=usage)
+    def end(self, _: Sequence[Answer], usage: Usage) -> Iterator[ChatChunk]:
+        """The chunk after all answers, with the numbers of tokens, if they were asked for."""
+        if self._includes_usage:
+            yield ChatChunk(**self._head, object="chat.completion.chunk", choices=[], usage=usage)
 
     def _choice(self, answer: Answer) -> ChatChoice:
         message = AnswerMessage(role="assistant", content=answer.text or (None if answer.calls else ""), refusal=None)
@@ -186,9 +226,10 @@ class CompletionBodies(_RequestBodies):
         """The chunk that says why an answer ended."""
         yield self._chunk(answer, "", finish_reason=answer.finish_reason)
 
-    def usage(self, usage: Usage) -> Completion:
-        """The chunk after all answers, with the numbers of tokens."""
-        return Completion(**self._head, object="text_completion", choices=[], usage=usage)
+    def end(self, _: Sequence[Answer], usage: Usage) -> Iterator[Completion]:
+        """The chunk after all answers, with the numbers of tokens, if they were asked for."""
+        if self._includes_usage:
+            yield Completion(**self._head, object="text_completion", choices=[], usage=usage)
 
     def _chunk(
         self,

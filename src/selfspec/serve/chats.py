@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from selfspec.serve.api_errors import ApiError
@@ -60,7 +60,7 @@ def asked_of(request: ChatRequest, dialect: Dialect) -> Asked:
     )
 
 
-def variables_of(request: ChatRequest, dialect: Dialect, reserved: Sequence[str]) -> dict[str, Any]:
+def variables_of(request: ChatRequest, dialect: Dialect, reserved: Collection[str]) -> dict[str, Any]:
     """The variables of the template; refuses those that are not for clients."""
     given = request.chat_template_kwargs or {}
     for name in given:

@@ -1,8 +1,10 @@
 """Requests: the fields of OpenAI's API, and those that vLLM adds. Unknown fields and wrong types are refused."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import Self
 
 from selfspec.serve.forms import Formed, Ignored
 
@@ -10,10 +12,13 @@ MOST_STOPS = 16
 MOST_LOGPROBS = 20
 MOST_BIASES = 1024
 MOST_PROMPTS = 1024
+MOST_IDS = 2**20
+MOST_PARTS = 256
+"""Parts of a message: texts, calls, annotations."""
 
 Text = Annotated[str, Field(strict=True)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-TokenIds = list[TokenId]
+TokenIds = Annotated[list[TokenId], Field(max_length=MOST_IDS, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -94,8 +99,8 @@ class Sampled(Formed, Ignored, Strict):
         description="The same seed gives the same text, whatever else the server does and whatever drafts.",
     )
     n: Annotated[int, Field(ge=1)] | None = Field(default=None, description="Number of choices.")
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_BIASES)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_BIASES, fail_fast=True)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -105,12 +110,20 @@ class Sampled(Formed, Ignored, Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculative: Speculative = Field(default_factory=Speculative)
+    cache_salt: Annotated[str, Field(max_length=256)] | None = Field(
+        default=None, description="Only requests with the same salt, and key, share what is known of their prompts."
+    )
 
     @model_validator(mode="after")
     def _streams_with_options(self) -> "Sampled":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is allowed only with stream=true")
         return self
+
+    def without_texts(self) -> Self:
+        """A copy without what only its encoding needs, which can be large."""
+        dropped = dict.fromkeys((*Formed.model_fields, *Ignored.model_fields, "response_format"))
+        return self.model_copy(update=dropped)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -125,9 +138,11 @@ class CompletionRequest(Sampled):
 
     prompt: (
         Text
-        | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
         | Annotated[TokenIds, Field(min_length=1)]
-        | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[
+            list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)
+        ]
     )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
@@ -136,13 +151,19 @@ class CompletionRequest(Sampled):
     add_special_tokens: bool = Field(default=True, description="Let the tokenizer add its special tokens to text.")
 
     @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """The prompts, each as text or token ids."""
+        given = self.prompt
+        return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+
+    def without_texts(self) -> Self:
+        """See ``Sampled``."""
+        return super().without_texts().model_copy(update={"prompt": "", "suffix": None})
+
+    @property
     def alternatives(self) -> int | None:
         """The number of alternatives to report with each token; ``None`` for no log-probabilities."""
         return self.logprobs
-
-    @property
-    def offered_tools(self) -> None:
-        """Tools are a matter of chats."""
 
 
 class TextPart(Strict):
@@ -176,16 +197,16 @@ class Message(Strict):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    content: Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)] | None = None
     name: Text | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_PARTS, fail_fast=True)] | None = None
     tool_call_id: Text | None = None
     reasoning_content: Text | None = Field(default=None, description="Given to templates that take it.")
     reasoning: Text | None = Field(default=None, description="Another name of `reasoning_content`.")
     prefix: bool | None = None
     cache_control: Any = Field(default=None, description="Has no effect: every prompt is looked up.")
     refusal: Text | None = None
-    annotations: list[dict[str, Any]] | None = None
+    annotations: Annotated[list[dict[str, Any]], Field(max_length=MOST_PARTS, fail_fast=True)] | None = None
     audio: None = None
     function_call: None = None
 
@@ -275,11 +296,11 @@ class ChatRequest(Sampled):
 
     prompt_field: ClassVar[str] = "messages"
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=128, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = Field(default=None, description="Given to templates that take it.")
@@ -313,6 +334,11 @@ class ChatRequest(Sampled):
         """The tools that the model may call."""
         return None if self.tool_choice == "none" else self.tools
 
+    def without_texts(self) -> Self:
+        """See ``Sampled``."""
+        dropped = dict.fromkeys(("chat_template_kwargs", "tools", "tool_choice"))
+        return super().without_texts().model_copy(update={**dropped, "messages": []})
+
 
 GenerationRequest: TypeAlias = ChatRequest | CompletionRequest
 """A request for text."""
@@ -323,7 +349,7 @@ class TokenizeRequest(Strict):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False

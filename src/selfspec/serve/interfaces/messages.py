@@ -218,9 +218,7 @@ def _messages(turn: Turn) -> Iterator[Message]:
         if isinstance(block, ToolUseBlock)
     ]
     if text or calls or reasoning or not any(isinstance(block, ToolResultBlock) for block in blocks):
-        yield Message(
-            role=turn.role, content=text, tool_calls=calls or None, reasoning_content=reasoning or None
-        )
+        yield Message(role=turn.role, content=text, tool_calls=calls or None, reasoning_content=reasoning or None)
 
 
 def _joined(content: str | list[TextBlock] | None) -> str:

@@ -49,7 +49,7 @@ class ResponseBodies(JsonBodies):
             if growth.text and block.kind == "call":
                 yield self._item_event("response.function_call_arguments.delta", growth.index, delta=growth.text)
             elif growth.text:
-                more = {"logprobs": []} if block.kind == "text" else {}
+                more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
                 yield self._part_event(f"response.{_kind(block)}.delta", growth.index, delta=growth.text, **more)
 
     def last(self, answer: Answer) -> Iterator[Event]:
@@ -76,7 +76,7 @@ class ResponseBodies(JsonBodies):
             done = {"arguments": block.text, "name": block.name}
             yield self._item_event("response.function_call_arguments.done", index, **done)
         else:
-            more = {"logprobs": []} if block.kind == "text" else {}
+            more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
             yield self._part_event(f"response.{_kind(block)}.done", index, text=block.text, **more)
             yield self._part_event("response.content_part.done", index, part=_part(block.kind, block.text))
         item = self._item(index, block, _status(answer, index))
@@ -109,9 +109,11 @@ class ResponseBodies(JsonBodies):
         """The response so far: without an answer, one in progress."""
         complete = answer is not None and answer.finish_reason != "length"
         status = "in_progress" if answer is None else "completed" if complete else "incomplete"
-        items = [] if answer is None else [
-            self._item(index, block, _status(answer, index)) for index, block in enumerate(answer.blocks)
-        ]
+        items = (
+            []
+            if answer is None
+            else [self._item(index, block, _status(answer, index)) for index, block in enumerate(answer.blocks)]
+        )
         return {
             **self._head,
             "model": self._model,

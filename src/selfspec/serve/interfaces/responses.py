@@ -99,7 +99,7 @@ class ReasoningItem(_Item):
     """Reasoning of an earlier answer."""
 
     type: Literal["reasoning"]
-    summary: Annotated[list[ReasoningText], Field(max_length=MOST_ITEMS, fail_fast=True)] = []
+    summary: Annotated[list[ReasoningText], Field(max_length=MOST_ITEMS, fail_fast=True)] = Field(default_factory=list)
     content: Annotated[list[ReasoningText], Field(max_length=MOST_ITEMS, fail_fast=True)] | None = None
     encrypted_content: Any = None
 
@@ -203,7 +203,7 @@ class ResponsesRequest(Ignored, Strict):
         fields: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.tools:
             fields["tools"] = [_tool(tool) for tool in self.tools]
-        choice = self.tool_choice
+        choice: Any = self.tool_choice
         if isinstance(choice, FlatNamedTool):
             choice = NamedTool(type="function", function=NamedFunction(name=choice.name))
         if self.text is not None and self.text.format is not None:
