@@ -6,6 +6,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from helpers.checkpoints import make_tokenizer
+from helpers.models import VOCABULARY
 
 MESSAGES = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}"
@@ -60,12 +61,12 @@ MODELS = {
 }
 
 
-def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of a format, with its template."""
+def tokenizer_of(name: str, entries: int = VOCABULARY) -> PreTrainedTokenizerFast:
+    """The tokenizer of a format, with its template; its own tokens come after the entries."""
     model = MODELS[name]
     end = THINK if "<think>" in model.words else ""
     template = "{% if tools %}Tools: {{ tools | tojson }} {% endif %}{# " + model.words + " #}" + MESSAGES + end
-    made = make_tokenizer(chat_template=template)
+    made = make_tokenizer(entries, chat_template=template)
     made.add_tokens([AddedToken(token, special=False, normalized=False) for token in model.tokens])
     made.add_tokens([AddedToken(token, special=True, normalized=False) for token in model.special], special_tokens=True)
     return made

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from transformers import PreTrainedTokenizerBase
 
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from selfspec.async_engine import EngineStats
@@ -30,7 +31,7 @@ class ScriptedStream:
     def __init__(self, engine: "ScriptedEngine", prompt: Sequence[int], params: SamplingParams, method: str) -> None:
         tokenizer = engine.tokenizer
         self._ids = tokenizer.encode(engine.text, add_special_tokens=False)[: params.max_new_tokens]
-        self._texts = [str(tokenizer.decode([token_id])) for token_id in self._ids]
+        self._texts = [str(tokenizer.decode([token_id], skip_special_tokens=True)) for token_id in self._ids]
         self._engine, self._prompt, self._params, self._method = engine, prompt, params, method
         self._place = 0
         self.cancelled = False
@@ -104,7 +105,13 @@ class ScriptedEngine(ServedEngine):
     ready = True
     running = 1
 
-    def __init__(self, text: str = "Hello there.", *, chat_template: str | None = CHAT_TEMPLATE) -> None:
+    def __init__(
+        self,
+        text: str = "Hello there.",
+        *,
+        chat_template: str | None = CHAT_TEMPLATE,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
         self.text = text
         self.fails_at: int | None = None
         self.error: Exception = RuntimeError("broken")
@@ -114,8 +121,8 @@ class ScriptedEngine(ServedEngine):
         self.streams: list[ScriptedStream] = []
         self.salts: list[str] = []
         self.asked: list[tuple[list[int], SamplingParams, str | None]] = []
-        self.tokenizer = make_tokenizer(chat_template=chat_template)
-        self.vocab_size, self.context = 128, 1024
+        self.tokenizer = tokenizer or make_tokenizer(chat_template=chat_template)
+        self.vocab_size, self.context = max(128, len(self.tokenizer)), 1024
         self.method, self.methods = "auto", ("auto", "autoregressive", "suffix")
         self.plain = ScriptedCosts()
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from selfspec.serve.api_errors import ApiError
@@ -16,19 +16,12 @@ _ROLES = {"developer": "system"}
 _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 """Efforts that templates do not know, and the nearest one that they do."""
 
+_NONE = {"type": "object", "properties": {}, "additionalProperties": False}
+"""The arguments of a tool that names none."""
+
 _NO_THINKING = ("none", "minimal")
 _ID = 9
 """Characters of the ids of calls, where a template takes no others (Mistral)."""
-
-
-class Arguments(dict[str, Any]):
-    """The arguments of a call, for templates that write them as JSON themselves and for those that add texts."""
-
-    def __str__(self) -> str:
-        return json.dumps(self, ensure_ascii=False)
-
-    def __radd__(self, before: str) -> str:
-        return before + str(self)
 
 
 def asked_of(request: ChatRequest, dialect: Dialect) -> Asked:
@@ -41,7 +34,7 @@ def asked_of(request: ChatRequest, dialect: Dialect) -> Asked:
         return Asked({}, form=None if form is None else form[0])
     if not dialect.reads("tools"):
         raise _refused("the chat template of this model knows no tools; leave tools out", "tools")
-    schemas = {tool.function.name: tool.function.parameters or {"type": "object"} for tool in tools}
+    schemas = {tool.function.name: tool.function.parameters or _NONE for tool in tools}
     names, must_call = list(schemas), choice == "required"
     if isinstance(choice, NamedTool):
         names, must_call = [choice.function.name], True
@@ -120,23 +113,13 @@ def as_dict(message: Message, dialect: Dialect) -> dict[str, Any]:
             {
                 "id": _id(call.id, dialect),
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments, dialect)},
             }
             for call in message.tool_calls
         ]
     if message.tool_call_id is not None:
         given["tool_call_id"] = _id(message.tool_call_id, dialect)
     return given
-
-
-def with_arguments(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """The messages with arguments as every template can write them."""
-    for message in messages:
-        for call in message.get("tool_calls", ()):
-            function = call["function"]
-            if isinstance(function["arguments"], Mapping):
-                function["arguments"] = Arguments(function["arguments"])
-    return messages
 
 
 def _thinks(request: ChatRequest) -> bool | None:
@@ -153,8 +136,10 @@ def _text(message: Message) -> str:
     return "\n".join(part.text for part in content) if isinstance(content, list) else content or ""
 
 
-def _arguments(text: str) -> Any:
-    """Arguments as templates take them: they write JSON of an object themselves."""
+def _arguments(text: str, dialect: Dialect) -> Any:
+    """Arguments as the template takes them."""
+    if dialect.arguments_as_text:
+        return text
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -12,7 +12,7 @@ from selfspec.constraint import Constraint
 from selfspec.decoding.text import TextStream
 from selfspec.errors import InvalidParameterError, SelfSpecError
 from selfspec.serve.api_errors import ApiError, as_api_error
-from selfspec.serve.chats import as_dict, asked_of, prefilled, variables_of, with_arguments
+from selfspec.serve.chats import as_dict, asked_of, prefilled, variables_of
 from selfspec.serve.control_tokens import ControlTokens
 from selfspec.serve.fill import FillTokens
 from selfspec.serve.formats.dialect import Asked, Dialect
@@ -104,7 +104,7 @@ class RequestEncoder:
         encoder, control = self._encoder, self._control
         with _naming("messages"):
             hidden = control.hide([as_dict(message, self._dialect) for message in messages])
-            text = encoder.render_chat(with_arguments(hidden), control.hide(given))
+            text = encoder.render_chat(hidden, control.hide(given))
             add = not encoder.starts_with_bos(text)
             token_ids: list[int] = []
             for part, is_control in control.split(text):

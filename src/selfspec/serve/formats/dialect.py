@@ -15,6 +15,8 @@ from selfspec.serve.formats.lark import Rules
 from selfspec.serve.formats.marks import Marks
 from selfspec.serve.formats.scanner import NotACall, Part, Scanner, Steps
 
+_KEY = "argument"
+
 Tools = Mapping[str, Mapping[str, Any]]
 """The JSON schemas of the arguments of tools, by name."""
 
@@ -49,6 +51,7 @@ class Dialect:
 
     Attributes:
         short_ids: whether the template takes ids of calls of nine characters alone, as Mistral's do.
+        arguments_as_text: whether it adds the arguments of calls to texts, and does not write an object as JSON itself.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -58,6 +61,7 @@ class Dialect:
         self._reads = _names_in(self.template)
         self._formats = choose_formats(self.template, self._marks)
         self.short_ids = "[TOOL_CALLS]" in self.template
+        self.arguments_as_text = not _writes(tokenizer, {_KEY: 1}) and _writes(tokenizer, json.dumps({_KEY: 1}))
 
     def reads(self, name: str) -> bool:
         """Whether the template reads a variable, or a key of messages."""
@@ -198,6 +202,17 @@ def _with_form(grammar: str, form: Constraint | None) -> str:
     if form is None or form.kind != "grammar":
         return grammar
     return json.dumps({"grammars": [{"lark_grammar": grammar}, {"name": "form", "lark_grammar": as_lark(form.text)}]})
+
+
+def _writes(tokenizer: PreTrainedTokenizerBase, arguments: object) -> bool:
+    """Whether the chat template can write the arguments of a call, given in this form, and not in Python's notation."""
+    call = {"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    chat: list[Any] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    try:
+        text = str(tokenizer.apply_chat_template(chat, tokenize=False))
+    except Exception:  # templates raise whatever they like
+        return False
+    return f"'{_KEY}'" not in text
 
 
 def _names_in(template: str) -> set[str]:
