@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from transformers import PreTrainedTokenizerBase
@@ -211,3 +214,19 @@ def contents(chunks: Sequence[Any]) -> Iterator[str]:
         for choice in chunk["choices"]:
             if choice["delta"].get("content"):
                 yield choice["delta"]["content"]
+
+
+@contextmanager
+def listening(engine: ServedEngine, **options: Any) -> Iterator[str]:
+    """The URL of a server in a thread of this process, for clients that need a socket."""
+    app = create_app(Service(engine, [NAME], readers=InlineReaders()), **options)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until = time.monotonic() + 20
+    while not (server.started and app.state.service.ready):
+        assert time.monotonic() < until, "the server did not start"
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()

@@ -13,6 +13,7 @@ MOST_LOGPROBS = 20
 MOST_BIASES = 1024
 MOST_PROMPTS = 1024
 MOST_IDS = 2**20
+TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
 MOST_PARTS = 256
 """Parts of a message: texts, calls, annotations."""
 
@@ -221,7 +222,7 @@ class Message(Strict):
 class FunctionTool(Strict):
     """A function that the model may call."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: Annotated[str, Field(pattern=TOOL_NAME)]
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from selfspec.serve.requests import (
     MOST_STOPS,
+    TOOL_NAME,
     ChatRequest,
     FunctionCall,
     FunctionTool,
@@ -88,7 +89,7 @@ class ClientTool(Strict):
     """A tool that the client runs. Tools that a server would run are not supported."""
 
     type: Literal["custom"] | None = None
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    name: Annotated[str, Field(pattern=TOOL_NAME)]
     description: Text | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None

@@ -82,14 +82,14 @@ class ResponseBodies(JsonBodies):
         item = self._item(index, block, _status(answer, index))
         yield self._event("response.output_item.done", output_index=index, item=item)
 
-    def _event(self, name: str, **fields: Any) -> Event:
+    def _event(self, name: str, /, **fields: Any) -> Event:
         number, self._number = self._number, self._number + 1
         return Event(name, {"type": name, "sequence_number": number, **fields})
 
-    def _item_event(self, name: str, index: int, **fields: Any) -> Event:
+    def _item_event(self, name: str, index: int, /, **fields: Any) -> Event:
         return self._event(name, item_id=self._ids[index], output_index=index, **fields)
 
-    def _part_event(self, name: str, index: int, **fields: Any) -> Event:
+    def _part_event(self, name: str, index: int, /, **fields: Any) -> Event:
         return self._item_event(name, index, content_index=0, **fields)
 
     def _item(self, index: int, block: Block, status: str) -> dict[str, Any]:

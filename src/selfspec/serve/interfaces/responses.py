@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, Tag
 from selfspec.serve.forms import Ignored
 from selfspec.serve.requests import (
     MOST_LOGPROBS,
+    TOOL_NAME,
     AllowedTools,
     ChatRequest,
     Effort,
@@ -118,10 +119,14 @@ Item = Annotated[
 ]
 
 
-class FlatTool(FunctionTool):
+class FlatTool(Strict):
     """A tool that the client runs. Tools that a server would run are not supported."""
 
     type: Literal["function"]
+    name: Annotated[str, Field(pattern=TOOL_NAME)]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
     defer_loading: Literal[False] | None = None
 
 
