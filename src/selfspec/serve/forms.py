@@ -2,24 +2,44 @@
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, model_validator
 
 from selfspec.constraint import Constraint
 from selfspec.serve.api_errors import ApiError
-
-if TYPE_CHECKING:
-    from selfspec.serve.requests import GenerationRequest
+from selfspec.serve.strict import Strict
 
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024, fail_fast=True)]
 Pattern = Annotated[str, Field(min_length=1)]
 
 
-class StructuredOutputs(BaseModel):
-    """One of several forms, as vLLM spells them."""
+class JsonSchema(Strict):
+    """A schema with the name that OpenAI's API requires."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What the text has to be: any text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> "ResponseFormat":
+        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.schema_ is None):
+            raise ValueError("json_schema.schema is needed for the type json_schema")
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise ValueError(f"json_schema has no meaning for the type {self.type}")
+        return self
+
+
+class StructuredOutputs(Strict):
+    """One of several forms, as vLLM spells them."""
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: Pattern | None = None
@@ -28,9 +48,10 @@ class StructuredOutputs(BaseModel):
     json_object: bool | None = None
 
 
-class Formed(BaseModel):
-    """The fields of a request that say what form its text has, beside ``response_format``."""
+class Formed(Strict):
+    """The fields of a request that say what form its text has."""
 
+    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: Pattern | None = None
@@ -39,7 +60,7 @@ class Formed(BaseModel):
     guided_decoding_backend: str | None = Field(default=None, description="Has no effect.")
 
 
-class Ignored(BaseModel):
+class Ignored(Strict):
     """Fields that clients send and that change no text: they have no effect."""
 
     user: Any = Field(default=None, description="Has no effect.")
@@ -55,7 +76,7 @@ class Ignored(BaseModel):
     priority: Any = Field(default=None, description="Has no effect.")
 
 
-def asked_form(request: "GenerationRequest") -> tuple[Constraint, str] | None:
+def asked_form(request: Formed) -> tuple[Constraint, str] | None:
     """What the text has to be, and the field that says so; refuses several such fields."""
     found = list(_forms(request))
     if len(found) > 1:
@@ -68,7 +89,7 @@ def asked_form(request: "GenerationRequest") -> tuple[Constraint, str] | None:
     return found[0] if found else None
 
 
-def _forms(request: "GenerationRequest") -> Iterator[tuple[Constraint, str]]:
+def _forms(request: Formed) -> Iterator[tuple[Constraint, str]]:
     wanted = request.response_format
     if wanted is not None and wanted.type != "text":
         given = wanted.json_schema

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from selfspec.serve.forms import Formed, Ignored
+from selfspec.serve.strict import Strict
 
 MOST_STOPS = 16
 MOST_LOGPROBS = 20
@@ -21,12 +22,6 @@ Text = Annotated[str, Field(strict=True)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MOST_IDS, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class Strict(BaseModel):
-    """Takes no unknown fields, converts no types, and no number may be NaN."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class StreamOptions(Strict):
@@ -51,31 +46,7 @@ class Speculative(Strict):
     )
 
 
-class JsonSchema(Strict):
-    """A schema with the name that OpenAI's API requires."""
-
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(Strict):
-    """What the text has to be: any text, any JSON object, or JSON of a schema."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> "ResponseFormat":
-        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.schema_ is None):
-            raise ValueError("json_schema.schema is needed for the type json_schema")
-        if self.type != "json_schema" and self.json_schema is not None:
-            raise ValueError(f"json_schema has no meaning for the type {self.type}")
-        return self
-
-
-class Sampled(Formed, Ignored, Strict):
+class Sampled(Formed, Ignored):
     """The fields of every request for text."""
 
     model: Text | None = Field(default=None, description="The model's name; without it, the one that is served.")
@@ -106,7 +77,6 @@ class Sampled(Formed, Ignored, Strict):
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    response_format: ResponseFormat | None = None
     return_tokens_as_token_ids: bool = Field(default=False, description="Name tokens of logprobs as `token_id:ID`.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -123,7 +93,7 @@ class Sampled(Formed, Ignored, Strict):
 
     def without_texts(self) -> Self:
         """A copy without what only its encoding needs, which can be large."""
-        dropped = dict.fromkeys((*Formed.model_fields, *Ignored.model_fields, "response_format"))
+        dropped = dict.fromkeys((*Formed.model_fields, *Ignored.model_fields))
         return self.model_copy(update=dropped)
 
     @property

@@ -7,8 +7,9 @@ from pydantic import Field
 
 from selfspec.serve.answer import Answer, Growth
 from selfspec.serve.interfaces.json_bodies import Event, JsonBodies
-from selfspec.serve.requests import MOST_STOPS, CompletionRequest, Stop, Strict, Text
+from selfspec.serve.requests import MOST_STOPS, CompletionRequest, Stop, Text
 from selfspec.serve.responses import Usage
+from selfspec.serve.strict import Strict
 from selfspec.types import TextPiece
 
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from selfspec.serve.forms import JsonSchema as NamedSchema
+from selfspec.serve.forms import ResponseFormat
 from selfspec.serve.requests import (
     MOST_STOPS,
     TOOL_NAME,
@@ -15,14 +17,12 @@ from selfspec.serve.requests import (
     Message,
     NamedFunction,
     NamedTool,
-    ResponseFormat,
     Stop,
-    Strict,
     Text,
     Tool,
     ToolCall,
 )
-from selfspec.serve.requests import JsonSchema as NamedSchema
+from selfspec.serve.strict import Strict
 
 MOST_BLOCKS = 4096
 

@@ -5,7 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from selfspec.serve.forms import Ignored
+from selfspec.serve.forms import Ignored, ResponseFormat
+from selfspec.serve.forms import JsonSchema as NamedSchema
 from selfspec.serve.requests import (
     MOST_LOGPROBS,
     TOOL_NAME,
@@ -17,15 +18,13 @@ from selfspec.serve.requests import (
     Message,
     NamedFunction,
     NamedTool,
-    ResponseFormat,
     Speculative,
     StreamOptions,
-    Strict,
     Text,
     Tool,
     ToolCall,
 )
-from selfspec.serve.requests import JsonSchema as NamedSchema
+from selfspec.serve.strict import Strict
 
 MOST_ITEMS = 4096
 
@@ -162,7 +161,7 @@ class Reasoning(Strict):
     generate_summary: Any = Field(default=None, description="Has no effect.")
 
 
-class ResponsesRequest(Ignored, Strict):
+class ResponsesRequest(Ignored):
     """A request to ``/v1/responses``."""
 
     fields: ClassVar[dict[str, str]] = {
