@@ -87,7 +87,7 @@ class ServedEngine:
             return
         model = await asyncio.to_thread(self._prepare)
         assert model.tokenizer is not None
-        self.tokenizer = copy.deepcopy(model.tokenizer)
+        self.tokenizer = await asyncio.to_thread(copy.deepcopy, model.tokenizer)
         self.vocab_size, self.context = model.target.vocab_size, model.target.context_limit
         self.method = model.method.name
         engine = AsyncEngine(model)
