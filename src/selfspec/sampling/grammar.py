@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 KEPT_MASKS = 64
 """Number of masks that are cached: a verification uses those of its draft again."""
 
-MOST_COMPILED = 64
+MOST_COMPILED = 32
 """Compiled schemas that are kept; the one that was not used for longest goes first."""
+
+_STEP_FUEL, _STEP_ITEMS, _STATES = 100_000, 20_000, 20_000
+"""Limits of llguidance: some milliseconds for a mask, for which all requests wait, some tens of MiB for a schema."""
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 """What may stand between the tokens of JSON. Without a bound, a model may write spaces until its output is full."""
@@ -41,12 +44,20 @@ class GrammarMask(LogitsProcessor):
         prompt_length: tokens of the prompt, which is not part of the text.
         eos_ids: the tokens that end the text, at least one.
         vocab_size: number of tokens that the model scores.
+        first: the mask before the first token, if it is known.
 
     Raises:
         InvalidParameterError: no token of the vocabulary can begin a text of the grammar.
     """
 
-    def __init__(self, matcher: "LLMatcher", prompt_length: int, eos_ids: Collection[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        matcher: "LLMatcher",
+        prompt_length: int,
+        eos_ids: Collection[int],
+        vocab_size: int,
+        first: torch.Tensor | None = None,
+    ) -> None:
         self._matcher = matcher
         self._prompt_length = prompt_length
         self._eos_ids = frozenset(eos_ids)
@@ -54,7 +65,14 @@ class GrammarMask(LogitsProcessor):
         self._only_eos = torch.ones(vocab_size, dtype=torch.bool)
         self._only_eos[list(eos_ids)] = False
         self._consumed: list[int] = []
-        self._masks: dict[int, torch.Tensor] = {0: self._forbidden()}
+        self._masks: dict[int, torch.Tensor] = {0: self._forbidden() if first is None else first}
+
+    def copy(self, prompt_length: int) -> "GrammarMask":
+        """The mask of another request, after no tokens; of one that has masked nothing yet."""
+        assert not self._consumed
+        return GrammarMask(
+            self._matcher.deep_copy(), prompt_length, self._eos_ids, self._vocab_size, first=self._masks[0]
+        )
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Masks the scores ``[1, vocab]`` of one row, given its tokens ``[1, length]``.
@@ -124,9 +142,10 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what is compiled
+        self._reading = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, GrammarMask] = OrderedDict()  # of no request
 
     def mask(self, schema: str, prompt_length: int) -> GrammarMask:
         """The mask of a new request.
@@ -140,30 +159,27 @@ class Grammars:
             MissingPackageError: llguidance is not installed.
         """
         with self._lock:
-            matcher = self._compiled_matcher(schema).deep_copy()
-        return GrammarMask(matcher, prompt_length, self._eos_ids, self._vocab_size)
-
-    def compile(self, schema: str) -> None:
-        """Compiles a schema ahead of its first mask, which may take long; raises as ``mask`` does."""
+            if schema in self._compiled:
+                self._compiled.move_to_end(schema)
+                return self._compiled[schema].copy(prompt_length)
+        compiled = GrammarMask(self._compile(schema), 0, self._eos_ids, self._vocab_size)  # others need not wait for it
         with self._lock:
-            self._compiled_matcher(schema)
-
-    def _compiled_matcher(self, schema: str) -> "LLMatcher":
-        matcher = self._compiled.pop(schema, None) or self._compile(schema)
-        self._compiled[schema] = matcher
-        if len(self._compiled) > MOST_COMPILED:
-            self._compiled.popitem(last=False)
-        return matcher
+            self._compiled[schema] = compiled
+            if len(self._compiled) > MOST_COMPILED:
+                self._compiled.popitem(last=False)
+            return compiled.copy(prompt_length)
 
     def _compile(self, schema: str) -> "LLMatcher":
-        vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary()
-        from llguidance import LLMatcher
+        with self._reading:
+            vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary()
+        from llguidance import LLMatcher, LLParserLimits
 
         try:
             grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
         except ValueError as error:
             raise InvalidParameterError(f"json_schema cannot be compiled: {first_line(error)}") from error
-        matcher = LLMatcher(vocabulary, grammar, log_level=0)
+        limits = LLParserLimits(step_lexer_fuel=_STEP_FUEL, step_max_items=_STEP_ITEMS, max_lexer_states=_STATES)
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             reason = first_line(ValueError(matcher.get_error()))
             raise InvalidParameterError(f"json_schema cannot be compiled: {reason}")

@@ -1,6 +1,7 @@
 """The engine of a server: loaded and prepared ahead, with its learned state in a file and the costs of plain steps."""
 
 import asyncio
+import contextlib
 import copy
 import logging
 from collections.abc import Callable, Sequence
@@ -137,6 +138,8 @@ class ServedEngine:
     def _prepare(self) -> Engine:
         model = self._load()
         model.method.prepare(lambda text: log(f"preparing {model.method.name}: {text}"))
+        with contextlib.suppress(SelfSpecError):  # which requests with schemas are told
+            model.grammars.mask("{}", 0)  # reads the vocabulary, for which the first one would stop all others
         if self._state is not None:
             model.method.state()  # refuses a method that has nothing to save now, not at the end
             if self._state.exists():
