@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 KEPT_MASKS = 64
 """Number of masks that are cached: a verification uses those of its draft again."""
 
-MOST_COMPILED = 64
+MOST_COMPILED = 32
 """Compiled grammars that are kept; the one that was not used for longest goes first."""
+
+_STEP_FUEL, _STEP_ITEMS, _STATES = 100_000, 20_000, 20_000
+"""Limits of llguidance: some milliseconds for a mask, for which all requests wait, some tens of MiB for a schema."""
 
 
 class GrammarMask(LogitsProcessor):
@@ -40,6 +43,7 @@ class GrammarMask(LogitsProcessor):
         eos_ids: the tokens that end the text, at least one.
         vocab_size: number of tokens that the model scores.
         kind: the parameter that the grammar is of, for errors.
+        first: the mask before the first token, if it is known.
 
     Raises:
         InvalidParameterError: no token of the vocabulary can begin a text of the grammar.
@@ -52,6 +56,7 @@ class GrammarMask(LogitsProcessor):
         eos_ids: Collection[int],
         vocab_size: int,
         kind: str = "json_schema",
+        first: torch.Tensor | None = None,
     ) -> None:
         self._matcher, self._kind = matcher, kind
         self._prompt_length = prompt_length
@@ -60,7 +65,19 @@ class GrammarMask(LogitsProcessor):
         self._only_eos = torch.ones(vocab_size, dtype=torch.bool)
         self._only_eos[list(eos_ids)] = False
         self._consumed: list[int] = []
-        self._masks: dict[int, torch.Tensor] = {0: self._forbidden()}
+        self._masks: dict[int, torch.Tensor] = {0: self._forbidden() if first is None else first}
+
+    def copy(self, prompt_length: int) -> "GrammarMask":
+        """The mask of another request, after no tokens; of one that has masked nothing yet."""
+        assert not self._consumed
+        return GrammarMask(
+            self._matcher.deep_copy(),
+            prompt_length,
+            self._eos_ids,
+            self._vocab_size,
+            self._kind,
+            first=self._masks[0],
+        )
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Masks the scores ``[1, vocab]`` of one row, given its tokens ``[1, length]``.
@@ -130,9 +147,10 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what is compiled
+        self._reading = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Constraint, GrammarMask] = OrderedDict()  # of no request
 
     def mask(self, constraint: Constraint, prompt_length: int) -> GrammarMask:
         """The mask of a new request.
@@ -146,31 +164,30 @@ class Grammars:
             MissingPackageError: llguidance is not installed.
         """
         with self._lock:
-            matcher = self._compiled_matcher(constraint).deep_copy()
-        return GrammarMask(matcher, prompt_length, self._eos_ids, self._vocab_size, constraint.kind)
-
-    def compile(self, constraint: Constraint) -> None:
-        """Compiles a constraint ahead of its first mask, which may take long; raises as ``mask`` does."""
+            if constraint in self._compiled:
+                self._compiled.move_to_end(constraint)
+                return self._compiled[constraint].copy(prompt_length)
+        compiled = GrammarMask(  # others need not wait for it
+            self._compile(constraint), 0, self._eos_ids, self._vocab_size, constraint.kind
+        )
         with self._lock:
-            self._compiled_matcher(constraint)
-
-    def _compiled_matcher(self, constraint: Constraint) -> "LLMatcher":
-        matcher = self._compiled.pop(constraint, None) or self._compile(constraint)
-        self._compiled[constraint] = matcher
-        if len(self._compiled) > MOST_COMPILED:
-            self._compiled.popitem(last=False)
-        return matcher
+            self._compiled[constraint] = compiled
+            if len(self._compiled) > MOST_COMPILED:
+                self._compiled.popitem(last=False)
+            return compiled.copy(prompt_length)
 
     def _compile(self, constraint: Constraint) -> "LLMatcher":
         kind = constraint.kind
-        vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary(kind)
-        from llguidance import LLMatcher
+        with self._reading:
+            vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary(kind)
+        from llguidance import LLMatcher, LLParserLimits
 
         try:
             grammar = _definition(constraint)
         except (ValueError, RecursionError) as error:
             raise InvalidParameterError(f"{kind} cannot be compiled: {first_line(error)}") from error
-        matcher = LLMatcher(vocabulary, grammar, log_level=0)
+        limits = LLParserLimits(step_lexer_fuel=_STEP_FUEL, step_max_items=_STEP_ITEMS, max_lexer_states=_STATES)
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             reason = first_line(ValueError(matcher.get_error()))
             raise InvalidParameterError(f"{kind} cannot be compiled: {reason}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import anyio
-from anyio import to_process
+from anyio import to_process, to_thread
 
 from selfspec.errors import QueueFullError
 from selfspec.serve.reader import RequestReader, read, too_much
@@ -60,9 +60,7 @@ class ReaderPool:
 
     async def start(self, reader: RequestReader) -> None:
         """Starts the processes, which load the reader from a file that nobody else can read."""
-        with tempfile.NamedTemporaryFile(prefix="selfspec-", suffix=".reader", delete=False) as file:
-            pickle.dump(reader, file)
-            self._file = Path(file.name)
+        self._file = await to_thread.run_sync(_write, reader)
         async with anyio.create_task_group() as group:
             for _ in range(self._count):
                 group.start_soon(self._start_one)
@@ -104,6 +102,12 @@ class ReaderPool:
 
     async def _start_one(self) -> None:
         await to_process.run_sync(_load, self._file, cancellable=True, limiter=self._no_limit)
+
+
+def _write(reader: RequestReader) -> Path:
+    with tempfile.NamedTemporaryFile(prefix="selfspec-", suffix=".reader", delete=False) as file:
+        pickle.dump(reader, file)
+    return Path(file.name)
 
 
 def _read(file: Path, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:

@@ -1,6 +1,7 @@
 """The engine of a server: loaded and prepared ahead, with its learned state in a file and the costs of plain steps."""
 
 import asyncio
+import contextlib
 import copy
 import logging
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from selfspec.async_engine import AsyncEngine, EngineStats, RequestStream
+from selfspec.constraint import Constraint
 from selfspec.decoding.request import Request
 from selfspec.engine import Engine
 from selfspec.errors import SelfSpecError
@@ -87,7 +89,7 @@ class ServedEngine:
             return
         model = await asyncio.to_thread(self._prepare)
         assert model.tokenizer is not None
-        self.tokenizer = copy.deepcopy(model.tokenizer)
+        self.tokenizer = await asyncio.to_thread(copy.deepcopy, model.tokenizer)
         self.vocab_size, self.context = model.target.vocab_size, model.target.context_limit
         self.method = model.method.name
         engine = AsyncEngine(model)
@@ -137,6 +139,10 @@ class ServedEngine:
     def _prepare(self) -> Engine:
         model = self._load()
         model.method.prepare(lambda text: log(f"preparing {model.method.name}: {text}"))
+        with contextlib.suppress(SelfSpecError):  # which requests with schemas are told
+            model.grammars.mask(
+                Constraint("json_schema", "{}"), 0
+            )  # reads the vocabulary, for which the first one would stop all others
         if self._state is not None:
             model.method.state()  # refuses a method that has nothing to save now, not at the end
             if self._state.exists():

@@ -1,5 +1,6 @@
 """What the routes do: requests in, replies out. Knows no HTTP."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -54,16 +55,8 @@ class Service:
         """Starts the engine, and what reads requests for it; ``failure`` is why that was not possible."""
         try:
             await self.engine.start()
-            self._dialect = Dialect(self.engine.tokenizer)
-            encoder = RequestEncoder(self.engine.tokenizer, self.engine.vocab_size)
-            reader = RequestReader(
-                encoder,
-                names=self.names,
-                methods=self.engine.methods,
-                context=self.engine.context,
-                limits=self.limits,
-            )
-            await self._readers.start(reader)
+            self._dialect = await asyncio.to_thread(Dialect, self.engine.tokenizer)
+            await self._readers.start(await asyncio.to_thread(self._make_reader))
             self._readable = True
         except Exception as error:
             self._failure = error
@@ -154,6 +147,13 @@ class Service:
             owned_by="selfspec",
             max_model_len=self.engine.context,
             selfspec=ServedMethods(methods=list(self.engine.methods), method=self.engine.method),
+        )
+
+    def _make_reader(self) -> RequestReader:
+        engine = self.engine
+        encoder = RequestEncoder(engine.tokenizer, engine.vocab_size)
+        return RequestReader(
+            encoder, names=self.names, methods=engine.methods, context=engine.context, limits=self.limits
         )
 
     async def _prepare(self, do: Callable[[RequestReader, bytes], Prepared], body: bytes) -> Prepared:
