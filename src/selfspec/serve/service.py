@@ -10,7 +10,7 @@ from selfspec.serve.api_errors import ApiError, as_api_error
 from selfspec.serve.bodies import Bodies, ChatBodies, CompletionBodies
 from selfspec.serve.formats.dialect import Dialect
 from selfspec.serve.inputs import RequestEncoder, RequestLimits
-from selfspec.serve.interfaces.infill import InfillBodies
+from selfspec.serve.interfaces.infill_bodies import InfillBodies
 from selfspec.serve.interfaces.message_bodies import MessageBodies
 from selfspec.serve.interfaces.response_bodies import ResponseBodies
 from selfspec.serve.metrics import Metrics

@@ -215,6 +215,14 @@ def test_other_orders_and_forms_of_json_calls() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen", "mistral", "granite", "plain"])
+def test_some_models_leave_the_tags_out(name: str) -> None:
+    for text in (JSON_ADD, f"```json\n{JSON_ADD}\n```", f"```\n[{JSON_ADD}]\n```"):
+        assert called(MADE[name].read(text)) == [ADD]
+    for text in ("```json\n{}\n```", f"```python\n{JSON_ADD}\n```", JSON_ADD.replace("add", "unknown")):
+        assert MADE[name].read(text) == [("text", text)]
+
+
 def test_values_in_tags_have_the_types_of_the_schema() -> None:
     schema = {
         "properties": {

@@ -108,7 +108,7 @@ def _choose_calls(template: str, marks: Marks) -> CallFormat | Harmony:
         if knows(*names):
             return make()
     key = "parameters" if '"parameters": dictionary' in template else "arguments"
-    return JsonCalls(marks("<|python_tag|>") if knows("<|python_tag|>") else "", key=key, bare=True)
+    return JsonCalls(marks("<|python_tag|>") if knows("<|python_tag|>") else "", key=key, tagged=False)
 
 
 def _deepseek(template: str, marks: Marks) -> NamedCalls:

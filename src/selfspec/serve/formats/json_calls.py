@@ -21,7 +21,9 @@ class JsonCalls:
         end: what it ends with.
         listed: whether calls are in a JSON list.
         key: the key of the arguments.
-        bare: whether an answer can begin with a call, without ``begin``; only tools that are offered count there.
+        tagged: whether calls that are forced have ``begin`` and ``end``.
+        bare: an answer can begin with a call without them, also in a Markdown fence, as some models write it though
+            their templates show tags; only tools that are offered count there.
         silent: tags around calls that are no text.
     """
 
@@ -29,8 +31,9 @@ class JsonCalls:
     end: str = ""
     listed: bool = False
     key: str = "arguments"
-    bare: bool = False
-    silent: Sequence[str] = ()
+    tagged: bool = True
+    bare = True
+    silent = ()
 
     @property
     def openers(self) -> Sequence[str]:
@@ -41,10 +44,11 @@ class JsonCalls:
         """Reads calls, after what they begin with."""
         offered = not opener
         yield from scan.space()
+        fenced = offered and (yield from scan.accept("```json\n", "```\n"))
         if not (yield from scan.accept("[")):
             yield from _read_object(scan, offered=offered)
             yield from scan.space()
-            while self.bare and (yield from scan.accept(";")):
+            while offered and (yield from scan.accept(";")):
                 yield from self._read_next(scan, offered=offered)
         else:
             yield from scan.space()
@@ -54,7 +58,9 @@ class JsonCalls:
                 yield from self._read_next(scan, offered=offered)
             yield from scan.accept("]")
             yield from scan.space()
-        if self.end:
+        if fenced:
+            yield from scan.accept("```")
+        elif self.end and opener:
             yield from scan.accept(self.end)
 
     def _read_next(self, scan: Scanner, *, offered: bool) -> Steps[None]:
@@ -74,7 +80,7 @@ class JsonCalls:
         if self.listed:
             more = f'(", " {one})*' if parallel else ""
             return rules.add(f'{begin} "[" {one} {more} "]" {end}')
-        if self.bare:
+        if not self.tagged:
             return one
         call = rules.add(f'{begin} "\\n" {one} "\\n" {end}')
         return rules.add(f'{call} ("\\n" {call})*') if parallel else call
