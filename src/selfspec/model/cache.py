@@ -1,11 +1,19 @@
 """The one cache of keys and values: preallocated, with a length."""
 
+import math
 from collections.abc import Sequence
 from ctypes import Array, c_void_p
 
+import numpy as np
 import torch
 
 from selfspec.model.transfer import send
+
+_ALIGNMENT = 64
+"""Bytes; of torch's own tensors, too."""
+
+_LARGE = 2**25
+"""Bytes from which on the system gives memory that is zero already."""
 
 
 class KeyValueCache:
@@ -32,9 +40,9 @@ class KeyValueCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (2, key_value_heads, capacity, head_dim)
         # Zeros, because attention multiplies the values of hidden slots by zero, and garbage may hold NaN.
-        self._hold([torch.zeros(shape, dtype=dtype, device=device) for _ in range(layer_count)])
+        pairs = _zeros((layer_count, 2, key_value_heads, capacity, head_dim), dtype, device)
+        self._hold(pairs.unbind(0))
 
     def _hold(self, pairs: Sequence[torch.Tensor]) -> None:
         """Sets each layer's keys and values, ``[2, key_value_heads, capacity, head_dim]``, with no committed slots."""
@@ -105,6 +113,16 @@ class KeyValueCache:
                 _gather(tensor, self.length, rows)
         self.length += len(rows)
         assert self.length <= self.capacity
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of zeros; a large one of a processor takes no time, and memory only where it is written."""
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < _LARGE:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)  # by calloc, which torch does not use
+    start = -memory.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
 
 
 def addresses_of(tensors: Sequence[torch.Tensor]) -> Array[c_void_p]:
