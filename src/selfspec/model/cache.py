@@ -1,16 +1,13 @@
 """The one cache of keys and values: preallocated, with a length."""
 
 import math
+import mmap
 from collections.abc import Sequence
 from ctypes import Array, c_void_p
 
-import numpy as np
 import torch
 
 from selfspec.model.transfer import send
-
-_ALIGNMENT = 64
-"""Bytes; of torch's own tensors, too."""
 
 _LARGE = 2**25
 """Bytes from which on the system gives memory that is zero already."""
@@ -120,9 +117,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or size < _LARGE:
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)  # by calloc, which torch does not use
-    start = -memory.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
+    # Pages of the system's own size: huge ones would be cleared as a whole for the first token of each head.
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
 
 
 def addresses_of(tensors: Sequence[torch.Tensor]) -> Array[c_void_p]:
