@@ -204,3 +204,13 @@ def contents(chunks: Sequence[Any]) -> Iterator[str]:
         for choice in chunk["choices"]:
             if choice["delta"].get("content"):
                 yield choice["delta"]["content"]
+
+
+def sleep_long(_: RequestReader, __: bytes) -> None:
+    """What a body would have to do to keep a process for ever."""
+    time.sleep(600)
+
+
+def take_memory(_: RequestReader, __: bytes) -> None:
+    """Takes more memory than there is for reading a body."""
+    bytes(64 * 2**30)
