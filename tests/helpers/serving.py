@@ -230,3 +230,13 @@ def listening(engine: ServedEngine, **options: Any) -> Iterator[str]:
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
+
+
+def sleep_long(_: RequestReader, __: bytes) -> None:
+    """What a body would have to do to keep a process for ever."""
+    time.sleep(600)
+
+
+def take_memory(_: RequestReader, __: bytes) -> None:
+    """Takes more memory than there is for reading a body."""
+    bytes(64 * 2**30)

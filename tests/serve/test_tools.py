@@ -204,7 +204,7 @@ def complete(client: TestClient, **fields: Any) -> Any:
 )
 def test_a_random_model_calls_what_it_has_to(client: TestClient, choice: Any) -> None:
     for seed in range(3):
-        fields = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+        fields = {"tools": TOOLS, "tool_choice": choice}
         found = complete(client, temperature=1.0, seed=seed, **fields)
         assert found["finish_reason"] == "tool_calls"
         [call] = found["message"]["tool_calls"]

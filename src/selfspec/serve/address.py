@@ -10,6 +10,9 @@ from pathlib import Path
 
 from selfspec.errors import ServeError
 
+BACKLOG = 256
+"""Connections that wait to be accepted; all of them are accepted at once, for which everybody waits."""
+
 
 @dataclass(frozen=True)
 class Address:
@@ -65,7 +68,7 @@ class Address:
         """
         try:
             family = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][0]
-            return socket.create_server((self.host, self.port), family=family, backlog=2048)
+            return socket.create_server((self.host, self.port), family=family, backlog=BACKLOG)
         except socket.gaierror as error:
             raise ServeError(f"cannot bind to '{self.host}': {error.strerror}") from error
         except OverflowError as error:

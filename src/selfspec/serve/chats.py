@@ -47,7 +47,8 @@ def asked_of(request: ChatRequest, dialect: Dialect) -> Asked:
     return Asked(
         {name: schemas[name] for name in names},
         must_call=must_call,
-        parallel=request.parallel_tool_calls is not False and not isinstance(choice, NamedTool),
+        # A model that has to call seldom stops by itself, so it calls once unless the client asks for more.
+        parallel=request.parallel_tool_calls is True if must_call else request.parallel_tool_calls is not False,
         strict=dialect.can_be_strict() and any(tool.function.strict for tool in tools),
         form=None if form is None else form[0],
     )

@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from selfspec.errors import EngineFailedError, SelfSpecError, first_line
-from selfspec.serve.address import Address
+from selfspec.serve.address import BACKLOG, Address
 from selfspec.serve.connection import Connection, ConnectionLimits
 from selfspec.serve.logs import log
 from selfspec.serve.service import Service
@@ -106,6 +106,7 @@ def run_server(
         app,
         http=partial(Connection, limits=limits),  # type: ignore[arg-type]  # anything that makes a protocol
         ws="none",
+        backlog=BACKLOG,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -156,7 +156,7 @@ class _Conversation(Strict):
             messages += _messages(turn)
         fields["continue_final_message"] = self.messages[-1].role == "assistant"
         choice = self.tool_choice or ToolChoice(type="auto")
-        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+        fields["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
         if self.tools:
             fields["tools"] = [_tool(tool) for tool in self.tools]
             named = NamedTool(type="function", function=NamedFunction(name=choice.name or ""))
