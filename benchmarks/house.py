@@ -12,6 +12,7 @@ import argparse
 import ast
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,7 +104,10 @@ def main() -> None:
 def walk_chat(engine: Engine) -> dict[str, set[str]]:
     """The files of one chat request, from the HTTP application to its answer; the server's start is not counted."""
     body = {"messages": [{"role": "user", "content": "One two three"}], "max_tokens": 16}
-    with walked() as files, TestClient(create_app(Service(ServedEngine(lambda: engine), ["it"]))) as client:
+    service = Service(ServedEngine(lambda: engine), ["it"])
+    with walked() as files, TestClient(create_app(service)) as client:
+        while not service.ready:
+            time.sleep(0.1)
         for _ in range(2):
             files.clear()
             client.post("/v1/chat/completions", json=body).raise_for_status()

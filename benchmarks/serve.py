@@ -3,7 +3,8 @@
 ``python benchmarks/serve.py load --out FILE`` starts servers in turns and measures each with 1, 2, 4 … clients;
 ``--append`` adds repeats to a file. ``table FILE`` prints its medians in Markdown, ``page FILE`` writes them into
 ``docs/serving.md``. ``soak`` lets many clients, good and
-bad ones, use a server for minutes, and says at the end what was wrong.
+bad ones, use a server for minutes, and says at the end what was wrong. ``attacks`` sends what should not be sent, and
+measures how long ``/health`` and another client's stream take meanwhile.
 
 Needs a quiet machine for ``load``. Servers: ``selfspec:METHOD``; ``engine:METHOD``, which is ``selfspec generate``
 without a server; ``transformers`` and ``transformers-cb`` (continuous batching); ``llama.cpp``; ``vllm`` and
@@ -22,11 +23,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,6 +40,7 @@ import torch
 from selfspec.files import replace_file
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 from serving.alone import generate_alone
+from serving.attacks import attacks, watch_attack
 from serving.figures import aims, table
 from serving.known import Chat, answer_alone, varied
 from serving.load import levels_of
@@ -109,6 +114,27 @@ def soak_server(options: argparse.Namespace) -> None:
         raise SystemExit("the soak found faults")
 
 
+def attack_server(options: argparse.Namespace) -> None:
+    """Attacks a server in many ways, writes what others noticed of it, and ends with an error if it was too much."""
+    result = _begin(options, "serve-attacks", ("model", "method"))
+    port, files, faults = free_port(), Files(options.model, Path()), []
+    command = command_of(f"selfspec:{options.method}", files, port)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(command, options.model, port, Path(folder)) as started,
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as attacker,
+    ):
+        for name in attacks(started.server):
+            if re.search(options.only, name):
+                noticed = asyncio.run(watch_attack(started, name, attacker))
+                result["samples"].append(noticed.fields())
+                faults += noticed.faults()
+                print(json.dumps(noticed.fields()), flush=True)
+    _write(options.out, result)
+    if faults:
+        raise SystemExit("\n".join(faults))
+
+
 def show(options: argparse.Namespace) -> None:
     """Prints a file of ``load`` as tables."""
     print_tables(json.loads(options.file.read_text(encoding="utf-8")))
@@ -177,18 +203,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     soaking.add_argument("--prompts", type=Path, help="JSON lines; default: built-in messages")
     soaking.add_argument("--out", type=Path, required=True)
     soaking.set_defaults(append=False)
+    attacking = commands.add_parser("attacks", help="attack a server, and measure what others notice of it")
+    attacking.add_argument("--only", default="", help="a regular expression for the names of the attacks to run")
+    attacking.add_argument("--out", type=Path, required=True)
+    attacking.set_defaults(append=False)
     single = commands.add_parser("alone", help="answer the chats of standard input without a server")
-    for each in (soaking, single):
+    for each in (soaking, attacking, single):
         each.add_argument("--method", default="auto")
-    for each in (loading, soaking, single):
+    for each in (loading, soaking, attacking, single):
         each.add_argument("--model", default="smollm2")
     showing = commands.add_parser("table", help="print a file of load as tables")
     writing = commands.add_parser("page", help="write a file of load into docs/serving.md")
     for each in (showing, writing):
         each.add_argument("file", type=Path)
-    options = parse_and_check(parser, arguments, lambda given: given.command in ("load", "soak", "faults"))
+    options = parse_and_check(parser, arguments, lambda given: given.command in ("load", "soak", "attacks"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that servers are ended
-    {"load": load, "alone": alone, "soak": soak_server, "table": show, "page": write_page}[options.command](options)
+    commands_by_name = {
+        "load": load,
+        "alone": alone,
+        "attacks": attack_server,
+        "soak": soak_server,
+        "table": show,
+        "page": write_page,
+    }
+    commands_by_name[options.command](options)
 
 
 if __name__ == "__main__":

@@ -199,6 +199,18 @@ def test_a_full_queue_refuses_and_takes_again() -> None:
     run(scenario, max_batch=1, max_waiting=2)
 
 
+def test_of_several_requests_all_are_queued_or_none() -> None:
+    async def scenario(served: AsyncEngine) -> None:
+        requests = [served.prepare(prompt(5), max_new_tokens=3) for _ in range(4)]
+        with pytest.raises(QueueFullError):
+            served.enqueue(requests, list("abcd"))
+        served.check_room(3)  # none of them took a place
+        for stream in served.enqueue(requests[:3], list("abc")):
+            assert len([piece async for piece in stream]) == 3
+
+    run(scenario, max_batch=1, max_waiting=2)
+
+
 def test_an_engine_whose_thread_ends_fails_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(BaseException): ...
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 ROOMS = (
     ("errors",),
-    ("limits", "files", "timing", "memory"),
+    ("limits", "files", "timing", "memory", "constraint"),
     ("model",),
     ("runtimes",),
     ("params",),
@@ -29,6 +29,7 @@ ROOMS = (
     ("decoding",),
     ("methods",),
     ("loading",),
+    ("text_encoder",),
     ("prompts",),
     ("options",),
     ("engine", "hf"),

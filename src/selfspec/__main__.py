@@ -1,5 +1,6 @@
 """``python -m selfspec`` is the command ``selfspec``."""
 
-from selfspec.cli import main
+if __name__ == "__main__":  # a server's processes import the main module again
+    from selfspec.cli import main
 
-main()
+    main()

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache, PrefixCacheStats
 from selfspec.decoding.prompt import Pace
+from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.engine import Engine
 from selfspec.engine_stats import EngineStats, MethodCounts, Tally
@@ -182,20 +183,77 @@ class AsyncEngine:
             QueueFullError: too many requests wait.
             EngineClosedError: the engine does not run, or is being closed; ``EngineFailedError`` if it failed.
         """
-        loop = asyncio.get_running_loop()
+        request = self.prepare(prompt, params, method=method, settings=settings, **changes)
+        return self.enqueue([request], [request_id or uuid.uuid4().hex])[0]
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        method: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        cache_salt: str = "",
+        **changes: Any,
+    ) -> Request:
+        """Does of ``submit`` what takes time of the prompt's length, or compiles a schema, in any thread.
+
+        Args:
+            prompt: as for ``submit``.
+            params: as for ``submit``.
+            method: as for ``submit``.
+            settings: as for ``submit``.
+            cache_salt: only requests with the same salt share prefixes of their prompts, so that others cannot tell by
+                the time to the first token what was asked before.
+            **changes: as for ``submit``.
+
+        Returns:
+            What ``enqueue`` takes, once.
+
+        Raises:
+            SelfSpecError: prompt, parameters, method or settings do not fit.
+            RequestTooLargeError: it could never be admitted, since it needs more than ``memory_limit``.
+        """
         params = changed(params or SamplingParams(), changes, "sampling parameter")
         request = self.engine.request(prompt, params, method=self._methods.get(method, settings))
+        request.cache_salt = cache_salt
         self._memory.check(request)
-        stream = RequestStream(request, request_id or uuid.uuid4().hex, loop, self._cancel)
-        request.listener = partial(self._collect, stream)
+        return request
+
+    def enqueue(self, requests: Sequence[Request], request_ids: Sequence[str]) -> list[RequestStream]:
+        """Queues requests of ``prepare``, all or none, in the running event loop.
+
+        Args:
+            requests: from ``prepare``.
+            request_ids: what errors call them.
+
+        Returns:
+            Their streams.
+
+        Raises:
+            QueueFullError: too many requests wait.
+            EngineClosedError: the engine does not run, or is being closed; ``EngineFailedError`` if it failed.
+        """
+        loop = asyncio.get_running_loop()
+        streams = [RequestStream(*each, loop, self._cancel) for each in zip(requests, request_ids, strict=True)]
         with self._wake:
-            self._check_open()
-            if self._most is not None and self._open >= self._most:
-                raise QueueFullError(f"{self._most} requests run or wait, which is the most; try again later")
-            self._open += 1
-            self._commands.append(partial(self._scheduler.add, request))
+            self.check_room(len(requests))
+            self._open += len(requests)
+            for stream in streams:
+                stream.request.listener = partial(self._collect, stream)
+                self._commands.append(partial(self._scheduler.add, stream.request))
             self._wake.notify()
-        return stream
+        return streams
+
+    def check_room(self, count: int = 1) -> None:
+        """Raises what ``enqueue`` would raise now.
+
+        Args:
+            count: number of requests.
+        """
+        self._check_open()
+        if self._most is not None and self._open + count > self._most:
+            raise QueueFullError(f"{self._most} requests run or wait, which is the most; try again later")
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Generation:
         """Writes the whole output. A task that is cancelled meanwhile cancels its request.
@@ -215,6 +273,18 @@ class AsyncEngine:
         finally:
             stream.cancel()  # changes nothing if it has ended
         return stream.result
+
+    def prepare_method(self, name: str, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Makes a method that requests will name, and does ahead of them what would slow down the first.
+
+        Args:
+            name: of the method.
+            progress: is called with a line of text before each part that may take long.
+
+        Raises:
+            SelfSpecError: there is no such method, or it cannot draft for this model.
+        """
+        self._methods.get(name).prepare(progress)
 
     @property
     def running(self) -> int:

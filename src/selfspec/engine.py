@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 from transformers import PreTrainedTokenizerBase
 
-from selfspec.decoding.output import Output, TextStream
+from selfspec.decoding.output import Output
 from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache
 from selfspec.decoding.prompt import chunks_of
 from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
+from selfspec.decoding.text import TextStream
 from selfspec.errors import InvalidParameterError, SelfSpecError
 from selfspec.limits import check_context
 from selfspec.loading import load_model
@@ -295,9 +296,8 @@ class Engine:
                 yield event.request
 
     def _processor(self, params: SamplingParams, prompt_length: int) -> ScoreProcessor:
-        schema = params.json_schema
-        assert schema is None or isinstance(schema, str)
-        mask = None if schema is None else self.grammars.mask(schema, prompt_length)
+        constraint = params.constraint
+        mask = None if constraint is None else self.grammars.mask(constraint, prompt_length)
         ends = frozenset(params.stop_token_ids) | self._end_ids(params)
         return build_processors(params, prompt_length, ends, mask)
 

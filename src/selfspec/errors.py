@@ -79,6 +79,10 @@ class RequestCancelledError(SelfSpecError):
     """The request was cancelled before it ended."""
 
 
+class RequestTimeoutError(SelfSpecError):
+    """The output of a request was not complete in time."""
+
+
 class RequestFailedError(SelfSpecError):
     """An unexpected exception ended the request: of its own processors or criteria, of a method, or of the engine."""
 

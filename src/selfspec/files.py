@@ -1,8 +1,10 @@
 """Atomic writes, and the user's cache folder, whose contents can be recreated and may be deleted at any time."""
 
 import contextlib
+import errno
 import os
 import shutil
+import stat
 import sys
 import uuid
 from pathlib import Path
@@ -13,6 +15,21 @@ def cache_folder() -> Path:
     if sys.platform == "win32" and "LOCALAPPDATA" in os.environ:
         return Path(os.environ["LOCALAPPDATA"]) / "selfspec" / "cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "selfspec"
+
+
+def check_own(path: Path) -> None:
+    """Refuses a file of the cache folder that another user made or could change, since what is in it is run.
+
+    Raises ``PermissionError``; other ``OSError`` where there is no such file. Members of the user's own group, which
+    has no other members on most systems, may write it.
+    """
+    if sys.platform == "win32":
+        return
+    for each in (path, path.parent):
+        found = each.stat()
+        by_others = stat.S_IWOTH if found.st_gid == os.getgid() else stat.S_IWOTH | stat.S_IWGRP
+        if found.st_uid not in (0, os.getuid()) or found.st_mode & by_others:
+            raise PermissionError(errno.EPERM, "another user made it or could change it; delete it", str(each))
 
 
 def replace_file(path: Path, content: str | bytes) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from transformers import LogitsProcessor, StoppingCriteria
 
+from selfspec.constraint import Constraint
 from selfspec.errors import InvalidParameterError
 
 SamplingMode = Literal["auto", "coupled", "speculative"]
@@ -36,6 +37,9 @@ class SamplingParams:
         json_schema: a JSON schema, as a mapping or as JSON: the output is a JSON text that it allows, followed by an
             end-of-sequence token. ``{"type": "object"}`` allows any JSON object. An output that ends for another reason
             (length, a stop string) is the beginning of such a text. Kept as JSON.
+        regex: a regular expression (Rust's syntax) that the whole output matches, followed as a schema is.
+        grammar: a grammar of the output in Lark's notation as llguidance has it, or in llama.cpp's GBNF. Only one of
+            ``json_schema``, ``regex`` and ``grammar`` can be given.
         logprobs: report for each token of the output its log-probability, and this many of the most probable tokens
             with theirs, 0 to 20; ``None`` reports nothing. The distribution is the model's own: the softmax of its
             logits before all of the above (vLLM's default).
@@ -62,6 +66,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     min_tokens: int = 0
     json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     seed: int | None = None
@@ -95,8 +101,7 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens}, more than max_new_tokens, which is {self.max_new_tokens}"
             )
         object.__setattr__(self, "json_schema", _checked_schema(self.json_schema))
-        if self.json_schema is not None and self.min_tokens:
-            raise InvalidParameterError("min_tokens and json_schema: the schema says where the text ends; drop one")
+        self._check_constraint()
         if not isinstance(self.ignore_eos, bool):
             raise InvalidParameterError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
         for name in ("logprobs", "prompt_logprobs"):
@@ -112,6 +117,27 @@ class SamplingParams:
             raise InvalidParameterError("stop strings must be non-empty strings")
         for token_id in self.stop_token_ids:
             _check_integer("stop_token_ids", token_id, minimum=0)
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the output has to be; ``None`` for any text."""
+        if self.json_schema is not None:
+            assert isinstance(self.json_schema, str)
+            return Constraint("json_schema", self.json_schema)
+        if self.regex is not None:
+            return Constraint("regex", self.regex)
+        return None if self.grammar is None else Constraint("grammar", self.grammar)
+
+    def _check_constraint(self) -> None:
+        given = [name for name in ("json_schema", "regex", "grammar") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidParameterError(f"{given[1]} and {given[0]}: the output can follow one of them; drop the other")
+        if given and self.min_tokens:
+            raise InvalidParameterError(f"min_tokens and {given[0]}: the {given[0]} says where the text ends; drop one")
+        for name in ("regex", "grammar"):
+            text = getattr(self, name)
+            if text is not None and (not isinstance(text, str) or not text):
+                raise InvalidParameterError(f"{name} must be a non-empty text, not {text!r:.100}")
 
     @property
     def samples(self) -> bool:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from selfspec.errors import InvalidPromptError, TokenizerMismatchError
+from selfspec.errors import InvalidPromptError
+from selfspec.text_encoder import TextEncoder
 
 Prompt = str | Sequence[int] | torch.Tensor | Sequence[Mapping[str, str]]
 """Text, token ids (a sequence, or a tensor ``[length]`` or ``[1, length]``), or chat messages."""
@@ -79,6 +79,8 @@ def as_ids(prompt: object) -> list[int]:
         raise InvalidPromptError(
             f"a prompt is text, a sequence of token ids, or a list of chat messages, not {type(prompt).__name__}"
         )
+    if set(map(type, prompt)) == {int}:  # the usual case, without a loop in Python
+        return list(prompt)
     for index, token_id in enumerate(prompt):
         if isinstance(token_id, bool) or not isinstance(token_id, Integral):
             several = isinstance(token_id, (str, Sequence, torch.Tensor))
@@ -100,21 +102,8 @@ def _form(prompt: object) -> str:
     return f"{type(prompt).__name__} {prompt!r:.60}"
 
 
-class PromptEncoder:
-    """Encodes prompts with a tokenizer; without one it takes token ids only.
-
-    A tokenizer that has ids beyond the model's ``vocab_size`` is refused.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        largest = -1 if tokenizer is None else max(tokenizer.get_vocab().values(), default=-1)
-        if largest >= vocab_size:
-            raise TokenizerMismatchError(
-                f"the tokenizer's largest id is {largest}, but the model has {vocab_size} embeddings; "
-                "load the tokenizer that belongs to this model"
-            )
+class PromptEncoder(TextEncoder):
+    """Encodes prompts of any form; without a tokenizer it takes token ids only."""
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt of any form."""
@@ -122,54 +111,4 @@ class PromptEncoder:
             return self.encode_text(prompt)
         if is_chat(prompt):
             return self.encode_chat(prompt)
-        return self._check(as_ids(prompt))
-
-    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text; the tokenizer may add special tokens such as BOS."""
-        return self._check(self._encode_text(text, add_special_tokens=add_special_tokens))
-
-    def encode_chat(self, messages: Sequence[Any], **variables: Any) -> list[int]:
-        """The token ids of a chat; ``variables`` are those of the template, such as ``add_generation_prompt``."""
-        return self._check(self._encode_chat(messages, **variables))
-
-    def _encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        tokenizer = self._require_tokenizer()
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InvalidPromptError(
-                f"the prompt is not valid text: character {error.start} is a lone surrogate, {text[error.start]!r}; "
-                "decode the bytes that it came from as what they are"
-            ) from error
-        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
-
-    def _encode_chat(self, messages: Sequence[Any], **variables: Any) -> list[int]:
-        tokenizer = self._require_tokenizer()
-        if not getattr(tokenizer, "chat_template", None):
-            raise InvalidPromptError("the tokenizer has no chat template; give a plain prompt")
-        try:
-            text = tokenizer.apply_chat_template(
-                list(messages), tokenize=False, **{"add_generation_prompt": True, **variables}
-            )
-        except Exception as error:  # templates raise whatever they like
-            raise InvalidPromptError(f"the chat template refused the messages: {error}") from error
-        starts_with_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
-        return self._encode_text(text, add_special_tokens=not starts_with_bos)
-
-    def _check(self, token_ids: list[int]) -> list[int]:
-        if not token_ids:
-            bos = getattr(self._tokenizer, "bos_token_id", None)
-            if bos is None:
-                raise InvalidPromptError("the prompt is empty and there is no BOS token to start from; give some text")
-            return [bos]
-        for token_id in token_ids:
-            if not 0 <= token_id < self._vocab_size:
-                raise InvalidPromptError(
-                    f"token id {token_id} of the prompt is outside the model's vocabulary of {self._vocab_size}"
-                )
-        return token_ids
-
-    def _require_tokenizer(self) -> Any:
-        if self._tokenizer is None:
-            raise InvalidPromptError("text needs a tokenizer; give the engine one, or give token ids")
-        return self._tokenizer
+        return self.check_ids(as_ids(prompt))

@@ -131,13 +131,14 @@ class RequestStream(AsyncIterator[TextPiece]):
             raise RuntimeError("the request has not ended yet; read its stream first")
         return self.request.result
 
-    def cancel(self) -> None:
-        """Ends the request now: its memory is free before the next step. Reading then raises ``RequestCancelledError``.
+    def cancel(self, error: SelfSpecError | None = None) -> None:
+        """Ends the request now: its memory is free before the next step. A request that has ended stays as it is.
 
-        A request that has ended stays as it is.
+        Args:
+            error: what reading raises then; ``RequestCancelledError`` if not given.
         """
         if self.ended_at is None:
-            self.deliver([], True, RequestCancelledError(f"request {self.request_id} was cancelled"))
+            self.deliver([], True, error or RequestCancelledError(f"request {self.request_id} was cancelled"))
             self._on_cancel(self)
 
     def deliver(self, pieces: list[TextPiece], ended: bool, error: SelfSpecError | None) -> None:

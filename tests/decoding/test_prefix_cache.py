@@ -119,6 +119,30 @@ def test_keys_of_another_version_or_rope_are_not_found() -> None:
     assert prefixes.bytes == 0
 
 
+@given(st.lists(st.tuples(TEXT, st.sampled_from(["", "a"]), st.integers(0, 12)), max_size=25))
+def test_the_first_in_the_order_is_the_end_of_a_text_used_longest_ago(texts: list[tuple[list[int], str, int]]) -> None:
+    """So that nothing has to be searched for it."""
+    prefixes = PrefixCache(some_target(), 12 * SLOT)
+    for text, salt, limit in texts:
+        prefixes.store(read(text, new_cache(10)), text, version=1, salt=salt)
+        prefixes.fill(new_cache(10), text[:4], salt=salt)
+        prefixes.shrink(limit * SLOT)
+        order = list(prefixes._order)
+        places = {node: place for place, node in enumerate(order)}
+        assert [node.used for node in order] == sorted(node.used for node in order)
+        assert all(places[child] < places[node] for node in order for child in node.children.values())
+        assert {node.parent.key for node in order if node.parent.key is not None} == set(prefixes._roots)
+        assert sum(len(node.token_ids) for node in order) * SLOT == prefixes.bytes
+
+
+def test_texts_with_other_salts_are_not_found() -> None:
+    prefixes, text = PrefixCache(some_target(), 10**6), [1, 2, 3]
+    prefixes.store(read(text, new_cache(4)), text, version=1, salt="a")
+    assert [prefixes.fill(new_cache(4), text, salt=salt) for salt in ("", "a", "b")] == [0, 3, 0]
+    prefixes.shrink(0)
+    assert not prefixes._roots  # none is left for every salt that was ever used
+
+
 # With models
 
 

@@ -14,6 +14,7 @@ from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache
 from selfspec.decoding.prompt import Chunks, Pace, chunks_of
 from selfspec.decoding.request import Event, Failed, Finished, Prefilled, Request, Started
 from selfspec.decoding.scheduler import Scheduler
+from selfspec.decoding.sequence import Sequence
 from selfspec.errors import RequestTooLargeError
 from selfspec.methods import make_method
 from selfspec.methods.base import Method
@@ -248,3 +249,26 @@ def expected(prompt_ids: tuple[int, ...], new_tokens: int) -> tuple[int, ...]:
         play(scheduler)
         TEXTS[prompt_ids] = tuple(alone.output.token_ids)
     return TEXTS[prompt_ids][:new_tokens]
+
+
+def test_a_step_that_fails_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not one that had failed before in the same step: whoever waits for it would wait for ever."""
+    scheduler = scheduler_with(max_batch=3)
+    asked = [request(prompt(4), 4) for _ in range(2)]
+    for each in asked:
+        scheduler.add(each)
+    made = iter([ValueError("no sequence")])
+
+    def fail_once(target: object, asked: Request) -> Sequence:
+        for error in made:
+            raise error
+        return Sequence(TARGET, asked)
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("broken")
+
+    monkeypatch.setattr("selfspec.decoding.scheduler.Sequence", fail_once)
+    monkeypatch.setattr(scheduler._prompts, "read", fail)
+    scheduler.step()
+    assert [each.ended for each in asked] == [True, True]
+    assert not scheduler.busy

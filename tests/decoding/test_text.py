@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, StopStringCriteria
 
-from selfspec.decoding.output import REPLACEMENT, Output, TextStream
+from selfspec.decoding.output import Output
+from selfspec.decoding.text import REPLACEMENT, TextStream
 from selfspec.errors import InvalidParameterError
 
 LINES = [
@@ -174,6 +175,57 @@ def test_the_window_stays_small() -> None:
         lengths.append(len(stream._window))
     assert len(lengths) > 300
     assert max(lengths) < 20
+
+
+def raw_bytes(name: str, data: bytes) -> list[int]:
+    """A token for each byte."""
+    tokenizer = tokenizer_of(name)
+    if name == "byte-fallback":
+        return [int(tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>")) for byte in data]
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2 writes these as themselves
+    others = [byte for byte in range(256) if byte not in shown]
+    symbols = {byte: chr(byte) for byte in shown} | {byte: chr(256 + index) for index, byte in enumerate(others)}
+    return [int(tokenizer.convert_tokens_to_ids(symbols[byte])) for byte in data]
+
+
+BYTES = st.one_of(
+    st.binary(min_size=1, max_size=60),
+    st.sampled_from([b"\x80", b"\xf0\x9f", b"\xe2\x82", b"\xff", b"\xf0\x9f\x8e\x89", b"a"]).map(
+        lambda each: each * 40
+    ),
+)
+
+
+@pytest.mark.parametrize("name", ["byte-level", "byte-fallback"])
+@settings(max_examples=150, deadline=None)
+@given(parts=st.lists(BYTES, min_size=1, max_size=4), stop=st.sampled_from([(), ("a\N{PARTY POPPER}",), ("aaa",)]))
+def test_runs_of_bytes_give_the_decoded_text(name: str, parts: list[bytes], stop: tuple[str, ...]) -> None:
+    ids = raw_bytes(name, b"".join(parts))
+    stream = TextStream(tokenizer_of(name), stop)
+    pieces = [stream.push(token_id) for token_id in ids]
+    assert "".join(pieces) + stream.flush() == decode(tokenizer_of(name), ids)
+    assert our_stop(tokenizer_of(name), ids, list(stop)) == naive_stop(tokenizer_of(name), ids, list(stop))
+
+
+@pytest.mark.parametrize("stop", [(), ("never there",)])
+@pytest.mark.parametrize("data", [b"\x80", b"\xf0\x9f", b"a", "é".encode()])
+@pytest.mark.parametrize("name", ["byte-level", "byte-fallback"])
+def test_a_run_of_bytes_takes_time_as_long_as_it_is(name: str, data: bytes, stop: tuple[str, ...]) -> None:
+    """All that is decoded, summed up, is a multiple of the run."""
+    ids = raw_bytes(name, data * (4000 // len(data)))
+    stream = TextStream(tokenizer_of(name), stop)
+    decoded, real = 0, stream._decode
+
+    def counted(token_ids: list[int]) -> str:
+        nonlocal decoded
+        decoded += len(token_ids)
+        return real(token_ids)
+
+    stream._decode = counted  # type: ignore[method-assign]
+    for token_id in ids:
+        stream.push(token_id)
+    stream.flush()
+    assert decoded < 50 * len(ids)
 
 
 def test_the_stop_string_that_ends_first_is_named() -> None:

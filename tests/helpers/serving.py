@@ -2,21 +2,30 @@
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
+import uvicorn
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from transformers import PreTrainedTokenizerBase
 
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from selfspec.async_engine import EngineStats
+from selfspec.errors import SelfSpecError
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.serve.app import create_app
 from selfspec.serve.inputs import RequestLimits
+from selfspec.serve.reader import RequestReader, read
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.service import Service
 from selfspec.types import Generation, PhaseSeconds, Round, SamplingParams, TextPiece, TokenLogprobs, TokenOrigin
 
 NAME = "tiny-test"
+Result = TypeVar("Result")
 
 
 class ScriptedStream:
@@ -25,7 +34,7 @@ class ScriptedStream:
     def __init__(self, engine: "ScriptedEngine", prompt: Sequence[int], params: SamplingParams, method: str) -> None:
         tokenizer = engine.tokenizer
         self._ids = tokenizer.encode(engine.text, add_special_tokens=False)[: params.max_new_tokens]
-        self._texts = [str(tokenizer.decode([token_id])) for token_id in self._ids]
+        self._texts = [str(tokenizer.decode([token_id], skip_special_tokens=True)) for token_id in self._ids]
         self._engine, self._prompt, self._params, self._method = engine, prompt, params, method
         self._place = 0
         self.cancelled = False
@@ -75,7 +84,7 @@ class ScriptedStream:
             prompt_logprobs=prompt,
         )
 
-    def cancel(self) -> None:
+    def cancel(self, error: SelfSpecError | None = None) -> None:
         self.cancelled = True
 
 
@@ -99,7 +108,13 @@ class ScriptedEngine(ServedEngine):
     ready = True
     running = 1
 
-    def __init__(self, text: str = "Hello there.", *, chat_template: str | None = CHAT_TEMPLATE) -> None:
+    def __init__(
+        self,
+        text: str = "Hello there.",
+        *,
+        chat_template: str | None = CHAT_TEMPLATE,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
         self.text = text
         self.fails_at: int | None = None
         self.error: Exception = RuntimeError("broken")
@@ -107,23 +122,33 @@ class ScriptedEngine(ServedEngine):
         self.pauses_at: int | None = None
         self.resumed = asyncio.Event()
         self.streams: list[ScriptedStream] = []
+        self.salts: list[str] = []
         self.asked: list[tuple[list[int], SamplingParams, str | None]] = []
-        self.tokenizer = make_tokenizer(chat_template=chat_template)
-        self.vocab_size, self.context = 128, 1024
+        self.tokenizer = tokenizer or make_tokenizer(chat_template=chat_template)
+        self.vocab_size, self.context = max(128, len(self.tokenizer)), 1024
         self.method, self.methods = "auto", ("auto", "autoregressive", "suffix")
         self.plain = ScriptedCosts()
 
     async def start(self) -> None:
         pass
 
-    async def submit(  # type: ignore[override]
-        self, token_ids: Sequence[int], params: SamplingParams, *, method: str | None, request_id: str
-    ) -> ScriptedStream:
+    def check_room(self) -> None:
         if self.refuses is not None:
             raise self.refuses
-        self.asked.append((list(token_ids), params, method))
-        self.streams.append(ScriptedStream(self, token_ids, params, method or "auto"))
-        return self.streams[-1]
+
+    async def submit(  # type: ignore[override]
+        self,
+        asked: Sequence[tuple[Sequence[int], SamplingParams]],
+        *,
+        method: str | None,
+        request_id: str,
+        cache_salt: str = "",
+    ) -> list[ScriptedStream]:
+        self.asked += [(list(token_ids), params, method) for token_ids, params in asked]
+        self.salts.append(cache_salt)
+        streams = [ScriptedStream(self, token_ids, params, method or "auto") for token_ids, params in asked]
+        self.streams += streams
+        return streams
 
     def stats(self) -> EngineStats:
         return EngineStats(cache_limit=100, cache_bytes=25)
@@ -132,10 +157,39 @@ class ScriptedEngine(ServedEngine):
         pass
 
 
+class InlineReaders:
+    """Reads bodies where the test runs, without processes."""
+
+    reader: RequestReader
+
+    async def start(self, reader: RequestReader) -> None:
+        self.reader = reader
+
+    async def run(self, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
+        return read(self.reader, do, body)
+
+    async def close(self) -> None:
+        pass
+
+
 def make_client(engine: ServedEngine, limits: RequestLimits | None = None, **options: Any) -> TestClient:
     """A client of an application in this process. Exceptions of the server are answers with status 500."""
-    app = create_app(Service(engine, [NAME], limits), **options)
-    return TestClient(app, raise_server_exceptions=False)
+    service = Service(engine, [NAME], limits, InlineReaders())
+    return StartedClient(create_app(service, **options), service)
+
+
+class StartedClient(TestClient):
+    """A client of a server that has loaded its model."""
+
+    def __init__(self, app: FastAPI, service: Service) -> None:
+        super().__init__(app, raise_server_exceptions=False)
+        self.service = service
+
+    def __enter__(self) -> "StartedClient":
+        super().__enter__()
+        while not self.service.ready and self.service.failure is None:
+            time.sleep(0.01)
+        return self
 
 
 def events(text: str) -> list[Any]:
@@ -160,3 +214,29 @@ def contents(chunks: Sequence[Any]) -> Iterator[str]:
         for choice in chunk["choices"]:
             if choice["delta"].get("content"):
                 yield choice["delta"]["content"]
+
+
+@contextmanager
+def listening(engine: ServedEngine, **options: Any) -> Iterator[str]:
+    """The URL of a server in a thread of this process, for clients that need a socket."""
+    app = create_app(Service(engine, [NAME], readers=InlineReaders()), **options)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until = time.monotonic() + 20
+    while not (server.started and app.state.service.ready):
+        assert time.monotonic() < until, "the server did not start"
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+def sleep_long(_: RequestReader, __: bytes) -> None:
+    """What a body would have to do to keep a process for ever."""
+    time.sleep(600)
+
+
+def take_memory(_: RequestReader, __: bytes) -> None:
+    """Takes more memory than there is for reading a body."""
+    bytes(64 * 2**30)

@@ -260,6 +260,13 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="named pipes")
+def test_a_nested_file(tmp_path: Path) -> None:
+    path, header = tmp_path / "state", b"[" * 100_000
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(StateError, match="is not a state file"):
+        read_state(path, "swift", {})
+
+
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StateError, match="there is no state file"):

@@ -1,5 +1,7 @@
 """The cache against a list of rows."""
 
+import resource
+
 import pytest
 import torch
 from hypothesis import given
@@ -78,3 +80,13 @@ def test_size_counts_keys_and_values_of_every_layer() -> None:
 def test_rows_past_the_end_are_refused() -> None:
     with pytest.raises(AssertionError, match="do not fit"):
         new_cache().write(0, CAPACITY - 1, torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 2, 4))
+
+
+def test_a_large_cache_takes_memory_only_where_it_is_written() -> None:
+    """Or else the admission of a request with a long answer stops all others."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    cache = KeyValueCache(4, 8, 2**18, 16, dtype=torch.float32, device=torch.device("cpu"))
+    assert cache.size_in_bytes == 2**30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 2**30 / 2**21 / 2
+    assert all(address % 64 == 0 for address in cache.addresses)
+    assert not cache.keys[3][0, 7, -1].any()

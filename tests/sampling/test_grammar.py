@@ -1,6 +1,8 @@
 """Structured output: masks against a grammar that is written out, and text against plain and slow decoding."""
 
+import itertools
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +17,7 @@ from helpers.checkpoints import make_tokenizer
 from helpers.models import VOCABULARY, build, prompt
 from helpers.slow_decoding import p_value_of_samples, slow_greedy
 from selfspec import Engine, SamplingParams
+from selfspec.constraint import Constraint
 from selfspec.errors import InvalidParameterError, MissingPackageError
 from selfspec.sampling.grammar import MOST_COMPILED, GrammarMask, Grammars
 
@@ -75,7 +78,7 @@ def letters_alone(output: Sequence[int]) -> set[int]:
 
 
 def mask_of(schema: dict[str, Any], prompt_length: int = 0) -> GrammarMask:
-    return Grammars(TOKENIZER, VOCABULARY, {EOS}).mask(json.dumps(schema), prompt_length)
+    return Grammars(TOKENIZER, VOCABULARY, {EOS}).mask(Constraint("json_schema", json.dumps(schema)), prompt_length)
 
 
 def allowed_after(mask: GrammarMask, context: Sequence[int]) -> set[int]:
@@ -116,6 +119,36 @@ def test_greedy_text_is_that_of_slow_decoding(
     assert result.token_ids == slow_greedy(MODEL, PROMPT, params, {EOS}, oracle)
     if result.finish_reason == "eos":
         json.loads(result.text)
+
+
+WORDS = {"regex": "(ab|ba){2,4}c", "grammar": 'start: pair~2..4 "c"\npair: "ab" | "ba"\n'}
+GBNF = 'root ::= pair pair pair? pair? "c"\npair ::= "ab" | "ba"\n'
+
+
+def words(output: Sequence[int]) -> set[int]:
+    """The tokens that ``WORDS`` and ``GBNF`` allow, found by trying all texts."""
+    if EOS in output:
+        return {EOS}
+    texts = ["".join(pairs) + "c" for count in (2, 3, 4) for pairs in itertools.product(("ab", "ba"), repeat=count)]
+    continued = [ids for text in texts if (ids := letters(text))[: len(output)] == list(output)]
+    return {ids[len(output)] if len(ids) > len(output) else EOS for ids in continued} or set(range(VOCABULARY))
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "layerskip", "prompt-lookup"])
+@pytest.mark.parametrize("asked", [*({name: text} for name, text in WORDS.items()), {"grammar": GBNF}])
+def test_a_regular_expression_and_grammars_are_followed(method: str, asked: dict[str, str]) -> None:
+    params = SamplingParams(max_new_tokens=12, **asked)
+    result = engine(method).generate(PROMPT, params)
+    assert result.token_ids == slow_greedy(MODEL, PROMPT, params, {EOS}, words)
+    assert re.fullmatch(WORDS["regex"], result.text)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"regex": "("}, {"grammar": "start: nowhere"}, {"grammar": 'root ::= "a'}, {"regex": "(?=a)b"}]
+)
+def test_what_cannot_be_compiled_is_named(asked: dict[str, str]) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^{next(iter(asked))} cannot be compiled: "):
+        engine().stream(PROMPT, **asked)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -193,11 +226,11 @@ def test_logprobs_are_those_before_the_mask() -> None:
 
 
 def test_a_schema_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[str] = []
+    compiled: list[Constraint] = []
     compile_one = Grammars._compile
     monkeypatch.setattr(Grammars, "_compile", lambda self, schema: compiled.append(schema) or compile_one(self, schema))
     grammars = Grammars(TOKENIZER, VOCABULARY, {EOS})
-    schemas = [json.dumps({"const": index}) for index in range(MOST_COMPILED + 1)]
+    schemas = [Constraint("json_schema", json.dumps({"const": index})) for index in range(MOST_COMPILED + 1)]
     for _ in range(2):
         for schema in schemas[:-1]:
             grammars.mask(schema, 0)
@@ -262,14 +295,14 @@ def test_what_a_grammar_needs_is_said() -> None:
     with pytest.raises(InvalidParameterError, match="json_schema needs a tokenizer"):
         Engine(MODEL, method="autoregressive").stream(PROMPT, json_schema=RECORD)
     with pytest.raises(InvalidParameterError, match="needs a model with an end-of-sequence token"):
-        Grammars(TOKENIZER, VOCABULARY, ()).mask("{}", 0)
+        Grammars(TOKENIZER, VOCABULARY, ()).mask(Constraint("json_schema", "{}"), 0)
 
     class Slow:
         pass
 
     slow: Any = Slow()
     with pytest.raises(InvalidParameterError, match="needs a fast tokenizer, not Slow"):
-        Grammars(slow, VOCABULARY, {EOS}).mask("{}", 0)
+        Grammars(slow, VOCABULARY, {EOS}).mask(Constraint("json_schema", "{}"), 0)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +318,7 @@ def test_an_unusual_tokenizer_is_refused_with_its_reason(monkeypatch: pytest.Mon
     monkeypatch.setattr("llguidance.hf.from_tokenizer", refuse)
     assert isinstance(TOKENIZER, PreTrainedTokenizerFast)
     with pytest.raises(InvalidParameterError, match="with this tokenizer: no such decoder"):
-        Grammars(TOKENIZER, VOCABULARY, {EOS}).mask("{}", 0)
+        Grammars(TOKENIZER, VOCABULARY, {EOS}).mask(Constraint("json_schema", "{}"), 0)
 
 
 def test_a_schema_is_kept_as_json() -> None:

@@ -78,7 +78,12 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "text", "json_schema": SCHEMA}}, "response_format"),
     ({"logprobs": "many"}, "logprobs"),
     ({"no_such_field": 1}, "no_such_field"),
-    ({"user": 3}, "user"),
+    ({"guided_regex": ""}, "guided_regex"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"whitespace_pattern": "x"}}, "structured_outputs.whitespace_pattern"),
+    ({"guided_json": {}, "response_format": {"type": "json_object"}}, "guided_json"),
+    ({"guided_grammar": "start: A", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+    ({"min_tokens": 3, "max_tokens": 5, "guided_choice": ["a"]}, "min_tokens"),
     ({"ignore_eos": "yes"}, "ignore_eos"),
 ]
 CHAT: list[tuple[dict[str, Any], str]] = [
@@ -100,7 +105,12 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
-    ({"store": True}, "store"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs.self"),
+    ({"verbosity": "low"}, "verbosity"),
+    ({"reasoning_effort": "immense"}, "reasoning_effort"),
+    ({"continue_final_message": True}, "messages"),
+    ({"functions": []}, "functions"),
 ]
 COMPLETION: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "prompt"),
@@ -116,6 +126,7 @@ COMPLETION: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 3}, "best_of"),
     ({"n": 2, "best_of": 1}, "best_of"),
     ({"suffix": "x"}, "suffix"),
+    ({"suffix": "x", "prompt": [1]}, "suffix"),
     ({"logprobs": 21}, "logprobs"),
     ({"echo": True, "logprobs": 1, "stream": True}, "echo"),
 ]
@@ -180,12 +191,17 @@ def test_a_model_without_a_template_completes_only() -> None:
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
 
 
-def test_tools_of_an_unknown_form_are_refused() -> None:
+def test_tools_that_cannot_be_called_are_refused() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     with make_client(ScriptedEngine(chat_template="{{ tools }}{{ messages[0]['content'] }}")) as client:
-        error = refused(client.post("/v1/chat/completions", json={"messages": MESSAGES, "tools": tools}))
-    assert error["param"] == "tools"
-    assert "<tool_call>" in error["message"]
+        for choice in (
+            {"type": "function", "function": {"name": "g"}},
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "name": "g"}]}},
+        ):
+            fields = {"messages": MESSAGES, "tools": tools, "tool_choice": choice}
+            error = refused(client.post("/v1/chat/completions", json=fields))
+            assert error["param"] == "tool_choice"
+            assert "'g'" in error["message"]
 
 
 def test_a_prompt_over_the_context() -> None:
@@ -229,27 +245,10 @@ def test_what_the_engine_refuses(failure: Exception, status: int, code: str | No
     assert ("Retry-After" in answer.headers) == (status in (429, 503))
 
 
-def test_of_several_answers_all_are_begun_or_none() -> None:
-    scripted = ScriptedEngine()
-    submit, count = scripted.submit, 0
-
-    async def refuse_third(*arguments: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == 3:
-            raise QueueFullError("too many")
-        return await submit(*arguments, **options)
-
-    scripted.submit = refuse_third  # type: ignore[method-assign]
-    with make_client(scripted) as client:
-        refused(client.post("/v1/completions", json={"prompt": "x", "n": 3}), 429)
-    assert [stream.cancelled for stream in scripted.streams] == [True, True]
-
-
 def test_a_body_with_very_many_problems_is_answered_soon() -> None:
     """Comparing all of them with each other would take hours, in which the server answers no request."""
     errors = [
-        {"type": "model_type", "loc": ("body", "messages", index), "msg": "Input should be an object"}
+        {"type": "model_type", "loc": ("messages", index), "msg": "Input should be an object"}
         for index in range(100_000)
     ]
     refusal = as_invalid(errors, {"messages": [1] * len(errors)})

@@ -8,12 +8,6 @@ import pytest
 from helpers.serving import NAME, ScriptedEngine, contents, events, make_client
 
 HELLO = [{"role": "user", "content": "Hi"}]
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-TOOL_TEMPLATE = (
-    "{% if tools %}Tools: {{ tools | tojson }} Answer <tool_call>.\n{% endif %}"
-    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}"
-    "{% for call in message['tool_calls'] or [] %}{{ call.function.arguments | tojson }}{% endfor %}\n{% endfor %}"
-)
 
 
 def chat(scripted: ScriptedEngine, **fields: Any) -> Any:
@@ -177,35 +171,6 @@ def test_an_answer_can_be_sent_back() -> None:
     scripted = ScriptedEngine()
     message = chat(scripted)["choices"][0]["message"]
     chat(scripted, messages=[*HELLO, message, *HELLO])
-
-
-def test_calls_of_tools() -> None:
-    text = 'Let me add. <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-    answer = chat(ScriptedEngine(text, chat_template=TOOL_TEMPLATE), tools=TOOLS)
-    choice = answer["choices"][0]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["content"] == "Let me add. "
-    (call,) = choice["message"]["tool_calls"]
-    assert (call["type"], call["function"]["name"]) == ("function", "add")
-    assert json.loads(call["function"]["arguments"]) == {"a": 1}
-
-    chunks = chat(ScriptedEngine(text, chat_template=TOOL_TEMPLATE), tools=TOOLS, stream=True)[:-1]
-    assert "".join(contents(chunks)) == "Let me add. "
-    (delta,) = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
-    assert (delta["index"], delta["function"]) == (0, call["function"])
-    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-
-
-def test_tools_and_results_reach_the_template() -> None:
-    scripted = ScriptedEngine(chat_template=TOOL_TEMPLATE)
-    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "2"}]
-    chat(scripted, messages=messages, tools=TOOLS)
-    text = scripted.tokenizer.decode(scripted.asked[0][0])
-    assert '"name": "add"' in text
-    assert 'assistant: {"a": 1}tool: 2' in text
-    chat(scripted, messages=messages, tools=TOOLS, tool_choice="none")
-    assert "Tools" not in scripted.tokenizer.decode(scripted.asked[1][0])
 
 
 def test_variables_of_the_template() -> None:

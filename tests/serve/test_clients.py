@@ -11,7 +11,7 @@ import uvicorn
 
 from helpers.checkpoints import CHAT_TEMPLATE, save_checkpoint
 from helpers.server_process import ServerProcess, serve
-from helpers.serving import ScriptedEngine
+from helpers.serving import InlineReaders, ScriptedEngine
 from selfspec import Engine
 from selfspec.serve.app import create_app
 from selfspec.serve.service import Service
@@ -301,7 +301,7 @@ def caller() -> Iterator[Any]:
     """A client of a server in this process whose model calls a tool in every answer."""
     template = CHAT_TEMPLATE + "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}"
     text = 'Let me see. <tool_call>{"name": "Add", "arguments": {"a": 1, "b": 2}}</tool_call>'
-    service = Service(ScriptedEngine(text, chat_template=template), ["tiny"])
+    service = Service(ScriptedEngine(text, chat_template=template), ["tiny"], readers=InlineReaders())
     server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -157,7 +157,7 @@ def test_a_cancelled_answer_leaves_the_engine_within_a_step(engine: Engine) -> N
         served = serve(engine)
         await served.start()
         params = SamplingParams(max_new_tokens=900)
-        stream = await served.submit(engine.encode(PROMPT), params, method=None, request_id="long")
+        [stream] = await served.submit([(engine.encode(PROMPT), params)], method=None, request_id="long")
         assert len(await stream.next_pieces()) >= 1
         assert served.stats().running == 1
         stream.cancel()
@@ -211,7 +211,7 @@ def test_without_memory_for_one_more_a_request_waits() -> None:
     async def run() -> None:
         served = serve(engine)
         await served.start()
-        first, second = [await served.submit(prompt, params, method=None, request_id=name) for name in "ab"]
+        first, second = await served.submit([(prompt, params)] * 2, method=None, request_id="a")
         begun = [piece.token_id for piece in await first.next_pieces()]
         assert (served.stats().running, served.stats().waiting) == (1, 1)
         for stream, tokens in ((first, begun), (second, [])):

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 from functools import partial
 from logging import WARNING
 from pathlib import Path
@@ -25,6 +26,14 @@ _FAILED = 1
 _NETWORK, _LIMITS = "Network", "Limits"
 
 Name = Annotated[list[str] | None, typer.Option(help="Name of the model for clients; repeatable. Default: --model's.")]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Methods that requests may name, with commas between them; all are prepared first. Default: those that "
+        "need no preparation.",
+    ),
+]
 StateSeconds = Annotated[
     float, typer.Option(min=0.05, help="Seconds between two savings of the state while requests come.")
 ]
@@ -35,6 +44,15 @@ ApiKeys = Annotated[
     list[str] | None,
     typer.Option(
         help=f"Key that requests need; repeatable. Visible in the list of processes, so rather set {API_KEY}.",
+        rich_help_panel=_NETWORK,
+    ),
+]
+AllowedHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Name by which clients may call the server; repeatable, * allows any. Default: local names where the "
+        "server is local and needs no key, otherwise any.",
         rich_help_panel=_NETWORK,
     ),
 ]
@@ -65,6 +83,15 @@ PrefixCache = Annotated[
         rich_help_panel=_LIMITS,
     ),
 ]
+MaxPromptChars = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Maximum number of characters of a prompt, or of a chat with its tools. Default: 16 for each token of the "
+        "context.",
+        rich_help_panel=_LIMITS,
+    ),
+]
 MaxPromptTokens = Annotated[
     int | None, typer.Option(min=1, help="Maximum number of tokens of a prompt.", rich_help_panel=_LIMITS)
 ]
@@ -78,6 +105,31 @@ MaxChoices = Annotated[
     int,
     typer.Option(min=1, help="Maximum number of completions per request (prompts × n).", rich_help_panel=_LIMITS),
 ]
+MaxLogprobs = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Maximum number of log-probabilities per request, alternatives included.", rich_help_panel=_LIMITS
+    ),
+]
+MaxConnections = Annotated[
+    int,
+    typer.Option(min=1, help="Maximum number of connections; those that wait longest go.", rich_help_panel=_LIMITS),
+]
+IdleSeconds = Annotated[
+    float,
+    typer.Option(
+        min=0.1, help="Seconds for a client to send headers or a body, or to read on.", rich_help_panel=_LIMITS
+    ),
+]
+Readers = Annotated[
+    int, typer.Option(min=1, help="Number of processes that parse and encode requests.", rich_help_panel=_LIMITS)
+]
+ReadSeconds = Annotated[
+    float, typer.Option(min=0.1, help="Seconds to parse and encode a request.", rich_help_panel=_LIMITS)
+]
+RequestSeconds = Annotated[
+    float, typer.Option(min=0.1, help="Seconds until an answer has to be complete.", rich_help_panel=_LIMITS)
+]
 MaxBody = Annotated[
     float, typer.Option(min=0.001, help="Maximum size of a request's body, in MiB.", rich_help_panel=_LIMITS)
 ]
@@ -90,11 +142,13 @@ DrainSeconds = Annotated[
 def serve(
     engine: options.EngineChoice,
     name: Name = None,
+    methods: Methods = None,
     state: options.State = None,
     state_seconds: StateSeconds = 60.0,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key: ApiKeys = None,
+    allowed_host: AllowedHost = None,
     cors_origin: CorsOrigin = None,
     ssl_certfile: Certificate = None,
     ssl_keyfile: PrivateKey = None,
@@ -102,11 +156,18 @@ def serve(
     max_waiting: MaxWaiting = 256,
     memory_limit: MemoryLimit = None,
     prefix_cache: PrefixCache = None,
+    max_prompt_chars: MaxPromptChars = None,
     max_prompt_tokens: MaxPromptTokens = None,
     max_new_tokens: MaxNewTokens = None,
     default_new_tokens: DefaultNewTokens = 1024,
     max_choices: MaxChoices = 128,
+    max_logprobs: MaxLogprobs = 2**17,
     max_body: MaxBody = 4.0,
+    max_connections: MaxConnections = 1024,
+    idle_seconds: IdleSeconds = 20.0,
+    readers: Readers = 2,
+    read_seconds: ReadSeconds = 20.0,
+    request_seconds: RequestSeconds = 3600.0,
     drain_seconds: DrainSeconds = 60.0,
 ) -> None:
     """Serves a model over HTTP, with the interface of OpenAI's API and a page to try it at /."""
@@ -123,14 +184,21 @@ def serve(
     listening = address.listen()  # a port that is in use is said before a model is loaded
 
     from selfspec.serve.app import create_app
+    from selfspec.serve.connection import ConnectionLimits
     from selfspec.serve.inputs import RequestLimits
     from selfspec.serve.logs import log, set_up_logs
+    from selfspec.serve.pool import ReaderPool
     from selfspec.serve.served_engine import ServedEngine
     from selfspec.serve.server import run_server
     from selfspec.serve.service import Service
 
     limits = RequestLimits(
         body_bytes=int(max_body * 2**20),
+        body_seconds=idle_seconds,
+        read_seconds=read_seconds,
+        request_seconds=request_seconds,
+        logprobs=max_logprobs,
+        prompt_chars=max_prompt_chars,
         prompt_tokens=max_prompt_tokens,
         new_tokens=max_new_tokens,
         default_new_tokens=default_new_tokens,
@@ -145,7 +213,9 @@ def serve(
         prefix_cache=_bytes(prefix_cache),
     )
     names = name or [Path(engine.model).name or engine.model]
-    service = Service(ServedEngine(load, state=state, state_seconds=state_seconds), names, limits)
+    named = None if methods is None else split_methods(methods)
+    served = ServedEngine(load, methods=named, state=state, state_seconds=state_seconds)
+    service = Service(served, names, limits, ReaderPool(readers, read_seconds))
     silence_libraries()
     set_up_logs()
     if not address.is_local and not keys:
@@ -153,11 +223,17 @@ def serve(
         log(f"{reachable}: set {API_KEY}, or listen on 127.0.0.1", WARNING)
     try:
         run_server(
-            create_app(service, api_keys=keys, cors_origins=cors_origin or []),
+            create_app(
+                service,
+                api_keys=keys,
+                cors_origins=cors_origin or [],
+                hosts=address.allowed_hosts(allowed_host, needs_key=bool(keys)),
+            ),
             service,
             address,
             listening,
             drain_seconds=drain_seconds,
+            connections=ConnectionLimits(max_connections, seconds=idle_seconds),
             started=lambda: typer.echo(greeting(address.url(listening), names[0], needs_key=bool(keys))),
         )
     except EngineFailedError as error:
@@ -174,6 +250,11 @@ def greeting(url: str, model: str, *, needs_key: bool) -> str:
         f"selfspec serves {model} at {url} (Ctrl-C ends it)\n"
         f"try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     )
+
+
+def split_methods(text: str) -> list[str]:
+    """The names of a list with commas, where those in the parentheses of a cascade separate its stages."""
+    return [name.strip() for name in re.split(r",(?![^(]*\))", text) if name.strip()]
 
 
 def _bytes(gib: float | None) -> int | None:

@@ -1,7 +1,8 @@
 """Keys and values of earlier texts, for prompts that begin alike, and the memory that they and the requests share."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,7 +30,8 @@ class PrefixCacheStats:
 class _Node:
     """A stretch of text after the one of its parent, with keys and values; children are found by their first token.
 
-    ``rows`` is ``[layers, 2, key_value_heads, tokens, head_dim]``; a root has neither tokens nor rows.
+    ``rows`` is ``[layers, 2, key_value_heads, tokens, head_dim]``; a root has neither tokens nor rows, and is its own
+    ``key`` among the roots. ``used`` is when it was last used.
     """
 
     token_ids: tuple[int, ...]
@@ -37,6 +39,7 @@ class _Node:
     parent: "_Node | None"
     children: "dict[int, _Node]" = field(default_factory=dict)
     used: int = 0
+    key: tuple[str, bool] | None = None
 
 
 class PrefixCache:
@@ -44,7 +47,7 @@ class PrefixCache:
 
     Of a text that is looked up, the longest beginning that any stored text has is found, to the token. Nothing is
     approximate: rows are copies of what the model computed after exactly these tokens. Where there is no more room, the
-    ends of the texts that were used longest ago go first.
+    ends of the texts that were used longest ago go first. Texts with different salts share nothing.
 
     When modules or weights of ``target`` are replaced, everything is dropped; weights that are changed in place are not
     noticed (``clear``). ``limit`` is in bytes.
@@ -65,9 +68,7 @@ class PrefixCache:
     @property
     def stats(self) -> PrefixCacheStats:
         """What it holds, and how much it has saved."""
-        with self._lock:
-            entries = sum(1 for _ in self._nodes())
-            return PrefixCacheStats(self.bytes, self._limit, entries, self._query_tokens, self._hit_tokens)
+        return PrefixCacheStats(self.bytes, self._limit, len(self._order), self._query_tokens, self._hit_tokens)
 
     def clear(self) -> None:
         """Drops everything."""
@@ -80,14 +81,22 @@ class PrefixCache:
             self._query_tokens += prompt_tokens
             self._hit_tokens += found
 
-    def touch(self, token_ids: Sequence[int]) -> None:
+    def touch(self, token_ids: Sequence[int], salt: str = "") -> None:
         """Makes what is known of a text the last to be dropped."""
         with self._lock:
-            for long_rope in self._roots:
-                self._find(token_ids, long_rope)
+            for long_rope in (False, True):
+                self._find(token_ids, (salt, long_rope))
 
     @torch.inference_mode()
-    def fill(self, cache: KeyValueCache, token_ids: Sequence[int], *, long_rope: bool = False, grain: int = 1) -> int:
+    def fill(
+        self,
+        cache: KeyValueCache,
+        token_ids: Sequence[int],
+        *,
+        long_rope: bool = False,
+        grain: int = 1,
+        salt: str = "",
+    ) -> int:
         """Appends to a cache what is known of a text after the cache's committed slots; returns how many slots.
 
         The cache then has a multiple of ``grain`` slots, or as many as before. ``long_rope``: the keys are rotated with
@@ -95,7 +104,7 @@ class PrefixCache:
         """
         with self._lock:
             before, start = cache.length, 0
-            path = self._find(token_ids, long_rope)
+            path = self._find(token_ids, (salt, long_rope))
             end = sum(count for _, count in path) // grain * grain
             for node, count in path:
                 first, last = max(cache.length - start, 0), min(count, end - start)
@@ -114,6 +123,7 @@ class PrefixCache:
         version: int,
         long_rope: bool = False,
         room: int | None = None,
+        salt: str = "",
     ) -> None:
         """Copies keys and values of a text from its cache, as far as they are not here yet and all are finite.
 
@@ -124,9 +134,9 @@ class PrefixCache:
         with self._lock:
             if version != self.target.version:
                 return
-            path = self._find(token_ids, long_rope)
+            path = self._find(token_ids, (salt, long_rope))
             known = sum(count for _, count in path)
-            parent = self._root(long_rope)
+            parent = self._root((salt, long_rope))
             if path and known < len(token_ids):
                 parent = self._split(*path[-1])
             limit = min(self._limit, self._limit if room is None else max(0, room)) // self.target.slot_bytes
@@ -144,31 +154,45 @@ class PrefixCache:
     def _forget(self) -> None:
         self._tokens = 0
         self._version = self.target.version
-        self._roots = {long_rope: _Node((), None, None) for long_rope in (False, True)}
+        self._roots: dict[tuple[str, bool], _Node] = {}  # those that have children, by salt and rope
+        # All stretches, least recently used first. Each is before its parent, so that the first one has no children.
+        self._order: OrderedDict[_Node, None] = OrderedDict()
 
-    def _root(self, long_rope: bool) -> _Node:
+    def _root(self, key: tuple[str, bool]) -> _Node:
         if self._version != self.target.version:
             self._forget()
-        return self._roots[long_rope]
+        return self._roots.get(key) or _Node((), None, None, key=key)
 
-    def _find(self, token_ids: Sequence[int], long_rope: bool) -> list[tuple[_Node, int]]:
+    def _find(self, token_ids: Sequence[int], key: tuple[str, bool]) -> list[tuple[_Node, int]]:
         """The stretches that a text begins with, each with the number of its tokens that the text has."""
         self._time += 1
-        path, node, place = [], self._root(long_rope), 0
+        path, node, place = [], self._root(key), 0
         while place < len(token_ids) and (child := node.children.get(token_ids[place])) is not None:
-            child.used, node = self._time, child
+            node = child
             count = _common(child.token_ids, token_ids, place)
             path.append((child, count))
             place += count
             if count < len(child.token_ids):
                 break
+        self._use(node)
         return path
+
+    def _use(self, node: _Node) -> None:
+        """Makes a stretch and those before it the most recently used."""
+        while node.parent is not None:
+            node.used = self._time
+            self._order[node] = None
+            self._order.move_to_end(node)
+            node = node.parent
 
     def _add(self, parent: _Node, token_ids: tuple[int, ...], rows: torch.Tensor) -> None:
         # A token whose states are not numbers spoils rows before it, through attention weights of 0 times NaN.
         if bool(torch.isfinite(rows).all()):
-            parent.children[token_ids[0]] = _Node(token_ids, rows, parent, used=self._time)
+            parent.children[token_ids[0]] = child = _Node(token_ids, rows, parent)
             self._tokens += len(token_ids)
+            self._use(child)
+            if parent.key is not None:
+                self._roots[parent.key] = parent
 
     def _split(self, node: _Node, count: int) -> _Node:
         """Makes a stretch end after ``count`` tokens; returns the one that does."""
@@ -176,35 +200,33 @@ class PrefixCache:
             return node
         assert node.rows is not None
         assert node.parent is not None
-        upper = _Node(node.token_ids[:count], node.rows[:, :, :, :count].clone(), node.parent, used=node.used)
+        upper = _Node(node.token_ids[:count], node.rows[:, :, :, :count].clone(), node.parent)
         node.parent.children[upper.token_ids[0]] = upper
         node.token_ids, node.rows, node.parent = node.token_ids[count:], node.rows[:, :, :, count:].clone(), upper
         upper.children[node.token_ids[0]] = node
+        self._use(upper)
         node.used = self._time - 1  # not what was just looked up
         return upper
 
     def _shrink(self, most_tokens: int) -> None:
         """Drops ends of texts, oldest first, that were not used at this very time."""
         while self._tokens > most_tokens:
-            ends = (node for node in self._nodes() if not node.children and node.used < self._time)
-            oldest = min(ends, key=lambda node: node.used, default=None)
-            if oldest is None:
+            oldest = next(iter(self._order), None)
+            if oldest is None or oldest.used == self._time:
                 return
             assert oldest.parent is not None
-            del oldest.parent.children[oldest.token_ids[0]]
+            assert not oldest.children
+            del self._order[oldest], oldest.parent.children[oldest.token_ids[0]]
             self._tokens -= len(oldest.token_ids)
-
-    def _nodes(self) -> Iterator[_Node]:
-        waiting = [child for root in self._roots.values() for child in root.children.values()]
-        while waiting:
-            node = waiting.pop()
-            waiting += node.children.values()
-            yield node
+            if oldest.parent.key is not None and not oldest.parent.children:
+                del self._roots[oldest.parent.key]
 
 
 def _common(stretch: Sequence[int], token_ids: Sequence[int], place: int) -> int:
     """How many tokens of a stretch the text from ``place`` on begins with."""
     most = min(len(stretch), len(token_ids) - place)
+    if tuple(token_ids[place : place + most]) == tuple(stretch[:most]):  # without a loop in Python
+        return most
     return next((index for index in range(most) if stretch[index] != token_ids[place + index]), most)
 
 
@@ -245,7 +267,7 @@ class CacheMemory:
             return True
         left = self.limit - held - needed
         if left >= 0 and self.prefixes is not None and self.prefixes.bytes > left:
-            self.prefixes.touch(request.prompt_ids)  # what it begins with goes last
+            self.prefixes.touch(request.prompt_ids, request.cache_salt)  # what it begins with goes last
             self.prefixes.shrink(left)
         return left >= 0
 
@@ -255,7 +277,9 @@ class CacheMemory:
             return
         request, state = sequence.request, sequence.state
         known = request.prompt_ids[: sequence.reusable]
-        request.cached_tokens += self.prefixes.fill(state.cache, known, long_rope=state.long_rope, grain=self._grain)
+        request.cached_tokens += self.prefixes.fill(
+            state.cache, known, long_rope=state.long_rope, grain=self._grain, salt=request.cache_salt
+        )
 
     def count(self, request: Request) -> None:
         """Counts how much of a prompt that is read was known."""
@@ -275,7 +299,14 @@ class CacheMemory:
         text = [*request.prompt_ids, *request.output.token_ids][: rows // self._grain * self._grain]
         room = None if self.limit is None else self.limit - held
         try:
-            self.prefixes.store(state.cache, text, version=sequence.version, long_rope=state.long_rope, room=room)
+            self.prefixes.store(
+                state.cache,
+                text,
+                version=sequence.version,
+                long_rope=state.long_rope,
+                room=room,
+                salt=request.cache_salt,
+            )
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -287,9 +287,10 @@ class PromptReader:
 def _begin_alike(chunk: Chunk, other: Chunk) -> bool:
     """Whether much of a chunk need not be read once another one is."""
     shared = chunk.start + FORWARD_ROWS
-    if shared > min(chunk.sequence.reusable, other.end):
+    request, before = chunk.sequence.request, other.sequence.request
+    if shared > min(chunk.sequence.reusable, other.end) or request.cache_salt != before.cache_salt:
         return False
-    return chunk.sequence.request.prompt_ids[:shared] == other.sequence.request.prompt_ids[:shared]
+    return request.prompt_ids[:shared] == before.prompt_ids[:shared]
 
 
 @torch.inference_mode()

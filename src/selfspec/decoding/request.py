@@ -20,7 +20,8 @@ class Request:
 
     ``logprobs`` and ``prompt_logprobs`` are the number of alternatives to report with each token, ``label`` is what
     errors call the request, ``listener`` is called after each of its events, times are those of ``time.perf_counter``,
-    and ``cached_tokens`` counts the tokens of the prompt whose keys and values were in the prefix cache.
+    and ``cached_tokens`` counts the tokens of the prompt whose keys and values were in the prefix cache, where only
+    requests with the same ``cache_salt`` find them.
     """
 
     prompt_ids: Sequence[int]
@@ -32,6 +33,7 @@ class Request:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     label: str = ""
+    cache_salt: str = ""
     method_name: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     listener: Callable[[], None] | None = None

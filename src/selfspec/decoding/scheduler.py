@@ -83,15 +83,16 @@ class Scheduler:
 
         An exception that is not of one request ends all that run; those that wait go on.
         """
+        events: list[Event] = []
         try:
-            events = self._step()
-        except Exception as error:
-            events = [Failed.by(request, _of_engine(error)) for request in self._requests_running()]
+            self._step(events)
+        except Exception as error:  # what has happened to requests before counts
+            events += [Failed.by(request, _of_engine(error)) for request in self._requests_running()]
         self._note(events)
         return events
 
-    def _step(self) -> list[Event]:
-        events = self._admit()
+    def _step(self, events: list[Event]) -> None:
+        self._admit(events)
         writing = [sequence for sequence in self._running if not sequence.unread]
         unread = [sequence for sequence in self._running if sequence.unread]
         events += self._prompts.read(unread, step=self._steps, writing=bool(writing), held=self.held)
@@ -105,10 +106,8 @@ class Scheduler:
                 self._memory.count(event.request)
             elif isinstance(event, Finished):
                 self._memory.keep(sequences[event.request], held)
-        return events
 
-    def _admit(self) -> list[Event]:
-        events: list[Event] = []
+    def _admit(self, events: list[Event]) -> None:
         while self._waiting and len(self._running) < self._max_batch:
             request, admitted = self._waiting[0], time.perf_counter()
             if not self._memory.admits(request, self.held):
@@ -123,7 +122,6 @@ class Scheduler:
             sequence.last_read = self._steps
             self._running.append(sequence)
             events.append(Started(request, at=admitted))
-        return events
 
     def _note(self, events: Iterable[Event]) -> None:
         """Writes into requests what happened to them, calls their listeners, and drops those that ended."""

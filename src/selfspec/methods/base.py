@@ -97,6 +97,11 @@ class Method(ABC):
             progress(f"copies of {self.target.low_bit_bytes(self.draft_precision) / 2**20:.0f} MiB")
             self.target.at(self.draft_precision)
 
+    @property
+    def needs_preparation(self) -> bool:
+        """Whether its first request would be slow, and slow down others, without ``prepare``."""
+        return self.draft_precision is not None or type(self).prepare is not Method.prepare
+
     def state(self) -> LearnedState:
         """What it has learned so far.
 

@@ -1,11 +1,16 @@
 """The one cache of keys and values: preallocated, with a length."""
 
+import math
+import mmap
 from collections.abc import Sequence
 from ctypes import Array, c_void_p
 
 import torch
 
 from selfspec.model.transfer import send
+
+_LARGE = 2**25
+"""Bytes from which on the system gives memory that is zero already."""
 
 
 class KeyValueCache:
@@ -32,9 +37,9 @@ class KeyValueCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (2, key_value_heads, capacity, head_dim)
         # Zeros, because attention multiplies the values of hidden slots by zero, and garbage may hold NaN.
-        self._hold([torch.zeros(shape, dtype=dtype, device=device) for _ in range(layer_count)])
+        pairs = _zeros((layer_count, 2, key_value_heads, capacity, head_dim), dtype, device)
+        self._hold(pairs.unbind(0))
 
     def _hold(self, pairs: Sequence[torch.Tensor]) -> None:
         """Sets each layer's keys and values, ``[2, key_value_heads, capacity, head_dim]``, with no committed slots."""
@@ -105,6 +110,15 @@ class KeyValueCache:
                 _gather(tensor, self.length, rows)
         self.length += len(rows)
         assert self.length <= self.capacity
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of zeros; a large one of a processor takes no time, and memory only where it is written."""
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < _LARGE:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Pages of the system's own size: huge ones would be cleared as a whole for the first token of each head.
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
 
 
 def addresses_of(tensors: Sequence[torch.Tensor]) -> Array[c_void_p]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from selfspec.files import cache_folder, replace_file
+from selfspec.files import cache_folder, check_own, replace_file
 from selfspec.runtimes.formats import PackedFormat
 from selfspec.runtimes.packed import PackedWeights
 
@@ -63,6 +63,7 @@ class CopyStore:
 
 def _read(path: Path, key: bytes, packed: PackedWeights) -> bool:
     """Fills a copy from a file; false where the file is not that copy."""
+    check_own(path)
     if path.stat().st_size != _DIGEST_BYTES + packed.bytes:
         return False
     with path.open("rb", buffering=0) as file:

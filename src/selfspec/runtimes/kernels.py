@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from selfspec.files import cache_folder
+from selfspec.files import cache_folder, check_own
 from selfspec.runtimes.kernel_build import (
     BUILT_FOLDER,
     KernelBuildError,
@@ -64,6 +64,10 @@ def find() -> Kernels:
     built = cache_folder() / f"kernels-{level.name}-{build_key(level)}.so"
     if not built.exists():
         _build_once(level, built)
+    try:
+        check_own(built)
+    except OSError as error:
+        raise KernelBuildError(f"the kernels in {error.filename} are not loaded: {error.strerror}") from error
     return _open(built, level, "built on this machine")
 
 

@@ -1,4 +1,4 @@
-"""Structured output: JSON schemas compiled for a tokenizer, and masks of the tokens that may follow a text."""
+"""Structured output: schemas and grammars compiled for a tokenizer, and masks of the tokens that may follow a text."""
 
 import threading
 from collections import OrderedDict
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from selfspec.constraint import WHITESPACE, Constraint, as_lark
 from selfspec.errors import InvalidParameterError, MissingPackageError, first_line
 from selfspec.model import transfer
 
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 KEPT_MASKS = 64
 """Number of masks that are cached: a verification uses those of its draft again."""
 
-MOST_COMPILED = 64
-"""Compiled schemas that are kept; the one that was not used for longest goes first."""
+MOST_COMPILED = 32
+"""Compiled grammars that are kept; the one that was not used for longest goes first."""
 
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
-"""What may stand between the tokens of JSON. Without a bound, a model may write spaces until its output is full."""
+_STEP_FUEL, _STEP_ITEMS, _STATES = 100_000, 20_000, 20_000
+"""Limits of llguidance: some milliseconds for a mask, for which all requests wait, some tens of MiB for a schema."""
 
 
 class GrammarMask(LogitsProcessor):
@@ -41,20 +42,42 @@ class GrammarMask(LogitsProcessor):
         prompt_length: tokens of the prompt, which is not part of the text.
         eos_ids: the tokens that end the text, at least one.
         vocab_size: number of tokens that the model scores.
+        kind: the parameter that the grammar is of, for errors.
+        first: the mask before the first token, if it is known.
 
     Raises:
         InvalidParameterError: no token of the vocabulary can begin a text of the grammar.
     """
 
-    def __init__(self, matcher: "LLMatcher", prompt_length: int, eos_ids: Collection[int], vocab_size: int) -> None:
-        self._matcher = matcher
+    def __init__(
+        self,
+        matcher: "LLMatcher",
+        prompt_length: int,
+        eos_ids: Collection[int],
+        vocab_size: int,
+        kind: str = "json_schema",
+        first: torch.Tensor | None = None,
+    ) -> None:
+        self._matcher, self._kind = matcher, kind
         self._prompt_length = prompt_length
         self._eos_ids = frozenset(eos_ids)
         self._vocab_size = vocab_size
         self._only_eos = torch.ones(vocab_size, dtype=torch.bool)
         self._only_eos[list(eos_ids)] = False
         self._consumed: list[int] = []
-        self._masks: dict[int, torch.Tensor] = {0: self._forbidden()}
+        self._masks: dict[int, torch.Tensor] = {0: self._forbidden() if first is None else first}
+
+    def copy(self, prompt_length: int) -> "GrammarMask":
+        """The mask of another request, after no tokens; of one that has masked nothing yet."""
+        assert not self._consumed
+        return GrammarMask(
+            self._matcher.deep_copy(),
+            prompt_length,
+            self._eos_ids,
+            self._vocab_size,
+            self._kind,
+            first=self._masks[0],
+        )
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Masks the scores ``[1, vocab]`` of one row, given its tokens ``[1, length]``.
@@ -99,7 +122,7 @@ class GrammarMask(LogitsProcessor):
         self._check_limits()
         if bool(forbidden.all()):
             raise InvalidParameterError(
-                f"json_schema allows no token of this tokenizer after {len(self._consumed)} tokens; change the schema"
+                f"{self._kind} allows no token of this tokenizer after {len(self._consumed)} tokens; change it"
             )
         return forbidden
 
@@ -107,12 +130,12 @@ class GrammarMask(LogitsProcessor):
         if self._matcher.is_error():
             reason = first_line(ValueError(self._matcher.get_error()))
             raise InvalidParameterError(
-                f"json_schema is too complex to follow after {len(self._consumed)} tokens: {reason}; simplify it"
+                f"{self._kind} is too complex to follow after {len(self._consumed)} tokens: {reason}; simplify it"
             )
 
 
 class Grammars:
-    """Makes the masks of requests from JSON schemas. May be used from several threads.
+    """Makes the masks of requests from their constraints. May be used from several threads.
 
     Args:
         tokenizer: of the model; ``None`` without one.
@@ -124,69 +147,81 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what is compiled
+        self._reading = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Constraint, GrammarMask] = OrderedDict()  # of no request
 
-    def mask(self, schema: str, prompt_length: int) -> GrammarMask:
+    def mask(self, constraint: Constraint, prompt_length: int) -> GrammarMask:
         """The mask of a new request.
 
         Args:
-            schema: a JSON schema, as JSON.
+            constraint: what the output has to be.
             prompt_length: tokens of the prompt.
 
         Raises:
-            InvalidParameterError: the schema cannot be compiled, or not for this tokenizer; the message says why.
+            InvalidParameterError: the constraint cannot be compiled, or not for this tokenizer; the message says why.
             MissingPackageError: llguidance is not installed.
         """
         with self._lock:
-            matcher = self._compiled_matcher(schema).deep_copy()
-        return GrammarMask(matcher, prompt_length, self._eos_ids, self._vocab_size)
-
-    def compile(self, schema: str) -> None:
-        """Compiles a schema ahead of its first mask, which may take long; raises as ``mask`` does."""
+            if constraint in self._compiled:
+                self._compiled.move_to_end(constraint)
+                return self._compiled[constraint].copy(prompt_length)
+        compiled = GrammarMask(  # others need not wait for it
+            self._compile(constraint), 0, self._eos_ids, self._vocab_size, constraint.kind
+        )
         with self._lock:
-            self._compiled_matcher(schema)
+            self._compiled[constraint] = compiled
+            if len(self._compiled) > MOST_COMPILED:
+                self._compiled.popitem(last=False)
+            return compiled.copy(prompt_length)
 
-    def _compiled_matcher(self, schema: str) -> "LLMatcher":
-        matcher = self._compiled.pop(schema, None) or self._compile(schema)
-        self._compiled[schema] = matcher
-        if len(self._compiled) > MOST_COMPILED:
-            self._compiled.popitem(last=False)
-        return matcher
-
-    def _compile(self, schema: str) -> "LLMatcher":
-        vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary()
-        from llguidance import LLMatcher
+    def _compile(self, constraint: Constraint) -> "LLMatcher":
+        kind = constraint.kind
+        with self._reading:
+            vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary(kind)
+        from llguidance import LLMatcher, LLParserLimits
 
         try:
-            grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
-        except ValueError as error:
-            raise InvalidParameterError(f"json_schema cannot be compiled: {first_line(error)}") from error
-        matcher = LLMatcher(vocabulary, grammar, log_level=0)
+            grammar = _definition(constraint)
+        except (ValueError, RecursionError) as error:
+            raise InvalidParameterError(f"{kind} cannot be compiled: {first_line(error)}") from error
+        limits = LLParserLimits(step_lexer_fuel=_STEP_FUEL, step_max_items=_STEP_ITEMS, max_lexer_states=_STATES)
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             reason = first_line(ValueError(matcher.get_error()))
-            raise InvalidParameterError(f"json_schema cannot be compiled: {reason}")
+            raise InvalidParameterError(f"{kind} cannot be compiled: {reason}")
         return matcher
 
-    def _read_vocabulary(self) -> "LLTokenizer":
+    def _read_vocabulary(self, kind: str) -> "LLTokenizer":
         if self._tokenizer is None:
-            raise InvalidParameterError("json_schema needs a tokenizer; give the engine one")
+            raise InvalidParameterError(f"{kind} needs a tokenizer; give the engine one")
         if not isinstance(self._tokenizer, PreTrainedTokenizerFast):
             raise InvalidParameterError(
-                f"json_schema needs a fast tokenizer, not {type(self._tokenizer).__name__}; load it as one"
+                f"{kind} needs a fast tokenizer, not {type(self._tokenizer).__name__}; load it as one"
             )
         if not self._eos_ids:
-            raise InvalidParameterError("json_schema needs a model with an end-of-sequence token, which ends the text")
+            raise InvalidParameterError(f"{kind} needs a model with an end-of-sequence token, which ends the text")
         try:
             from llguidance.hf import from_tokenizer
         except ImportError as error:
             raise MissingPackageError(
-                "json_schema needs the package llguidance; install it by `pip install 'selfspec[structured]'`"
+                f"{kind} needs the package llguidance; install it by `pip install 'selfspec[structured]'`"
             ) from error
         try:
             return from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos_ids)
         except ValueError as error:
-            raise InvalidParameterError(
-                f"json_schema cannot be used with this tokenizer: {first_line(error)}"
-            ) from error
+            raise InvalidParameterError(f"{kind} cannot be used with this tokenizer: {first_line(error)}") from error
+
+
+def _definition(constraint: Constraint) -> str:
+    """The definition of a constraint that llguidance compiles."""
+    from llguidance import LLMatcher
+
+    if constraint.kind == "json_schema":
+        return str(LLMatcher.grammar_from_json_schema(constraint.text, overrides={"whitespace_pattern": WHITESPACE}))
+    if constraint.kind == "regex":
+        return str(LLMatcher.grammar_from_regex(constraint.text))
+    if constraint.text.startswith("{"):  # llguidance's own form, of several grammars
+        return constraint.text
+    return str(LLMatcher.grammar_from_lark(as_lark(constraint.text)))

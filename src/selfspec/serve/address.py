@@ -4,10 +4,14 @@ import contextlib
 import ipaddress
 import socket
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from selfspec.errors import ServeError
+
+BACKLOG = 256
+"""Connections that wait to be accepted; all of them are accepted at once, for which everybody waits."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,17 @@ class Address:
             return ipaddress.ip_address(self.host).is_loopback
         return False
 
+    def allowed_hosts(self, given: Sequence[str] | None, *, needs_key: bool) -> list[str] | None:
+        """The names by which clients may call the server; ``None`` for any.
+
+        A server of this machine alone, without a key, is called by names of this machine: others are those of pages
+        whose names were made to lead here.
+        """
+        if given is None and (needs_key or not self.is_local):
+            return None
+        names = [*(given or ()), "localhost", "127.0.0.1", "::1", self.host]
+        return None if "*" in names else names
+
     def check_tls(self) -> None:
         """Raises ``ServeError`` if a file is missing, or certificate and key do not belong together."""
         if self.certfile is None:
@@ -53,7 +68,7 @@ class Address:
         """
         try:
             family = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][0]
-            return socket.create_server((self.host, self.port), family=family, backlog=2048)
+            return socket.create_server((self.host, self.port), family=family, backlog=BACKLOG)
         except socket.gaierror as error:
             raise ServeError(f"cannot bind to '{self.host}': {error.strerror}") from error
         except OverflowError as error:

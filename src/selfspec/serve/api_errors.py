@@ -1,6 +1,7 @@
 """Errors of the API, in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from selfspec.errors import (
@@ -14,6 +15,7 @@ from selfspec.errors import (
     MissingPackageError,
     OutOfMemoryError,
     QueueFullError,
+    RequestTimeoutError,
     RequestTooLargeError,
     SelfSpecError,
     UnknownMethodError,
@@ -45,6 +47,11 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.retry = status, message, param, code, retry
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It comes from other processes, too."""
+        made = partial(ApiError, self.status, self.message, param=self.param, code=self.code, retry=self.retry)
+        return made, ()
+
     @property
     def body(self) -> dict[str, Any]:
         """The body of the answer."""
@@ -58,6 +65,8 @@ class ApiError(Exception):
         """Headers of the answer."""
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
+        if self.code == "timeout":
+            return {"x-should-retry": "false"}  # clients of OpenAI would send it again
         return {"Retry-After": str(RETRY_SECONDS)} if self.retry else {}
 
 
@@ -86,6 +95,8 @@ def as_api_error(error: Exception, fields: Mapping[str, str] | None = None, prom
             return ApiError(400, text, param="speculative.method", code="invalid_value")
         case QueueFullError():
             return ApiError(429, text, code="queue_full", retry=True)
+        case RequestTimeoutError():
+            return ApiError(408, text, code="timeout")
         case OutOfMemoryError():
             return ApiError(503, text, code="out_of_memory", retry=True)
         case EngineFailedError():
@@ -109,10 +120,7 @@ def _field(message: str, fields: Mapping[str, str]) -> str | None:
 
 def as_invalid(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     """The answer to a body that does not fit: the error of the field that pydantic's errors are about."""
-    if errors[0]["type"] == "json_invalid":
-        reason = errors[0].get("ctx", {}).get("error", errors[0]["msg"])
-        return ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json")
-    if errors[0]["loc"] in ((), ("body",)) and not isinstance(body, dict):
+    if errors[0]["loc"] == () and not isinstance(body, dict):
         return ApiError(400, "the body must be a JSON object, sent as application/json", code="invalid_json")
     found: dict[str, Mapping[str, Any]] = {}
     for error in errors[:_CONSIDERED]:
@@ -135,8 +143,8 @@ def as_invalid(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
 def _path(loc: Sequence[str | int], body: object) -> str:
     """The field that a location means, as ``messages[0].content``. Names of alternatives in it are left out."""
     path, value = "", body
-    for index, part in enumerate(loc[1:] if loc and loc[0] in ("body", "query", "path", "header") else loc):
-        last = index == len(loc) - 2
+    for index, part in enumerate(loc):
+        last = index == len(loc) - 1
         if isinstance(part, int) and isinstance(value, list):
             path += f"[{part}]"
             value = value[part] if part < len(value) else None

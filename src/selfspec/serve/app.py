@@ -1,23 +1,27 @@
 """The ASGI application: routes, and how errors are answered."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from selfspec import __version__
 from selfspec.errors import SelfSpecError
-from selfspec.serve.api_errors import ApiError, as_api_error, as_invalid
-from selfspec.serve.middleware import ApiKey, BodyLimit, RequestLog, respond
+from selfspec.serve.api_errors import ApiError, as_api_error
+from selfspec.serve.document import body_of, describe
+from selfspec.serve.interfaces.infill import InfillRequest
+from selfspec.serve.interfaces.messages import CountTokensRequest, MessagesRequest
+from selfspec.serve.interfaces.responses import ResponsesRequest
+from selfspec.serve.middleware import ApiKey, BodyLimit, HostCheck, RequestLog, respond
 from selfspec.serve.page import HEADERS, page_files
-from selfspec.serve.reply import Reply
+from selfspec.serve.reply import Reply, with_pings
 from selfspec.serve.requests import (
     ChatRequest,
     CompletionRequest,
@@ -45,20 +49,32 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(service: Service, *, api_keys: Sequence[str] = (), cors_origins: Sequence[str] = ()) -> FastAPI:
-    """Makes the application. Its lifespan starts the engine, if that is not done, and closes it.
+PING_SECONDS = 15.0
+"""Seconds without an event after which a stream says that it is alive."""
+
+
+def create_app(
+    service: Service,
+    *,
+    api_keys: Sequence[str] = (),
+    cors_origins: Sequence[str] = (),
+    hosts: Sequence[str] | None = None,
+) -> FastAPI:
+    """Makes the application. Its lifespan starts the service, beside the first requests, and closes it.
 
     With ``api_keys``, a request for the model needs one of them. Pages of ``cors_origins`` may call the server; ``*``
-    are all.
+    are all. With ``hosts``, requests have to name one of them as their host.
     """
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        """Starts the service before the first request, and closes it after the last."""
-        await service.engine.start()
+        """Starts the service while requests are answered by status 503, and closes it after the last."""
+        starting = asyncio.create_task(service.start())
         try:
             yield
         finally:
+            starting.cancel()
+            await asyncio.wait({starting})
             await service.close()
 
     app = FastAPI(
@@ -75,12 +91,16 @@ def create_app(service: Service, *, api_keys: Sequence[str] = (), cors_origins: 
     _add_own_routes(app, service)
     _add_page(app)
     _add_error_handlers(app)
-    # The last one added is the outermost: ids and logs, then CORS, the key, and the body.
+    # The last one added is the outermost: ids and logs, then the host, CORS, the key, and the body.
+    described = (MessagesRequest, CountTokensRequest, ResponsesRequest, InfillRequest)
+    describe(app, (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, *described))
     app.add_middleware(BodyLimit, service.limits.body_bytes, service.limits.body_seconds)
     if api_keys:
         app.add_middleware(ApiKey, api_keys)
     if cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"])
+    if hosts is not None:
+        app.add_middleware(HostCheck, hosts)
     app.add_middleware(RequestLog, service)
     return app
 
@@ -88,35 +108,72 @@ def create_app(service: Service, *, api_keys: Sequence[str] = (), cors_origins: 
 def _add_model_routes(app: FastAPI, service: Service) -> None:
     """The routes that need the model."""
 
-    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=_stream_of(ChatChunk))
-    async def chat(body: ChatRequest, request: Request) -> Response:
+    @app.post(
+        "/v1/chat/completions",
+        response_model=ChatCompletion,
+        responses=_stream_of(ChatChunk),
+        openapi_extra=body_of(ChatRequest),
+    )
+    async def chat(request: Request) -> Response:
         """Answers a chat."""
-        return await _answer(await service.chat(body, request.state.request_id), request)
+        state = request.state
+        return await _answer(await service.chat(await _json_body(request), state.request_id, state.scope), request)
 
-    @app.post("/v1/completions", response_model=Completion, responses=_stream_of(Completion))
-    async def completions(body: CompletionRequest, request: Request) -> Response:
+    @app.post(
+        "/v1/completions",
+        response_model=Completion,
+        responses=_stream_of(Completion),
+        openapi_extra=body_of(CompletionRequest),
+    )
+    async def completions(request: Request) -> Response:
         """Continues one or several texts."""
-        return await _answer(await service.completion(body, request.state.request_id), request)
+        state = request.state
+        return await _answer(
+            await service.completion(await _json_body(request), state.request_id, state.scope), request
+        )
+
+    @app.post("/v1/messages", responses=_events_of("Anthropic's messages"), openapi_extra=body_of(MessagesRequest))
+    async def messages(request: Request) -> Response:
+        """Answers a chat in the form of Anthropic's interface."""
+        state = request.state
+        return await _answer(await service.message(await _json_body(request), state.request_id, state.scope), request)
+
+    @app.post("/v1/messages/count_tokens", openapi_extra=body_of(CountTokensRequest))
+    async def count_tokens(request: Request) -> Response:
+        """Counts the tokens of a chat."""
+        return _json(await service.count_tokens(await _json_body(request)))
+
+    @app.post("/v1/responses", responses=_events_of("OpenAI's responses"), openapi_extra=body_of(ResponsesRequest))
+    async def responses(request: Request) -> Response:
+        """Answers a chat in the form of OpenAI's responses; nothing is stored."""
+        state = request.state
+        return await _answer(await service.response(await _json_body(request), state.request_id, state.scope), request)
+
+    @app.post("/infill", responses=_events_of("llama.cpp's infill"), openapi_extra=body_of(InfillRequest))
+    async def infill(request: Request) -> Response:
+        """Writes what is between two texts."""
+        state = request.state
+        return await _answer(await service.infill(await _json_body(request), state.request_id, state.scope), request)
 
     @app.get("/v1/models", response_model=ModelList)
     async def models() -> Response:
         """Lists the models that are served."""
-        return _json(service.models())
+        return _json(service.models().to_json())
 
     @app.get("/v1/models/{model:path}", response_model=ModelCard)
     async def model(model: str) -> Response:
         """Says whether a model is served."""
-        return _json(service.model(model))
+        return _json(service.model(model).to_json())
 
-    @app.post("/tokenize", response_model=Tokenized)
-    async def tokenize(body: TokenizeRequest) -> Response:
+    @app.post("/tokenize", response_model=Tokenized, openapi_extra=body_of(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
         """Encodes a text or a chat."""
-        return _json(await service.tokenize(body))
+        return _json(await service.tokenize(await _json_body(request)))
 
-    @app.post("/detokenize", response_model=Detokenized)
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    @app.post("/detokenize", response_model=Detokenized, openapi_extra=body_of(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
         """Decodes token ids."""
-        return _json(await service.detokenize(body))
+        return _json(await service.detokenize(await _json_body(request)))
 
 
 def _add_own_routes(app: FastAPI, service: Service) -> None:
@@ -124,23 +181,20 @@ def _add_own_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/health", response_model=Status)
     async def health() -> Response:
-        """Says that the server is alive; with status 503, that its engine failed."""
+        """Says that the server is alive; with status 503, that its model is being loaded, or its engine failed."""
         service.check_health()
-        return _json(Status(status="ok"))
+        return _json(Status(status="ok").to_json())
 
     @app.get("/ready", response_model=Status)
     async def ready() -> Response:
         """Says whether requests are taken; with status 503, not now."""
-        service.check_health()
-        if not service.ready:
-            why = "the server is about to end" if service.draining else "the model is being loaded"
-            raise ApiError(503, why, code="not_ready", retry=True)
-        return _json(Status(status="ready"))
+        service.check_ready()
+        return _json(Status(status="ready").to_json())
 
     @app.get("/version", response_model=Version)
     async def version() -> Response:
         """Says the version of selfspec."""
-        return _json(Version(version=__version__))
+        return _json(Version(version=__version__).to_json())
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -179,10 +233,6 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def failed(_: Request, error: SelfSpecError) -> JSONResponse:
         return respond(as_api_error(error))
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return respond(as_invalid(error.errors(), error.body))
-
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         """Errors of HTTP itself, in the form of OpenAI's errors."""
@@ -198,14 +248,37 @@ def _add_error_handlers(app: FastAPI) -> None:
         return response
 
 
+async def _json_body(request: Request) -> bytes:
+    """The body of a request, which no page of another origin can send without asking."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(400, "the body must be a JSON object, sent as application/json", code="invalid_json")
+    return await request.body()
+
+
+class _EventStream(StreamingResponse):
+    """A reply as server-sent events. However it ends, and if it never began, the reply is closed, and the log told."""
+
+    def __init__(self, reply: Reply, request: Request) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        self._events = with_pings(reply.stream(), PING_SECONDS)
+        super().__init__(self._events, media_type="text/event-stream", headers=headers)
+        self._reply, self._request = reply, request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
+            self._reply.close()
+            _log_usage(self._reply, self._request)
+
+
 async def _answer(reply: Reply, request: Request) -> Response:
     """The response of a reply: a stream, or a body. A client that goes away cancels it."""
     if reply.request.stream:
-        return StreamingResponse(
-            _events(reply, request),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-        )
+        return _EventStream(reply, request)
     work, gone = asyncio.ensure_future(reply.whole()), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -215,17 +288,7 @@ async def _answer(reply: Reply, request: Request) -> Response:
     finally:
         gone.cancel()
         work.cancel()
-        _log_usage(reply, request)
-
-
-async def _events(reply: Reply, request: Request) -> AsyncIterator[str]:
-    """The events of a stream; at its end, however it comes, the log learns how the reply ended."""
-    events = reply.stream()
-    try:
-        async for event in events:
-            yield event
-    finally:
-        await events.aclose()  # type: ignore[attr-defined]
+        reply.close()
         _log_usage(reply, request)
 
 
@@ -243,9 +306,9 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _json(body: Body) -> Response:
+def _json(body: str | bytes) -> Response:
     """The response of a body."""
-    return Response(body.to_json(), media_type="application/json")
+    return Response(body, media_type="application/json")
 
 
 def _stream_of(chunk: type[Body]) -> dict[int | str, dict[str, Any]]:
@@ -254,3 +317,8 @@ def _stream_of(chunk: type[Body]) -> dict[int | str, dict[str, Any]]:
     # OpenAPI 3.2's word for one event of a stream, which FastAPI puts into documents of 3.1 too.
     event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
     return {200: {"description": text, "content": {"text/event-stream": {"itemSchema": event}}}}
+
+
+def _events_of(interface: str) -> dict[int | str, dict[str, Any]]:
+    """Says in the OpenAPI document that with ``stream`` the answer is a stream of events of an interface."""
+    return {200: {"description": f"The answer; with `stream`, server-sent events, as {interface} have them."}}

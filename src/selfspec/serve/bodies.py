@@ -2,17 +2,19 @@
 
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
 from selfspec import __version__
-from selfspec.serve.answer import Answer
+from selfspec.serve.answer import Answer, Growth
+from selfspec.serve.api_errors import ApiError
 from selfspec.serve.requests import GenerationRequest
 from selfspec.serve.responses import (
     AnswerMessage,
     ApiFinishReason,
+    Body,
     CalledFunction,
     CalledTool,
     ChatChoice,
@@ -24,20 +26,62 @@ from selfspec.serve.responses import (
     CompletionChoice,
     CompletionLogprobs,
     Delta,
+    ErrorBody,
     TokenLogprob,
     TopLogprob,
     Usage,
 )
 from selfspec.types import TextPiece, TokenLogprobs
 
+
+class Sendable(Protocol):
+    """A body, or what an event of a stream holds."""
+
+    def to_json(self) -> str:
+        """The JSON of it."""
+
+
 _Scored: TypeAlias = tuple[str, int, TokenLogprobs | None]
 """A token's text, id and log-probability."""
+
+
+class Bodies(Protocol):
+    """The bodies of one request, and the events of its stream, in the order in which they are sent."""
+
+    done: str
+    """What a stream ends with."""
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> Sendable:
+        """The body that is not a stream."""
+
+    def start(self, usage: Usage) -> Iterable[Sendable]:
+        """What a stream begins with."""
+
+    def first(self, answer: Answer) -> Iterable[Sendable]:
+        """What an answer begins with."""
+
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterable[Sendable]:
+        """What some pieces add to an answer."""
+
+    def last(self, answer: Answer) -> Iterable[Sendable]:
+        """What an answer ends with."""
+
+    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterable[Sendable]:
+        """What comes after all answers."""
+
+    def failed(self, error: ApiError) -> Sendable:
+        """An error on the way, after which nothing comes."""
+
+    def event(self, body: Any) -> str:
+        """A server-sent event."""
 
 
 class _RequestBodies:
     """What the bodies of one request have in common: their first fields, and the names of tokens."""
 
     id_prefix: str
+    done = "data: [DONE]\n\n"
+    """What a stream ends with."""
 
     def __init__(self, request: GenerationRequest, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
         self._head: dict[str, Any] = {
@@ -46,6 +90,7 @@ class _RequestBodies:
             "model": model,
             "system_fingerprint": f"selfspec-{__version__}",
         }
+        self._includes_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
         self._alternatives, self._as_ids = request.alternatives, request.return_tokens_as_token_ids
         self._tokenizer = tokenizer
         self._names: dict[int, str] = {}
@@ -58,6 +103,19 @@ class _RequestBodies:
             self._names[token_id] = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
         return self._names[token_id]
 
+    def start(self, _: Usage) -> Iterator[Body]:
+        """What a stream begins with: nothing."""
+        return iter(())
+
+    def failed(self, error: ApiError) -> Body:
+        """The event of an error, after which nothing comes."""
+        return ErrorBody.model_validate(error.body)
+
+    @staticmethod
+    def event(body: Body) -> str:
+        """A server-sent event."""
+        return f"data: {body.to_json()}\n\n"
+
 
 class ChatBodies(_RequestBodies):
     """The bodies of an answered chat."""
@@ -69,32 +127,35 @@ class ChatBodies(_RequestBodies):
         choices = [self._choice(answer) for answer in answers]
         return ChatCompletion(**self._head, object="chat.completion", choices=choices, usage=usage)
 
-    def first(self, answer: Answer) -> ChatChunk:
+    def first(self, answer: Answer) -> Iterator[ChatChunk]:
         """The chunk that an answer begins with."""
-        return self._chunk(answer, Delta(role="assistant", content=""))
+        yield self._chunk(answer, Delta(role="assistant", content=""))
 
-    def chunk(
-        self, answer: Answer, pieces: Sequence[TextPiece], text: str, calls: Sequence[CalledFunction]
-    ) -> ChatChunk:
-        """The chunk with the text and the calls that some pieces add."""
-        delta = Delta(content=text) if text or not calls else Delta()
-        if calls:
-            before = len(answer.calls) - len(calls)
-            delta.tool_calls = [CalledTool(index=before + index, **_called(call)) for index, call in enumerate(calls)]
-        return self._chunk(answer, delta, self._logprobs(pieces) if pieces else None)
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[ChatChunk]:
+        """The chunk with the text, the reasoning and the calls that some pieces add."""
+        if pieces or grown:
+            yield self._chunk(answer, _delta(answer, grown), self._logprobs(pieces) if pieces else None)
 
-    def last(self, answer: Answer) -> ChatChunk:
+    def last(self, answer: Answer) -> Iterator[ChatChunk]:
         """The chunk that says why an answer ended."""
-        return self._chunk(answer, Delta(), finish_reason=answer.finish_reason)
+        yield self._chunk(answer, Delta(), finish_reason=answer.finish_reason)
 
-    def usage(self, usage: Usage) -> ChatChunk:
-        """The chunk after all answers, with the numbers of tokens."""
-        return ChatChunk(**self._head, object="chat.completion.chunk", choices=[], usage=usage)
+    def end(self, _: Sequence[Answer], usage: Usage) -> Iterator[ChatChunk]:
+        """The chunk after all answers, with the numbers of tokens, if they were asked for."""
+        if self._includes_usage:
+            yield ChatChunk(**self._head, object="chat.completion.chunk", choices=[], usage=usage)
 
     def _choice(self, answer: Answer) -> ChatChoice:
         message = AnswerMessage(role="assistant", content=answer.text or (None if answer.calls else ""), refusal=None)
+        if answer.reasoning:
+            message.reasoning_content = answer.reasoning
         if answer.calls:
-            message.tool_calls = [CalledTool(**_called(call)) for call in answer.calls]
+            message.tool_calls = [
+                CalledTool(
+                    id=call.id, type="function", function=CalledFunction(name=call.name, arguments=call.text or "{}")
+                )
+                for call in answer.calls
+            ]
         return ChatChoice(
             index=answer.index,
             message=message,
@@ -150,21 +211,25 @@ class CompletionBodies(_RequestBodies):
         ]
         return Completion(**self._head, object="text_completion", choices=choices, usage=usage)
 
-    def first(self, answer: Answer) -> Completion | None:
+    def first(self, answer: Answer) -> Iterator[Completion]:
         """The chunk with the prompt, where it is echoed."""
-        return self._chunk(answer, answer.prompt) if answer.prompt else None
+        if answer.prompt:
+            yield self._chunk(answer, answer.prompt)
 
-    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], text: str, _: Sequence[CalledFunction]) -> Completion:
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Completion]:
         """The chunk with the text that some pieces add."""
-        return self._chunk(answer, text, self._logprobs(answer, pieces))
+        if pieces or grown:
+            text = "".join(growth.text for growth in grown)
+            yield self._chunk(answer, text, self._logprobs(answer, pieces))
 
-    def last(self, answer: Answer) -> Completion:
+    def last(self, answer: Answer) -> Iterator[Completion]:
         """The chunk that says why an answer ended."""
-        return self._chunk(answer, "", finish_reason=answer.finish_reason)
+        yield self._chunk(answer, "", finish_reason=answer.finish_reason)
 
-    def usage(self, usage: Usage) -> Completion:
-        """The chunk after all answers, with the numbers of tokens."""
-        return Completion(**self._head, object="text_completion", choices=[], usage=usage)
+    def end(self, _: Sequence[Answer], usage: Usage) -> Iterator[Completion]:
+        """The chunk after all answers, with the numbers of tokens, if they were asked for."""
+        if self._includes_usage:
+            yield Completion(**self._head, object="text_completion", choices=[], usage=usage)
 
     def _chunk(
         self,
@@ -205,14 +270,29 @@ class CompletionBodies(_RequestBodies):
         return best
 
 
-Bodies: TypeAlias = ChatBodies | CompletionBodies
-"""What makes the bodies of an answered request."""
-
-
 def _scored_prompt(answer: Answer) -> list[_Scored]:
     known = answer.finished.prompt_logprobs
     return [(*token, logprob) for token, logprob in zip(answer.echoed, known, strict=True)] if known else []
 
 
-def _called(call: CalledFunction) -> dict[str, Any]:
-    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": call}
+def _delta(answer: Answer, grown: Sequence[Growth]) -> Delta:
+    """What a chunk adds to a message; content also where tokens have no text."""
+    delta = Delta()
+    calls = []
+    for growth in grown:
+        if growth.block.kind == "text":
+            delta.content = (delta.content or "") + growth.text
+        elif growth.block.kind == "reasoning":
+            delta.reasoning_content = (delta.reasoning_content or "") + growth.text
+        else:
+            index = sum(block.kind == "call" for block in answer.blocks[: growth.index])
+            function = CalledFunction(arguments=growth.text)
+            call = CalledTool(index=index, function=function)
+            if growth.began:
+                call.id, call.type, function.name = growth.block.id, "function", growth.block.name
+            calls.append(call)
+    if calls:
+        delta.tool_calls = calls
+    if not grown:
+        delta.content = ""
+    return delta

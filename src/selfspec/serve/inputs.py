@@ -1,59 +1,49 @@
-"""From a request to what the engine takes: token ids, and ``SamplingParams`` within the limits of the server."""
+"""The limits of a request, and the token ids of its prompts."""
 
 import inspect
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
-from jinja2 import Environment, TemplateError, meta
 from transformers import PreTrainedTokenizerBase
 
-from selfspec.decoding.output import TextStream
+from selfspec.constraint import Constraint
+from selfspec.decoding.text import TextStream
 from selfspec.errors import InvalidParameterError, SelfSpecError
-from selfspec.prompts import PromptEncoder
 from selfspec.serve.api_errors import ApiError, as_api_error
-from selfspec.serve.requests import (
-    ChatRequest,
-    CompletionRequest,
-    FunctionCall,
-    GenerationRequest,
-    Message,
-    ResponseFormat,
-)
-from selfspec.serve.tools import TAG
-from selfspec.types import SamplingParams
-
-FIELDS = {
-    "max_new_tokens": "max_tokens",
-    "json_schema": "response_format.json_schema.schema",
-    "prompt_logprobs": "logprobs",
-}
-"""The request's names of parameters that the library calls otherwise."""
-
-COMPLETION_TOKENS = 16
-"""New tokens of a completion where the request names no number, as in OpenAI's API."""
-
-_AS_THEY_ARE = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens")
-_ROLES = {"developer": "system"}
-"""Roles that chat templates do not know, and what they are there."""
+from selfspec.serve.chats import as_dict, asked_of, prefilled, variables_of
+from selfspec.serve.control_tokens import ControlTokens
+from selfspec.serve.fill import FillTokens
+from selfspec.serve.formats.dialect import Asked, Dialect
+from selfspec.serve.requests import ChatRequest, CompletionRequest, Message
+from selfspec.text_encoder import TextEncoder
 
 
 @dataclass(frozen=True)
 class RequestLimits:
     """The largest request that is taken; ``None`` is no limit but the model's context.
 
-    ``default_new_tokens`` are those of a chat's answer where the request names no number; ``choices`` are prompts times
-    ``n``; ``body_seconds`` is the time for a client to send a body.
+    ``prompt_chars`` are those of the texts of a prompt, or of a chat with its tools; ``None`` is ``chars_per_token``
+    for each token of the context. ``default_new_tokens`` are those of a chat's answer where the request names no
+    number; ``choices`` are prompts times ``n``; ``logprobs`` are all that a request reports, alternatives included.
+    ``body_seconds`` is the time for a client to send a body, ``read_seconds`` to parse and encode it,
+    ``request_seconds`` until the answer is complete.
     """
 
     body_bytes: int = 4 * 2**20
+    prompt_chars: int | None = None
     prompt_tokens: int | None = None
     new_tokens: int | None = None
     default_new_tokens: int = 1024
     choices: int = 128
-    body_seconds: float = 60.0
+    logprobs: int = 2**17
+    schema_chars: int = 2**16
+    body_seconds: float = 30.0
+    read_seconds: float = 20.0
+    request_seconds: float = 3600.0
+
+    chars_per_token: ClassVar[int] = 16
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -62,50 +52,84 @@ class RequestLimits:
                 raise InvalidParameterError(f"{field.name} must be above 0, not {value}")
 
 
+@dataclass(frozen=True)
+class EncodedChat:
+    """A chat as token ids.
+
+    ``asked`` and ``thinks`` tell how its answer is to be read: see ``Dialect``. ``constraint`` is what it has to be.
+    """
+
+    token_ids: list[int]
+    asked: Asked
+    thinks: bool
+    constraint: Constraint | None
+
+
 class RequestEncoder:
     """Encodes the prompts of requests. Used from one thread at a time, with a tokenizer of its own."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
         self._tokenizer = tokenizer
-        self._encoder = PromptEncoder(tokenizer, vocab_size)
-        self._reserved = set(inspect.signature(tokenizer.apply_chat_template).parameters) - {"kwargs"}
+        self._encoder = TextEncoder(tokenizer, vocab_size)
+        self._control = ControlTokens(tokenizer)
+        self._reserved = {*inspect.signature(tokenizer.apply_chat_template).parameters, "self", "messages"} - {"kwargs"}
+        self._dialect = Dialect(tokenizer)
+        self._fill = FillTokens(tokenizer)
 
     def completion(self, request: CompletionRequest) -> list[list[int]]:
         """The token ids of each prompt; refuses empty prompts, and ids out of the vocabulary."""
-        given = request.prompt
-        prompts: Sequence[Any] = [given] if isinstance(given, str) or isinstance(given[0], int) else given
         encoded = []
-        for index, prompt in enumerate(prompts):
-            with _naming("prompt" if prompt is given else f"prompt[{index}]"):
+        for index, prompt in enumerate(request.prompts):
+            with _naming("prompt" if prompt is request.prompt else f"prompt[{index}]"):
                 encoded.append(
                     self._encoder.encode_text(prompt, add_special_tokens=request.add_special_tokens)
                     if isinstance(prompt, str)
-                    else self._encoder.encode(prompt)
+                    else self._encoder.check_ids(list(prompt))
                 )
         return encoded
 
-    def chat(self, request: ChatRequest) -> list[int]:
-        """The token ids of a chat; refuses what its template does."""
-        variables = request.chat_template_kwargs or {}
-        for name in variables:
-            if name in self._reserved:
-                raise ApiError(
-                    400,
-                    f"'{name}' cannot be set here; chat_template_kwargs are more variables of the template",
-                    param=f"chat_template_kwargs.{name}",
-                    code="invalid_value",
-                )
-        if request.offered_tools:
-            self._check_tools()
-            tools = [tool.model_dump(exclude_none=True) for tool in request.offered_tools]
-            variables = {**variables, "tools": tools}
-        return self.messages(request.messages, **variables)
+    def chat(self, request: ChatRequest) -> EncodedChat:
+        """A chat with what its answer has to be; refuses what its template does."""
+        asked, dialect = asked_of(request, self._dialect), self._dialect
+        token_ids = self.messages(request.messages, **variables_of(request, dialect, self._reserved))
+        thinks = dialect.is_thinking(token_ids, prefilled(request))
+        return EncodedChat(token_ids, asked, thinks, dialect.constraint(asked, token_ids, thinks=thinks))
 
     def messages(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """The token ids of messages, by the chat template with these variables."""
+        """The token ids of messages, by the chat template with these variables.
+
+        Control tokens are what the template writes; in the texts of messages and variables they are text.
+        """
         given = {name: value for name, value in variables.items() if value is not None}
+        encoder, control = self._encoder, self._control
         with _naming("messages"):
-            return self._encoder.encode_chat([as_dict(message) for message in messages], **given)
+            hidden = control.hide([as_dict(message, self._dialect) for message in messages])
+            text = encoder.render_chat(hidden, control.hide(given))
+            add = not encoder.starts_with_bos(text)
+            token_ids: list[int] = []
+            for part, is_control in control.split(text):
+                token_ids += encoder.tokens(part, add_special_tokens=add, split_special_tokens=is_control)
+                add = False
+            return encoder.check_ids(token_ids)
+
+    def fill(self, before: str, after: str, files: Sequence[tuple[str, str]] = ()) -> list[int]:
+        """The token ids after which a model writes what is between two texts; refused where there are none."""
+        if not self._fill.can_fill:
+            raise ApiError(
+                400,
+                "the tokenizer of this model has no tokens to fill in the middle; leave suffix out",
+                param="suffix",
+                code="unsupported_parameter",
+            )
+        with _naming("prompt"):
+            return self._encoder.check_ids(
+                self._fill.encode(
+                    before,
+                    after,
+                    lambda text: self._encoder.tokens(text, add_special_tokens=False, split_special_tokens=True),
+                    files,
+                )
+            )
 
     def text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text; an empty one has none where there is no BOS token."""
@@ -114,7 +138,7 @@ class RequestEncoder:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included; refuses ids out of the vocabulary."""
         with _naming("tokens"):
-            known = self._encoder.encode(list(token_ids)) if token_ids else []
+            known = self._encoder.check_ids(list(token_ids)) if token_ids else []
         return str(self._tokenizer.decode(known, skip_special_tokens=False))
 
     def texts(self, token_ids: Sequence[int]) -> list[tuple[str, int]]:
@@ -128,18 +152,6 @@ class RequestEncoder:
         """The tokenizer's own strings of tokens."""
         return [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
 
-    def _check_tools(self) -> None:
-        template = getattr(self._tokenizer, "chat_template", None) or ""
-        if "tools" not in _variables(template):
-            raise ApiError(400, "the chat template of this model knows no tools; leave them out", param="tools")
-        if TAG not in template:
-            raise ApiError(
-                400,
-                f"this model writes calls of tools in a form that is not known here (only {TAG} with JSON is); "
-                "leave the tools out, or read them from the text of an ordinary answer",
-                param="tools",
-            )
-
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
@@ -148,145 +160,3 @@ def _naming(field: str) -> Iterator[None]:
         yield
     except SelfSpecError as error:
         raise as_api_error(error, prompt=field) from error
-
-
-def as_dict(message: Message) -> dict[str, Any]:
-    """A message as chat templates take it: content as one text, arguments of calls as they were given."""
-    content = message.content
-    if isinstance(content, list):
-        content = "\n".join(part.text for part in content)
-    given: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": content or ""}
-    if message.name is not None:
-        given["name"] = message.name
-    if message.tool_calls:
-        given["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": _function(call.function)} for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        given["tool_call_id"] = message.tool_call_id
-    return given
-
-
-def _function(call: FunctionCall) -> dict[str, Any]:
-    """A call as templates take it: they write the arguments as JSON themselves."""
-    try:
-        arguments = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        arguments = call.arguments
-    return {"name": call.name, "arguments": arguments}
-
-
-def _variables(template: str | dict[str, str]) -> set[str]:
-    """Names of the variables that a chat template reads."""
-    if not isinstance(template, str):
-        return set()
-    try:
-        return meta.find_undeclared_variables(Environment().parse(template))
-    except TemplateError:  # a template with extensions of transformers; its words have to do
-        return {"tools"} if "tools" in template else set()
-
-
-def to_params(request: GenerationRequest, prompt_length: int, context: int, limits: RequestLimits) -> SamplingParams:
-    """The parameters of a request for one of its prompts.
-
-    Raises:
-        ApiError: a value is out of range, or prompt and answer do not fit the context or the limits.
-    """
-    values: dict[str, Any] = {name: getattr(request, name) for name in _AS_THEY_ARE}
-    values["max_new_tokens"] = _new_tokens(request, prompt_length, context, limits)
-    values["temperature"] = 1.0 if request.temperature is None else request.temperature
-    values["top_k"] = None if request.top_k is None else max(0, request.top_k)
-    values["stop"] = request.stop_strings or None
-    values["stop_token_ids"] = tuple(request.stop_token_ids or ()) or None
-    values["ignore_eos"] = request.ignore_eos or None
-    values["logit_bias"] = {int(key): bias for key, bias in (request.logit_bias or {}).items()} or None
-    values["json_schema"] = _schema(request.response_format)
-    values["logprobs"] = request.alternatives
-    values["prompt_logprobs"] = request.logprobs if isinstance(request, CompletionRequest) and request.echo else None
-    given = {name: value for name, value in values.items() if value is not None}
-    try:
-        return SamplingParams(**given)
-    except SelfSpecError as error:
-        raise as_api_error(error, FIELDS) from error
-
-
-def choices_of(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """The parameters of each of ``n`` choices: a seed is counted up, so that they differ."""
-    if params.seed is None:
-        return [params] * n
-    return [replace(params, seed=params.seed + index) for index in range(n)]
-
-
-def count_choices(request: GenerationRequest, prompts: int, limits: RequestLimits) -> int:
-    """The number of choices of each prompt, if they are not too many."""
-    n = request.n or 1
-    if n * prompts > limits.choices:
-        raise ApiError(
-            400,
-            f"{prompts} prompts with {n} choices each are more than the {limits.choices} that this server takes in a "
-            "request; send several requests",
-            param="n" if n > 1 else "prompt",
-            code="too_many_choices",
-        )
-    return n
-
-
-def check_completion(request: CompletionRequest) -> None:
-    """Refuses ``best_of``, ``suffix``, and streams that would have to begin with what is known at their ends."""
-    if request.echo and request.stream and request.logprobs is not None:
-        raise ApiError(400, "echo with logprobs is not supported in a stream; leave stream out", param="echo")
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise ApiError(
-            400,
-            "best_of is not supported: it would write texts only to drop them; ask for n choices and compare them",
-            param="best_of",
-            code="unsupported_parameter",
-        )
-    if request.suffix:
-        raise ApiError(400, "suffix is not supported: text is only continued", param="suffix")
-
-
-def _schema(response_format: ResponseFormat | None) -> str | None:
-    """The JSON schema that a text has to follow; ``None`` for any text."""
-    if response_format is None or response_format.type == "text":
-        return None
-    given = response_format.json_schema
-    return json.dumps({"type": "object"} if given is None else given.schema_)
-
-
-def _new_tokens(request: GenerationRequest, prompt_length: int, context: int, limits: RequestLimits) -> int:
-    """The number of new tokens, if prompt and answer fit."""
-    if limits.prompt_tokens is not None and prompt_length > limits.prompt_tokens:
-        raise _too_long(
-            request.prompt_field,
-            f"the prompt has {prompt_length} tokens, and this server takes {limits.prompt_tokens}; shorten it",
-        )
-    asked, field, default = request.max_tokens, "max_tokens", COMPLETION_TOKENS
-    if isinstance(request, ChatRequest):
-        default = limits.default_new_tokens
-        if request.max_completion_tokens is not None:
-            asked, field = request.max_completion_tokens, "max_completion_tokens"
-    room = context - prompt_length
-    if room < (0 if asked == 0 else 1):
-        raise _too_long(
-            request.prompt_field,
-            f"the prompt has {prompt_length} tokens, and the model's context of {context} leaves no room for an "
-            "answer; shorten it",
-        )
-    if asked is None:
-        return min(room, default, limits.new_tokens or room)
-    if asked == 0 and not (isinstance(request, CompletionRequest) and request.echo):
-        raise ApiError(400, f"{field} must be at least 1; 0 is for completions with echo", param=field)
-    if limits.new_tokens is not None and asked > limits.new_tokens:
-        raise ApiError(400, f"{field} is {asked}, and this server writes at most {limits.new_tokens}", param=field)
-    if asked > room:
-        raise _too_long(
-            field,
-            f"a prompt of {prompt_length} tokens and {asked} new tokens do not fit the model's context of {context}; "
-            f"ask for at most {room}",
-        )
-    return asked
-
-
-def _too_long(field: str, message: str) -> ApiError:
-    return ApiError(400, message, param=field, code="context_length_exceeded")

@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,7 +20,11 @@ _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _WATCHED = ("/health", "/ready", "/metrics")
 """Asked every few seconds by whatever watches a server."""
 
-_PROTECTED = ("/v1/", "/tokenize", "/detokenize")
+_SMALL = 64 * 2**10
+_MOST_LARGE = 16
+"""Bodies of more than 64 KiB that may arrive at a time; after that those who read them have limits of their own."""
+
+_PROTECTED = ("/v1/", "/infill", "/tokenize", "/detokenize")
 
 
 class RequestLog:
@@ -44,8 +49,11 @@ class RequestLog:
             request_id = uuid.uuid4().hex
         fields: dict[str, object] = {"request_id": request_id, "method": scope["method"], "path": scope["path"]}
         state = scope.setdefault("state", {})
-        state["request_id"], state["log"] = request_id, fields
+        state["request_id"], state["log"], state["scope"] = request_id, fields, ""
         self._service.active += 1
+
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the protocol, which keeps its own scope, sends the headers alone
 
         async def send_with_id(message: Message) -> None:
             """Sends on, with the id of the request in the headers."""
@@ -72,6 +80,26 @@ class RequestLog:
             log("request", level, fields={"status": status or 499, "seconds": seconds, **fields})
 
 
+class HostCheck:
+    """Refuses requests that name another host: pages of others, whose names lead to this machine (DNS rebinding)."""
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app, self._hosts = app, frozenset(host.lower().strip("[]") for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        if scope["type"] == "http":
+            try:
+                host = urlsplit(f"//{_header(scope, b'host')}").hostname
+            except ValueError:
+                host = None
+            if host not in self._hosts:
+                text = "the header 'Host' names another host; --allowed-host allows it"
+                await respond(ApiError(403, text, code="host_not_allowed"))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
 class ApiKey:
     """Refuses requests for the model without one of the keys. Health, metrics and the page need none."""
 
@@ -81,7 +109,11 @@ class ApiKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
-        if scope["type"] != "http" or not scope["path"].startswith(_PROTECTED) or self._allows(scope):
+        if scope["type"] != "http" or not scope["path"].startswith(_PROTECTED) or scope["method"] == "OPTIONS":
+            await self._app(scope, receive, send)  # with OPTIONS a browser asks what it may send, without a key
+            return
+        if (key := self._key(scope)) is not None:
+            scope["state"]["scope"] = str(key)
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -89,22 +121,22 @@ class ApiKey:
         )
         await respond(error)(scope, receive, send)
 
-    def _allows(self, scope: Scope) -> bool:
-        """Whether a request has a valid key."""
-        if scope["method"] == "OPTIONS":  # a browser asks what it may send, without a key
-            return True
+    def _key(self, scope: Scope) -> int | None:
+        """Which of the keys a request has; ``None`` for none of them."""
         scheme, _, given = _header(scope, b"authorization").partition(" ")
+        given = given if scheme.lower() == "bearer" else _header(scope, b"x-api-key")  # as Anthropic's clients send it
         key = given.strip().encode("latin-1")
         # All keys are compared, each in constant time, so that the time says nothing about them.
         matches = [hmac.compare_digest(key, known) for known in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        return matches.index(True) if any(matches) else None
 
 
 class BodyLimit:
-    """Refuses bodies that are too large or come too slowly."""
+    """Refuses bodies that are too large or come too slowly, and large ones while too many others arrive."""
 
     def __init__(self, app: ASGIApp, most_bytes: int, most_seconds: float) -> None:
         self._app, self._most_bytes, self._most_seconds = app, most_bytes, most_seconds
+        self._large = 0  # bodies above _SMALL that are arriving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
@@ -122,16 +154,13 @@ class BodyLimit:
             return
         if body is None:  # the client went away
             return
-        given = False
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive_body() -> Message:
             """The body that was read, as one message, and then what the client sends."""
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return messages.pop() if messages else await receive()
 
+        del body  # what reads it is to hold the only copy
         await self._app(scope, receive_body, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
@@ -139,16 +168,23 @@ class BodyLimit:
         declared = _header(scope, b"content-length")
         if declared.isdigit() and int(declared[:20]) > self._most_bytes:
             raise self._too_large()
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            body += message.get("body", b"")
-            if len(body) > self._most_bytes:
-                raise self._too_large()
-            if not message.get("more_body", False):
-                return bytes(body)
+        body, is_large = bytearray(), False
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                body += message.get("body", b"")
+                if len(body) > self._most_bytes:
+                    raise self._too_large()
+                if len(body) > _SMALL and not is_large:
+                    if self._large >= _MOST_LARGE:
+                        raise ApiError(429, "too many large requests at a time; try again", code="busy", retry=True)
+                    self._large, is_large = self._large + 1, True
+                if not message.get("more_body", False):
+                    return bytes(body)
+        finally:
+            self._large -= is_large
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self._most_bytes} bytes; send less", code="body_too_large")

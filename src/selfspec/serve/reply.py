@@ -2,24 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
-from selfspec.errors import SelfSpecError
-from selfspec.serve.answer import Answer
+from selfspec.errors import RequestTimeoutError, SelfSpecError
+from selfspec.serve.answer import Answer, Growth
 from selfspec.serve.api_errors import as_api_error
-from selfspec.serve.bodies import Bodies
+from selfspec.serve.bodies import Bodies, Sendable
 from selfspec.serve.metrics import Metrics
 from selfspec.serve.requests import GenerationRequest, StreamOptions
 from selfspec.serve.responses import (
-    Body,
     CachedTokens,
-    CalledFunction,
     ChatChunk,
+    ChatCompletion,
     Completion,
-    ErrorBody,
+    CompletionDetails,
     Report,
     Usage,
 )
@@ -27,9 +26,10 @@ from selfspec.types import TextPiece
 
 
 class Reply:
-    """The reply to a request. It is read once, by ``whole`` or by ``stream``; giving up either cancels it.
+    """The reply to a request. It is read once, by ``whole`` or by ``stream``, and closed after that or without it.
 
-    ``prompts`` are the lengths of the prompts in tokens; each has equally many answers, which follow each other.
+    ``prompts`` are the lengths of the prompts in tokens; each has equally many answers, which follow each other. An
+    answer that is not complete after ``seconds`` fails.
     """
 
     def __init__(
@@ -39,17 +39,26 @@ class Reply:
         bodies: Bodies,
         prompts: Sequence[int],
         metrics: Metrics,
+        seconds: float,
     ) -> None:
         self.request = request
         self.outcome: Literal["open", "complete", "cancelled", "failed"] = "open"
         self._answers, self._bodies, self._prompts, self._metrics = answers, bodies, prompts, metrics
         self._began = time.perf_counter()
         self._last = [0.0] * len(answers)
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self._give_up, seconds)
 
     @property
     def has_ended(self) -> bool:
         """Whether all answers have been read to their ends."""
         return all(answer.result is not None for answer in self._answers)
+
+    def close(self) -> None:
+        """Cancels what is still being written."""
+        self._deadline.cancel()
+        for answer in self._answers:
+            if answer.result is None:
+                answer.stream.cancel()
 
     @property
     def usage(self) -> Usage:
@@ -61,53 +70,68 @@ class Reply:
         )
         return usage
 
-    async def whole(self) -> Body:
-        """The whole reply; raises ``SelfSpecError`` if the model failed."""
+    async def whole(self) -> str:
+        """The whole reply, as JSON; raises ``SelfSpecError`` if the model failed."""
         with self._observed():
             async for answer, pieces in side_by_side(self._answers):
                 self._take(answer, pieces)
-        body = self._bodies.whole(self._answers, self.usage)
-        if self.request.speculative.report:
-            body.selfspec = self._answers[0].report()
-        return body
+        if self.request.alternatives is None:
+            return self._whole_body()
+        return await asyncio.to_thread(self._whole_body)  # one object for each alternative of each token
 
-    async def stream(self) -> AsyncIterator[str]:
+    async def stream(self) -> AsyncGenerator[str, None]:
         """The reply as server-sent events. An error on the way is an event, after which there is no ``[DONE]``."""
-        options = self.request.stream_options or StreamOptions()
+        bodies, answers = self._bodies, self._answers
+        try:
+            with self._observed():
+                for body in bodies.start(self._usage_so_far()):
+                    yield self._event(body)
+                for answer in answers:
+                    for body in bodies.first(answer):
+                        yield self._event(body)
+                async for answer, pieces in side_by_side(answers):
+                    for body in bodies.chunk(answer, pieces, self._take(answer, pieces)):
+                        yield self._event(body, partial(answer.report_pieces, pieces))
+                    for body in () if pieces else bodies.last(answer):
+                        yield self._event(body, answer.report)
+            for body in bodies.end(answers, self.usage):
+                yield self._event(body)
+            if bodies.done:
+                yield bodies.done
+        except Exception as error:
+            yield bodies.event(bodies.failed(as_api_error(error)))
+            if not isinstance(error, SelfSpecError):
+                raise
 
-        def event(body: ChatChunk | Completion, report: Callable[[], Report] | None = None) -> str:
+    def _event(self, body: Sendable, report: Callable[[], Report] | None = None) -> str:
+        """An event; chunks of OpenAI's interfaces with the report and the numbers of tokens that were asked for."""
+        if isinstance(body, (ChatChunk, Completion)):
+            options = self.request.stream_options or StreamOptions()
             if report is not None and self.request.speculative.report:
                 body.selfspec = report()
             if options.include_usage and "usage" not in body.model_fields_set:
                 body.usage = self._usage_so_far() if options.continuous_usage_stats else None
-            return _event(body)
+        return self._bodies.event(body)
 
-        bodies = self._bodies
-        try:
-            with self._observed():
-                for answer in self._answers:
-                    if (first := bodies.first(answer)) is not None:
-                        yield event(first)
-                async for answer, pieces in side_by_side(self._answers):
-                    text, calls = self._take(answer, pieces)
-                    if text or calls or pieces:
-                        chunk = bodies.chunk(answer, pieces, text, calls)
-                        yield event(chunk, partial(answer.report_pieces, pieces))
-                    if not pieces:
-                        yield event(bodies.last(answer), answer.report)
-            if options.include_usage:
-                yield event(bodies.usage(self.usage))
-            yield "data: [DONE]\n\n"
-        except Exception as error:
-            yield _event(ErrorBody.model_validate(as_api_error(error).body))
-            if not isinstance(error, SelfSpecError):
-                raise
+    def _whole_body(self) -> str:
+        body = self._bodies.whole(self._answers, self.usage)
+        if self.request.speculative.report and isinstance(body, (ChatCompletion, Completion)):
+            body.selfspec = self._answers[0].report()
+        return body.to_json()
+
+    def _give_up(self, seconds: float) -> None:
+        late = RequestTimeoutError(f"the answer was not complete after {seconds:g} seconds; ask for less")
+        for answer in self._answers:
+            answer.stream.cancel(late)
 
     def _usage_so_far(self) -> Usage:
         prompt, new = sum(self._prompts), sum(len(answer.pieces) for answer in self._answers)
-        return Usage(prompt_tokens=prompt, completion_tokens=new, total_tokens=prompt + new)
+        usage = Usage(prompt_tokens=prompt, completion_tokens=new, total_tokens=prompt + new)
+        if reasoning := sum(answer.reasoning_tokens for answer in self._answers):
+            usage.completion_tokens_details = CompletionDetails(reasoning_tokens=reasoning)
+        return usage
 
-    def _take(self, answer: Answer, pieces: Sequence[TextPiece]) -> tuple[str, list[CalledFunction]]:
+    def _take(self, answer: Answer, pieces: Sequence[TextPiece]) -> list[Growth]:
         """Adds the next pieces of an answer, or its end, and measures when they came."""
         now = time.perf_counter()
         if not pieces:
@@ -123,7 +147,7 @@ class Reply:
 
     @contextmanager
     def _observed(self) -> Iterator[None]:
-        """Cancels what is still being written at the end, and counts how it ended."""
+        """Closes the reply at the end, and counts how it ended."""
         try:
             yield
             self.outcome = "complete"
@@ -136,9 +160,7 @@ class Reply:
             self._metrics.cancelled.inc()
             raise
         finally:
-            for answer in self._answers:
-                if answer.result is None:
-                    answer.stream.cancel()
+            self.close()
 
 
 async def side_by_side(answers: Sequence[Answer]) -> AsyncIterator[tuple[Answer, list[TextPiece]]]:
@@ -184,6 +206,24 @@ async def _next_pieces(answer: Answer) -> list[TextPiece]:
         return []
 
 
-def _event(body: Body) -> str:
-    """A server-sent event."""
-    return f"data: {body.to_json()}\n\n"
+async def with_pings(events: AsyncGenerator[str, None], seconds: float) -> AsyncGenerator[str, None]:
+    """The events, and a comment where there is none for some seconds, since silent connections are dropped."""
+    following: asyncio.Future[str] | None = None
+    try:
+        while True:
+            following = following or asyncio.ensure_future(anext(events))
+            done, _ = await asyncio.wait({following}, timeout=seconds)
+            if not done:
+                yield ": ping\n\n"
+                continue
+            try:
+                event = following.result()
+            except StopAsyncIteration:
+                return
+            following = None
+            yield event
+    finally:
+        if following is not None and not following.done():
+            following.cancel()
+            await asyncio.wait({following})
+        await events.aclose()

@@ -1,24 +1,27 @@
 """Requests: the fields of OpenAI's API, and those that vLLM adds. Unknown fields and wrong types are refused."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from selfspec.serve.forms import Formed, Ignored
+from selfspec.serve.strict import Strict
 
 MOST_STOPS = 16
 MOST_LOGPROBS = 20
 MOST_BIASES = 1024
 MOST_PROMPTS = 1024
+MOST_IDS = 2**20
+TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
+MOST_PARTS = 256
+"""Parts of a message: texts, calls, annotations."""
 
 Text = Annotated[str, Field(strict=True)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-TokenIds = list[TokenId]
+TokenIds = Annotated[list[TokenId], Field(max_length=MOST_IDS, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class Strict(BaseModel):
-    """Takes no unknown fields, converts no types, and no number may be NaN."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class StreamOptions(Strict):
@@ -43,31 +46,7 @@ class Speculative(Strict):
     )
 
 
-class JsonSchema(Strict):
-    """A schema with the name that OpenAI's API requires."""
-
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(Strict):
-    """What the text has to be: any text, any JSON object, or JSON of a schema."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> "ResponseFormat":
-        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.schema_ is None):
-            raise ValueError("json_schema.schema is needed for the type json_schema")
-        if self.type != "json_schema" and self.json_schema is not None:
-            raise ValueError(f"json_schema has no meaning for the type {self.type}")
-        return self
-
-
-class Sampled(Strict):
+class Sampled(Formed, Ignored):
     """The fields of every request for text."""
 
     model: Text | None = Field(default=None, description="The model's name; without it, the one that is served.")
@@ -92,24 +71,30 @@ class Sampled(Strict):
         description="The same seed gives the same text, whatever else the server does and whatever drafts.",
     )
     n: Annotated[int, Field(ge=1)] | None = Field(default=None, description="Number of choices.")
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_BIASES)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_BIASES, fail_fast=True)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    response_format: ResponseFormat | None = None
     return_tokens_as_token_ids: bool = Field(default=False, description="Name tokens of logprobs as `token_id:ID`.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculative: Speculative = Field(default_factory=Speculative)
-    user: Text | None = Field(default=None, description="Has no effect.")
+    cache_salt: Annotated[str, Field(max_length=256)] | None = Field(
+        default=None, description="Only requests with the same salt, and key, share what is known of their prompts."
+    )
 
     @model_validator(mode="after")
     def _streams_with_options(self) -> "Sampled":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is allowed only with stream=true")
         return self
+
+    def without_texts(self) -> Self:
+        """A copy without what only its encoding needs, which can be large."""
+        dropped = dict.fromkeys((*Formed.model_fields, *Ignored.model_fields))
+        return self.model_copy(update=dropped)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -124,24 +109,32 @@ class CompletionRequest(Sampled):
 
     prompt: (
         Text
-        | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
         | Annotated[TokenIds, Field(min_length=1)]
-        | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[
+            list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)
+        ]
     )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = Field(default=None, description="Not supported above `n`.")
-    suffix: Text | None = Field(default=None, description="Not supported.")
+    suffix: Text | None = Field(default=None, description="What follows the text that is written, for code models.")
     add_special_tokens: bool = Field(default=True, description="Let the tokenizer add its special tokens to text.")
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """The prompts, each as text or token ids."""
+        given = self.prompt
+        return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+
+    def without_texts(self) -> Self:
+        """See ``Sampled``."""
+        return super().without_texts().model_copy(update={"prompt": "", "suffix": None})
 
     @property
     def alternatives(self) -> int | None:
         """The number of alternatives to report with each token; ``None`` for no log-probabilities."""
         return self.logprobs
-
-    @property
-    def offered_tools(self) -> None:
-        """Tools are a matter of chats."""
 
 
 class TextPart(Strict):
@@ -149,6 +142,7 @@ class TextPart(Strict):
 
     type: Literal["text"]
     text: Text
+    cache_control: Any = Field(default=None, description="Has no effect: every prompt is looked up.")
 
 
 class FunctionCall(Strict):
@@ -161,27 +155,36 @@ class FunctionCall(Strict):
 class ToolCall(Strict):
     """A call of a tool, in a message of the assistant."""
 
+    index: int | None = Field(default=None, description="Has no effect.")
     id: Text
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 class Message(Strict):
-    """A message of a chat. The last fields are those of answers, which clients send back; they have no effect."""
+    """A message of a chat. The last fields are those of answers, which clients send back; they have no effect.
+
+    With ``prefix``, which is for the last message, the answer continues it.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    content: Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)] | None = None
     name: Text | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_PARTS, fail_fast=True)] | None = None
     tool_call_id: Text | None = None
+    reasoning_content: Text | None = Field(default=None, description="Given to templates that take it.")
+    reasoning: Text | None = Field(default=None, description="Another name of `reasoning_content`.")
+    prefix: bool | None = None
+    cache_control: Any = Field(default=None, description="Has no effect: every prompt is looked up.")
     refusal: Text | None = None
-    annotations: list[dict[str, Any]] | None = None
+    annotations: Annotated[list[dict[str, Any]], Field(max_length=MOST_PARTS, fail_fast=True)] | None = None
     audio: None = None
     function_call: None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> "Message":
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        own = self.tool_calls or self.reasoning_content or self.reasoning
+        if self.content is None and not (self.role == "assistant" and own):
             raise ValueError(f"a message of the role {self.role} needs content")
         return self
 
@@ -189,7 +192,7 @@ class Message(Strict):
 class FunctionTool(Strict):
     """A function that the model may call."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: Annotated[str, Field(pattern=TOOL_NAME)]
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -200,6 +203,63 @@ class Tool(Strict):
 
     type: Literal["function"]
     function: FunctionTool
+    cache_control: Any = Field(default=None, description="Has no effect: every prompt is looked up.")
+
+
+class NamedFunction(Strict):
+    """The name of a function."""
+
+    name: Text
+
+
+class NamedTool(Strict):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTool(Strict):
+    """A tool that may be called, as chats name it or as responses do."""
+
+    type: Literal["function"]
+    function: NamedFunction | None = None
+    name: Text | None = None
+
+
+class ToolChoices(Strict):
+    """Some of the tools, and whether one of them has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=128, fail_fast=True)]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tools."""
+        return [tool.name or (tool.function.name if tool.function else "") for tool in self.tools]
+
+
+class ChatAllowedTools(Strict):
+    """Only some of the tools may be called, as chats say it."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolChoices
+
+
+class AllowedTools(ToolChoices):
+    """Only some of the tools may be called, as responses say it."""
+
+    type: Literal["allowed_tools"]
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+ToolChoice: TypeAlias = Literal["auto", "none", "required"] | NamedTool | ChatAllowedTools | AllowedTools
+
+
+class ThinkingMode(Strict):
+    """Whether the model reasons."""
+
+    type: Literal["enabled", "disabled"]
 
 
 class ChatRequest(Sampled):
@@ -207,21 +267,27 @@ class ChatRequest(Sampled):
 
     prompt_field: ClassVar[str] = "messages"
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=128, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = Field(default=None, description="Given to templates that take it.")
+    thinking: bool | ThinkingMode | None = Field(
+        default=None, description="Whether the model reasons, where its template can turn that on or off."
+    )
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(
+        default=None, description="The answer continues the last message, which is the assistant's."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="More variables of the chat template."
     )
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(default=None, description="Has no effect.")
-    store: Literal[False] | None = Field(default=None, description="Nothing is stored.")
-    service_tier: Literal["auto", "default"] | None = Field(default=None, description="Has no effect.")
-    safety_identifier: Text | None = Field(default=None, description="Has no effect.")
-    prompt_cache_key: Text | None = Field(default=None, description="Has no effect: every prompt is looked up.")
+    verbosity: Literal["medium"] | None = Field(default=None, description="Only the default is supported.")
+    modalities: list[Literal["text"]] | None = None
+    include_reasoning: Literal[True] | None = Field(default=None, description="Reasoning is in the answer.")
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "ChatRequest":
@@ -239,6 +305,11 @@ class ChatRequest(Sampled):
         """The tools that the model may call."""
         return None if self.tool_choice == "none" else self.tools
 
+    def without_texts(self) -> Self:
+        """See ``Sampled``."""
+        dropped = dict.fromkeys(("chat_template_kwargs", "tools", "tool_choice"))
+        return super().without_texts().model_copy(update={**dropped, "messages": []})
+
 
 GenerationRequest: TypeAlias = ChatRequest | CompletionRequest
 """A request for text."""
@@ -249,7 +320,7 @@ class TokenizeRequest(Strict):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False

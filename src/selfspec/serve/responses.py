@@ -38,6 +38,12 @@ class CachedTokens(Body):
     cached_tokens: int
 
 
+class CompletionDetails(Body):
+    """Tokens of answers that are reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(Body):
     """Numbers of tokens."""
 
@@ -45,6 +51,7 @@ class Usage(Body):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens | None = None
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class ReportedToken(Body):
@@ -99,18 +106,18 @@ class CompletionLogprobs(Body):
 
 
 class CalledFunction(Body):
-    """A function with the JSON of its arguments."""
+    """A function with the JSON of its arguments; in a stream, the first of its chunks has the name."""
 
-    name: str
+    name: str | None = None
     arguments: str
 
 
 class CalledTool(Body):
-    """A call of a tool; ``index`` in streams only."""
+    """A call of a tool. In a stream, ``index`` says which, and the first of its chunks has id and type."""
 
     index: int | None = None
-    id: str
-    type: Literal["function"]
+    id: str | None = None
+    type: Literal["function"] | None = None
     function: CalledFunction
 
 
@@ -119,6 +126,7 @@ class AnswerMessage(Body):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None = None
     refusal: None = None
     tool_calls: list[CalledTool] | None = None
 
@@ -137,6 +145,7 @@ class Delta(Body):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[CalledTool] | None = None
 
 

@@ -1,6 +1,7 @@
 """The engine of a server: loaded and prepared ahead, with its learned state in a file and the costs of plain steps."""
 
 import asyncio
+import contextlib
 import copy
 import logging
 from collections.abc import Callable, Sequence
@@ -9,11 +10,14 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from selfspec.async_engine import AsyncEngine, EngineStats, RequestStream
+from selfspec.constraint import Constraint
+from selfspec.decoding.request import Request
 from selfspec.engine import Engine
 from selfspec.errors import SelfSpecError
-from selfspec.methods import METHODS
+from selfspec.methods import METHODS, make_method
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import measure_row_costs
+from selfspec.runtimes.target import Target
 from selfspec.serve.logs import log
 from selfspec.types import SamplingParams
 
@@ -23,8 +27,10 @@ _SEQUENCES = (1, 2, 4, 8, 16)
 class ServedEngine:
     """An ``AsyncEngine`` with what a server needs around it.
 
-    ``load`` makes the engine when the server starts. ``state`` is a file for what the method learns, saved every
-    ``state_seconds`` while requests come; without one it is forgotten. ``start`` sets the attributes:
+    ``load`` makes the engine when the server starts. ``methods`` are those that requests may name beside the engine's
+    own, all prepared by ``start``; if not given, those that need no preparation. ``state`` is a file for what the
+    method learns, saved every ``state_seconds`` while requests come; without one it is forgotten. ``start`` sets the
+    attributes:
 
     Attributes:
         tokenizer: a copy that the engine does not use.
@@ -46,10 +52,11 @@ class ServedEngine:
         self,
         load: Callable[[], Engine],
         *,
+        methods: Sequence[str] | None = None,
         state: Path | None = None,
         state_seconds: float = 60.0,
     ) -> None:
-        self._load = load
+        self._load, self._served = load, methods
         self._state, self._state_seconds = state, state_seconds
         self._engine: AsyncEngine | None = None
         self._saver: asyncio.Task[None] | None = None
@@ -82,23 +89,43 @@ class ServedEngine:
             return
         model = await asyncio.to_thread(self._prepare)
         assert model.tokenizer is not None
-        self.tokenizer = copy.deepcopy(model.tokenizer)
+        self.tokenizer = await asyncio.to_thread(copy.deepcopy, model.tokenizer)
         self.vocab_size, self.context = model.target.vocab_size, model.target.context_limit
         self.method = model.method.name
-        self.methods = tuple(dict.fromkeys((self.method, *METHODS)))
-        self._engine = AsyncEngine(model)
-        self._engine.start()
+        engine = AsyncEngine(model)
+        self.methods = tuple(dict.fromkeys((self.method, *await asyncio.to_thread(self._prepare_others, engine))))
+        engine.start()
+        self._engine = engine
         if self._state is not None:
             self._saver = asyncio.create_task(self._save_regularly(self._state))
 
-    async def submit(
-        self, token_ids: Sequence[int], params: SamplingParams, *, method: str | None, request_id: str
-    ) -> RequestStream:
-        """Submits a prompt; raises ``SelfSpecError`` if the request does not fit, or too many wait."""
+    def check_room(self) -> None:
+        """Raises ``QueueFullError`` if no request can be taken, and ``EngineClosedError`` if none will be."""
         assert self._engine is not None, "the engine is not started"
-        if isinstance(params.json_schema, str):  # may take long, so not in the event loop
-            await asyncio.to_thread(self._engine.engine.grammars.compile, params.json_schema)
-        return self._engine.submit(token_ids, params, method=method, request_id=request_id)
+        self._engine.check_room()
+
+    async def submit(
+        self,
+        asked: Sequence[tuple[Sequence[int], SamplingParams]],
+        *,
+        method: str | None,
+        request_id: str,
+        cache_salt: str = "",
+    ) -> list[RequestStream]:
+        """Submits prompts with their parameters, or none.
+
+        What takes time of a prompt's length, or compiles a schema, is done in a thread. Raises ``SelfSpecError`` if one
+        does not fit, or too many wait.
+        """
+        engine = self._engine
+        assert engine is not None, "the engine is not started"
+
+        def prepare() -> list[Request]:
+            return [engine.prepare(*each, method=method, cache_salt=cache_salt) for each in asked]
+
+        requests = await asyncio.to_thread(prepare)
+        ids = [request_id if len(asked) == 1 else f"{request_id}-{index}" for index in range(len(asked))]
+        return engine.enqueue(requests, ids)
 
     async def close(self) -> None:
         """Ends the engine, and saves what was learned, unless the engine failed."""
@@ -112,6 +139,10 @@ class ServedEngine:
     def _prepare(self) -> Engine:
         model = self._load()
         model.method.prepare(lambda text: log(f"preparing {model.method.name}: {text}"))
+        with contextlib.suppress(SelfSpecError):  # which requests with schemas are told
+            model.grammars.mask(
+                Constraint("json_schema", "{}"), 0
+            )  # reads the vocabulary, for which the first one would stop all others
         if self._state is not None:
             model.method.state()  # refuses a method that has nothing to save now, not at the end
             if self._state.exists():
@@ -121,6 +152,14 @@ class ServedEngine:
         counts = sorted({count for count in _SEQUENCES if count < most} | {most})
         self.plain = LiveCosts(measure_row_costs(model.target, range(model.target.sublayer_count), row_counts=counts))
         return model
+
+    def _prepare_others(self, engine: AsyncEngine) -> list[str]:
+        """The methods that requests may name beside the engine's own, ready for them."""
+        if self._served is None:
+            return [name for name in METHODS if not _needs_preparation(name, engine.engine.target)]
+        for name in self._served:
+            engine.prepare_method(name, lambda text, name=name: log(f"preparing {name}: {text}"))  # type: ignore[misc]
+        return list(self._served)
 
     async def _save_regularly(self, path: Path) -> None:
         saved = self.stats().finished
@@ -136,3 +175,11 @@ class ServedEngine:
             await asyncio.to_thread(self._engine.engine.save_state, path)
         except SelfSpecError as error:  # a full disk does not end the server
             log(str(error), logging.ERROR)
+
+
+def _needs_preparation(name: str, target: Target) -> bool:
+    """Whether a method has to be prepared for a model, or cannot draft for it."""
+    try:
+        return make_method(name, target).needs_preparation
+    except SelfSpecError:
+        return True

@@ -1,21 +1,25 @@
 """The process of a server: from a listening socket to the end, after the last answer."""
 
+import contextlib
 import logging
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
 from selfspec.errors import EngineFailedError, SelfSpecError, first_line
-from selfspec.serve.address import Address
+from selfspec.serve.address import BACKLOG, Address
+from selfspec.serve.connection import Connection, ConnectionLimits
 from selfspec.serve.logs import log
 from selfspec.serve.service import Service
 
+_OTHER_FILES = 256
 _CLOSING_SECONDS = 5
 """For clients that do not read the last bytes of their answers."""
 
@@ -37,23 +41,13 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._service, self._drain_seconds = service, drain_seconds
-        self._on_start = started
+        self._on_start: Callable[[], None] | None = started
         self._drains_until: float | None = None
         self.failure: SelfSpecError | None = None
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts the engine, then takes requests."""
-        try:
-            await self._service.engine.start()
-        except SelfSpecError as error:  # here, since uvicorn would log the traceback of an exception of the application
-            self.failure, self.should_exit = error, True
-            return
-        await super().startup(sockets)
-        self._on_start()
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Takes a signal."""
-        if self._drains_until is not None or not self.started:
+        if self._drains_until is not None or not self._service.ready:
             os._exit(128 + sig)
         self._drains_until = time.monotonic() + self._drain_seconds
         self._service.draining = True
@@ -61,13 +55,34 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Looks ten times a second whether to end."""
-        if self.failure is None and (cause := self._service.engine.failure) is not None:
-            log("the engine failed", logging.CRITICAL, error=cause)
-            self.failure = EngineFailedError(f"the engine failed: {type(cause).__name__}: {first_line(cause)}")
-            self.should_exit = True
+        if self._on_start is not None and self._service.ready:
+            self._on_start()
+            self._on_start = None
+        if self.failure is None and (cause := self._service.failure) is not None:
+            self.failure, self.should_exit = _as_failure(cause), True
         if self._drains_until is not None and (self._service.active == 0 or time.monotonic() > self._drains_until):
             self.should_exit = True
         return await super().on_tick(counter)
+
+
+def _raise_open_files(connections: int) -> None:
+    """Lets the process have as many files open as it takes connections, where the system allows it."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = connections + _OTHER_FILES
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _as_failure(cause: BaseException) -> SelfSpecError:
+    """Why the server ends: a model that cannot be served, or an engine that failed."""
+    if isinstance(cause, SelfSpecError):
+        return cause
+    log("the engine failed", logging.CRITICAL, error=cause)
+    return EngineFailedError(f"the engine failed: {type(cause).__name__}: {first_line(cause)}")
 
 
 def run_server(
@@ -77,6 +92,7 @@ def run_server(
     listening: socket.socket,
     *,
     drain_seconds: float = 60.0,
+    connections: ConnectionLimits | None = None,
     started: Callable[[], None] = lambda: None,
 ) -> None:
     """Answers requests at an address until a signal ends the process; calls ``started`` when it takes requests.
@@ -84,8 +100,13 @@ def run_server(
     Raises ``EngineFailedError`` if the engine's thread ended by an exception, another ``SelfSpecError`` if the engine
     cannot be started.
     """
+    limits = connections or ConnectionLimits()
+    _raise_open_files(limits.connections)
     config = uvicorn.Config(
         app,
+        http=partial(Connection, limits=limits),  # type: ignore[arg-type]  # anything that makes a protocol
+        ws="none",
+        backlog=BACKLOG,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -93,7 +114,7 @@ def run_server(
         ssl_certfile=address.certfile,
         ssl_keyfile=None if address.keyfile is None else str(address.keyfile),
         timeout_graceful_shutdown=_CLOSING_SECONDS,
-        timeout_keep_alive=30,
+        timeout_keep_alive=max(1, int(limits.seconds)),
     )
     server = Server(config, service, drain_seconds, started)
     server.run(sockets=[listening])

@@ -3,32 +3,22 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from selfspec.async_engine import RequestStream
 from selfspec.serve.answer import Answer
 from selfspec.serve.api_errors import ApiError, as_api_error
 from selfspec.serve.bodies import Bodies, ChatBodies, CompletionBodies
-from selfspec.serve.inputs import (
-    FIELDS,
-    RequestEncoder,
-    RequestLimits,
-    check_completion,
-    choices_of,
-    count_choices,
-    to_params,
-)
+from selfspec.serve.formats.dialect import Dialect
+from selfspec.serve.inputs import RequestEncoder, RequestLimits
+from selfspec.serve.interfaces.infill_bodies import InfillBodies
+from selfspec.serve.interfaces.message_bodies import MessageBodies
+from selfspec.serve.interfaces.response_bodies import ResponseBodies
 from selfspec.serve.metrics import Metrics
+from selfspec.serve.parameters import check_logprobs, choices_of, fields_of, to_params
+from selfspec.serve.pool import ReaderPool, Readers
+from selfspec.serve.reader import Prepared, RequestReader, unknown_model
 from selfspec.serve.reply import Reply
-from selfspec.serve.requests import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    GenerationRequest,
-    TokenizeRequest,
-)
-from selfspec.serve.responses import Detokenized, ModelCard, ModelList, ServedMethods, Tokenized
+from selfspec.serve.responses import ModelCard, ModelList, ServedMethods
 from selfspec.serve.served_engine import ServedEngine
 
 T = TypeVar("T")
@@ -40,72 +30,106 @@ PLAIN = "autoregressive"
 class Service:
     """Answers requests with an engine, which is started before the first one.
 
-    The first of the model's names is the one that replies have. ``draining`` refuses new requests, since the server is
-    about to end; ``active`` counts the requests that are being answered.
+    The first of the model's names is the one that replies have. ``readers`` parse and encode requests.
+    ``draining`` refuses new requests, since the server is about to end; ``active`` counts the requests that are being
+    answered; ``failure`` says why the engine could not be started, or failed.
     """
 
-    def __init__(self, engine: ServedEngine, names: Sequence[str], limits: RequestLimits | None = None) -> None:
+    def __init__(
+        self,
+        engine: ServedEngine,
+        names: Sequence[str],
+        limits: RequestLimits | None = None,
+        readers: Readers | None = None,
+    ) -> None:
         self.engine, self.names, self.limits = engine, tuple(names), limits or RequestLimits()
         self.metrics = Metrics(self.names[0], engine.stats)
-        self.draining = False
+        self.draining = self._readable = False
         self.active = 0
         self._created = int(time.time())
-        self._thread = ThreadPoolExecutor(1, "selfspec-encode")  # texts are encoded beside the event loop
-        self._encoder: RequestEncoder | None = None
+        self._readers = readers or ReaderPool(seconds=self.limits.read_seconds)
+        self._failure: BaseException | None = None
+        self._dialect: Dialect | None = None
+
+    async def start(self) -> None:
+        """Starts the engine, and what reads requests for it; ``failure`` is why that was not possible."""
+        try:
+            await self.engine.start()
+            self._dialect = await asyncio.to_thread(Dialect, self.engine.tokenizer)
+            await self._readers.start(await asyncio.to_thread(self._make_reader))
+            self._readable = True
+        except Exception as error:
+            self._failure = error
 
     async def close(self) -> None:
         """Ends the engine."""
+        await self._readers.close()
         await self.engine.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def check_health(self) -> None:
-        """Refuses with status 503 if the engine failed."""
-        if self.engine.failure is not None:
-            raise ApiError(503, "the engine failed, and the server ends", code="engine_failed", retry=True)
+    @property
+    def failure(self) -> BaseException | None:
+        """See the class."""
+        return self._failure or self.engine.failure
 
     @property
     def ready(self) -> bool:
         """Whether requests are taken."""
-        return self.engine.ready and not self.draining
+        return self._readable and self.engine.ready and not self.draining
 
-    async def chat(self, request: ChatRequest, request_id: str) -> Reply:
-        """Begins to answer a chat; raises ``ApiError`` if it does not fit or cannot be taken now."""
-        self._check(request)
-        n = count_choices(request, 1, self.limits)
-        prompt = await self._off_loop(lambda encoder: encoder.chat(request))
-        bodies = ChatBodies(request, self.names[0], self.engine.tokenizer)
-        return await self._reply(request, [prompt], n, bodies, request_id)
+    def check_health(self) -> None:
+        """Refuses with status 503 if the engine failed, or the model is not loaded yet."""
+        if self.failure is not None:
+            raise ApiError(503, "the engine failed, and the server ends", code="engine_failed", retry=True)
+        if not (self._readable and self.engine.ready):
+            raise ApiError(503, "the model is being loaded; try again soon", code="not_ready", retry=True)
 
-    async def completion(self, request: CompletionRequest, request_id: str) -> Reply:
-        """Begins to answer a completion; raises ``ApiError`` if it does not fit or cannot be taken now."""
-        self._check(request)
-        check_completion(request)
-        prompts = await self._off_loop(lambda encoder: encoder.completion(request))
-        n = count_choices(request, len(prompts), self.limits)
-        bodies = CompletionBodies(request, self.names[0], self.engine.tokenizer)
-        return await self._reply(request, prompts, n, bodies, request_id)
+    def check_ready(self) -> None:
+        """Refuses with status 503 if no requests are taken."""
+        self.check_health()
+        if self.draining:
+            raise ApiError(503, "the server is about to end and takes no more requests", code="draining", retry=True)
 
-    async def tokenize(self, request: TokenizeRequest) -> Tokenized:
-        """The token ids of a text or a chat."""
-        self._check_model(request.model)
+    async def chat(self, body: bytes, request_id: str, scope: str = "") -> Reply:
+        """Begins to answer a chat; raises ``ApiError`` if it does not fit or cannot be taken now.
 
-        def encode(encoder: RequestEncoder) -> tuple[list[int], list[str]]:
-            if request.messages is not None:
-                found = encoder.messages(request.messages, add_generation_prompt=request.add_generation_prompt)
-            else:
-                found = encoder.text(request.prompt or "", add_special_tokens=request.add_special_tokens)
-            return found, encoder.token_strings(found) if request.return_token_strs else []
+        Requests of one ``scope`` share what is known of their prompts.
+        """
+        prepared = await self._prepare(RequestReader.chat, body)
+        bodies = ChatBodies(prepared.request, self.names[0], self.engine.tokenizer)
+        return await self._reply(prepared, bodies, request_id, scope)
 
-        token_ids, texts = await self._off_loop(encode)
-        answer = Tokenized(count=len(token_ids), max_model_len=self.engine.context, tokens=token_ids)
-        if request.return_token_strs:
-            answer.token_strs = texts
-        return answer
+    async def completion(self, body: bytes, request_id: str, scope: str = "") -> Reply:
+        """Begins to answer a completion; see ``chat``."""
+        prepared = await self._prepare(RequestReader.completion, body)
+        bodies = CompletionBodies(prepared.request, self.names[0], self.engine.tokenizer)
+        return await self._reply(prepared, bodies, request_id, scope)
 
-    async def detokenize(self, request: DetokenizeRequest) -> Detokenized:
-        """The text of token ids."""
-        self._check_model(request.model)
-        return Detokenized(prompt=await self._off_loop(lambda encoder: encoder.decode(request.tokens)))
+    async def message(self, body: bytes, request_id: str, scope: str = "") -> Reply:
+        """Begins to answer a request to ``/v1/messages``; see ``chat``."""
+        prepared = await self._prepare(RequestReader.message, body)
+        return await self._reply(prepared, MessageBodies(self.names[0]), request_id, scope)
+
+    async def response(self, body: bytes, request_id: str, scope: str = "") -> Reply:
+        """Begins to answer a request to ``/v1/responses``; see ``chat``."""
+        prepared = await self._prepare(RequestReader.response, body)
+        return await self._reply(prepared, ResponseBodies(self.names[0], prepared.said), request_id, scope)
+
+    async def infill(self, body: bytes, request_id: str, scope: str = "") -> Reply:
+        """Begins to answer a request to ``/infill``; see ``chat``."""
+        prepared = await self._prepare(RequestReader.infill, body)
+        return await self._reply(prepared, InfillBodies(self.names[0]), request_id, scope)
+
+    async def count_tokens(self, body: bytes) -> bytes:
+        """The number of tokens of a message, as JSON."""
+        return await self._read(RequestReader.count_tokens, body)
+
+    async def tokenize(self, body: bytes) -> bytes:
+        """The token ids of a text or a chat, as JSON."""
+        return await self._read(RequestReader.tokenize, body)
+
+    async def detokenize(self, body: bytes) -> bytes:
+        """The text of token ids, as JSON."""
+        return await self._read(RequestReader.detokenize, body)
 
     def models(self) -> ModelList:
         """The models that are served: one, under each of its names."""
@@ -113,7 +137,9 @@ class Service:
 
     def model(self, name: str) -> ModelCard:
         """The model of a name; raises ``ApiError`` if there is none."""
-        self._check_model(name)
+        if name not in self.names:
+            raise unknown_model(name, self.names)
+        self.check_health()
         return ModelCard(
             id=name,
             object="model",
@@ -123,63 +149,61 @@ class Service:
             selfspec=ServedMethods(methods=list(self.engine.methods), method=self.engine.method),
         )
 
-    def _check(self, request: GenerationRequest) -> None:
-        self._check_model(request.model)
-        asked, methods = request.speculative.method, self.engine.methods
-        if asked is not None and asked not in methods:
-            raise ApiError(
-                400,
-                f"there is no method '{asked}' here; this server has {', '.join(methods)}",
-                param="speculative.method",
-                code="invalid_value",
-            )
+    def _make_reader(self) -> RequestReader:
+        engine = self.engine
+        encoder = RequestEncoder(engine.tokenizer, engine.vocab_size)
+        return RequestReader(
+            encoder, names=self.names, methods=engine.methods, context=engine.context, limits=self.limits
+        )
+
+    async def _prepare(self, do: Callable[[RequestReader, bytes], Prepared], body: bytes) -> Prepared:
+        """Reads a request for text, if there is room for one."""
+        self.check_ready()
+        try:
+            self.engine.check_room()
+        except Exception as error:
+            raise as_api_error(error) from error
+        return await self._read(do, body)
+
+    async def _read(self, do: Callable[[RequestReader, bytes], T], body: bytes) -> T:
         self.check_health()
-        if self.draining:
-            raise ApiError(503, "the server is about to end and takes no more requests", code="draining", retry=True)
-        if not self.engine.ready:
-            raise ApiError(503, "the model is being loaded; try again soon", code="not_ready", retry=True)
+        return await self._readers.run(do, body)
 
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.names:
-            raise ApiError(
-                404,
-                f"there is no model '{name}' here; this server has {' and '.join(self.names)}",
-                param="model",
-                code="model_not_found",
-            )
+    async def _reply(self, prepared: Prepared, bodies: Bodies, request_id: str, scope: str) -> Reply:
+        """Submits the choices of each prompt, or none; names fields as the request's interface does."""
+        try:
+            return await self._submit(prepared, bodies, request_id, scope)
+        except ApiError as error:
+            error.param = prepared.names.get(error.param or "", error.param)
+            raise
 
-    async def _reply(
-        self, request: GenerationRequest, prompts: Sequence[list[int]], n: int, bodies: Bodies, request_id: str
-    ) -> Reply:
-        """Submits ``n`` requests for each prompt, or none."""
+    async def _submit(self, prepared: Prepared, bodies: Bodies, request_id: str, scope: str) -> Reply:
+        request, prompts, n = prepared.request, prepared.prompts, prepared.choices
         asked = [
             (prompt, params)
             for prompt in prompts
-            for params in choices_of(to_params(request, len(prompt), self.engine.context, self.limits), n)
+            for params in choices_of(to_params(prepared, len(prompt), self.engine.context, self.limits), n)
         ]
-        echoed: list[list[tuple[str, int]]] = [[] for _ in prompts]
-        if isinstance(request, CompletionRequest) and request.echo:
-            echoed = await self._off_loop(lambda encoder: [encoder.texts(prompt) for prompt in prompts])
+        check_logprobs([params for _, params in asked], [len(prompt) for prompt, _ in asked], self.limits)
         method = request.speculative.method if request.speculative.enabled else PLAIN
-        streams: list[RequestStream] = []
+        salt = f"{scope}\n{request.cache_salt or ''}".strip()
         try:
-            for index, (token_ids, params) in enumerate(asked):
-                name = request_id if len(asked) == 1 else f"{request_id}-{index}"
-                streams.append(await self.engine.submit(token_ids, params, method=method, request_id=name))
-        except BaseException as error:
-            for stream in streams:
-                stream.cancel()
-            if isinstance(error, Exception):
-                raise as_api_error(error, FIELDS, request.prompt_field) from error
-            raise
+            streams = await self.engine.submit(asked, method=method, request_id=request_id, cache_salt=salt)
+        except Exception as error:
+            raise as_api_error(error, fields_of(prepared), request.prompt_field) from error
+        assert self._dialect is not None, "the service is not started"
+        echoed = prepared.echoed or [[] for _ in prompts]
         answers = [
-            Answer(index, stream, request, self.engine, method or self.engine.method, echoed[index // n])
+            Answer(
+                index,
+                stream,
+                request,
+                self.engine,
+                method or self.engine.method,
+                echoed[index // n],
+                self._dialect.reader(prepared.asked, thinks=prepared.thinks) if prepared.asked is not None else None,
+            )
             for index, stream in enumerate(streams)
         ]
-        return Reply(request, answers, bodies, [len(prompt) for prompt in prompts], self.metrics)
-
-    async def _off_loop(self, encode: Callable[[RequestEncoder], T]) -> T:
-        """Encodes in a thread of its own."""
-        if self._encoder is None:
-            self._encoder = RequestEncoder(self.engine.tokenizer, self.engine.vocab_size)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, encode, self._encoder)
+        lengths = [len(prompt) for prompt in prompts]
+        return Reply(request, answers, bodies, lengths, self.metrics, self.limits.request_seconds)

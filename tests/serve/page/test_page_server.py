@@ -11,6 +11,7 @@ import uvicorn
 
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from helpers.models import build
+from helpers.serving import InlineReaders
 from selfspec.engine import Engine
 from selfspec.serve.app import create_app
 from selfspec.serve.served_engine import ServedEngine
@@ -24,12 +25,12 @@ Open = Callable[..., Any]
 @contextmanager
 def running(engine: Engine, **options: Any) -> Iterator[tuple[str, Service]]:
     """A server in a thread of this process: its address, and its service."""
-    service = Service(ServedEngine(lambda: engine), ["tiny"])
+    service = Service(ServedEngine(lambda: engine), ["tiny"], readers=InlineReaders())
     server = uvicorn.Server(uvicorn.Config(create_app(service, **options), port=0, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        wait_until(lambda: server.started or not thread.is_alive())
+        wait_until(lambda: (server.started and service.ready) or not thread.is_alive())
         (socket,) = server.servers[0].sockets
         yield f"http://127.0.0.1:{socket.getsockname()[1]}/", service
     finally:

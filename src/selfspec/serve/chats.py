@@ -1,0 +1,157 @@
+"""From a chat to what a template takes, and to what the answer has to be."""
+
+import hashlib
+import json
+from collections.abc import Collection
+from typing import Any
+
+from selfspec.serve.api_errors import ApiError
+from selfspec.serve.formats.dialect import Asked, Dialect
+from selfspec.serve.forms import asked_form
+from selfspec.serve.requests import AllowedTools, ChatAllowedTools, ChatRequest, Message, NamedTool
+
+_ROLES = {"developer": "system"}
+"""Roles that chat templates do not know, and what they are there."""
+
+_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+"""Efforts that templates do not know, and the nearest one that they do."""
+
+_NONE = {"type": "object", "properties": {}, "additionalProperties": False}
+"""The arguments of a tool that names none."""
+
+_NO_THINKING = ("none", "minimal")
+_ID = 9
+"""Characters of the ids of calls, where a template takes no others (Mistral)."""
+
+
+def asked_of(request: ChatRequest, dialect: Dialect) -> Asked:
+    """What a chat asks of the form of its answer; refuses what the model or the request's tools cannot do."""
+    tools, choice = request.offered_tools or (), request.tool_choice
+    form = asked_form(request)
+    if not tools:
+        if choice not in (None, "auto", "none"):
+            raise _refused("tool_choice needs tools; give some, or leave it out", "tool_choice")
+        return Asked({}, form=None if form is None else form[0])
+    if not dialect.reads("tools"):
+        raise _refused("the chat template of this model knows no tools; leave tools out", "tools")
+    schemas = {tool.function.name: tool.function.parameters or _NONE for tool in tools}
+    names, must_call = list(schemas), choice == "required"
+    if isinstance(choice, NamedTool):
+        names, must_call = [choice.function.name], True
+    elif isinstance(choice, (ChatAllowedTools, AllowedTools)):
+        allowed = choice.allowed_tools if isinstance(choice, ChatAllowedTools) else choice
+        names, must_call = allowed.names, allowed.mode == "required"
+    for name in names:
+        if name not in schemas:
+            raise _refused(f"tool_choice names '{name:.64}', which is not among the tools", "tool_choice")
+    return Asked(
+        {name: schemas[name] for name in names},
+        must_call=must_call,
+        # A model that has to call seldom stops by itself, so it calls once unless the client asks for more.
+        parallel=request.parallel_tool_calls is True if must_call else request.parallel_tool_calls is not False,
+        strict=dialect.can_be_strict() and any(tool.function.strict for tool in tools),
+        form=None if form is None else form[0],
+    )
+
+
+def variables_of(request: ChatRequest, dialect: Dialect, reserved: Collection[str]) -> dict[str, Any]:
+    """The variables of the template; refuses those that are not for clients."""
+    given = request.chat_template_kwargs or {}
+    for name in given:
+        if name in reserved:
+            raise _refused(
+                f"'{name}' cannot be set here; chat_template_kwargs are more variables of the template",
+                f"chat_template_kwargs.{name}",
+            )
+    variables: dict[str, Any] = {}
+    effort, thinks = request.reasoning_effort, _thinks(request)
+    if thinks is not None:
+        variables |= {name: thinks for name in ("enable_thinking", "thinking") if dialect.reads(name)}
+    if effort is not None and dialect.reads("reasoning_effort"):
+        variables["reasoning_effort"] = _EFFORTS.get(effort, effort)
+    variables |= given
+    if request.offered_tools:
+        variables["tools"] = [
+            tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in request.offered_tools
+        ]
+    if continues(request):
+        variables |= {"add_generation_prompt": False, "continue_final_message": True}
+    elif request.add_generation_prompt is not None:
+        variables["add_generation_prompt"] = request.add_generation_prompt
+    return variables
+
+
+def continues(request: ChatRequest) -> bool:
+    """Whether the answer continues the last message; refuses what cannot be continued."""
+    last = request.messages[-1]
+    if not (request.continue_final_message or last.prefix):
+        return False
+    if last.role != "assistant" or last.tool_calls or not last.content:
+        raise _refused(
+            "only a last message of the assistant, with content and without calls, can be continued", "messages"
+        )
+    if request.add_generation_prompt:
+        raise _refused("add_generation_prompt and continue_final_message exclude each other", "add_generation_prompt")
+    return True
+
+
+def prefilled(request: ChatRequest) -> str:
+    """What an answer that continues the last message begins with."""
+    return _text(request.messages[-1]) if continues(request) else ""
+
+
+def as_dict(message: Message, dialect: Dialect) -> dict[str, Any]:
+    """A message as chat templates take it: content as one text, and reasoning under the names that they read."""
+    given: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": _text(message)}
+    if message.name is not None:
+        given["name"] = message.name
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning:
+        names = ("reasoning_content", "reasoning", "thinking")
+        given |= {name: reasoning for name in names if dialect.reads(name)}
+    if message.tool_calls:
+        given["tool_calls"] = [
+            {
+                "id": _id(call.id, dialect),
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments, dialect)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        given["tool_call_id"] = _id(message.tool_call_id, dialect)
+    return given
+
+
+def _thinks(request: ChatRequest) -> bool | None:
+    """Whether the model is to reason; ``None`` for what its template does by itself."""
+    if isinstance(request.thinking, bool) or request.thinking is None:
+        if request.thinking is None and request.reasoning_effort is not None:
+            return request.reasoning_effort not in _NO_THINKING
+        return request.thinking
+    return request.thinking.type == "enabled"
+
+
+def _text(message: Message) -> str:
+    content = message.content
+    return "\n".join(part.text for part in content) if isinstance(content, list) else content or ""
+
+
+def _arguments(text: str, dialect: Dialect) -> Any:
+    """Arguments as the template takes them."""
+    if dialect.arguments_as_text:
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _id(given: str, dialect: Dialect) -> str:
+    if not dialect.short_ids or (len(given) == _ID and given.isalnum()):
+        return given
+    return hashlib.sha256(given.encode("utf-8", "replace")).hexdigest()[:_ID]
+
+
+def _refused(message: str, param: str) -> ApiError:
+    return ApiError(400, message, param=param, code="invalid_value")

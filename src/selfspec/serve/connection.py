@@ -1,0 +1,146 @@
+"""A connection: limits of its head, its requests at a time, and the time that it may keep the server waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from selfspec.serve.api_errors import ApiError
+from selfspec.serve.responses import ErrorBody
+
+_MOST_HEADERS = 100
+_MOST_PIPELINED = 8
+
+
+class _RefusedError(Exception):
+    """Ends the parsing of a head."""
+
+
+@dataclass
+class ConnectionLimits:
+    """Most connections, bytes of a head, and seconds for a head to arrive or for a client to read what was sent.
+
+    ``waiting`` are the connections that are to send something, in the order in which they began to wait. The first of
+    them gives way to a new connection where there are ``connections`` already.
+    """
+
+    connections: int = 1024
+    head_bytes: int = 32 * 2**10
+    seconds: float = 20.0
+    waiting: dict[Connection, None] = field(default_factory=dict)
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol, with limits."""
+
+    def __init__(self, *arguments: Any, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._limits = limits
+        self._head: asyncio.TimerHandle | None = None  # until a head has to be complete
+        self._written: asyncio.TimerHandle | None = None  # until the client has to have read
+        self._unfinished = self._head_bytes = 0
+        self._refusal = ApiError(400, "the request is not valid HTTP", code="invalid_http")
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Takes a connection, in the place of one that only waits if there are too many."""
+        super().connection_made(transport)
+        limits = self._limits
+        if len(self.connections) > limits.connections:
+            next(iter(limits.waiting), self).transport.abort()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forgets it."""
+        self._stop_waiting()
+        self._stop(self._written)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Takes bytes; those of a head that does not end are counted."""
+        if self._unfinished > self._limits.head_bytes:
+            self._refuse(431, "the head of the request is too large")
+            return
+        super().data_received(data)
+        if self._head is not None:  # the head has not ended yet
+            self._unfinished += len(data)
+        elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
+            self._wait()
+
+    def on_message_begin(self) -> None:
+        """Begins a head."""
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            self._raise(400, "too many requests are sent before their answers are read")
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Takes a part of the URL."""
+        super().on_url(url)
+        if len(self.url) > self._limits.head_bytes // 4:
+            self._raise(414, "the URL is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header."""
+        super().on_header(name, value)
+        self._head_bytes += len(name) + len(value)
+        if len(self.headers) > _MOST_HEADERS or self._head_bytes > self._limits.head_bytes:
+            self._raise(431, "the head of the request is too large")
+
+    def on_headers_complete(self) -> None:
+        """Begins to answer."""
+        self._stop(self._head)
+        self._head, self._unfinished, self._head_bytes = None, 0, 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """From now on the client waits for the server."""
+        self._limits.waiting.pop(self, None)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """From now on the server waits for the client."""
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._limits.waiting[self] = None
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        super().pause_writing()
+        self._written = self.loop.call_later(self._limits.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        super().resume_writing()
+        self._stop(self._written)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what cannot be parsed, in the form of all errors."""
+        body = ErrorBody.model_validate(self._refusal.body).to_json().encode()
+        head = f"HTTP/1.1 {self._refusal.status} \r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
+
+    def _wait(self) -> None:
+        """Waits for a head, for some seconds."""
+        self._stop(self._head)
+        self._head = self.loop.call_later(self._limits.seconds, self.transport.abort)
+        self._limits.waiting[self] = None
+
+    def _stop_waiting(self) -> None:
+        self._stop(self._head)
+        self._head = None
+        self._limits.waiting.pop(self, None)
+
+    def _stop(self, timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._refusal = ApiError(status, message, code="invalid_http")
+        self.send_400_response(message)
+
+    def _raise(self, status: int, message: str) -> None:
+        self._refusal = ApiError(status, message, code="invalid_http")
+        raise _RefusedError(message)

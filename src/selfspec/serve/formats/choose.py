@@ -1,0 +1,152 @@
+"""Which formats a model has, by its chat template and the tokens of its tokenizer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from selfspec.serve.formats.harmony import Harmony
+from selfspec.serve.formats.json_calls import JsonCalls, NamedCalls
+from selfspec.serve.formats.lark import Rules
+from selfspec.serve.formats.marks import Marks
+from selfspec.serve.formats.python_calls import PythonCalls
+from selfspec.serve.formats.scanner import Scanner, Steps
+from selfspec.serve.formats.tagged_calls import TaggedCalls
+
+
+class CallFormat(Protocol):
+    """How a model writes calls in the text of an answer.
+
+    Attributes:
+        openers: what calls begin with; the rest of the answer is text.
+        bare: whether an answer can also begin with a call at once.
+        silent: tags that are no text.
+    """
+
+    @property
+    def openers(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def bare(self) -> bool: ...  # noqa: D102
+    @property
+    def silent(self) -> Sequence[str]: ...  # noqa: D102
+
+    def read(self, scan: Scanner, opener: str) -> Steps[None]:
+        """Reads a call, after its opener."""
+
+    def rule(self, rules: Rules, scan: Scanner, *, parallel: bool) -> str:
+        """The rule of an answer that calls tools, in Lark's notation."""
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """What is around reasoning at the beginning of an answer, as marks and as texts."""
+
+    begin: str
+    end: str
+    names: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Formats:
+    """How a model writes calls, and reasoning if it does."""
+
+    calls: CallFormat | Harmony
+    thinking: Thinking | None
+
+
+_THINKING = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("◁think▷", "◁/think▷"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<reasoning>", "</reasoning>"),
+)
+
+_DEEPSEEK = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_KIMI_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+
+
+def choose_formats(template: str, marks: Marks) -> Formats:
+    """The formats of a model with this chat template; calls are bare JSON objects where it shows no other form."""
+    thinking = next((pair for pair in _THINKING if pair[0] in template and pair[1] in template), None)
+    return Formats(
+        _choose_calls(template, marks),
+        None if thinking is None else Thinking(marks(thinking[0]), marks(thinking[1]), thinking),
+    )
+
+
+def _choose_calls(template: str, marks: Marks) -> CallFormat | Harmony:
+    def knows(*names: str) -> bool:
+        return all(name in template or (name.startswith("<|") and marks.has(name)) for name in names)
+
+    known: Sequence[tuple[Sequence[str], Callable[[], CallFormat | Harmony]]] = (
+        (("<|channel|>", "<|message|>", "<|start|>"), lambda: Harmony(marks)),
+        ((_DEEPSEEK[0],), lambda: _deepseek(template, marks)),
+        ((_KIMI_SECTION[0],), lambda: _kimi(marks)),
+        (("[TOOL_CALLS]", "[ARGS]"), lambda: _mistral(marks)),
+        (("[TOOL_CALLS]",), lambda: JsonCalls(marks("[TOOL_CALLS]"), listed=True)),
+        (("<arg_key>",), lambda: _glm(marks)),
+        (("<function=", "<parameter="), lambda: _qwen_coder(marks)),
+        (
+            ("<|tool_call_start|>",),
+            lambda: PythonCalls(marks("<|tool_call_start|>"), marks("<|tool_call_end|>")),
+        ),
+        (
+            ("<function_calls>",),
+            lambda: PythonCalls(marks("<function_calls>"), marks("</function_calls>"), listed=False),
+        ),
+        (("<tool_call>",), lambda: JsonCalls(marks("<tool_call>"), marks("</tool_call>"))),
+        (
+            ("<|tool_call|>", "<|/tool_call|>"),
+            lambda: JsonCalls(marks("<|tool_call|>"), marks("<|/tool_call|>"), listed=True),
+        ),
+        (("<|tool_call|>",), lambda: JsonCalls(marks("<|tool_call|>"), listed=True)),
+        (("[func_name1(",), PythonCalls),
+    )
+    for names, make in known:
+        if knows(*names):
+            return make()
+    key = "parameters" if '"parameters": dictionary' in template else "arguments"
+    return JsonCalls(marks("<|python_tag|>") if knows("<|python_tag|>") else "", key=key, tagged=False)
+
+
+def _deepseek(template: str, marks: Marks) -> NamedCalls:
+    begin, between, end = map(marks, _DEEPSEEK)
+    section = marks(_DEEPSEEK_SECTION[0]), marks(_DEEPSEEK_SECTION[1])
+    if "```json" in template:  # V3 and R1; V3.1 has neither the word nor the fence
+        return NamedCalls(begin, f"function{between}", "\n```json\n", "\n```", end, section)
+    return NamedCalls(begin, "", between, "", end, section)
+
+
+def _mistral(marks: Marks) -> NamedCalls:
+    marks("[CALL_ID]")  # some versions have it between the name and the arguments
+    return NamedCalls(marks("[TOOL_CALLS]"), after=marks("[ARGS]"))
+
+
+def _kimi(marks: Marks) -> NamedCalls:
+    begin, after, end = (
+        marks(f"<|{name}|>") for name in ("tool_call_begin", "tool_call_argument_begin", "tool_call_end")
+    )
+    return NamedCalls(begin, "functions.", f":0{after}", "", end, (marks(_KIMI_SECTION[0]), marks(_KIMI_SECTION[1])))
+
+
+def _qwen_coder(marks: Marks) -> TaggedCalls:
+    return TaggedCalls(
+        marks("<tool_call>"),
+        marks("</tool_call>"),
+        name=("<function=", ">\n"),
+        key=("<parameter=", ">"),
+        value=("\n", "\n</parameter>"),
+        close="</function>",
+    )
+
+
+def _glm(marks: Marks) -> TaggedCalls:
+    return TaggedCalls(
+        marks("<tool_call>"),
+        marks("</tool_call>"),
+        name=("", "\n"),
+        key=(marks("<arg_key>"), marks("</arg_key>")),
+        value=(marks("\n<arg_value>"), marks("</arg_value>")),
+    )

@@ -1,0 +1,225 @@
+"""How one model answers: what its chat template takes, and what the text of an answer means."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment, TemplateError, meta
+from transformers import PreTrainedTokenizerBase
+
+from selfspec.constraint import Constraint, as_lark
+from selfspec.serve.formats.choose import Formats, Thinking, choose_formats
+from selfspec.serve.formats.harmony import Harmony
+from selfspec.serve.formats.lark import Rules
+from selfspec.serve.formats.marks import Marks
+from selfspec.serve.formats.scanner import NotACall, Part, Scanner, Steps
+
+_KEY = "argument"
+
+Tools = Mapping[str, Mapping[str, Any]]
+"""The JSON schemas of the arguments of tools, by name."""
+
+_KNOWN = ("tools", "reasoning_effort", "enable_thinking", "thinking", "reasoning_content", "reasoning")
+"""Variables of templates, and keys of messages, that a template may read."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a chat asks of the form of its answer.
+
+    Attributes:
+        tools: those that may be called.
+        must_call: whether one has to be.
+        parallel: whether several may be.
+        strict: whether calls have to follow the schemas of the tools, though none has to be made.
+        form: what the text of the answer has to be.
+    """
+
+    tools: Tools
+    must_call: bool = False
+    parallel: bool = True
+    strict: bool = False
+    form: Constraint | None = None
+
+
+class Dialect:
+    """How a model writes calls and reasoning, by its tokenizer's chat template.
+
+    Args:
+        tokenizer: of the model.
+
+    Attributes:
+        short_ids: whether the template takes ids of calls of nine characters alone, as Mistral's do.
+        arguments_as_text: whether it adds the arguments of calls to texts, and does not write an object as JSON itself.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer, self._marks = tokenizer, Marks(tokenizer)
+        given = getattr(tokenizer, "chat_template", None) or ""
+        self.template = given if isinstance(given, str) else given.get("tool_use", given.get("default", ""))
+        self._reads = _names_in(self.template)
+        self._formats = choose_formats(self.template, self._marks)
+        self.short_ids = "[TOOL_CALLS]" in self.template
+        self.arguments_as_text = not _writes(tokenizer, {_KEY: 1}) and _writes(tokenizer, json.dumps({_KEY: 1}))
+
+    def reads(self, name: str) -> bool:
+        """Whether the template reads a variable, or a key of messages."""
+        return name in self._reads
+
+    def is_thinking(self, prompt: Sequence[int], prefilled: str = "") -> bool:
+        """Whether an answer begins within reasoning: the prompt, or the beginning of the answer in it, begins it."""
+        if self._formats.thinking is None:
+            return False
+        begin, end = self._formats.thinking.names
+        return prefilled.rfind(begin) > prefilled.rfind(end) or self._end_of(prompt).endswith(begin)
+
+    def reader(self, asked: Asked, *, thinks: bool) -> "Reader | None":
+        """Reads an answer; ``None`` where its text is all there can be."""
+        formats = self._formats
+        if not asked.tools and formats.thinking is None and not isinstance(formats.calls, Harmony):
+            return None
+        scan = Scanner(self._marks, asked.tools, parallel=asked.parallel)
+        return Reader(self._marks, scan, _read_answer(scan, formats, thinks=thinks))
+
+    def constraint(self, asked: Asked, prompt: Sequence[int], *, thinks: bool) -> Constraint | None:
+        """What the output has to be, calls and reasoning included; ``None`` for any text."""
+        if asked.form is None and not asked.must_call and not asked.strict:
+            return None
+        formats, rules = self._formats, Rules(self._marks)
+        thinking, harmony = formats.thinking, isinstance(formats.calls, Harmony)
+        if asked.form is not None and not asked.tools and thinking is None and not harmony:
+            return asked.form
+        bodies = []
+        if asked.form is not None and not asked.must_call:
+            body = _form(rules, asked.form)
+            bodies.append(formats.calls.final(rules, body) if isinstance(formats.calls, Harmony) else body)
+        if asked.tools:
+            scan = Scanner(self._marks, asked.tools)
+            calls = formats.calls.rule(rules, scan, parallel=asked.parallel)
+            bodies.append(calls if asked.must_call or asked.form is not None else self._among_text(rules, calls, asked))
+        start = rules.one_of(bodies)
+        if isinstance(formats.calls, Harmony):
+            start = f"{formats.calls.thinking(rules)}? {start}"
+        elif thinking is not None and thinks:
+            start = f"{rules.up_to(thinking.end)} {rules.space()} {start}"
+        elif thinking is not None and not self._end_of(prompt).endswith(thinking.names[1]):
+            start = f"({rules.text(thinking.begin)} {rules.up_to(thinking.end)} {rules.space()})? {start}"
+        return Constraint("grammar", _with_form(rules.whole(start), asked.form))
+
+    def _among_text(self, rules: Rules, calls: str, asked: Asked) -> str:
+        """The rule of any text with calls in it."""
+        return rules.add(f"{rules.any()} ({calls} {rules.any()}){'*' if asked.parallel else '?'}")
+
+    def can_be_strict(self) -> bool:
+        """Whether calls can be told from the text before them by a token, so that they alone can follow a grammar."""
+        calls = self._formats.calls
+        return not isinstance(calls, Harmony) and bool(calls.openers) and self._marks.is_mark(calls.openers[0][:1])
+
+    def _end_of(self, prompt: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(prompt[-16:]), skip_special_tokens=False)).rstrip()
+
+
+class Reader:
+    """Reads an answer as it grows."""
+
+    def __init__(self, marks: Marks, scan: Scanner, steps: Steps[None]) -> None:
+        self._marks, self._scan, self._steps = marks, scan, steps
+        next(steps)
+
+    def marked(self, token_id: int, text: str) -> str:
+        """The text of a token as ``push`` takes it."""
+        return self._marks.of_token(token_id, text)
+
+    @property
+    def thinking(self) -> bool:
+        """Whether reasoning is being written."""
+        return self._scan.thinking
+
+    def push(self, text: str) -> list[Part]:
+        """Takes more of the text, with marks; returns what it adds."""
+        if text:
+            if self._scan.add(text):
+                self._steps.throw(NotACall())
+            else:
+                next(self._steps)
+        return self._take()
+
+    def flush(self) -> list[Part]:
+        """What is still held back, as the answer ends here."""
+        self._scan.end()
+        next(self._steps, None)
+        self._scan.finish()
+        return self._take()
+
+    def _take(self) -> list[Part]:
+        parts, self._scan.parts = self._scan.parts, []
+        return parts
+
+
+def _read_answer(scan: Scanner, formats: Formats, *, thinks: bool) -> Steps[None]:
+    """Reads an answer into parts; ``thinks`` says that it begins within reasoning."""
+    calls = formats.calls
+    if isinstance(calls, Harmony):
+        yield from calls.read(scan)
+        return
+    if formats.thinking is not None:
+        yield from _read_thinking(scan, formats.thinking, thinks=thinks)
+    openers: Sequence[str] = ()
+    silent: Sequence[str] = ()
+    if scan.tools:
+        openers, silent = calls.openers, calls.silent
+        if calls.bare:
+            yield from scan.attempt(calls.read(scan, ""))
+    while found := (yield from scan.until((*openers, *silent), scan.text)):
+        if found in openers:
+            yield from scan.attempt(calls.read(scan, found), found)
+
+
+def _read_thinking(scan: Scanner, thinking: Thinking, *, thinks: bool) -> Steps[None]:
+    """Reads the reasoning that an answer begins with, if it does."""
+    blank = yield from scan.space()
+    begun = yield from scan.accept(thinking.begin)  # some write it though the prompt ends with it
+    if not begun and not thinks:
+        scan.text(blank)
+        return
+    scan.thinking = True
+    yield from scan.until((thinking.end,), scan.reasoning)
+    scan.end_reasoning()
+
+
+def _form(rules: Rules, form: Constraint) -> str:
+    """The rule of a text that has a form."""
+    if form.kind == "json_schema":
+        return rules.add(rules.json(json.loads(form.text)))
+    if form.kind == "regex":
+        return rules.regex(form.text)
+    return "@form"
+
+
+def _with_form(grammar: str, form: Constraint | None) -> str:
+    """The grammar together with the one of the answer's form that it names."""
+    if form is None or form.kind != "grammar":
+        return grammar
+    return json.dumps({"grammars": [{"lark_grammar": grammar}, {"name": "form", "lark_grammar": as_lark(form.text)}]})
+
+
+def _writes(tokenizer: PreTrainedTokenizerBase, arguments: object) -> bool:
+    """Whether the chat template can write the arguments of a call, given in this form, and not in Python's notation."""
+    call = {"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    chat: list[Any] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    try:
+        text = str(tokenizer.apply_chat_template(chat, tokenize=False))
+    except Exception:  # templates raise whatever they like
+        return False
+    return f"'{_KEY}'" not in text
+
+
+def _names_in(template: str) -> set[str]:
+    """Names of the variables and keys that a template reads, of those that matter here."""
+    try:
+        variables = meta.find_undeclared_variables(Environment().parse(template))
+    except TemplateError:  # a template with extensions of transformers; its words have to do
+        variables = set(_KNOWN)
+    keys = {name for name in _KNOWN if name in template}
+    return keys & (variables | {"thinking", "reasoning_content", "reasoning"})

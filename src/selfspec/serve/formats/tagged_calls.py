@@ -1,0 +1,137 @@
+"""Calls with a tag for each argument (Qwen3-Coder, GLM): their values become JSON by the schemas of the tools."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from selfspec.serve.formats.lark import Rules
+from selfspec.serve.formats.scanner import NotACall, Scanner, Steps
+
+
+@dataclass(frozen=True)
+class TaggedCalls:
+    """Calls as a name with tags for keys and values.
+
+    Attributes:
+        begin: what a call begins with.
+        end: what it ends with.
+        name: what is around the tool's name.
+        key: what is around the key of an argument.
+        value: what is around its value.
+        close: what may follow the last argument.
+    """
+
+    begin: str
+    end: str
+    name: tuple[str, str]
+    key: tuple[str, str]
+    value: tuple[str, str]
+    close: str = ""
+    bare = False
+    silent = ()
+
+    @property
+    def openers(self) -> Sequence[str]:
+        """What a call begins with; some models leave the first tag out where another one follows."""
+        return (self.begin, self.name[0]) if self.name[0] else (self.begin,)
+
+    def read(self, scan: Scanner, opener: str) -> Steps[None]:
+        """Reads a call, after what it begins with."""
+        yield from scan.space()
+        if opener != self.name[0]:
+            yield from scan.expect(self.name[0])
+        name = yield from scan.word()
+        if self.name[1].strip():
+            yield from scan.expect(self.name[1].rstrip())
+        yield from scan.space()
+        if not name or (yield from scan.peek()) not in (self.key[0][0], (self.close or self.end)[0]):
+            raise NotACall
+        scan.begin_call(name)
+        properties = _properties(scan.tools.get(name, {}))
+        before = "{"
+        while (yield from scan.accept(self.key[0])):
+            key = yield from scan.taken((self.key[1],))
+            scan.arguments(f"{before}{json.dumps(key.strip(), ensure_ascii=False)}: ")
+            if tag := self.value[0].strip():
+                yield from scan.space()
+                yield from scan.accept(tag)
+            else:
+                yield from scan.accept(self.value[0])
+            yield from self._read_value(scan, properties.get(key.strip(), {}))
+            yield from scan.space()
+            before = ", "
+        if not (yield from scan.peek()):  # cut off
+            raise NotACall
+        scan.arguments("{}" if before == "{" else "}")
+        if self.close:
+            yield from scan.accept(self.close)
+            yield from scan.space()
+        yield from scan.accept(self.end)
+
+    def _read_value(self, scan: Scanner, schema: Mapping[str, Any]) -> Steps[None]:
+        """Reads a value up to its end tag, a line break before which is not part of it."""
+        ends = (self.value[1], self.value[1].lstrip()) if self.value[1][0].isspace() else (self.value[1],)
+        if not _is_text(schema):
+            text = yield from scan.taken(ends)
+            scan.arguments(json.dumps(_value(text, schema)))
+            return
+        scan.arguments('"')
+        if not (yield from scan.until(ends, lambda text: scan.arguments(_escaped(text)))):
+            raise NotACall
+        scan.arguments('"')
+
+    def rule(self, rules: Rules, scan: Scanner, *, parallel: bool) -> str:
+        """The rule of one call, or of several, with what is around them."""
+        one = rules.one_of(self._call(rules, name, schema) for name, schema in scan.tools.items())
+        call = rules.add(f"{rules.text(self.begin + _line(self.begin, self.name[0]))} {one} {rules.text(self.end)}")
+        return rules.add(f'{call} ("\\n" {call})*') if parallel else call
+
+    def _call(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
+        required = schema.get("required", ())
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        parts = [rules.text(self.name[0] + name + self.name[1])]
+        for key, kind in _properties(schema).items():
+            head = rules.text(self.key[0] + key + self.key[1] + self.value[0])
+            if _is_text(kind) and "enum" not in kind:
+                value = rules.up_to(self.value[1])
+            elif _is_text(kind):
+                value = f"({' | '.join(rules.text(str(each)) for each in kind['enum'])}) {rules.text(self.value[1])}"
+            else:
+                value = f"{rules.json({**kind, **shared})} {rules.text(self.value[1])}"
+            argument = rules.add(f'{head} {value} "\\n"')
+            parts.append(argument if key in required else f"{argument}?")
+        if self.close:
+            parts.append(rules.text(self.close + "\n"))
+        return rules.add(" ".join(parts))
+
+
+def _line(begin: str, name: str) -> str:
+    return "\n" if begin and name else ""
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = schema.get("properties")
+    return {key: kind for key, kind in found.items() if isinstance(kind, dict)} if isinstance(found, dict) else {}
+
+
+def _is_text(schema: Mapping[str, Any]) -> bool:
+    """Whether values of a schema are strings and nothing else."""
+    return schema.get("type") == "string"
+
+
+def _value(text: str, schema: Mapping[str, Any]) -> Any:
+    """What the text of an argument stands for: JSON, unless the schema takes strings too and it is none."""
+    try:
+        value = json.loads(text, parse_constant=str)
+    except (ValueError, RecursionError):
+        return text
+    kinds = schema.get("type")
+    if isinstance(kinds, list) and "string" in kinds and value is not None:
+        return text
+    return value
+
+
+def _escaped(text: str) -> str:
+    """A text as it stands inside a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -1,0 +1,45 @@
+"""From answers to the bodies and events of ``/infill``."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from selfspec.serve.answer import Answer, Growth
+from selfspec.serve.interfaces.json_bodies import Event, JsonBodies
+from selfspec.serve.responses import Usage
+from selfspec.types import TextPiece
+
+
+class InfillBodies(JsonBodies):
+    """The bodies of what was written into a gap."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
+        """The body that is not a stream."""
+        return Event("", self._said(answers[0], answers[0].text, usage))
+
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Event]:
+        """The event with the text that some pieces add."""
+        if grown:
+            yield Event("", {"index": 0, "content": "".join(growth.text for growth in grown), "stop": False})
+
+    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterator[Event]:
+        """The event that says how it ended."""
+        yield Event("", self._said(answers[0], "", usage))
+
+    def _said(self, answer: Answer, text: str, usage: Usage) -> dict[str, Any]:
+        cut = answer.finish_reason == "length"
+        cached = 0 if usage.prompt_tokens_details is None else usage.prompt_tokens_details.cached_tokens
+        return {
+            "index": 0,
+            "content": text,
+            "stop": True,
+            "model": self._model,
+            "stop_type": "limit" if cut else "word" if answer.stopped_by else "eos",
+            "stopping_word": answer.stopped_by or "",
+            "truncated": False,
+            "tokens_predicted": usage.completion_tokens,
+            "tokens_evaluated": usage.prompt_tokens,
+            "tokens_cached": cached,
+        }

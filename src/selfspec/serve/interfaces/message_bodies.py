@@ -1,0 +1,119 @@
+"""From answers to the bodies and events of ``/v1/messages``."""
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from selfspec.serve.answer import Answer, Block, Growth
+from selfspec.serve.interfaces.json_bodies import Event, JsonBodies
+from selfspec.serve.responses import Usage
+from selfspec.types import TextPiece
+
+
+class MessageBodies(JsonBodies):
+    """The bodies of an answered message. Its blocks are those of the answer: reasoning, text and calls."""
+
+    def __init__(self, model: str) -> None:
+        self._id, self._model = f"msg_{uuid.uuid4().hex[:24]}", model
+        self._open: int | None = None  # the block that is being written
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
+        """The body that is not a stream."""
+        [answer] = answers
+        content = [_block(block, whole=True) for block in answer.blocks]
+        return Event("", {**self._message(content, usage), **_stop(answer)})
+
+    def start(self, usage: Usage) -> Iterator[Event]:
+        """The event that a stream begins with."""
+        yield _event("message_start", message=self._message([], usage))
+        yield _event("ping")
+
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Event]:
+        """The events of what some pieces add."""
+        for growth in grown:
+            if growth.began:
+                yield from self._close()
+                self._open = growth.index
+                block = _block(growth.block, whole=False)
+                yield _event("content_block_start", index=growth.index, content_block=block)
+            if growth.text:
+                delta = _delta(growth.block, growth.text)
+                yield _event("content_block_delta", index=growth.index, delta=delta)
+
+    def last(self, answer: Answer) -> Iterator[Event]:
+        """The event that ends the last block."""
+        return self._close()
+
+    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterator[Event]:
+        """The events that say why the answer ended."""
+        [answer] = answers
+        yield _event("message_delta", delta=_stop(answer), usage=_usage(usage))
+        yield _event("message_stop")
+
+    def _close(self) -> Iterator[Event]:
+        if self._open is not None:
+            yield _event("content_block_stop", index=self._open)
+        self._open = None
+
+    def _message(self, content: Sequence[Any], usage: Usage) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(usage),
+        }
+
+
+def _event(name: str, **fields: Any) -> Event:
+    return Event(name, {"type": name, **fields})
+
+
+def _block(block: Block, *, whole: bool) -> dict[str, Any]:
+    """A block, or what it is before anything is in it."""
+    text = block.text if whole else ""
+    if block.kind == "call":
+        return {"type": "tool_use", "id": block.id, "name": block.name, "input": _input(text) if whole else {}}
+    if block.kind == "reasoning":
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "text", "text": text, "citations": None}
+
+
+def _delta(block: Block, text: str) -> dict[str, Any]:
+    match block.kind:
+        case "call":
+            return {"type": "input_json_delta", "partial_json": text}
+        case "reasoning":
+            return {"type": "thinking_delta", "thinking": text}
+    return {"type": "text_delta", "text": text}
+
+
+def _input(arguments: str) -> Any:
+    """The arguments of a call as an object; one that was cut off, or is none, as text in it."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}
+
+
+def _stop(answer: Answer) -> dict[str, Any]:
+    reasons = {"length": "max_tokens", "tool_calls": "tool_use"}
+    reason = reasons.get(answer.finish_reason, "stop_sequence" if answer.stopped_by else "end_turn")
+    return {"stop_reason": reason, "stop_sequence": answer.stopped_by if reason == "stop_sequence" else None}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Numbers of tokens; those that were not read again are not in ``input_tokens``."""
+    details = usage.prompt_tokens_details
+    cached = 0 if details is None else details.cached_tokens
+    return {
+        "input_tokens": usage.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion_tokens,
+    }

@@ -1,0 +1,235 @@
+"""Requests to ``/v1/messages``, as Anthropic's API has them, and the chats that they are."""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from selfspec.serve.forms import JsonSchema as NamedSchema
+from selfspec.serve.forms import ResponseFormat
+from selfspec.serve.requests import (
+    MOST_STOPS,
+    TOOL_NAME,
+    ChatRequest,
+    FunctionCall,
+    FunctionTool,
+    Message,
+    NamedFunction,
+    NamedTool,
+    Stop,
+    Text,
+    Tool,
+    ToolCall,
+)
+from selfspec.serve.strict import Strict
+
+MOST_BLOCKS = 4096
+
+
+class _Block(Strict):
+    cache_control: Any = Field(default=None, description="Has no effect: every prompt is looked up.")
+
+
+class TextBlock(_Block):
+    """Text."""
+
+    type: Literal["text"]
+    text: Text
+    citations: Any = Field(default=None, description="Has no effect.")
+
+
+class ThinkingBlock(_Block):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Text | None = None
+
+
+class RedactedBlock(_Block):
+    """Reasoning that cannot be read here; it is left out."""
+
+    type: Literal["redacted_thinking"]
+    data: Text
+
+
+class ToolUseBlock(_Block):
+    """A call of a tool in an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: Text
+    name: Text
+    input: dict[str, Any]
+    caller: Any = Field(default=None, description="Has no effect.")
+
+
+class ToolResultBlock(_Block):
+    """What a tool answered."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Text
+    content: Text | Annotated[list[TextBlock], Field(max_length=MOST_BLOCKS, fail_fast=True)] | None = None
+    is_error: bool | None = None
+
+
+Block = Annotated[
+    TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
+
+
+class Turn(Strict):
+    """A message of the user or of the assistant."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Text | Annotated[list[Block], Field(max_length=MOST_BLOCKS, fail_fast=True)]
+
+
+class ClientTool(Strict):
+    """A tool that the client runs. Tools that a server would run are not supported."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(pattern=TOOL_NAME)]
+    description: Text | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: Any = None
+    input_examples: Any = Field(default=None, description="Has no effect.")
+    eager_input_streaming: Any = Field(default=None, description="Has no effect: input is streamed as it forms.")
+    defer_loading: Literal[False] | None = None
+    allowed_callers: Any = Field(default=None, description="Has no effect.")
+
+
+class ToolChoice(Strict):
+    """Whether tools have to be called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Text | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _names_its_tool(self) -> "ToolChoice":
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("name is needed for the type tool, and has no meaning for others")
+        return self
+
+
+class ThinkingChoice(Strict):
+    """Whether the model reasons. Its budget has no effect: ``max_tokens`` limits reasoning and answer together."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Any = None
+    display: Any = None
+
+
+class OutputFormat(Strict):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    """How much the model reasons, and the form of its answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class _Conversation(Strict):
+    """What an answer is to and how it is to be, without how long it may be."""
+
+    model: Text | None = None
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=4096, fail_fast=True)]
+    system: Text | Annotated[list[TextBlock], Field(max_length=MOST_BLOCKS, fail_fast=True)] | None = None
+    tools: Annotated[list[ClientTool], Field(max_length=128, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingChoice | None = None
+    output_config: OutputConfig | None = None
+    cache_control: Any = Field(default=None, description="Has no effect.")
+    context_management: Any = Field(default=None, description="Has no effect: nothing is removed from a chat.")
+
+    def as_chat(self, **fields: Any) -> ChatRequest:
+        """The chat that this request is."""
+        messages = [Message(role="system", content=_joined(self.system))] if self.system else []
+        for turn in self.messages:
+            messages += _messages(turn)
+        fields["continue_final_message"] = self.messages[-1].role == "assistant"
+        choice = self.tool_choice or ToolChoice(type="auto")
+        fields["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
+        if self.tools:
+            fields["tools"] = [_tool(tool) for tool in self.tools]
+            named = NamedTool(type="function", function=NamedFunction(name=choice.name or ""))
+            choices = {"any": "required", "tool": named}
+            fields["tool_choice"] = choices.get(choice.type, choice.type)
+        elif choice.type in ("any", "tool"):
+            fields["tool_choice"] = "required"  # which is refused without tools
+        if self.thinking is not None:
+            fields["thinking"] = self.thinking.type != "disabled"
+        if self.output_config is not None:
+            fields["reasoning_effort"] = self.output_config.effort
+            if self.output_config.format is not None:
+                schema = NamedSchema(name="answer", schema=self.output_config.format.schema_)
+                fields["response_format"] = ResponseFormat(type="json_schema", json_schema=schema)
+        return ChatRequest(model=self.model, messages=messages, **fields)
+
+
+class CountTokensRequest(_Conversation):
+    """A request to ``/v1/messages/count_tokens``."""
+
+
+class MessagesRequest(_Conversation):
+    """A request to ``/v1/messages``."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    metadata: Any = Field(default=None, description="Has no effect.")
+    service_tier: Any = Field(default=None, description="Has no effect.")
+    speed: Any = Field(default=None, description="Has no effect.")
+    inference_geo: Any = Field(default=None, description="Has no effect.")
+
+    def as_chat(self, **fields: Any) -> ChatRequest:
+        """The chat that this request is."""
+        names = ("max_tokens", "stream", "temperature", "top_k", "top_p")
+        given = {name: getattr(self, name) for name in names}
+        return super().as_chat(**given, stop=self.stop_sequences or None, **fields)
+
+
+def _messages(turn: Turn) -> Iterator[Message]:
+    """The messages of a chat that a turn is: what tools answered are messages of their own, before the rest."""
+    if isinstance(turn.content, str):
+        yield Message(role=turn.role, content=turn.content)
+        return
+    blocks = turn.content
+    for block in blocks:
+        if isinstance(block, ToolResultBlock):
+            text = _joined(block.content)
+            yield Message(
+                role="tool", tool_call_id=block.tool_use_id, content=f"Error: {text}" if block.is_error else text
+            )
+    text = _joined([block for block in blocks if isinstance(block, TextBlock)])
+    reasoning = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    calls = [
+        ToolCall(id=block.id, function=FunctionCall(name=block.name, arguments=json.dumps(block.input)))
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
+    if text or calls or reasoning or not any(isinstance(block, ToolResultBlock) for block in blocks):
+        yield Message(role=turn.role, content=text, tool_calls=calls or None, reasoning_content=reasoning or None)
+
+
+def _joined(content: str | list[TextBlock] | None) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(block.text for block in content or ())
+
+
+def _tool(tool: ClientTool) -> Tool:
+    function = FunctionTool(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
+    return Tool(type="function", function=function)

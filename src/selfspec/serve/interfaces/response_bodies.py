@@ -1,0 +1,159 @@
+"""From answers to the bodies and events of ``/v1/responses``."""
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from selfspec.serve.answer import Answer, Block, Growth
+from selfspec.serve.api_errors import ApiError
+from selfspec.serve.interfaces.json_bodies import Event, JsonBodies
+from selfspec.serve.responses import Usage
+from selfspec.types import TextPiece
+
+_PREFIXES = {"call": "fc", "reasoning": "rs", "text": "msg"}
+
+
+class ResponseBodies(JsonBodies):
+    """The bodies of a response. Its items are the blocks of the answer: reasoning, messages and calls."""
+
+    def __init__(self, model: str, echoed: dict[str, Any]) -> None:
+        self._head = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time())}
+        self._model, self._echoed = model, echoed
+        self._number = 0
+        self._ids: list[str] = []  # of the items so far
+        self._open: Block | None = None
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
+        """The body that is not a stream."""
+        [answer] = answers
+        return Event("", self._response(answer, usage))
+
+    def start(self, usage: Usage) -> Iterator[Event]:
+        """The events that a stream begins with."""
+        response = self._response(None, None)
+        yield self._event("response.created", response=response)
+        yield self._event("response.in_progress", response=response)
+
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Event]:
+        """The events of what some pieces add."""
+        for growth in grown:
+            block = growth.block
+            if growth.began:
+                yield from self._close(answer)
+                self._open = block
+                item = self._item(growth.index, block, "in_progress")
+                yield self._event("response.output_item.added", output_index=growth.index, item=item)
+                if block.kind != "call":
+                    yield self._part_event("response.content_part.added", growth.index, part=_part(block.kind, ""))
+            if growth.text and block.kind == "call":
+                yield self._item_event("response.function_call_arguments.delta", growth.index, delta=growth.text)
+            elif growth.text:
+                more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+                yield self._part_event(f"response.{_kind(block)}.delta", growth.index, delta=growth.text, **more)
+
+    def last(self, answer: Answer) -> Iterator[Event]:
+        """The events that end the last item."""
+        return self._close(answer)
+
+    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterator[Event]:
+        """The event with the whole response."""
+        [answer] = answers
+        response = self._response(answer, usage)
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, error: ApiError) -> Event:
+        """The event of an error, after which nothing comes."""
+        said = error.body["error"]
+        return self._event("error", code=said["code"], message=said["message"], param=said["param"])
+
+    def _close(self, answer: Answer) -> Iterator[Event]:
+        block, self._open = self._open, None
+        if block is None:
+            return
+        index = len(self._ids) - 1
+        if block.kind == "call":
+            done = {"arguments": block.text, "name": block.name}
+            yield self._item_event("response.function_call_arguments.done", index, **done)
+        else:
+            more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+            yield self._part_event(f"response.{_kind(block)}.done", index, text=block.text, **more)
+            yield self._part_event("response.content_part.done", index, part=_part(block.kind, block.text))
+        item = self._item(index, block, _status(answer, index))
+        yield self._event("response.output_item.done", output_index=index, item=item)
+
+    def _event(self, name: str, /, **fields: Any) -> Event:
+        number, self._number = self._number, self._number + 1
+        return Event(name, {"type": name, "sequence_number": number, **fields})
+
+    def _item_event(self, name: str, index: int, /, **fields: Any) -> Event:
+        return self._event(name, item_id=self._ids[index], output_index=index, **fields)
+
+    def _part_event(self, name: str, index: int, /, **fields: Any) -> Event:
+        return self._item_event(name, index, content_index=0, **fields)
+
+    def _item(self, index: int, block: Block, status: str) -> dict[str, Any]:
+        """An item; while it is in progress, with nothing in it."""
+        while len(self._ids) <= index:
+            self._ids.append(f"{_PREFIXES[block.kind]}_{uuid.uuid4().hex}")
+        text, head = block.text if status != "in_progress" else "", {"id": self._ids[index], "status": status}
+        content = [] if status == "in_progress" else [_part(block.kind, text)]
+        if block.kind == "call":
+            call = {"type": "function_call", "call_id": block.id, "name": block.name, "arguments": text}
+            return {**head, **call}
+        if block.kind == "reasoning":
+            return {**head, "type": "reasoning", "summary": [], "content": content}
+        return {**head, "type": "message", "role": "assistant", "content": content}
+
+    def _response(self, answer: Answer | None, usage: Usage | None) -> dict[str, Any]:
+        """The response so far: without an answer, one in progress."""
+        complete = answer is not None and answer.finish_reason != "length"
+        status = "in_progress" if answer is None else "completed" if complete else "incomplete"
+        items = (
+            []
+            if answer is None
+            else [self._item(index, block, _status(answer, index)) for index, block in enumerate(answer.blocks)]
+        )
+        return {
+            **self._head,
+            "model": self._model,
+            "status": status,
+            "background": False,
+            "completed_at": int(time.time()) if complete else None,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": items,
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+            "usage": None if usage is None else _usage(usage),
+            **self._echoed,
+        }
+
+
+def _kind(block: Block) -> str:
+    return "output_text" if block.kind == "text" else "reasoning_text"
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _status(answer: Answer, index: int) -> str:
+    """The status of an item that has ended: the last one can have been cut off."""
+    cut = answer.result is not None and answer.finish_reason == "length" and index == len(answer.blocks) - 1
+    return "incomplete" if cut else "completed"
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    cached = 0 if usage.prompt_tokens_details is None else usage.prompt_tokens_details.cached_tokens
+    details = usage.completion_tokens_details
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0 if details is None else details.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }

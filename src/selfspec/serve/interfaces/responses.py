@@ -1,0 +1,291 @@
+"""Requests to ``/v1/responses``, as OpenAI's API has them, and the chats that they are. Nothing is stored."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from selfspec.serve.forms import Ignored, ResponseFormat
+from selfspec.serve.forms import JsonSchema as NamedSchema
+from selfspec.serve.requests import (
+    MOST_LOGPROBS,
+    TOOL_NAME,
+    AllowedTools,
+    ChatRequest,
+    Effort,
+    FunctionCall,
+    FunctionTool,
+    Message,
+    NamedFunction,
+    NamedTool,
+    Speculative,
+    StreamOptions,
+    Text,
+    Tool,
+    ToolCall,
+)
+from selfspec.serve.strict import Strict
+
+MOST_ITEMS = 4096
+
+
+class TextContent(Strict):
+    """Text of a message."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Text
+    annotations: Any = None
+    logprobs: Any = None
+
+
+class RefusalContent(Strict):
+    """A refusal in an earlier answer."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return self.refusal
+
+
+Contents = Annotated[
+    list[Annotated[TextContent | RefusalContent, Field(discriminator="type")]],
+    Field(max_length=MOST_ITEMS, fail_fast=True),
+]
+
+
+class _Item(Strict):
+    id: Text | None = None
+    status: Any = None
+
+
+class MessageItem(_Item):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text | Contents
+    phase: Any = None
+
+
+class CallItem(_Item):
+    """A call of a tool in an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: Text
+    name: Text
+    arguments: Text
+    namespace: None = None
+
+
+class OutputItem(_Item):
+    """What a tool answered."""
+
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: Text | Contents
+
+
+class ReasoningText(Strict):
+    """A part of reasoning, or of its summary."""
+
+    type: Literal["reasoning_text", "summary_text", "text"]
+    text: Text
+
+
+class ReasoningItem(_Item):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[ReasoningText], Field(max_length=MOST_ITEMS, fail_fast=True)] = Field(default_factory=list)
+    content: Annotated[list[ReasoningText], Field(max_length=MOST_ITEMS, fail_fast=True)] | None = None
+    encrypted_content: Any = None
+
+
+def _type_of(item: Any) -> str:
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
+    return kind if isinstance(kind, str) else ""
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_type_of),
+]
+
+
+class FlatTool(Strict):
+    """A tool that the client runs. Tools that a server would run are not supported."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(pattern=TOOL_NAME)]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: Literal[False] | None = None
+
+
+class FlatNamedTool(Strict):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    name: Text
+
+
+class TextFormat(Strict):
+    """What the text has to be: any text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Text | None = None
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Strict):
+    """Options of the text."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = Field(default=None, description="Only the default is supported.")
+
+
+class Reasoning(Strict):
+    """How much the model reasons; there are no summaries."""
+
+    effort: Effort | None = None
+    summary: Any = Field(default=None, description="Has no effect: the reasoning itself is in the answer.")
+    generate_summary: Any = Field(default=None, description="Has no effect.")
+
+
+class ResponsesRequest(Ignored):
+    """A request to ``/v1/responses``."""
+
+    fields: ClassVar[dict[str, str]] = {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "response_format.json_schema.schema": "text.format.schema",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+    }
+    """Names of the chat's fields here."""
+
+    model: Text | None = None
+    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)]
+    instructions: Text | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = Field(
+        default=None, description="Has no effect: responses report no log-probabilities."
+    )
+    tools: Annotated[list[FlatTool], Field(max_length=128, fail_fast=True)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | FlatNamedTool | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Any = Field(default=None, description="Has no effect: the client runs the tools.")
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculative: Speculative = Field(default_factory=Speculative)
+    include: Any = Field(default=None, description="Has no effect.")
+    truncation: Literal["disabled"] | None = Field(default=None, description="A chat is never shortened.")
+    background: Literal[False] | None = None
+    client_metadata: Any = Field(default=None, description="Has no effect.")
+    previous_response_id: None = Field(default=None, description="Not supported: send the whole conversation.")
+    conversation: None = Field(default=None, description="Not supported: send the whole conversation.")
+    prompt: None = Field(default=None, description="Not supported.")
+
+    def as_chat(self) -> ChatRequest:
+        """The chat that this request is."""
+        given = [Message(role="user", content=self.input)] if isinstance(self.input, str) else _messages(self.input)
+        system = [Message(role="system", content=self.instructions)] if self.instructions else []
+        names = ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "speculative")
+        fields: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if self.tools:
+            fields["tools"] = [_tool(tool) for tool in self.tools]
+        choice: Any = self.tool_choice
+        if isinstance(choice, FlatNamedTool):
+            choice = NamedTool(type="function", function=NamedFunction(name=choice.name))
+        if self.text is not None and self.text.format is not None:
+            fields["response_format"] = _format(self.text.format)
+        return ChatRequest(
+            messages=[*system, *given],
+            max_tokens=self.max_output_tokens,
+            tool_choice=choice,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+            **fields,
+        )
+
+    def echoed(self) -> dict[str, Any]:
+        """The fields of the request that its response repeats."""
+        said = self.model_dump(by_alias=True, include={"tools", "tool_choice", "text", "reasoning", "metadata"})
+        tools = [{"strict": False, "parameters": {}, **_given(tool)} for tool in said["tools"] or []]
+        choice = self.tool_choice
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": said["metadata"] if isinstance(said["metadata"], dict) else {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "reasoning": {"effort": None if self.reasoning is None else self.reasoning.effort, "summary": None},
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "text": {"format": _given((said["text"] or {}).get("format") or {"type": "text"})},
+            "tool_choice": "auto" if choice is None else said["tool_choice"],
+            "tools": tools,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+        }
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _messages(items: Sequence[Any]) -> list[Message]:
+    """The messages of a chat; reasoning and calls that follow each other are of one message."""
+    messages: list[Message] = []
+    open_ = False  # the last message is the assistant's, and takes calls
+    for item in items:
+        if isinstance(item, OutputItem):
+            messages.append(Message(role="tool", tool_call_id=item.call_id, content=_joined(item.output)))
+            open_ = False
+            continue
+        if isinstance(item, MessageItem) and item.role != "assistant":
+            messages.append(Message(role=item.role, content=_joined(item.content)))
+            open_ = False
+            continue
+        last = messages[-1] if open_ else Message(role="assistant", content="")
+        if not open_ or (isinstance(item, MessageItem) and last.content):
+            last = Message(role="assistant", content="")
+            messages.append(last)
+        open_ = True
+        if isinstance(item, MessageItem):
+            last.content = _joined(item.content)
+        elif isinstance(item, CallItem):
+            function = FunctionCall(name=item.name, arguments=item.arguments)
+            last.tool_calls = [*(last.tool_calls or ()), ToolCall(id=item.call_id, function=function)]
+        elif isinstance(item, ReasoningItem):
+            parts = item.content or item.summary
+            last.reasoning_content = (last.reasoning_content or "") + "\n".join(part.text for part in parts)
+    return messages
+
+
+def _joined(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _tool(tool: FlatTool) -> Tool:
+    function = FunctionTool(
+        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+    )
+    return Tool(type="function", function=function)
+
+
+def _format(wanted: TextFormat) -> ResponseFormat:
+    if wanted.type != "json_schema":
+        return ResponseFormat(type=wanted.type)
+    return ResponseFormat(
+        type="json_schema", json_schema=NamedSchema(name=wanted.name or "answer", schema=wanted.schema_ or {})
+    )

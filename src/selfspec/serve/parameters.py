@@ -1,0 +1,120 @@
+"""The sampling parameters of a request, within the limits of the server."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from selfspec.errors import SelfSpecError
+from selfspec.serve.api_errors import ApiError, as_api_error
+from selfspec.serve.inputs import RequestLimits
+from selfspec.serve.reader import Prepared
+from selfspec.serve.requests import ChatRequest, CompletionRequest, GenerationRequest
+from selfspec.types import SamplingParams
+
+FIELDS = {
+    "max_new_tokens": "max_tokens",
+    "prompt_logprobs": "logprobs",
+}
+"""The request's names of parameters that the library calls otherwise."""
+
+LEAST_TEMPERATURE = 1e-5
+"""Clients that want greedy answers send less; logits divided by it could be no numbers."""
+
+COMPLETION_TOKENS = 16
+"""New tokens of a completion where the request names no number, as in OpenAI's API."""
+
+_AS_THEY_ARE = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens")
+
+
+def to_params(prepared: Prepared, prompt_length: int, context: int, limits: RequestLimits) -> SamplingParams:
+    """The parameters of a request for one of its prompts.
+
+    Raises:
+        ApiError: a value is out of range, or prompt and answer do not fit the context or the limits.
+    """
+    request = prepared.request
+    values: dict[str, Any] = {name: getattr(request, name) for name in _AS_THEY_ARE}
+    values["max_new_tokens"] = _new_tokens(request, prompt_length, context, limits)
+    temperature = 1.0 if request.temperature is None else request.temperature
+    values["temperature"] = temperature if temperature >= LEAST_TEMPERATURE else 0.0
+    values["top_k"] = None if request.top_k is None else max(0, request.top_k)
+    values["stop"] = request.stop_strings or None
+    values["stop_token_ids"] = tuple(request.stop_token_ids or ()) or None
+    values["ignore_eos"] = request.ignore_eos or None
+    values["logit_bias"] = {int(key): bias for key, bias in (request.logit_bias or {}).items()} or None
+    if prepared.constraint is not None:
+        values[prepared.constraint.kind] = prepared.constraint.text
+    values["logprobs"] = request.alternatives
+    values["prompt_logprobs"] = request.logprobs if isinstance(request, CompletionRequest) and request.echo else None
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        return SamplingParams(**given)
+    except SelfSpecError as error:
+        raise as_api_error(error, fields_of(prepared)) from error
+
+
+def fields_of(prepared: Prepared) -> dict[str, str]:
+    """The request's names of parameters, where they are not the library's."""
+    constraint = prepared.constraint
+    return FIELDS if constraint is None else {**FIELDS, constraint.kind: prepared.constraint_field}
+
+
+def check_logprobs(params: Sequence[SamplingParams], prompt_lengths: Sequence[int], limits: RequestLimits) -> None:
+    """Refuses requests that would report too many log-probabilities, those of alternatives included."""
+    reported = 0
+    for each, length in zip(params, prompt_lengths, strict=True):
+        reported += 0 if each.logprobs is None else each.max_new_tokens * (1 + each.logprobs)
+        reported += 0 if each.prompt_logprobs is None else length * (1 + each.prompt_logprobs)
+    if reported > limits.logprobs:
+        raise ApiError(
+            400,
+            f"the answer could report {reported} log-probabilities, and this server reports {limits.logprobs}; ask for "
+            "fewer tokens, choices or alternatives",
+            param="logprobs",
+            code="too_many_logprobs",
+        )
+
+
+def choices_of(params: SamplingParams, n: int) -> list[SamplingParams]:
+    """The parameters of each of ``n`` choices: a seed is counted up, so that they differ."""
+    if params.seed is None:
+        return [params] * n
+    return [replace(params, seed=params.seed + index) for index in range(n)]
+
+
+def _new_tokens(request: GenerationRequest, prompt_length: int, context: int, limits: RequestLimits) -> int:
+    """The number of new tokens, if prompt and answer fit."""
+    if limits.prompt_tokens is not None and prompt_length > limits.prompt_tokens:
+        raise _too_long(
+            request.prompt_field,
+            f"the prompt has {prompt_length} tokens, and this server takes {limits.prompt_tokens}; shorten it",
+        )
+    asked, field, default = request.max_tokens, "max_tokens", COMPLETION_TOKENS
+    if isinstance(request, ChatRequest):
+        default = limits.default_new_tokens
+        if request.max_completion_tokens is not None:
+            asked, field = request.max_completion_tokens, "max_completion_tokens"
+    room = context - prompt_length
+    if room < (0 if asked == 0 else 1):
+        raise _too_long(
+            request.prompt_field,
+            f"the prompt has {prompt_length} tokens, and the model's context of {context} leaves no room for an "
+            "answer; shorten it",
+        )
+    if asked is None:
+        return min(room, default, limits.new_tokens or room)
+    if asked == 0 and not (isinstance(request, CompletionRequest) and request.echo):
+        raise ApiError(400, f"{field} must be at least 1; 0 is for completions with echo", param=field)
+    if limits.new_tokens is not None and asked > limits.new_tokens:
+        raise ApiError(400, f"{field} is {asked}, and this server writes at most {limits.new_tokens}", param=field)
+    if asked > room:
+        raise _too_long(
+            field,
+            f"a prompt of {prompt_length} tokens and {asked} new tokens do not fit the model's context of {context}; "
+            f"ask for at most {room}",
+        )
+    return asked
+
+
+def _too_long(field: str, message: str) -> ApiError:
+    return ApiError(400, message, param=field, code="context_length_exceeded")

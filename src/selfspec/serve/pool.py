@@ -1,0 +1,130 @@
+"""Processes in which bodies are read: a few, which can be killed at any time, and never the server's own."""
+
+import contextlib
+import math
+import os
+import pickle
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import anyio
+from anyio import to_process, to_thread
+
+from selfspec.errors import QueueFullError
+from selfspec.serve.reader import RequestReader, read, too_much
+
+LARGE = 64 * 2**10
+"""Bytes of a body from which on it never takes the last process: small ones are read meanwhile."""
+
+_MOST_WAITING = 64
+_MEMORY = 2 * 2**30
+"""Bytes of a process."""
+
+_NICENESS = 5
+"""Tokens of answers come first."""
+
+Result = TypeVar("Result")
+
+
+class Readers(Protocol):
+    """What reads bodies."""
+
+    async def start(self, reader: RequestReader) -> None:
+        """Makes ready to read with this reader."""
+
+    async def run(self, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
+        """What a method of the reader makes of a body."""
+
+    async def close(self) -> None:
+        """Drops what was made."""
+
+
+class ReaderPool:
+    """Reads bodies in ``count`` processes, each body within ``seconds``; one that takes longer loses its process.
+
+    Bodies that wait for a process are few, and wait no longer than that either.
+    """
+
+    def __init__(self, count: int = 2, seconds: float = 20.0) -> None:
+        self._count, self._seconds = count, seconds
+        self._places = anyio.CapacityLimiter(count)
+        self._large_places = anyio.CapacityLimiter(max(1, count - 1))
+        self._no_limit = anyio.CapacityLimiter(math.inf)  # anyio's own, beside those above
+        self._waiting = 0
+        self._file = Path()
+
+    async def start(self, reader: RequestReader) -> None:
+        """Starts the processes, which load the reader from a file that nobody else can read."""
+        self._file = await to_thread.run_sync(_write, reader)
+        async with anyio.create_task_group() as group:
+            for _ in range(self._count):
+                group.start_soon(self._start_one)
+
+    async def run(self, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
+        """What a method of the reader makes of a body.
+
+        Raises:
+            ApiError: the body is refused, or takes too long.
+            QueueFullError: too many bodies wait, or this one has waited too long.
+        """
+        if self._waiting >= _MOST_WAITING:
+            raise QueueFullError(f"{_MOST_WAITING} requests wait to be read; try again later")
+        self._waiting += 1
+        try:
+            async with contextlib.AsyncExitStack() as places:
+                with anyio.move_on_after(self._seconds) as waited:
+                    if len(body) > LARGE:
+                        await places.enter_async_context(self._large_places)
+                    await places.enter_async_context(self._places)
+                if waited.cancelled_caught:
+                    raise QueueFullError("other requests take long to be read; try again later")
+                return await self._run(do, body)
+        finally:
+            self._waiting -= 1
+
+    async def close(self) -> None:
+        """Drops the file. The processes end with the event loop."""
+        with contextlib.suppress(OSError):
+            self._file.unlink()
+
+    async def _run(self, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
+        try:
+            with anyio.fail_after(self._seconds):
+                return await to_process.run_sync(_read, self._file, do, body, cancellable=True, limiter=self._no_limit)
+        except (TimeoutError, anyio.BrokenWorkerProcess) as error:
+            await self._start_one()  # in place of the one that was killed, before the next body needs it
+            raise too_much() from error
+
+    async def _start_one(self) -> None:
+        await to_process.run_sync(_load, self._file, cancellable=True, limiter=self._no_limit)
+
+
+def _write(reader: RequestReader) -> Path:
+    with tempfile.NamedTemporaryFile(prefix="selfspec-", suffix=".reader", delete=False) as file:
+        pickle.dump(reader, file)
+    return Path(file.name)
+
+
+def _read(file: Path, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
+    return read(_load(file), do, body)
+
+
+@lru_cache(1)
+def _load(file: Path) -> RequestReader:
+    """The reader, in a process that ends when the server does, and not before."""
+    for each in (signal.SIGINT, signal.SIGTERM):  # which a terminal or a supervisor sends to all processes
+        signal.signal(each, signal.SIG_IGN)
+    if sys.platform != "win32":
+        import resource
+
+        os.nice(_NICENESS)
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY if most < 0 else min(_MEMORY, most), most))
+    reader = pickle.loads(file.read_bytes())
+    assert isinstance(reader, RequestReader)
+    return reader

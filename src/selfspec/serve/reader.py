@@ -1,0 +1,310 @@
+"""From the bytes of a body to token ids. All work of a request's size is done here, in a process of its own.
+
+Imports no torch: such a process is small, and starts in a second.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from selfspec.constraint import Constraint
+from selfspec.serve.api_errors import ApiError, as_invalid
+from selfspec.serve.formats.dialect import Asked
+from selfspec.serve.forms import asked_form
+from selfspec.serve.inputs import RequestEncoder, RequestLimits
+from selfspec.serve.interfaces.infill import InfillRequest
+from selfspec.serve.interfaces.messages import CountTokensRequest, MessagesRequest
+from selfspec.serve.interfaces.responses import ResponsesRequest
+from selfspec.serve.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
+from selfspec.serve.responses import Detokenized, Tokenized
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that was read: without its texts, with the token ids of its prompts.
+
+    ``choices`` are those of each prompt. ``constraint`` is what the answers have to be, and ``constraint_field`` what
+    asks for it. ``echoed`` are the texts and ids of each prompt's tokens, where answers begin with their prompts; one
+    text where no log-probabilities are reported. ``asked`` and ``thinks`` say how the answer of a chat is to be read.
+    ``names`` are those of fields in the interface that the request came by, and ``said`` what its response repeats.
+    """
+
+    request: GenerationRequest
+    prompts: list[list[int]]
+    choices: int
+    constraint: Constraint | None = None
+    constraint_field: str = ""
+    echoed: list[list[tuple[str, int]]] | None = None
+    asked: Asked | None = None
+    thinks: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    said: dict[str, Any] = field(default_factory=dict)
+
+
+class RequestReader:
+    """Reads the bodies of requests for a model that is served under some names and with some methods.
+
+    Everything is refused by ``ApiError``, and what can be counted before it is encoded, before.
+    """
+
+    def __init__(
+        self,
+        encoder: RequestEncoder,
+        *,
+        names: Sequence[str],
+        methods: Sequence[str],
+        context: int,
+        limits: RequestLimits,
+    ) -> None:
+        self._encoder, self._names, self._methods, self._limits = encoder, tuple(names), tuple(methods), limits
+        self._context = context
+        self._most = limits.prompt_chars or limits.chars_per_token * context
+
+    def chat(self, body: bytes) -> Prepared:
+        """Reads a request to ``/v1/chat/completions``."""
+        return self.prepare_chat(_parse(ChatRequest, body))
+
+    def completion(self, body: bytes) -> Prepared:
+        """Reads a request to ``/v1/completions``."""
+        return self._completion(_parse(CompletionRequest, body))
+
+    def infill(self, body: bytes) -> Prepared:
+        """Reads a request to ``/infill``."""
+        request = _parse(InfillRequest, body)
+        with _renaming(request.fields):
+            self._check_characters([*map(_plain, request.input_extra or ())], "input_extra")
+            return replace(self._completion(_translated(request.as_completion), request.files), names=request.fields)
+
+    def message(self, body: bytes) -> Prepared:
+        """Reads a request to ``/v1/messages``."""
+        return self.prepare_chat(_translated(_parse(MessagesRequest, body).as_chat))
+
+    def count_tokens(self, body: bytes) -> bytes:
+        """The answer to a request to ``/v1/messages/count_tokens``."""
+        prepared = self.prepare_chat(_translated(_parse(CountTokensRequest, body).as_chat))
+        return json.dumps({"input_tokens": len(prepared.prompts[0])}).encode()
+
+    def response(self, body: bytes) -> Prepared:
+        """Reads a request to ``/v1/responses``."""
+        request = _parse(ResponsesRequest, body)
+        with _renaming(request.fields):
+            prepared = self.prepare_chat(_translated(request.as_chat))
+        return replace(prepared, names=request.fields, said=request.echoed())
+
+    def _completion(self, request: CompletionRequest, files: Sequence[tuple[str, str]] = ()) -> Prepared:
+        self._check(request)
+        _check_completion(request)
+        n = _count_choices(request, len(request.prompts), self._limits)
+        for index, prompt in enumerate(request.prompts):
+            name = "prompt" if prompt is request.prompt else f"prompt[{index}]"
+            if isinstance(prompt, str):
+                self._check_characters(prompt, name)
+            elif len(prompt) > self._context:
+                raise _too_long(f"the prompt has {len(prompt)} tokens, and the context {self._context}", name)
+        if request.suffix is not None:
+            self._check_characters(request.suffix, "suffix")
+            prompts = [self._encoder.fill(str(request.prompt), request.suffix, files)]
+        else:
+            prompts = self._encoder.completion(request)
+        echoed = None
+        if request.echo and request.logprobs is not None:
+            echoed = [self._encoder.texts(prompt[: self._context]) for prompt in prompts]
+        elif request.echo:
+            echoed = [[(self._encoder.decode(prompt[: self._context]), 0)] for prompt in prompts]
+        form, name = asked_form(request) or (None, "")
+        self._check_constraint(form, name)
+        return Prepared(request.without_texts(), prompts, n, form, name, echoed)
+
+    def tokenize(self, body: bytes) -> bytes:
+        """The answer to a request to ``/tokenize``."""
+        request = _parse(TokenizeRequest, body)
+        self._check_model(request.model)
+        field = "messages" if request.prompt is None else "prompt"
+        self._check_characters([request.prompt, *map(_plain, request.messages or ())], field)
+        if request.messages is not None:
+            found = self._encoder.messages(request.messages, add_generation_prompt=request.add_generation_prompt)
+        else:
+            found = self._encoder.text(request.prompt or "", add_special_tokens=request.add_special_tokens)
+        answer = Tokenized(count=len(found), max_model_len=self._context, tokens=found)
+        if request.return_token_strs:
+            answer.token_strs = self._encoder.token_strings(found)
+        return answer.to_json().encode()
+
+    def detokenize(self, body: bytes) -> bytes:
+        """The answer to a request to ``/detokenize``."""
+        request = _parse(DetokenizeRequest, body)
+        self._check_model(request.model)
+        if len(request.tokens) > self._context:
+            raise _too_long(f"there are {len(request.tokens)} tokens, and the context is {self._context}", "tokens")
+        return Detokenized(prompt=self._encoder.decode(request.tokens)).to_json().encode()
+
+    def prepare_chat(self, request: ChatRequest) -> Prepared:
+        """Checks and encodes a chat."""
+        self._check(request)
+        n = _count_choices(request, 1, self._limits)
+        texts = [_plain(part) for part in (*request.messages, *(request.tools or ()))]
+        self._check_characters([*texts, request.chat_template_kwargs], "messages")
+        form, name = asked_form(request) or (None, "tools")
+        self._check_constraint(form, name)
+        chat = self._encoder.chat(request)
+        return Prepared(
+            request.without_texts(),
+            [chat.token_ids],
+            n,
+            chat.constraint,
+            name,
+            asked=chat.asked,
+            thinks=chat.thinks,
+        )
+
+    def _check(self, request: GenerationRequest) -> None:
+        self._check_model(request.model)
+        asked = request.speculative.method
+        if asked is not None and asked not in self._methods:
+            raise ApiError(
+                400,
+                f"there is no method '{asked}' here; this server has {', '.join(self._methods)} (--methods)",
+                param="speculative.method",
+                code="invalid_value",
+            )
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name not in self._names:
+            raise unknown_model(name, self._names)
+
+    def _check_characters(self, value: object, field: str) -> None:
+        count = sum(map(len, _texts(value)))
+        if count > self._most:
+            raise _too_long(f"the text has {count} characters, and this server takes {self._most}", field)
+
+    def _check_constraint(self, form: Constraint | None, name: str) -> None:
+        if form is not None and len(form.text) > self._limits.schema_chars:
+            raise ApiError(
+                400,
+                f"the {form.kind} has {len(form.text)} characters, and this server takes {self._limits.schema_chars}",
+                param=name,
+                code="invalid_value",
+            )
+
+
+def read(reader: RequestReader, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
+    """What a method of the reader makes of a body; raises ``ApiError`` for one that no process could read."""
+    try:
+        return do(reader, body)
+    except RecursionError as error:
+        raise ApiError(400, "the body is nested too deeply; make it flatter", code="invalid_value") from error
+    except MemoryError as error:
+        raise too_much() from error
+
+
+def too_much() -> ApiError:
+    """The answer to a body that takes more time or memory to read than there is for it."""
+    return ApiError(400, "the request takes too long, or too much memory, to read; send less", code="request_too_large")
+
+
+def unknown_model(name: str, names: Sequence[str]) -> ApiError:
+    """The answer to a request for a model that is not served."""
+    return ApiError(
+        404,
+        f"there is no model '{name[:200]}' here; this server has {' and '.join(names)}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def _parse(model: type[Parsed], body: bytes) -> Parsed:
+    """The request of a body."""
+    try:
+        parsed = json.loads(body)
+    except UnicodeDecodeError as error:
+        raise ApiError(400, "the body cannot be read: it must be JSON in UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error.msg}", code="invalid_json") from error
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON that can be read: {error}") from error
+    try:
+        return model.model_validate(parsed)
+    except ValidationError as error:
+        raise as_invalid(error.errors(include_url=False, include_input=False), parsed) from error
+
+
+def _translated(make: Callable[[], Parsed]) -> Parsed:
+    """The request of another interface as one of ours."""
+    try:
+        return make()
+    except ValidationError as error:
+        raise as_invalid(error.errors(include_url=False, include_input=False), {}) from error
+
+
+@contextmanager
+def _renaming(fields: Mapping[str, str]) -> Iterator[None]:
+    """Names fields as the interface does that the request came by."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = fields.get(error.param or "", error.param)
+        raise
+
+
+def _plain(part: BaseModel) -> dict[str, Any]:
+    return part.model_dump(exclude_none=True)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All texts in a JSON value, names of fields included."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case str() as text:
+                yield text
+            case dict() as fields:
+                waiting += fields.keys()
+                waiting += fields.values()
+            case list() as values:
+                waiting += values
+
+
+def _too_long(message: str, field: str) -> ApiError:
+    return ApiError(400, f"{message}; shorten it", param=field, code="context_length_exceeded")
+
+
+def _count_choices(request: GenerationRequest, prompts: int, limits: RequestLimits) -> int:
+    """The number of choices of each prompt, if they are not too many."""
+    n = request.n or 1
+    if n * prompts > limits.choices:
+        raise ApiError(
+            400,
+            f"{prompts} prompts with {n} choices each are more than the {limits.choices} that this server takes in a "
+            "request; send several requests",
+            param="n" if n > 1 else "prompt",
+            code="too_many_choices",
+        )
+    return n
+
+
+def _check_completion(request: CompletionRequest) -> None:
+    """Refuses ``best_of``, a ``suffix`` of several texts, and streams that begin with what is known at the end."""
+    if request.echo and request.stream and request.logprobs is not None:
+        raise ApiError(400, "echo with logprobs is not supported in a stream; leave stream out", param="echo")
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise ApiError(
+            400,
+            "best_of is not supported: it would write texts only to drop them; ask for n choices and compare them",
+            param="best_of",
+            code="unsupported_parameter",
+        )
+    if request.suffix is not None and (not isinstance(request.prompt, str) or request.echo):
+        raise ApiError(400, "suffix is for one prompt that is a text, without echo", param="suffix")

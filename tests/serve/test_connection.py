@@ -1,0 +1,119 @@
+"""Connections that send too much, too little or nothing, or do not read: each has an end."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import uvicorn
+
+from selfspec.serve.connection import Connection, ConnectionLimits
+
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+SECONDS = 0.5
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with as many bytes as the path says."""
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(int(scope["path"].strip("/") or 1)):
+        await send({"type": "http.response.body", "body": b"x" * 2**16, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@contextlib.contextmanager
+def serving(**limits: Any) -> Iterator[int]:
+    """The port of a server in a thread."""
+    http = partial(Connection, limits=ConnectionLimits(**limits))
+    config = uvicorn.Config(app, port=0, http=http, lifespan="off", log_config=None, ws="none")  # type: ignore[arg-type]
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.force_exit = server.should_exit = True
+        thread.join()
+
+
+def answer(port: int, *parts: bytes, pause: float = 0.0) -> bytes:
+    """All that a server sends to a connection until it closes it."""
+    received = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        try:
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(pause)
+            while data := connection.recv(2**16):
+                received += data
+        except ConnectionError:
+            pass
+    return received
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with serving(head_bytes=4096, seconds=SECONDS) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        ([b"GET / HTTP/1.1\r\na: " + b"b" * 5000 + b"\r\n\r\n"], 431),
+        ([b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 200], 431),
+        ([b"GET / HTTP/1.1\r\na: ", *[b"b" * 1000] * 6], 431),
+        ([b"GET /" + b"a" * 2000 + b" HTTP/1.1\r\n\r\n"], 414),
+        ([b"nonsense\r\n\r\n"], 400),
+        ([GET * 50], 400),
+    ],
+    ids=["a long header", "many headers", "a header without an end", "a long URL", "no HTTP", "pipelined"],
+)
+def test_what_is_too_large_is_refused(port: int, parts: list[bytes], status: int) -> None:
+    received = answer(port, *parts, pause=0.01)
+    assert received.startswith(b"HTTP/1.1 %d " % status)
+    assert b'{"error":{"message":' in received
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HT", GET, GET + b"GET"], ids=["nothing", "half", "one", "one and a half"]
+)
+def test_a_connection_that_waits_is_closed(port: int, sent: bytes) -> None:
+    began = time.monotonic()
+    received = answer(port, sent)
+    assert received.startswith(b"HTTP/1.1 200 ") == (GET in sent)
+    assert SECONDS / 2 < time.monotonic() - began < 10
+
+
+def test_a_client_that_does_not_read_is_dropped(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(b"GET /2000 HTTP/1.1\r\nHost: a\r\n\r\n")  # 125 MiB, more than any buffer
+        time.sleep(4 * SECONDS)
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            while data := connection.recv(2**20):
+                received += len(data)
+    assert received < 100 * 2**20
+    assert b"200" in answer(port, GET)
+
+
+def test_new_connections_take_the_place_of_those_that_wait_longest() -> None:
+    with serving(connections=20, seconds=30.0) as port:
+        silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(60)]
+        time.sleep(0.2)
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(GET)
+            assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+        assert silent[0].recv(1) == b""  # closed
+        silent[-1].sendall(GET)
+        assert silent[-1].recv(100).startswith(b"HTTP/1.1 200 ")
+        for each in silent:
+            each.close()
