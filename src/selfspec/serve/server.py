@@ -1,6 +1,7 @@
 """The process of a server: from a listening socket to the end, after the last answer."""
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -56,6 +57,9 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Looks ten times a second whether to end."""
         if self._on_start is not None and self._service.ready:
+            # What is loaded stays: looking through it again would stop everybody for some tenths of a second.
+            gc.collect()
+            gc.freeze()
             self._on_start()
             self._on_start = None
         if self.failure is None and (cause := self._service.failure) is not None:
