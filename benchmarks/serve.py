@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     attacking = commands.add_parser("attacks", help="attack a server, and measure what others notice of it")
     attacking.add_argument("--only", default="", help="a regular expression for the names of the attacks to run")
     attacking.add_argument("--out", type=Path, required=True)
-    attacking.set_defaults(append=False)
+    attacking.add_argument("--append", action="store_true", help="add to --out")
     single = commands.add_parser("alone", help="answer the chats of standard input without a server")
     for each in (soaking, attacking, single):
         each.add_argument("--method", default="auto")

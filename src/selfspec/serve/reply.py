@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
+from anyio import CapacityLimiter, to_thread
+
 from selfspec.errors import RequestTimeoutError, SelfSpecError
 from selfspec.serve.answer import Answer, Growth
 from selfspec.serve.api_errors import as_api_error
@@ -23,6 +25,8 @@ from selfspec.serve.responses import (
     Usage,
 )
 from selfspec.types import TextPiece
+
+_ONE = CapacityLimiter(1)
 
 
 class Reply:
@@ -77,7 +81,8 @@ class Reply:
                 self._take(answer, pieces)
         if self.request.alternatives is None:
             return self._whole_body()
-        return await asyncio.to_thread(self._whole_body)  # one object for each alternative of each token
+        # One object for each alternative of each token. The event loop takes turns with what runs in threads.
+        return await to_thread.run_sync(self._whole_body, limiter=_ONE)
 
     async def stream(self) -> AsyncGenerator[str, None]:
         """The reply as server-sent events. An error on the way is an event, after which there is no ``[DONE]``."""

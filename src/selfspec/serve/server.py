@@ -1,10 +1,12 @@
 """The process of a server: from a listening socket to the end, after the last answer."""
 
 import contextlib
+import gc
 import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +22,9 @@ from selfspec.serve.logs import log
 from selfspec.serve.service import Service
 
 _OTHER_FILES = 256
+_TURN = 0.001
+"""Seconds that a thread may keep Python from the event loop, which needs it several times for each answer."""
+
 _CLOSING_SECONDS = 5
 """For clients that do not read the last bytes of their answers."""
 
@@ -56,6 +61,10 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Looks ten times a second whether to end."""
         if self._on_start is not None and self._service.ready:
+            # What is loaded stays: looking through it again would stop everybody for some tenths of a second.
+            gc.collect()
+            gc.freeze()
+            sys.setswitchinterval(_TURN)
             self._on_start()
             self._on_start = None
         if self.failure is None and (cause := self._service.failure) is not None:
