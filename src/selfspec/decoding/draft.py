@@ -83,6 +83,15 @@ class TokenDraft:
         parents = tuple(index_of[tree.parents[node]] for node in kept)
         return replace(self, token_ids=tuple(self.token_ids[node] for node in kept), tree=TokenTree(parents))
 
+    def first_path(self) -> "TokenDraft":
+        """The chain of those nodes that are tried first."""
+        if self.tree.is_chain:
+            return self
+        path: list[int] = []
+        while following := self.tree.children[path[-1] + 1 if path else 0]:
+            path.append(following[0])
+        return replace(self, token_ids=tuple(self.token_ids[node] for node in path), tree=TokenTree.chain(len(path)))
+
 
 @dataclass(frozen=True)
 class LayerDraft:
