@@ -30,6 +30,7 @@ class Decoder:
         final_norm: the norm before the head.
         head: the LM head.
         tree_refusal: why rows cannot be a token tree, if they cannot.
+        has_states: layers carry states from token to token, as recurrent ones do.
 
     Raises:
         UnsupportedModelError: the family, or a feature of this model, is not supported.
@@ -42,6 +43,7 @@ class Decoder:
         self.head: nn.Module = _head(model)
         self.embedding_scale: torch.Tensor | float | None = None
         self.tree_refusal: str | None = None
+        self.has_states = False
         self._logits_divisor = 1.0
         self._logits_softcap: float | None = None
         self._take_apart()

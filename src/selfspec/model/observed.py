@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
-from selfspec.errors import UnsupportedModelError, first_line
+from selfspec.errors import SelfSpecError, UnsupportedModelError, first_line
+from selfspec.limits import is_out_of_memory
 from selfspec.model.decoder import Decoder
 from selfspec.model.families import Family, find_family
 from selfspec.model.forward import Forward, Rows, SequenceState
@@ -45,12 +46,16 @@ class ObservedDecoder(Decoder):
         cache = DynamicCache(config=self.config)
         try:
             self._streams, _ = skeleton.observe(tokens, cache)
-        except (AttributeError, TypeError, ValueError, KeyError, IndexError) as error:
+        except Exception as error:  # any that the model's own code raises
+            if isinstance(error, SelfSpecError) or is_out_of_memory(error):
+                raise
             raise UnsupportedModelError(
                 f"model family '{self.family.name}' is not supported: a forward of it could not be observed "
                 f"({first_line(error)})"
             ) from error
         self._slot_shape = _slot_shape(cache)
+        self._refuse_reading_tokens(tokens)
+        self.has_states = any(kind.states for kind in skeleton.kinds)
         self.tree_refusal = self._find_tree_refusal()
         self.final_norm = skeleton.norms[0] if len(skeleton.norms) == 1 else nn.Sequential(*skeleton.norms)
         self.head = _Head(self.head, skeleton)
@@ -88,17 +93,32 @@ class ObservedDecoder(Decoder):
     def carries(self, carries: bool) -> None:
         self._skeleton.carries = carries
 
-    @property
-    def has_states(self) -> bool:
-        """Whether layers carry states from token to token."""
-        return any(kind.states for kind in self._skeleton.kinds)
+    def _refuse_reading_tokens(self, tokens: torch.Tensor) -> None:
+        """Refuses layers that are called with more of the text than the residual stream, as per-layer embeddings."""
+        calls = []
+        for each in (tokens, tokens.flip(0)):
+            rows = self._new_rows()
+            self._skeleton.embed(each, rows)
+            calls.append(self._skeleton.calls(rows))
+        if self._skeleton.reads_tokens(*calls):
+            raise UnsupportedModelError(
+                f"this '{self.family.name}' model is not supported: its layers read the tokens beside the hidden "
+                "states, so that they cannot run apart"
+            )
+
+    def _new_rows(self) -> Rows:
+        return Rows(SequenceState(self.new_cache(_ROWS)), 0, _ROWS, 0, settled=True)
 
     def _find_tree_refusal(self) -> str | None:
         if self.has_states:
             return "its recurrent layers read tokens one after the other"
         for layer in self._skeleton.layers:
             for name, buffer in layer.named_buffers():
-                if buffer.dtype == torch.bool and buffer.dim() > 1 and not torch.equal(buffer, buffer.tril()):
+                if (
+                    buffer.dtype == torch.bool
+                    and buffer.dim() > 1
+                    and not torch.equal(buffer, torch.ones_like(buffer).tril())
+                ):
                     return f"its layers have masks of their own ('{name}')"
         return None
 
@@ -123,11 +143,7 @@ class ObservedDecoder(Decoder):
     @torch.inference_mode()
     def split(self) -> list[Sublayer]:
         """The ``2L`` sublayers, run by the model's own modules."""
-
-        def new_rows() -> Rows:
-            return Rows(SequenceState(self.new_cache(_ROWS)), 0, _ROWS, 0, settled=True)
-
-        splitter = Splitter(self._skeleton, new_rows)
+        splitter = Splitter(self._skeleton, self._new_rows)
         pairs = [splitter.sublayers(index, stream) for index, stream in enumerate(self._streams[:-1])]
         return [sublayer for pair in pairs for sublayer in pair]
 

@@ -60,7 +60,10 @@ class LayerCall:
     @property
     def cache(self) -> Slots:
         """What the layer is given to keep keys and values in."""
-        return next(value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Slots))
+        for value in (*self.args, *self.kwargs.values()):
+            if isinstance(value, Slots):
+                return value
+        raise UnsupportedModelError("the layers of this model are not given transformers' cache")
 
     def run(self, layer: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
         """Calls a layer with another residual stream; returns the stream after it."""
@@ -191,6 +194,16 @@ class Skeleton:
         head = substitute(self._model, {path: lambda *_, **__: output})
         logits: torch.Tensor = head(inputs_embeds=normed[None], use_cache=False).logits[0]
         return logits
+
+    def reads_tokens(self, first: list[LayerCall], second: list[LayerCall]) -> bool:
+        """Whether layers are called with something else than the stream that differs between texts of one length."""
+        for one, other in zip(first, second, strict=True):
+            pairs = [*zip(one.args[1:], other.args[1:], strict=True)]
+            pairs += [(value, other.kwargs[name]) for name, value in one.kwargs.items() if name != "hidden_states"]
+            for mine, its in pairs:
+                if isinstance(mine, torch.Tensor) and not torch.equal(mine, its):
+                    return True
+        return False
 
     def _lay_out(self, rows: Rows, **inputs: Any) -> list[LayerCall]:
         calls: list[LayerCall] = []

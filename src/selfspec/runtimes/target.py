@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
 from selfspec.model.forward import Forward, SequenceState
 from selfspec.model.observed import ObservedDecoder, take_apart
+from selfspec.model.splitting import Nothing
 from selfspec.model.stored import stored_tensors
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.copy_store import CopyStore
@@ -104,6 +105,13 @@ class Target:
     def fused_count(self) -> int:
         """How many of the sublayers run as fused blocks."""
         return sum(isinstance(sublayer, (FusedAttention, FusedMLP)) for sublayer in self.sublayers)
+
+    @property
+    def whole_layers(self) -> int | None:
+        """How many layers run or are skipped as a whole; ``None`` where a row of the table says how they are split."""
+        if not isinstance(self.decoder, ObservedDecoder):
+            return None
+        return sum(isinstance(sublayer, Nothing) for sublayer in self.sublayers)
 
     @property
     def parameter_count(self) -> int:
