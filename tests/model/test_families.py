@@ -9,9 +9,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     Gemma3TextConfig,
-    GPTNeoXConfig,
     LlamaConfig,
-    MambaConfig,
     PreTrainedConfig,
     StableLmConfig,
     T5Config,
@@ -20,7 +18,8 @@ from transformers import (
 from helpers.models import FAMILY_NAMES, ROPE_SWITCH, VARIANTS, WINDOW, build, plain_text, prompt
 from selfspec.engine import Engine
 from selfspec.errors import ContextLengthError, UnsupportedModelError
-from selfspec.model.families import FAMILIES, find_family
+from selfspec.model.families import FAMILIES, find_family, require_row
+from selfspec.model.splitting import LayerPart, Nothing
 from selfspec.runtimes.target import Target
 
 SUPPORTED = [
@@ -85,17 +84,20 @@ def test_windows_of_the_layers(name: str, windows: list[int | None]) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (MambaConfig(), "'mamba' is not supported: a state-space model"),
         (T5Config(), "'t5' is not supported: an encoder-decoder model"),
-        (GPTNeoXConfig(), "'gpt_neox' is not supported: attention and MLP run in parallel"),
-        (AutoConfig.for_model("recurrent_gemma"), "'recurrent_gemma' is not supported: a recurrent model"),
-        (AutoConfig.for_model("gpt2"), "'gpt2' is not supported;"),
+        (AutoConfig.for_model("clip"), "'clip' is not supported: transformers has no language model of it"),
+        (PreTrainedConfig(auto_map={"AutoModelForCausalLM": "own.Model"}), "it needs code of the checkpoint"),
     ],
     ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else "",
 )
 def test_other_families_are_refused_by_name(config: PreTrainedConfig, reason: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=reason) as refusal:
+    with pytest.raises(UnsupportedModelError, match=reason):
         find_family(config)
+
+
+def test_a_family_without_a_row_has_no_low_bit_weights() -> None:
+    with pytest.raises(UnsupportedModelError, match="a 'gpt2' model runs by transformers' own modules only") as refusal:
+        require_row(AutoConfig.for_model("gpt2"))
     assert all(name in str(refusal.value) for name in SUPPORTED)
 
 
@@ -131,18 +133,18 @@ def test_a_model_that_looks_ahead_is_refused() -> None:
     config = Gemma3TextConfig(
         vocab_size=16, num_hidden_layers=2, head_dim=4, use_bidirectional_attention=True, **options
     )
-    with pytest.raises(UnsupportedModelError, match="use_bidirectional_attention"):
+    with pytest.raises(UnsupportedModelError, match="depend on the tokens that are read with it"):
         Target(AutoModelForCausalLM.from_config(config).eval())
 
 
-def test_a_model_with_parallel_branches_is_refused() -> None:
-    """Attention and MLP of one layer read the same stream; the same family without that is supported."""
+def test_a_model_with_parallel_branches_has_no_row() -> None:
+    """Attention and MLP of one layer read the same stream; the same family without that has its row."""
     sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2}
     config = StableLmConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, use_parallel_residual=True)
-    with pytest.raises(UnsupportedModelError, match=r"in parallel on one residual.*config\.use_parallel_residual"):
-        Target(AutoModelForCausalLM.from_config(config).eval())
+    target = Target(AutoModelForCausalLM.from_config(config).eval())
+    assert [type(sublayer) for sublayer in target.sublayers] == [LayerPart, Nothing] * 2
     config.use_parallel_residual = False
-    assert Target(AutoModelForCausalLM.from_config(config).eval()).layer_count == 2
+    assert find_family(config) is FAMILIES["stablelm"]
 
 
 def without(name: str, path: str) -> Any:

@@ -36,7 +36,7 @@ def verify_rows_seconds(
 
     def forward(start: int, end: int) -> None:
         step = target.lay_out(state, end - start)
-        target.logits(target.run(target.embed(ids[start:end]), everything, step).hidden_states[-fitting[-1] :])
+        target.logits(target.run(target.embed(ids[start:end], step), everything, step).hidden_states[-fitting[-1] :])
 
     forward(0, context)
     state.cache.commit(range(context))

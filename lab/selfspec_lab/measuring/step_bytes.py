@@ -28,10 +28,12 @@ class StepBytes:
         self._per_slot = [keys.nbytes + values.nbytes for keys, values in zip(slot.keys, slot.values, strict=True)]
         self._windows = [getattr(sublayer, "window", None) for sublayer in target.sublayers[::2]]
         self.sublayers = tuple(
-            _nbytes(sublayer.parameters()) - _unread_experts(sublayer.module, target.config)
+            _nbytes(sublayer.parameters()) - sum(_unread_experts(module, target.config) for module in sublayer.modules)
             for sublayer in target.sublayers
         )
-        self.outside = _nbytes(model.model.norm.parameters()) + _nbytes(model.get_output_embeddings().parameters())
+        self.outside = _nbytes(target.decoder.final_norm.parameters()) + _nbytes(
+            model.get_output_embeddings().parameters()
+        )
         self.total = len(self.sublayers)
         self._target = target
 

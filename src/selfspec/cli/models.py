@@ -144,11 +144,12 @@ def describe_target(target: "Target") -> dict[str, Any]:
     config = target.config
     return {
         "family": target.family.name,
+        "split": _split(target),
         "layers": target.layer_count,
         "sublayers": target.sublayer_count,
         "hidden_size": target.hidden_size,
-        "attention_heads": config.num_attention_heads,
-        "key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "attention_heads": getattr(config, "num_attention_heads", None),
+        "key_value_heads": getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None),
         "vocabulary": target.vocab_size,
         "context": target.context_limit,
         "dtype": str(target.dtype).removeprefix("torch."),
@@ -159,10 +160,18 @@ def describe_target(target: "Target") -> dict[str, Any]:
         "tied_embedding": _is_tied(target),
         "windows": [getattr(sublayer, "window", None) for sublayer in target.sublayers[::2]],
         "attention_implementation": config._attn_implementation,
-        "tree_verification": True,  # Target refuses a model whose attention takes no tree mask
+        "tree_verification": target.decoder.tree_refusal is None,
         "exit_layers": [1, target.layer_count - 1],
         "native": _native(target),
     }
+
+
+def _split(target: "Target") -> str:
+    """By what the layers are split, and how many are not."""
+    whole = target.whole_layers
+    if whole is None:
+        return "by the row of its family"
+    return f"by looking, proven on random tokens; {whole} of {target.layer_count} layers run or are skipped as a whole"
 
 
 def _native(target: "Target") -> dict[str, str | list[str]]:

@@ -88,6 +88,17 @@ class TokenDraft:
         tokens = tuple(self.token_ids[node] for node in kept)
         return replace(self, token_ids=tokens, tree=TokenTree(parents), probes=())
 
+    def first_path(self) -> "TokenDraft":
+        """The chain of those nodes that are tried first, and the probe after its last one."""
+        if self.tree.is_chain:
+            end = len(self.tree)
+            return replace(self, probes=(end,) if end in self.probes else ())
+        path: list[int] = []
+        while following := self.tree.children[path[-1] + 1 if path else 0]:
+            path.append(following[0])
+        tokens = tuple(self.token_ids[node] for node in path)
+        return replace(self, token_ids=tokens, tree=TokenTree.chain(len(path)), probes=())
+
 
 @dataclass(frozen=True)
 class LayerDraft:

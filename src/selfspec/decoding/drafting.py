@@ -41,6 +41,7 @@ def propose(
 def _known(sequence: Sequence, draft: Draft) -> Proposal:
     """A draft for which no layers run; without tokens that could not be committed or have no cache slot."""
     if isinstance(draft, TokenDraft):
+        draft = draft if sequence.takes_trees else draft.first_path()
         draft = draft.cut(sequence.draft_limit, sequence.draft_limit + sequence.sibling_limit)
         tokens = transfer.send(draft.token_ids, sequence.token_ids.device)
         return Proposal(tokens, draft.tree, probes=draft.probes)

@@ -80,7 +80,7 @@ class Probe:
         assert 1 <= rows <= last <= self.committed, f"{rows} rows up to {last} in {self.committed} committed tokens"
         prefix = last - rows
         forward = self.target.lay_out(self._state, rows, start=self.committed, prefix=prefix)
-        hidden_states = self.target.embed(self.token_ids[prefix:last])
+        hidden_states = self.target.embed(self.token_ids[prefix:last], forward)
         model = self.target.at(precision)
         return model.logits(model.run(hidden_states, kept.sublayers, forward).hidden_states)
 

@@ -17,7 +17,7 @@ from selfspec.loading.gguf_ends import read_special_tokens
 from selfspec.loading.gguf_file import GgufTensor
 from selfspec.loading.gguf_rope import read_rope
 from selfspec.loading.gguf_settings import Settings
-from selfspec.model.families import find_family
+from selfspec.model.families import require_row
 
 _MOST_HEADS = 2**12
 _MOST_HEAD_DIM = 2**13
@@ -238,7 +238,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
         ) from error
     for name, value in tokens.items():  # some classes put ids of their own in the place of none
         setattr(config, name, value)
-    find_family(config)
+    require_row(config)
     return config
 
 

@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from selfspec.errors import MethodLoadError, UnknownMethodError, first_line
+from selfspec.errors import MethodLoadError, UnknownMethodError, UnsupportedModelError, first_line
 from selfspec.methods.base import Method
 from selfspec.methods.settings import MethodSettings, parse_settings, setting_values, suggest
 from selfspec.runtimes.target import Target
@@ -197,9 +197,17 @@ def make_method(method: str | type[Method], target: Target, settings: Mapping[st
         UnknownMethodError: there is no such method.
         MethodLoadError: it cannot be loaded.
         InvalidSettingError: a setting is unknown, of the wrong type, out of range, or does not fit this model.
+        UnsupportedModelError: the method needs what this model cannot run.
     """
     method_class = find_method(method)
-    return method_class(target, parse_settings(method_class.Settings, method_class.name, settings or {}))
+    made = method_class(target, parse_settings(method_class.Settings, method_class.name, settings or {}))
+    refusal = target.decoder.tree_refusal
+    if refusal is not None and made.needs.probe_rows:
+        raise UnsupportedModelError(
+            f"{made.name} tries layers on rows that do not follow each other, which this {target.family.name} model "
+            f"cannot run: {refusal}; choose auto, ngram or layerskip"
+        )
+    return made
 
 
 _MOST_METHODS = 32

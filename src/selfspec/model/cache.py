@@ -2,8 +2,10 @@
 
 import math
 import mmap
+import weakref
 from collections.abc import Sequence
 from ctypes import Array, c_void_p
+from typing import Any
 
 import torch
 
@@ -21,6 +23,7 @@ class KeyValueCache:
     is. Nothing is cloned or concatenated.
 
     Attributes:
+        states: the states of recurrent layers after the last rows.
         keys: per layer ``[1, key_value_heads, capacity, head_dim]``.
         values: per layer ``[1, key_value_heads, capacity, head_dim]``.
         length: committed slots.
@@ -38,6 +41,7 @@ class KeyValueCache:
         device: torch.device,
     ) -> None:
         # Zeros, because attention multiplies the values of hidden slots by zero, and garbage may hold NaN.
+        self.states = RowStates(self)
         pairs = _zeros((layer_count, 2, key_value_heads, capacity, head_dim), dtype, device)
         self._hold(pairs.unbind(0))
 
@@ -119,6 +123,29 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         return torch.zeros(shape, dtype=dtype, device=device)
     # Pages of the system's own size: huge ones would be cleared as a whole for the first token of each head.
     return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
+
+
+class RowStates:
+    """What recurrent layers carry from token to token: their states after the last committed slot and those after it.
+
+    Rejected rows are dropped like their keys, by leaving ``length`` of the cache as it is: the next row starts from the
+    states after the slot before it. Older states are dropped, so that there are never more than the rows of a round.
+    """
+
+    def __init__(self, cache: KeyValueCache) -> None:
+        self._cache = weakref.proxy(cache)
+        self._layers: dict[int, dict[int, Any]] = {}
+
+    def get(self, layer: int, slot: int) -> Any:
+        """The states of a layer after a slot; ``None`` before the first one."""
+        return None if slot < 0 else self._layers[layer][slot]
+
+    def put(self, layer: int, slot: int, state: Any) -> None:
+        """Keeps the states of a layer after a slot."""
+        own = self._layers.setdefault(layer, {})
+        for other in [other for other in own if other < self._cache.length - 1]:
+            del own[other]
+        own[slot] = state
 
 
 def addresses_of(tensors: Sequence[torch.Tensor]) -> Array[c_void_p]:

@@ -8,9 +8,10 @@ from torch import nn
 
 from selfspec.errors import UnsupportedModelError
 from selfspec.model.cache import KeyValueCache
-from selfspec.model.families import Branch, Family, Windows, find_family
+from selfspec.model.families import Branch, Family, Windows
+from selfspec.model.forward import Forward
 from selfspec.model.rope import Rope
-from selfspec.model.sublayers import AttentionSublayer, Sublayer
+from selfspec.model.sublayers import AttentionSublayer, BranchSublayer, Sublayer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,24 +31,33 @@ class Decoder:
         embedding_scale: what embeddings are multiplied by; ``None`` for nothing.
         final_norm: the norm before the head.
         head: the LM head.
+        tree_refusal: why rows cannot be a token tree, if they cannot.
+        has_states: layers carry states from token to token, as recurrent ones do.
 
     Raises:
         UnsupportedModelError: the family, or a feature of this model, is not supported.
     """
 
-    def __init__(self, model: "PreTrainedModel") -> None:
-        self.family = find_family(model.config)
+    def __init__(self, model: "PreTrainedModel", family: Family) -> None:
         _check_supported(model)
-        self.model = model
+        self.family, self.model = family, model
         self.config: Any = model.config
         self.head: nn.Module = _head(model)
-        _require(model, _MODULES, f"this {self.family.name} model", self.family)
-        self._parts: Any = model.model
+        self.embedding_scale: torch.Tensor | float | None = None
+        self.tree_refusal: str | None = None
+        self.has_states = False
+        self._logits_divisor = 1.0
+        self._logits_softcap: float | None = None
+        self._take_apart()
+
+    def _take_apart(self) -> None:
+        _require(self.model, _MODULES, f"this {self.family.name} model", self.family)
+        self._parts: Any = self.model.model
         self.embedding: nn.Module = self._parts.embed_tokens
         self.final_norm: nn.Module = self._parts.norm
         self.embedding_scale = self._find_embedding_scale()
         self._logits_divisor = float(getattr(self.config, self.family.logits_divisor or "", 1.0))
-        self._logits_softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
+        self._logits_softcap = getattr(self.config, "final_logit_softcapping", None)
 
     @property
     def layer_count(self) -> int:
@@ -72,6 +82,11 @@ class Decoder:
         return getattr(self.config, "num_key_value_heads", None) or heads, head_dim
 
     @property
+    def slot_layers(self) -> int:
+        """Number of layers that keep keys and values."""
+        return self.layer_count
+
+    @property
     def context_limit(self) -> int:
         """Longest sequence of prompt and new tokens together."""
         return int(self.config.max_position_embeddings)
@@ -81,8 +96,11 @@ class Decoder:
         room, switch = self.context_limit - prompt_length, self._rope_switch
         return room if switch is None or prompt_length > switch else min(room, switch - prompt_length + 1)
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The residual stream before sublayer 0: long ``[rows]`` to ``[rows, hidden]``."""
+    def embed(self, token_ids: torch.Tensor, forward: Forward | None = None) -> torch.Tensor:
+        """The residual stream before sublayer 0: long ``[rows]`` to ``[rows, hidden]``.
+
+        ``forward`` has the rows' positions, which embeddings of models without a row of the table may depend on.
+        """
         hidden_states: torch.Tensor = self.embedding(token_ids)
         return hidden_states if self.embedding_scale is None else hidden_states * self.embedding_scale
 
@@ -114,7 +132,7 @@ class Decoder:
                 rope=self.config.layer_types[index] if self.family.rope_by_layer_type else None,
                 eager=eager,
             )
-            sublayers += [attention, Sublayer(layer, self.family.mlp, multiplier)]
+            sublayers += [attention, BranchSublayer(layer, self.family.mlp, multiplier)]
         return sublayers
 
     def new_rope(self) -> Rope:
@@ -126,12 +144,12 @@ class Decoder:
         """An empty cache with ``capacity`` slots."""
         heads, head_dim = self.slot_shape
         like = self.like
-        return KeyValueCache(self.layer_count, heads, capacity, head_dim, dtype=like.dtype, device=like.device)
+        return KeyValueCache(self.slot_layers, heads, capacity, head_dim, dtype=like.dtype, device=like.device)
 
     def new_slots(self, slots: int) -> torch.Tensor:
         """Zeros for the keys and values of all layers, ``[layers, 2, key_value_heads, slots, head_dim]``."""
         heads, head_dim = self.slot_shape
-        return self.like.new_zeros((self.layer_count, 2, heads, slots, head_dim))
+        return self.like.new_zeros((self.slot_layers, 2, heads, slots, head_dim))
 
     @property
     def _rope_switch(self) -> int | None:

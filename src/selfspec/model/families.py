@@ -89,14 +89,6 @@ _SANDWICH_MLP = _mlp(before="pre_feedforward_layernorm", after="post_feedforward
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """An option of a family that is not supported: the config attribute that must be off, and why."""
-
-    option: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Family:
     """How the decoder layers of one family split into sublayers. Attributes that are ``None`` do not apply.
 
@@ -114,6 +106,7 @@ class Family:
         rope: which entries of a head rope rotates against each other.
         gated: the MLP multiplies two projections of its input; off where it has one alone.
         softcap: attribute of an attention module that caps its scores.
+        without: config attribute with which a model of the family is none of this row.
     """
 
     name: str
@@ -126,7 +119,7 @@ class Family:
     sqrt_embedding: bool = False
     logits_divisor: str | None = None
     rope_by_layer_type: bool = False
-    refusals: tuple[Refusal, ...] = ()
+    without: str | None = None
     norms: Norms = Norms.RMS
     rounds_normed: bool = True
     rope: RopeLayout = RopeLayout.HALVES
@@ -140,7 +133,6 @@ class Family:
         return own and kind.__name__ == f"{self.classes}{branch.class_ending}"
 
 
-_PARALLEL = "attention and MLP run in parallel on one residual, so that they cannot be skipped one by one"
 FAMILIES: dict[str, Family] = {
     "llama": Family("Llama", classes="Llama"),
     "mistral": Family("Mistral", classes="Mistral", windows=Windows.ALL),
@@ -189,7 +181,7 @@ FAMILIES: dict[str, Family] = {
         windows=Windows.BY_LAYER_TYPE,
         sqrt_embedding=True,
         rope_by_layer_type=True,
-        refusals=(Refusal("use_bidirectional_attention", "it attends in both directions"),),
+        without="use_bidirectional_attention",
     ),
     "mixtral": Family("Mixtral", classes="Mixtral", windows=Windows.ALL),
     "qwen3_moe": Family("Qwen3-MoE", classes="Qwen3Moe", windows=Windows.ALL),
@@ -208,53 +200,47 @@ FAMILIES: dict[str, Family] = {
         attention=_attention(after="post_self_attn_layernorm"),
         mlp=_mlp(after="post_mlp_layernorm", inputs=("gate_up_proj",)),
     ),
-    "stablelm": Family(
-        "StableLM", classes="StableLm", norms=Norms.LAYER, refusals=(Refusal("use_parallel_residual", _PARALLEL),)
-    ),
+    "stablelm": Family("StableLM", classes="StableLm", norms=Norms.LAYER, without="use_parallel_residual"),
 }
 """By ``config.model_type``."""
 
-_REFUSALS: dict[str, str] = {
-    "mamba": "a state-space model has no attention sublayers and no cache that can be rolled back",
-    "mamba2": "a state-space model has no attention sublayers and no cache that can be rolled back",
-    "falcon_mamba": "a state-space model has no attention sublayers and no cache that can be rolled back",
-    "jamba": "a hybrid state-space model has no cache that can be rolled back",
-    "rwkv": "a recurrent model has no cache that can be rolled back",
-    "recurrent_gemma": "a recurrent model has no cache that can be rolled back",
-    "gpt_neox": _PARALLEL,
-    "gptj": _PARALLEL,
-    "phi": _PARALLEL,
-    "falcon": _PARALLEL,
-    "cohere": _PARALLEL,
-    "cohere2": _PARALLEL,
-    "gemma3": "this is the image-and-text model; load its text part (model_type gemma3_text)",
-}
 
-
-def find_family(config: PretrainedConfig) -> Family:
-    """The row of the table for a model.
+def find_family(config: PretrainedConfig) -> Family | None:
+    """The row of the table for a model; ``None`` where it has none.
 
     Raises:
-        UnsupportedModelError: the family is not in the table, or the config sets an option that its row refuses.
+        UnsupportedModelError: it is no decoder-only language model that transformers has.
     """
     model_type = str(getattr(config, "model_type", None))
-    if model_type in FAMILIES:
-        family = FAMILIES[model_type]
-        _check_options(config, family)
-        return family
-    reason = _REFUSALS.get(model_type)
-    if reason is None and getattr(config, "is_encoder_decoder", False):
-        reason = "an encoder-decoder model is not a decoder-only language model"
-    supported = ", ".join(family.name for family in FAMILIES.values())
-    raise UnsupportedModelError(
-        f"model family '{model_type}' is not supported{f': {reason}' if reason else ''}; supported are {supported}"
-    )
+    family = FAMILIES.get(model_type)
+    if family is not None:
+        return None if family.without and getattr(config, family.without, False) else family
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"model family '{model_type}' is not supported: an encoder-decoder model is not a decoder-only language "
+            "model"
+        )
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # imported with models
+
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        code, none = "it needs code of the checkpoint, which is never run", "transformers has no language model of it"
+        raise UnsupportedModelError(
+            f"model family '{model_type}' is not supported: {code if getattr(config, 'auto_map', None) else none}"
+        )
+    return None
 
 
-def _check_options(config: PretrainedConfig, family: Family) -> None:
-    for refusal in family.refusals:
-        if getattr(config, refusal.option, False):
-            raise UnsupportedModelError(
-                f"this {family.name} model is not supported: {refusal.reason} (config.{refusal.option} is set); take a "
-                f"{family.name} model without it"
-            )
+def require_row(config: PretrainedConfig) -> Family:
+    """The row of the table for a model that has to run natively.
+
+    Raises:
+        UnsupportedModelError: it has none.
+    """
+    family = find_family(config)
+    if family is None:
+        rows = ", ".join(each.name for each in FAMILIES.values())
+        raise UnsupportedModelError(
+            f"a '{config.model_type}' model runs by transformers' own modules only; low-bit weights and GGUF files are "
+            f"for {rows}"
+        )
+    return family

@@ -6,6 +6,7 @@ Everything but attention runs over the rows of all sequences at once. Attention 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -49,6 +50,8 @@ class Rows:
         depths: position of each row, counted from ``prefix``; ``None`` for ``0, 1, 2 …``.
         visible: bool ``[count, end - prefix]`` (query, slot from ``prefix`` on), or ``None`` for causal rows.
         drawing: how each row's next token is drawn, if the forward can do that.
+        settled: all rows will be committed, whatever they give, as those of a prompt.
+        memo: what is computed once for all layers.
     """
 
     sequence: SequenceState
@@ -58,6 +61,8 @@ class Rows:
     depths: tuple[int, ...] | None = None
     visible: torch.Tensor | None = None
     drawing: Drawing | None = None
+    settled: bool = False
+    memo: dict[str, Any] = field(default_factory=dict)
     _masks: dict[tuple[int | None, torch.dtype | None, bool, int], torch.Tensor | None] = field(default_factory=dict)
 
     @property
@@ -72,6 +77,25 @@ class Rows:
         if self.depths is None:
             return torch.arange(self.prefix, self.prefix + self.count, device=device)
         return transfer.send([self.prefix + depth for depth in self.depths], device)
+
+    @property
+    def is_chain(self) -> bool:
+        """The rows are consecutive tokens after the prefix, each of which sees all before it."""
+        return self.visible is None and self.depths is None and self.prefix == self.start
+
+    def each(self) -> list["Rows"]:
+        """The rows one by one, each of which sees all slots before it; always the same objects."""
+        assert self.is_chain, "these rows cannot run one after the other"
+        if "each" not in self.memo:
+            starts = range(self.start, self.end)
+            self.memo["each"] = [Rows(self.sequence, start, 1, start, drawing=self.drawing) for start in starts]
+        rows: list[Rows] = self.memo["each"]
+        return rows
+
+    @cached_property
+    def slot_positions(self) -> torch.Tensor:
+        """Long ``[end]``, the position of what is in each slot; before ``start``, a slot's number is its position."""
+        return torch.cat([torch.arange(self.start, device=self.positions.device), self.positions])
 
     @property
     def drawings(self) -> Iterator[tuple[Drawing | None, int]]:
@@ -123,14 +147,11 @@ class Rows:
 
     def visibility(self, window: int | None) -> torch.Tensor:
         """Which slots from ``first_slot(window)`` on each row sees: bool ``[count, slots]`` (query, key)."""
-        device = self.positions.device
         first = self.first_slot(window)
         own = self._after_prefix() if self.visible is None else self.visible
         seen = functional.pad(own, (self.prefix - first, 0), value=True)
         if window is not None:
-            # Before ``start``, a slot's number is its position.
-            key_positions = torch.cat([torch.arange(first, self.start, device=device), self.positions])
-            seen &= key_positions[None, :] > self.positions[:, None] - window
+            seen &= self.slot_positions[None, first:] > self.positions[:, None] - window
         return seen
 
     def fill(self, window: int | None, mask: torch.Tensor) -> None:

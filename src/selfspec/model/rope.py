@@ -120,6 +120,18 @@ class Rope:
         return cosine[:, :-1], sine[:, :-1]
 
 
+class OwnRope(Rope):
+    """The rope of a model whose own forward rotates.
+
+    Args:
+        is_stateless: equal positions are always rotated alike.
+    """
+
+    def __init__(self, *, is_stateless: bool) -> None:
+        super().__init__(nn.Identity(), (), None)
+        self.is_stateless = is_stateless
+
+
 def _signed(sine: torch.Tensor) -> torch.Tensor:
     first, second = sine.chunk(2, dim=-1)
     return torch.cat([-first, second], dim=-1)

@@ -1,5 +1,6 @@
 """A sublayer of the target: one residual branch, run by transformers' own module."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +12,36 @@ from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import Rotation
 
 
-class Sublayer:
+class Sublayer(ABC):
+    """A part of a decoder layer that runs or is skipped: it changes the residual stream.
+
+    Args:
+        layer: the decoder layer.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+    @property
+    @abstractmethod
+    def modules(self) -> list[nn.Module]:
+        """The modules that it runs."""
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """The weights that one run of it reads."""
+        for module in self.modules:
+            yield from module.parameters()
+
+    def is_current(self) -> bool:
+        """Whether it still computes what the model's modules would."""
+        return True
+
+    @abstractmethod
+    def __call__(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """The residual stream after it, ``[rows, hidden]``, of that before it."""
+
+
+class BranchSublayer(Sublayer):
     """One residual branch of a decoder layer: its norms, its module, its multiplier.
 
     Args:
@@ -21,7 +51,7 @@ class Sublayer:
     """
 
     def __init__(self, layer: nn.Module, spec: Branch, multiplier: float) -> None:
-        self.layer = layer
+        super().__init__(layer)
         self.spec = spec
         self.multiplier = multiplier
         self.module: nn.Module = getattr(layer, spec.module)
@@ -32,15 +62,6 @@ class Sublayer:
     def modules(self) -> list[nn.Module]:
         """The modules that make up the branch."""
         return [module for module in (self.norm_before, self.module, self.norm_after) if module is not None]
-
-    def parameters(self) -> Iterable[nn.Parameter]:
-        """The weights that one run of this branch reads."""
-        for module in self.modules:
-            yield from module.parameters()
-
-    def is_current(self) -> bool:
-        """Whether it still computes what the model's modules would."""
-        return True
 
     def __call__(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Runs the branch on ``[rows, hidden]`` and adds it to the residual stream."""
@@ -64,7 +85,7 @@ class Sublayer:
         return output[0] if isinstance(output, tuple) else output
 
 
-class AttentionSublayer(Sublayer):
+class AttentionSublayer(BranchSublayer):
     """An attention branch: it reads and writes the cache.
 
     ``window`` has the positions of its sliding window, if any, ``rope`` the layer type of its rope (``None`` if one

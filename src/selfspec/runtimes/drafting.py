@@ -137,7 +137,7 @@ class _Stepping:
         layout = runner.lay_out(request.state, 1 + len(guesses), start=start)
         if guesses:
             token = torch.cat([token, transfer.send(guesses, token.device)])
-        self._begun = _Step(layout, runner.embed(token), guesses)
+        self._begun = _Step(layout, runner.embed(token, layout), guesses)
 
     def coming(self, most: int | None) -> tuple[tuple[int, ...], bool]:
         """The sublayers to run next, and whether the logits follow."""

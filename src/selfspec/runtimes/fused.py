@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from selfspec.model.families import Branch, Family, Norms, RopeLayout
 from selfspec.model.forward import Forward, Rows
-from selfspec.model.sublayers import AttentionSublayer, Sublayer
+from selfspec.model.sublayers import AttentionSublayer, BranchSublayer, Sublayer
 from selfspec.runtimes.products import Function, Product, can_join, is_plain, join, signature
 
 _HEAD_NORMS = ("q_norm", "k_norm")
@@ -33,6 +33,7 @@ def fuse(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
     if isinstance(sublayer, AttentionSublayer):
         known = family.rope is RopeLayout.HALVES and _is_own(sublayer.module, family, family.attention, _HEAD_NORMS)
         return FusedAttention(sublayer, family, layer) if known else sublayer
+    assert isinstance(sublayer, BranchSublayer)
     known = family.gated and _is_own(sublayer.module, family, family.mlp, _ACTIVATIONS)
     return FusedMLP(sublayer, family) if known else sublayer
 
@@ -81,16 +82,16 @@ def fast_norm(norm: nn.Module, family: Family) -> Function:
     return RmsNorm(norm, rounds=family.rounds_normed, added=float(family.norms is Norms.RMS_PLUS_ONE))
 
 
-def _fast_norms(sublayer: Sublayer, family: Family) -> tuple[Function | None, Function | None]:
+def _fast_norms(sublayer: BranchSublayer, family: Family) -> tuple[Function | None, Function | None]:
     """The norms before and after a branch."""
     before, after = sublayer.norm_before, sublayer.norm_after
     return before and fast_norm(before, family), after and fast_norm(after, family)
 
 
-class FusedMLP(Sublayer):
+class FusedMLP(BranchSublayer):
     """Norm, gate and up in one product, activation, down. Made by ``fuse``."""
 
-    def __init__(self, generic: Sublayer, family: Family) -> None:
+    def __init__(self, generic: BranchSublayer, family: Family) -> None:
         super().__init__(generic.layer, generic.spec, generic.multiplier)
         from transformers.activations import SiLUActivation  # imports transformers' models
 

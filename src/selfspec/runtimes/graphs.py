@@ -18,7 +18,7 @@ import torch
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import Forward, Rows, SequenceState
 from selfspec.model.rope import CosSin
-from selfspec.model.sublayers import Sublayer
+from selfspec.model.sublayers import BranchSublayer, Sublayer
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 
 MOST_ROWS = 64
@@ -340,6 +340,7 @@ class Graphs:
     def _record(self, index: int, rows: StaticRows, forward: Forward, span: int) -> None:
         """Runs a sublayer for the first time with a number of rows and a span; keeps the replay if it is correct."""
         sublayer, stand_in, stream = self._sublayers[index], rows.stand_in(forward, span), rows.stream
+        assert isinstance(sublayer, BranchSublayer)
 
         def function() -> None:
             stream.add_(sublayer._branch(stream, stand_in))

@@ -19,6 +19,7 @@ from torch.nn import functional
 from selfspec.errors import OutOfMemoryError, UnsupportedModelError
 from selfspec.memory import available_bytes
 from selfspec.model.decoder import Decoder
+from selfspec.model.observed import ObservedDecoder
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.branches import describe_branch
 from selfspec.runtimes.copy_store import CopyStore
@@ -146,6 +147,10 @@ class LowBitCopies:
     def _check_products(self) -> None:
         """Refuses a model that does not run natively from its embedding to its logits."""
         name, device = self.decoder.family.name, self.decoder.like.device.type
+        if isinstance(self.decoder, ObservedDecoder):
+            raise UnsupportedModelError(
+                f"this '{name}' model runs by transformers' own modules, which have no low-bit weights; use 16 bits"
+            )
         if device not in ("cpu", "meta"):  # on ``meta`` only shapes are checked
             raise UnsupportedModelError(f"low-bit copies run on the CPU and on CUDA, not on '{device}'; use 16 bits")
         if self.runner.native is None:

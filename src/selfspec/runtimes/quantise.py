@@ -10,7 +10,7 @@ from torch import nn
 from selfspec.errors import InvalidParameterError, OutOfMemoryError, UnsupportedModelError
 from selfspec.memory import available_bytes
 from selfspec.model.decoder import Decoder
-from selfspec.model.families import find_family
+from selfspec.model.families import require_row
 from selfspec.runtimes.formats import PackedFormat
 from selfspec.runtimes.low_bit import LowBitCopies
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, PackedWeights
@@ -110,7 +110,7 @@ def check_quantisable(model: "PreTrainedModel", precision: Precision) -> None:
             f"low-bit weights of a target run on the CPU only, not on '{device}'; move it there"
         )
     with torch.inference_mode(mode=False), torch.no_grad():
-        decoder = Decoder(_copy(model, _without_values))
+        decoder = Decoder(_copy(model, _without_values), require_row(model.config))
         LowBitCopies(decoder, make_runner(decoder, "compiled")).check(precision)
 
 
@@ -161,7 +161,7 @@ def _replace(model: Model, precision: Precision) -> Model:
 
 def _layer_linears(model: Any, precision: Precision) -> Iterator[tuple[nn.Module, str, nn.Linear, PackedFormat]]:
     """The linear layers that become low-bit ones: the module that holds it, its name there, itself, its format."""
-    family, written = find_family(model.config), precision.by_sublayer(2 * len(model.model.layers))
+    family, written = require_row(model.config), precision.by_sublayer(2 * len(model.model.layers))
     for index in range(len(written.sublayers)):
         branch, form = (family.attention, family.mlp)[index % 2], written.of_sublayer(index)
         parent = getattr(model.model.layers[index // 2], branch.module)

@@ -9,6 +9,7 @@ import torch
 
 from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Forward
+from selfspec.model.observed import ObservedDecoder
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes import drafting
 from selfspec.runtimes.branches import compile_block
@@ -100,10 +101,9 @@ class _Rows:
         self.shared_prefix = request.shared_prefix if self._shared else 0
         self.captured: dict[int, torch.Tensor] = {}
         if not self._shared:
-            self.forward, self.states = self._whole, _embed(runner, tokens)
+            self.forward, self.states = self._whole, _embed(runner, tokens, self._whole)
             return
         known = len(self._shared[self.shared_prefix])
-        self.states = _embed(runner, tokens[known:])
         self.forward = runner.lay_out(
             state,
             len(tokens) - known,
@@ -112,6 +112,7 @@ class _Rows:
             depths=None if depths is None else depths[known:],
             visible=None if visible is None else visible[known:],
         )
+        self.states = _embed(runner, tokens[known:], self.forward)
 
     def wanted(self, first: int, end: int) -> set[int]:
         """Sublayers of ``first`` to ``end`` whose states to capture; the first was the last of the range before."""
@@ -132,9 +133,9 @@ class _Rows:
         self.captured = {index: states[index] for index in self._captures & states.keys()}
 
 
-def _embed(runner: Runner, tokens: torch.Tensor) -> torch.Tensor:
+def _embed(runner: Runner, tokens: torch.Tensor, forward: Forward) -> torch.Tensor:
     """The embeddings of rows; those of probes are zero."""
-    states = runner.embed(tokens.clamp(min=0))
+    states = runner.embed(tokens.clamp(min=0), forward)
     return states.masked_fill((tokens == PROBE)[:, None], 0.0)
 
 
@@ -144,7 +145,7 @@ def make_runner(decoder: Decoder, runtime: str) -> Runner:
     Where kernels cannot be built it warns: each time if they were asked for, else once a process.
     """
     sublayers, rope = decoder.split(), decoder.new_rope()
-    if runtime == "eager":
+    if runtime == "eager" or isinstance(decoder, ObservedDecoder):
         return Runner(decoder, rope, sublayers, decoder.final_norm, decoder.head, compiled=False)
     sublayers = [fuse(sublayer, decoder.family, index // 2) for index, sublayer in enumerate(sublayers)]
     norm = fast_norm(decoder.final_norm, decoder.family)

@@ -127,6 +127,7 @@ class Stack:
         depths: Iterable[int] | None = None,
         visible: torch.Tensor | None = None,
         drawing: Drawing | None = None,
+        settled: bool = False,
     ) -> Forward:
         """Lays out the rows of one sequence in a forward.
 
@@ -140,20 +141,25 @@ class Stack:
                 the rows of this forward up to itself.
             drawing: how the tokens that the rows choose are drawn, where a native forward computes their logits
                 (``Logits.drawn``).
+            settled: all rows will be committed, whatever they give, as those of a prompt.
         """
         like = self._decoder.like
+        assert (visible is None and depths is None and prefix in (None, start)) or self._decoder.tree_refusal is None
         start = sequence.cache.length if start is None else start
         prefix = start if prefix is None else prefix
-        part = Rows(sequence, start, rows, prefix, None if depths is None else tuple(depths), visible, drawing)
+        part = Rows(sequence, start, rows, prefix, None if depths is None else tuple(depths), visible, drawing, settled)
         self.rope.reserve(like, part.end)
         return Forward((part,), self.rope, like)
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The residual stream before sublayer 0, ``h[0]``: long ``[rows]`` to ``[rows, hidden]``."""
+    def embed(self, token_ids: torch.Tensor, forward: Forward | None = None) -> torch.Tensor:
+        """The residual stream before sublayer 0, ``h[0]``: long ``[rows]`` to ``[rows, hidden]``.
+
+        ``forward`` has the rows' positions; see ``Decoder.embed``.
+        """
         table = self.embedding
         if isinstance(table, PackedWeights):
             return look_up([table], token_ids, self._decoder.like.dtype)
-        return self._decoder.embed(token_ids) if table is None else table.index_select(0, token_ids)
+        return self._decoder.embed(token_ids, forward) if table is None else table.index_select(0, token_ids)
 
     def run(
         self,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
-from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Forward, SequenceState
+from selfspec.model.observed import ObservedDecoder, take_apart
+from selfspec.model.splitting import Nothing
 from selfspec.model.stored import stored_tensors
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.copy_store import CopyStore
@@ -18,6 +19,7 @@ from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitCopies
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, parameter_count
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.products import CompiledProduct
+from selfspec.runtimes.proof import prove
 from selfspec.runtimes.reading import choose_reading
 from selfspec.runtimes.runner import RUNTIMES, Runner, make_runner
 from selfspec.runtimes.stack import StackOutput
@@ -63,7 +65,7 @@ class Target:
         self.runtime = runtime
         self.model = model
         self._store = CopyStore() if keep_copies else None
-        self.decoder = Decoder(model)
+        self.decoder = take_apart(model)
         if self.device.type == "meta":
             raise UnsupportedModelError("the model is on device 'meta', without its weights; load them")
         self.config: Any = self.decoder.config
@@ -72,6 +74,11 @@ class Target:
         self.vocab_size = int(self.config.vocab_size)
         self.context_limit = self.decoder.context_limit
         self.version = 0
+        if isinstance(self.decoder, ObservedDecoder) and runtime not in ("auto", "eager"):
+            raise UnsupportedModelError(
+                f"a '{self.config.model_type}' model runs by transformers' own modules, which runtime '{runtime}' does "
+                "not use; use runtime 'auto' or 'eager'"
+            )
         self._uses_graphs = runtime == "graphs"
         self._prepared: Runner
         self._prepare()
@@ -100,6 +107,13 @@ class Target:
     def fused_count(self) -> int:
         """How many of the sublayers run as fused blocks."""
         return sum(isinstance(sublayer, (FusedAttention, FusedMLP)) for sublayer in self.sublayers)
+
+    @property
+    def whole_layers(self) -> int | None:
+        """How many layers run or are skipped as a whole; ``None`` where a row of the table says how they are split."""
+        if not isinstance(self.decoder, ObservedDecoder):
+            return None
+        return sum(isinstance(sublayer, Nothing) for sublayer in self.sublayers)
 
     @property
     def parameter_count(self) -> int:
@@ -136,7 +150,7 @@ class Target:
     def slot_bytes(self) -> int:
         """Bytes of keys and values of one token, all layers together."""
         heads, head_dim = self.decoder.slot_shape
-        return 2 * self.layer_count * heads * head_dim * self.decoder.like.element_size()
+        return 2 * self.decoder.slot_layers * heads * head_dim * self.decoder.like.element_size()
 
     @property
     def independent_rows(self) -> int:
@@ -177,13 +191,19 @@ class Target:
         prefix: int | None = None,
         depths: Iterable[int] | None = None,
         visible: torch.Tensor | None = None,
+        settled: bool = False,
     ) -> Forward:
         """Lays out the rows of one sequence in a forward; see ``Stack.lay_out``."""
-        return self._prepared.lay_out(sequence, rows, start=start, prefix=prefix, depths=depths, visible=visible)
+        return self._prepared.lay_out(
+            sequence, rows, start=start, prefix=prefix, depths=depths, visible=visible, settled=settled
+        )
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The residual stream before sublayer 0, ``h[0]``: long ``[rows]`` to ``[rows, hidden]``."""
-        return self._prepared.embed(token_ids)
+    def embed(self, token_ids: torch.Tensor, forward: Forward | None = None) -> torch.Tensor:
+        """The residual stream before sublayer 0, ``h[0]``: long ``[rows]`` to ``[rows, hidden]``.
+
+        ``forward`` has the rows' positions; see ``Decoder.embed``.
+        """
+        return self._prepared.embed(token_ids, forward)
 
     def run(
         self,
@@ -249,7 +269,7 @@ class Target:
             tokens = torch.zeros(rows, dtype=torch.long, device=self.device)
             for end in [rows] if graphs is None else graphs.ends(rows, capacity):
                 forward = self.lay_out(sequence, rows, start=end - rows, prefix=0)
-                self.logits(self.run(self.embed(tokens), range(self.sublayer_count), forward).hidden_states)
+                self.logits(self.run(self.embed(tokens, forward), range(self.sublayer_count), forward).hidden_states)
 
     def _prepare(self) -> None:
         """Makes the runtime's form of the model as the model is now."""
@@ -257,6 +277,8 @@ class Target:
             self._uses_graphs = False
         self.version += 1
         self._prepared = make_runner(self.decoder, self.runtime)
+        if isinstance(self.decoder, ObservedDecoder):
+            prove(self.decoder, self._prepared)
         if self._uses_graphs:
             self._prepared.graphs = Graphs(self.sublayers, self.device, self.decoder.new_slots)
         blocks = [each for each in self.sublayers if isinstance(each, (FusedAttention, FusedMLP))]

@@ -23,7 +23,7 @@ class ChangedModel:
         rows, total = len(token_ids), target.sublayer_count
         self._target, self._group = target, group
         self._forward = target.lay_out(target.new_sequence(rows, rows, rows), rows)
-        ran = target.run(target.embed(token_ids), range(total), self._forward, range(total + 1))
+        ran = target.run(target.embed(token_ids, self._forward), range(total), self._forward, range(total + 1))
         self._states = ran.captured
         self._scores = _log_probabilities(target.logits(ran.hidden_states))
 

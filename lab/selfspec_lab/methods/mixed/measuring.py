@@ -96,7 +96,8 @@ def _loss_rows(target: Target, text: OwnText, most_seconds: float) -> int:
     rows = len(text.token_ids)
     forward = target.lay_out(target.new_sequence(rows, rows, rows), rows)
     began = time.perf_counter()
-    target.logits(target.run(target.embed(text.token_ids), range(target.sublayer_count), forward).hidden_states)
+    states = target.embed(text.token_ids, forward)
+    target.logits(target.run(states, range(target.sublayer_count), forward).hidden_states)
     needed = (time.perf_counter() - began) * target.sublayer_count * (1 + len(LOW_BITS)) / 2
     return max(_FEWEST_ROWS, min(rows, int(rows * most_seconds / needed)))
 
@@ -124,7 +125,7 @@ def _agreement(target: Target, candidate: Candidate, text: OwnText, conditions: 
     target.release_copies()
     model, rows = target.at(plan.precision(conditions.group)), len(text.token_ids)
     forward = target.lay_out(target.new_sequence(rows, rows, rows), rows)
-    states = model.run(target.embed(text.token_ids), plan.kept.sublayers, forward).hidden_states
+    states = model.run(target.embed(text.token_ids, forward), plan.kept.sublayers, forward).hidden_states
     return float((model.logits(states).argmax(-1) == text.choices).float().mean())
 
 

@@ -77,7 +77,8 @@ def write_text(target: Target, length: int) -> OwnText:
     tokens, choices = [], []
     for index in range(length):
         layout = target.lay_out(sequence, 1)
-        logits = target.logits(target.run(target.embed(token), range(target.sublayer_count), layout).hidden_states)
+        states = target.embed(token, layout)
+        logits = target.logits(target.run(states, range(target.sublayer_count), layout).hidden_states)
         sequence.cache.commit([0])
         tokens.append(token)
         choices.append(logits.argmax(-1))
@@ -215,7 +216,7 @@ def _agreement(target: Target, assignment: Assignment, text: OwnText) -> tuple[t
     model, rows = target.at(assignment.precision), len(text.token_ids)
     sequence = target.new_sequence(rows, rows, rows)
     layout = target.lay_out(sequence, rows)
-    states = model.run(target.embed(text.token_ids), assignment.kept.sublayers, layout).hidden_states
+    states = model.run(target.embed(text.token_ids, layout), assignment.kept.sublayers, layout).hidden_states
     best = model.logits(states).float().softmax(-1).max(-1)
     first = min(_SKIPPED_ROWS, rows - 1)
     agrees = (best.indices == text.choices)[first:].tolist()

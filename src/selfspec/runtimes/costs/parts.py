@@ -162,13 +162,12 @@ def measure_parts(
     contexts = sorted(set(contexts if contexts is not None else _contexts(target, rows)))
     sequence = _scratch_sequence(target, slots=contexts[-1] + rows)
     tokens = torch.zeros(rows, dtype=torch.long, device=target.device)
-    embedded = target.embed(tokens)
     attention, mlp = range(0, target.sublayer_count, 2), range(1, target.sublayer_count, 2)
     steps = [target.lay_out(sequence, rows, start=context) for context in contexts]
+    embedded = target.embed(tokens, steps[0])
 
     def lay_out() -> None:
-        target.lay_out(sequence, rows, start=0)
-        target.embed(tokens)
+        target.embed(tokens, target.lay_out(sequence, rows, start=0))
 
     passes: list[Callable[[], object]] = [
         lay_out,

@@ -137,7 +137,7 @@ def _forwards(
         tokens = torch.zeros(rows, dtype=torch.long, device=target.device)
         layout = target.lay_out(sequence, rows, start=context)
         output = model.run(
-            target.embed(tokens), sublayers, layout, logits=True, confidence=model is not target.at(None)
+            target.embed(tokens, layout), sublayers, layout, logits=True, confidence=model is not target.at(None)
         )
         assert output.logits is not None
         _ = output.logits.best

@@ -1,0 +1,37 @@
+"""The table of families on the page of models, made of the facts of ``examine``."""
+
+from collections.abc import Sequence
+
+from selfspec_lab.families.examine import Facts
+
+BEGIN, END = "<!-- made by `selfspec families --page` -->", "<!-- end of what it made -->"
+_HEADINGS = ("family", "layers split by", "fused", "native", "low bits", "trees", "states")
+
+
+def cells(facts: Facts) -> tuple[str, ...]:
+    """A family's line of the table."""
+    if facts.refusal:
+        return facts.name, "refused", *[""] * (len(_HEADINGS) - 2)
+    marks = facts.native, facts.low_bits, facts.trees, facts.states
+    split = facts.split if facts.identical else f"{facts.split}, other text"
+    return (facts.name, split, facts.fused, *("yes" if mark else "" for mark in marks))
+
+
+def table(every: Sequence[Facts], version: str) -> str:
+    """The Markdown between the marks: a line for each family that runs, and the names of the others."""
+    ran = [cells(facts) for facts in every if not facts.refusal]
+    lines = [f"With transformers {version}, {len(ran)} families:", ""]
+    lines += [" | ".join(("", *row, "")).strip() for row in (_HEADINGS, ["---"] * len(_HEADINGS), *ran)]
+    refused = [f"`{facts.name}`" for facts in every if facts.refusal]
+    return "\n".join([*lines, "", f"Refused, or not built small: {', '.join(refused)}."])
+
+
+def generated(page: str) -> str:
+    """What a page has between the marks."""
+    return page.split(BEGIN)[1].split(END)[0].strip()
+
+
+def with_table(page: str, made: str) -> str:
+    """A page with another table."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.split(END)[1]}"

@@ -1,0 +1,44 @@
+"""Every decoder-only family of transformers, by a tiny random model; the page of models says what comes of it."""
+
+from pathlib import Path
+
+import pytest
+import transformers
+
+from selfspec_lab.families.examine import examine
+from selfspec_lab.families.page import cells, generated
+from selfspec_lab.families.tiny import family_names
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+LINES = [
+    tuple(cell.strip() for cell in line.split("|")[1:-1])
+    for line in generated(PAGE).splitlines()
+    if line.startswith("|") and "---" not in line
+][1:]
+VERSION = generated(PAGE).split()[2].rstrip(",")
+
+
+def test_the_page_names_every_family() -> None:
+    if transformers.__version__ != VERSION:
+        pytest.skip(f"the page was made with transformers {VERSION}")
+    refused = generated(PAGE).rpartition("Refused")[2]
+    missing = [
+        name for name in family_names() if name not in {line[0] for line in LINES} and f"`{name}`" not in refused
+    ]
+    assert not missing, "selfspec families --page docs/models.md"
+
+
+def test_there_are_at_least_a_hundred() -> None:
+    assert len(LINES) >= 100
+    assert sum(line[-1] == "yes" for line in LINES) >= 12, "families with states"
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line[0])
+def test_a_family_writes_what_transformers_writes(line: tuple[str, ...]) -> None:
+    """Greedy, in float32: with skipped sublayers, in a batch that skips layers, and with token trees."""
+    if line[0] not in family_names():
+        pytest.skip(f"transformers {transformers.__version__} has no {line[0]}")
+    facts = examine(line[0])
+    assert facts.identical
+    assert 0 < facts.accepted <= facts.drafted
+    assert cells(facts) == line

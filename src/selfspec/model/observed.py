@@ -1,0 +1,202 @@
+"""A model of a family without a row of the table, taken apart by looking at one forward of it."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch import nn
+
+from selfspec.errors import SelfSpecError, UnsupportedModelError, first_line
+from selfspec.limits import is_out_of_memory
+from selfspec.model.decoder import Decoder
+from selfspec.model.families import Family, find_family
+from selfspec.model.forward import Forward, Rows, SequenceState
+from selfspec.model.rope import OwnRope, Rope
+from selfspec.model.skeleton import Skeleton
+from selfspec.model.splitting import Splitter
+from selfspec.model.sublayers import Sublayer
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedModel
+
+_ROWS = 9
+"""Random tokens on which a model is observed."""
+
+_LENGTHS = ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length")
+
+
+class ObservedDecoder(Decoder):
+    """The modules of a causal language model whose family has no row. No attribute of the model is set.
+
+    Args:
+        model: in eval mode, on one device.
+        family: its name.
+
+    Raises:
+        UnsupportedModelError: this model cannot be taken apart.
+    """
+
+    def __init__(self, model: "PreTrainedModel", family: Family) -> None:
+        super().__init__(model, family)
+
+    @torch.inference_mode()
+    def _take_apart(self) -> None:
+        self._skeleton = skeleton = Skeleton(self.model)
+        self.config = skeleton.config
+        self.embedding: Any = self.model.get_input_embeddings()
+        tokens = random_tokens(int(self.config.vocab_size), _ROWS, self.like.device)
+        cache = transformers.DynamicCache(config=self.config)
+        try:
+            self._streams, _ = skeleton.observe(tokens, cache)
+        except Exception as error:  # any that the model's own code raises
+            if isinstance(error, SelfSpecError) or is_out_of_memory(error):
+                raise
+            raise UnsupportedModelError(
+                f"model family '{self.family.name}' is not supported: a forward of it could not be observed "
+                f"({first_line(error)})"
+            ) from error
+        self._slot_shape = _slot_shape(cache)
+        self._refuse_reading_tokens(tokens)
+        self.has_states = any(kind.states for kind in skeleton.kinds)
+        self.tree_refusal = self._find_tree_refusal()
+        self.final_norm = skeleton.norms[0] if len(skeleton.norms) == 1 else nn.Sequential(*skeleton.norms)
+        self.head = _Head(self.head, skeleton)
+
+    def observe(self, token_ids: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The model's own residual stream before each layer and after the last, and its logits, of a prompt."""
+        return self._skeleton.observe(token_ids, transformers.DynamicCache(config=self.config))
+
+    @property
+    def like(self) -> torch.Tensor:
+        """A tensor with the model's dtype and device."""
+        return next(self._skeleton.layers[0].parameters())
+
+    @property
+    def slot_shape(self) -> tuple[int, int]:
+        """The most key and value heads of a layer, and the largest size of one."""
+        return self._slot_shape
+
+    @property
+    def slot_layers(self) -> int:
+        """Number of layers that keep keys and values."""
+        return max(1, sum(kind.place is not None for kind in self._skeleton.kinds))
+
+    @property
+    def cache_name(self) -> str:
+        """What the model calls its cache."""
+        return self._skeleton.cache_name
+
+    @property
+    def carries(self) -> bool:
+        """Whether recurrent layers run several rows of a prompt from the state before them, or one by one."""
+        return self._skeleton.carries
+
+    @carries.setter
+    def carries(self, carries: bool) -> None:
+        self._skeleton.carries = carries
+
+    def _refuse_reading_tokens(self, tokens: torch.Tensor) -> None:
+        """Refuses layers that are called with more of the text than the residual stream, as per-layer embeddings."""
+        calls = []
+        for each in (tokens, tokens.flip(0)):
+            rows = self._new_rows()
+            self._skeleton.embed(each, rows)
+            calls.append(self._skeleton.calls(rows))
+        if self._skeleton.reads_tokens(*calls):
+            raise UnsupportedModelError(
+                f"this '{self.family.name}' model is not supported: its layers read the tokens beside the hidden "
+                "states, so that they cannot run apart"
+            )
+
+    def _new_rows(self) -> Rows:
+        return Rows(SequenceState(self.new_cache(_ROWS)), 0, _ROWS, 0, settled=True)
+
+    def _find_tree_refusal(self) -> str | None:
+        if self.has_states:
+            return "its recurrent layers read tokens one after the other"
+        for layer in self._skeleton.layers:
+            for name, buffer in layer.named_buffers():
+                if (
+                    buffer.dtype == torch.bool
+                    and buffer.dim() > 1
+                    and not torch.equal(buffer, torch.ones_like(buffer).tril())
+                ):
+                    return f"its layers have masks of their own ('{name}')"
+        return None
+
+    @property
+    def context_limit(self) -> int:
+        """Longest sequence of prompt and new tokens together."""
+        lengths = [getattr(self.config, name, None) for name in _LENGTHS]
+        if self._rope_type == "longrope":  # other frequencies past this length would need every key to be recomputed
+            lengths.insert(0, self._rope_parameters.get("original_max_position_embeddings"))
+        return next((int(length) for length in lengths if length), sys.maxsize)
+
+    def room(self, prompt_length: int) -> int:
+        """Number of new tokens that fit after a prompt; zero or negative if none do."""
+        return self.context_limit - prompt_length
+
+    def embed(self, token_ids: torch.Tensor, forward: Forward | None = None) -> torch.Tensor:
+        """The residual stream before sublayer 0: long ``[rows]`` to ``[rows, hidden]``."""
+        assert forward is not None, "embeddings of this model may depend on positions"
+        pieces = zip(forward.parts, forward.slices, strict=True)
+        return torch.cat([self._skeleton.embed(token_ids[own], rows) for rows, own in pieces])
+
+    @torch.inference_mode()
+    def split(self) -> list[Sublayer]:
+        """The ``2L`` sublayers, run by the model's own modules."""
+        splitter = Splitter(self._skeleton, self._new_rows)
+        pairs = [splitter.sublayers(index, stream) for index, stream in enumerate(self._streams[:-1])]
+        return [sublayer for pair in pairs for sublayer in pair]
+
+    def new_rope(self) -> Rope:
+        """None of ours: the model's own forward rotates."""
+        return OwnRope(is_stateless=self._rope_type != "dynamic" and not self.has_states)
+
+    @property
+    def _rope_parameters(self) -> dict[str, Any]:
+        return getattr(self.config, "rope_parameters", None) or {}
+
+    @property
+    def _rope_type(self) -> str | None:
+        return self._rope_parameters.get("rope_type")
+
+
+def take_apart(model: "PreTrainedModel") -> Decoder:
+    """A model by the row of its family, or by looking where it has none.
+
+    Raises:
+        UnsupportedModelError: the model, or a feature of it, is not supported.
+    """
+    family = find_family(model.config)
+    if family is not None:
+        return Decoder(model, family)
+    return ObservedDecoder(model, Family(str(model.config.model_type), classes=""))
+
+
+class _Head(nn.Module):
+    """All that the model does to the states after its final norm, as a module."""
+
+    def __init__(self, head: nn.Module, skeleton: Skeleton) -> None:
+        super().__init__()
+        self.head = head
+        self._skeleton = skeleton
+
+    def forward(self, normed: torch.Tensor) -> torch.Tensor:
+        return self._skeleton.logits(normed)
+
+
+def random_tokens(vocabulary: int, count: int, device: torch.device) -> torch.Tensor:
+    """Token ids, long ``[count]``, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(vocabulary, (count,), generator=generator).to(device)
+
+
+def _slot_shape(cache: "DynamicCache") -> tuple[int, int]:
+    """The most heads, and the largest size of a head, of the keys and values of a layer."""
+    layers: list[Any] = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
+    if not layers:
+        return 1, 1
+    tensors = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
+    return max(tensor.shape[1] for tensor in tensors), max(tensor.shape[3] for tensor in tensors)

@@ -1,0 +1,180 @@
+"""Models without a row: split by looking, proven, or refused. All families: ``lab/tests/test_families.py``."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, Gemma4TextConfig, GPT2Config, GPTNeoXConfig, Qwen3NextConfig
+
+from selfspec.engine import Engine
+from selfspec.errors import UnsupportedModelError
+from selfspec.model.splitting import LayerPart, Nothing, RowsPart
+from selfspec.runtimes.target import Target
+
+LAYERS = 3
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 2}
+PROMPT = [5, 9, 40, 3, 22, 9, 40, 7]
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=64, n_embd=32, n_layer=LAYERS, n_head=2, n_positions=64, bos_token_id=None, eos_token_id=None
+    )
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def recurrent() -> Any:
+    torch.manual_seed(0)
+    config = Qwen3NextConfig(
+        **SIZES,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        num_experts=2,
+        num_experts_per_tok=1,
+        linear_num_value_heads=2,
+        linear_num_key_heads=1,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        eos_token_id=None,
+    )
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def kinds(model: Any) -> list[type]:
+    return [type(sublayer) for sublayer in Target(model).sublayers]
+
+
+def test_attention_and_mlp_are_found() -> None:
+    target = Target(gpt2())
+    assert [type(sublayer) for sublayer in target.sublayers] == [LayerPart, RowsPart] * LAYERS
+    attention, mlp = ({id(weight) for weight in each.parameters()} for each in target.sublayers[:2])
+    layer: Any = target.model.transformer.h[0]
+    assert attention == {id(weight) for part in (layer.ln_1, layer.attn) for weight in part.parameters()}
+    assert mlp == {id(weight) for part in (layer.ln_2, layer.mlp) for weight in part.parameters()}
+
+
+def test_parallel_branches_are_one_part() -> None:
+    config = GPTNeoXConfig(**SIZES, intermediate_size=32)
+    assert kinds(AutoModelForCausalLM.from_config(config).eval()) == [LayerPart, Nothing] * LAYERS
+
+
+def test_the_model_is_not_touched() -> None:
+    model = gpt2()
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    weights = copy.deepcopy(model.state_dict())
+    Engine(model, method="uniform").generate(PROMPT, max_new_tokens=8)
+    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+    assert all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())
+
+
+class Centred(nn.Module):
+    """Subtracts the mean of the rows: each depends on all."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states - hidden_states.mean(1, keepdim=True)
+
+
+class Counting(nn.Module):
+    """Gives another result each time."""
+
+    count = 0
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return hidden_states * self.count
+
+
+def test_rows_that_depend_on_others_are_refused() -> None:
+    model = gpt2()
+    model.transformer.h[1].mlp = Centred()
+    with pytest.raises(UnsupportedModelError, match="depend on the tokens that are read with it"):
+        Target(model)
+
+
+def test_other_numbers_are_refused_with_layer_and_difference() -> None:
+    model = gpt2()
+    model.transformer.h[1].mlp = Counting()
+    with pytest.raises(UnsupportedModelError, match=r"'gpt2' model .* layer 1 give other numbers .*\(difference \d"):
+        Target(model)
+
+
+def test_layers_that_read_the_tokens_are_refused() -> None:
+    config = Gemma4TextConfig(
+        **SIZES,
+        intermediate_size=32,
+        num_key_value_heads=1,
+        head_dim=16,
+        global_head_dim=16,
+        num_kv_shared_layers=0,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=64,
+        layer_types=["full_attention"] * LAYERS,
+    )
+    with pytest.raises(UnsupportedModelError, match="its layers read the tokens beside the hidden states"):
+        Target(AutoModelForCausalLM.from_config(config).eval())
+
+
+@pytest.mark.parametrize("runtime", ["fused", "compiled", "graphs"])
+def test_other_runtimes_are_refused(runtime: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"which runtime '{runtime}' does not use; use runtime 'auto'"):
+        Target(gpt2(), runtime)
+
+
+def test_low_bit_drafts_and_weights_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="use 16 bits"):
+        Engine(gpt2(), method="low-bit")
+    with pytest.raises(UnsupportedModelError, match="a 'gpt2' model runs by transformers' own modules only"):
+        Engine(gpt2(), weights="int8")
+
+
+def test_a_replaced_module_is_noticed_at_the_next_request() -> None:
+    model = gpt2()
+    engine = Engine(model, method="autoregressive")
+    before = engine.generate(PROMPT, max_new_tokens=4).token_ids
+    model.transformer.h[0].mlp = copy.deepcopy(gpt2().transformer.h[2].attn.c_proj)
+    after = engine.generate(PROMPT, max_new_tokens=4).token_ids
+    assert after == Engine(model, method="autoregressive").generate(PROMPT, max_new_tokens=4).token_ids != before
+
+
+def test_auto_runs() -> None:
+    model = gpt2()
+    own = Engine(model, method="autoregressive").generate(PROMPT, max_new_tokens=24).token_ids
+    assert (
+        Engine(model, method="auto", settings={"trial_seconds": 0.2}).generate(PROMPT, max_new_tokens=24).token_ids
+        == own
+    )
+
+
+def test_states_are_few_and_trees_become_chains() -> None:
+    engine = Engine(recurrent(), method="token-recycling")
+    kept: list[int] = []
+    own = engine.target.new_sequence
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        sequence = own(*args, **kwargs)
+        put = sequence.cache.states.put
+
+        def note(layer: int, slot: int, state: Any) -> None:
+            put(layer, slot, state)
+            kept.append(len(sequence.cache.states._layers[layer]))
+
+        sequence.cache.states.put = note
+        return sequence
+
+    engine.target.new_sequence = watched  # type: ignore[method-assign]
+    result = engine.generate(PROMPT, max_new_tokens=40)
+    assert result.drafted > 0
+    assert all(round_.candidates == round_.drafted for round_ in result.rounds)
+    assert max(kept) <= 2 + max(round_.candidates for round_ in result.rounds)
+
+
+def test_methods_that_need_other_rows_are_refused_for_states() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"swift tries layers on rows .* read tokens one after the other"):
+        Engine(recurrent(), method="swift")
