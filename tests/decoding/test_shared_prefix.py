@@ -15,7 +15,8 @@ from selfspec.decoding.prompt import read_text
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.decoding.verification import verify
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.target import Sublayer, Target
+from selfspec.model.sublayers import BranchSublayer
+from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
@@ -86,13 +87,13 @@ def test_shared_sublayers_run_only_for_rows_not_yet_drafted(
 ) -> None:
     target, context, proposal = drafted("gemma3", kept, shape, "fused")
     rows_run: dict[int, list[int]] = defaultdict(list)
-    run = Sublayer.__call__
+    run = BranchSublayer.__call__
 
-    def counted(sublayer: Sublayer, hidden_states: torch.Tensor, step: Any) -> torch.Tensor:
+    def counted(sublayer: BranchSublayer, hidden_states: torch.Tensor, step: Any) -> torch.Tensor:
         rows_run[target.sublayers.index(sublayer)].append(hidden_states.shape[0])
         return run(sublayer, hidden_states, step)
 
-    monkeypatch.setattr(Sublayer, "__call__", counted)
+    monkeypatch.setattr(BranchSublayer, "__call__", counted)
     verified(target, context, proposal)
 
     rows, known, shared_prefix = len(proposal.tree) + 1, 4, KeptSet(kept, SUBLAYERS).shared_prefix

@@ -45,7 +45,7 @@ class TableTarget:
     device, dtype, hidden_size = torch.device("cpu"), torch.float32, VOCAB
     sublayer_count, independent_rows = SUBLAYERS, 0
     version, slot_bytes, keys_depend_on_position_alone = 1, 8, True
-    native, sublayers = None, (None,) * SUBLAYERS
+    native, sublayers, tree_refusal = None, (None,) * SUBLAYERS, None
 
     def new_sequence(self, prompt_length: int, capacity: int, last_length: int) -> SequenceState:
         return SequenceState(KeyValueCache(1, 1, capacity, 1, dtype=torch.float32, device=self.device))
@@ -58,7 +58,7 @@ class TableTarget:
 
     path, draft, verify = Runner.path, Runner.draft, Runner.verify
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: torch.Tensor, forward: None) -> torch.Tensor:
         return torch.nn.functional.one_hot(token_ids, VOCAB).float()
 
     def run(

@@ -1,6 +1,7 @@
 """Models without a row: split by looking, proven, or refused. All families: ``lab/tests/test_families.py``."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -143,8 +144,9 @@ def test_a_replaced_module_is_noticed_at_the_next_request() -> None:
     assert after == Engine(model, method="autoregressive").generate(PROMPT, max_new_tokens=4).token_ids != before
 
 
-def test_auto_runs() -> None:
-    model = gpt2()
+@pytest.mark.parametrize("make", [gpt2, recurrent])
+def test_auto_runs(make: Callable[[], Any]) -> None:
+    model = make()
     own = Engine(model, method="autoregressive").generate(PROMPT, max_new_tokens=24).token_ids
     assert (
         Engine(model, method="auto", settings={"trial_seconds": 0.2}).generate(PROMPT, max_new_tokens=24).token_ids

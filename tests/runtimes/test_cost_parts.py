@@ -10,6 +10,7 @@ import torch
 
 from helpers.models import LAYERS, SUBLAYERS, build
 from selfspec import timing
+from selfspec.model.forward import Forward
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.parts import LatencyProfile, PartSeconds, SharedCache, measure_latencies
 from selfspec.runtimes.target import Target
@@ -113,9 +114,9 @@ class SlowTarget(Target):
         # Unused before at first, and then disturbed by something else all the time but once.
         self.now += seconds if self.seen[part] == 4 else seconds + 1000.0 / self.seen[part]
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: torch.Tensor, forward: Forward | None = None) -> torch.Tensor:
         self.spend("embed", 0.25)
-        return super().embed(token_ids)
+        return super().embed(token_ids, forward)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         self.spend("head", 4.0)

@@ -91,7 +91,7 @@ def _run(name: str, model: PreTrainedModel, prompts: Many[list[int]], texts: Man
         fused=f"{target.fused_count} of {target.sublayer_count}" if target.fused_count else "",
         native=target.at(None).path().native,
         low_bits=_has_low_bits(target),
-        trees=target.decoder.tree_refusal is None,
+        trees=target.tree_refusal is None,
         states=target.decoder.has_states,
     )
 

@@ -16,6 +16,7 @@ from helpers.low_bit_model import random_model
 from helpers.models import LAYERS, build
 from selfspec import timing
 from selfspec.cli.app import app
+from selfspec.model.forward import Forward
 from selfspec.runtimes.costs import store
 from selfspec.runtimes.costs.parts import PartSeconds, measure_latencies, measure_parts
 from selfspec.runtimes.precision import Precision
@@ -45,9 +46,9 @@ class Counting(Target):
         super().__init__(build("llama"))
         self.now = 0.0
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: torch.Tensor, forward: Forward | None = None) -> torch.Tensor:
         self.now += len(token_ids)
-        return super().embed(token_ids)
+        return super().embed(token_ids, forward)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         self.now += len(hidden_states)

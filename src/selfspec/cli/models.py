@@ -160,7 +160,7 @@ def describe_target(target: "Target") -> dict[str, Any]:
         "tied_embedding": _is_tied(target),
         "windows": [getattr(sublayer, "window", None) for sublayer in target.sublayers[::2]],
         "attention_implementation": config._attn_implementation,
-        "tree_verification": target.decoder.tree_refusal is None,
+        "tree_verification": target.tree_refusal is None,
         "exit_layers": [1, target.layer_count - 1],
         "native": _native(target),
     }

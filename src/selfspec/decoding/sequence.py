@@ -57,7 +57,7 @@ class Sequence:
         self.last_read = -1
         self.prompt_length = self.length = len(prompt_ids)
         self.max_length = self.length + request.max_new_tokens
-        self.takes_trees = target.decoder.tree_refusal is None
+        self.takes_trees = target.tree_refusal is None
         self.sibling_limit = needs.sibling_rows if self.takes_trees else 0
         self.ids = torch.empty(self.max_length, dtype=torch.long, device=target.device)
         self.ids[: self.length] = transfer.send(prompt_ids, target.device)

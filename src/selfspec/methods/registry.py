@@ -201,7 +201,7 @@ def make_method(method: str | type[Method], target: Target, settings: Mapping[st
     """
     method_class = find_method(method)
     made = method_class(target, parse_settings(method_class.Settings, method_class.name, settings or {}))
-    refusal = target.decoder.tree_refusal
+    refusal = target.tree_refusal
     if refusal is not None and made.needs.probe_rows:
         raise UnsupportedModelError(
             f"{made.name} tries layers on rows that do not follow each other, which this {target.family.name} model "

@@ -137,8 +137,12 @@ class RowStates:
         self._layers: dict[int, dict[int, Any]] = {}
 
     def get(self, layer: int, slot: int) -> Any:
-        """The states of a layer after a slot; ``None`` before the first one."""
-        return None if slot < 0 else self._layers[layer][slot]
+        """The states of a layer after a slot; ``None`` before the first one.
+
+        Also after slots that nothing was written to, as where only the time of a forward is measured.
+        """
+        own = self._layers.get(layer, {})
+        return own[slot] if 0 <= slot < self._cache.length else own.get(slot)
 
     def put(self, layer: int, slot: int, state: Any) -> None:
         """Keeps the states of a layer after a slot."""

@@ -92,12 +92,15 @@ class Slots(Cache):
     def load(self, index: int) -> None:
         """Gives a layer with states those after the slot before the rows."""
         state = self._rows.sequence.cache.states.get(index, self._rows.start - 1)
-        if state is not None:
-            self.layers[index].__dict__.update(_copied(state))
+        layer: Any = self.layers[index]
+        if state is None:
+            layer.has_previous_state = dict.fromkeys(layer.has_previous_state, False)
+        else:
+            layer.__dict__.update(_copied(state))
 
     def save(self, index: int) -> None:
         """Keeps the states after the last of the rows."""
-        layer = self.layers[index]
+        layer: Any = self.layers[index]
         state = {name: getattr(layer, name) for name in _STATE}
         self._rows.sequence.cache.states.put(index, self._rows.end - 1, state)
 
@@ -188,7 +191,7 @@ _STATE = (
 def _layer(kind: LayerSlots, rows: Rows) -> Any:
     if kind.states:
         own = _StatefulLayer(kind, rows) if kind.place is not None else LinearAttentionLayer(kind.states)
-        own.has_previous_state = dict.fromkeys(own.has_previous_state, rows.start > 0)
+        own.has_previous_state = dict.fromkeys(own.has_previous_state, rows.start > 0)  # masks depend on it
         return own
     return DummyLayer() if kind.place is None else _Layer(kind, rows)  # type: ignore[no-untyped-call]
 

@@ -116,6 +116,11 @@ class Target:
         return sum(isinstance(sublayer, Nothing) for sublayer in self.sublayers)
 
     @property
+    def tree_refusal(self) -> str | None:
+        """Why rows cannot be a token tree, or others than consecutive ones; ``None`` where they can."""
+        return self.decoder.tree_refusal
+
+    @property
     def parameter_count(self) -> int:
         """Number of weights, low-bit ones too; a shared one counts once."""
         return parameter_count(self.model)
