@@ -221,15 +221,17 @@ def listening(engine: ServedEngine, **options: Any) -> Iterator[str]:
     """The URL of a server in a thread of this process, for clients that need a socket."""
     app = create_app(Service(engine, [NAME], readers=InlineReaders()), **options)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    until = time.monotonic() + 20
-    while not (server.started and app.state.service.ready):
-        assert time.monotonic() < until, "the server did not start"
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    try:
+        until = time.monotonic() + 20
+        while not (server.started and app.state.service.ready):
+            assert time.monotonic() < until, "the server did not start"
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
 
 
 def sleep_long(_: RequestReader, __: bytes) -> None:
