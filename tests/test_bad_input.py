@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
     LogitsProcessor,
     PreTrainedModel,
     StoppingCriteria,
@@ -26,7 +24,6 @@ from helpers.scripted import Scripted
 from selfspec import Engine, SamplingParams, SelfSpecError, errors, load_model
 from selfspec.decoding.draft import TokenDraft
 from selfspec.methods.base import Needs
-from selfspec.model.families import FAMILIES
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
 
@@ -324,25 +321,10 @@ def test_tokenizer_that_is_larger_than_the_model(checkpoint: str, tmp_path: Path
 
 
 _TINY = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-_FOREIGN: dict[str, dict[str, Any]] = {
-    "mamba": {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2},
-    "gpt_neox": {**_TINY, "intermediate_size": 64},
-    "gpt2": {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4},
-    "phi": {**_TINY, "intermediate_size": 64},
-}
 
 
 def assert_refused_by_name(error: Exception, family: str) -> None:
     assert f"model family '{family}' is not supported" in str(error)
-    assert all(supported.name in str(error) for supported in FAMILIES.values())
-
-
-@pytest.mark.parametrize("family", _FOREIGN)
-def test_unsupported_families(family: str) -> None:
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **_FOREIGN[family])).eval()
-    with pytest.raises(errors.UnsupportedModelError) as refusal:
-        Engine(model, method="autoregressive")
-    assert_refused_by_name(refusal.value, family)
 
 
 def test_encoder_decoder_models() -> None:
@@ -352,21 +334,12 @@ def test_encoder_decoder_models() -> None:
     assert_refused_by_name(refusal.value, "t5")
 
 
-@pytest.mark.parametrize("family", ["rwkv", "mamba2", "recurrent_gemma", "gpt_neox", "t5", "of_tomorrow"])
+@pytest.mark.parametrize("family", ["t5", "of_tomorrow"])
 def test_unsupported_families_are_refused_before_weights_are_read(tmp_path: Path, family: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     with pytest.raises(errors.UnsupportedModelError) as refusal:
         load_model(tmp_path)
     assert_refused_by_name(refusal.value, family)
-
-
-@pytest.mark.parametrize(
-    ("family", "option"), [("stablelm", "use_parallel_residual"), ("gemma3_text", "use_bidirectional_attention")]
-)
-def test_unsupported_options_are_refused_before_weights_are_read(tmp_path: Path, family: str, option: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, option: True}))
-    with pytest.raises(errors.UnsupportedModelError, match=rf"config\.{option} is set"):
-        load_model(tmp_path)
 
 
 def test_model_in_training_mode() -> None:

@@ -436,10 +436,10 @@ def test_info_as_text(variant: str, windows: str, tied: bool, tmp_path: Path) ->
 
 
 def test_info_of_what_is_not_supported(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    (tmp_path / "config.json").write_text('{"model_type": "of_tomorrow"}')
     result = run("info", "--model", str(tmp_path))
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: model family 'mamba' is not supported")
+    assert result.stderr.startswith("error: model family 'of_tomorrow' is not supported")
 
 
 def test_info_takes_the_model_as_an_option_only() -> None:

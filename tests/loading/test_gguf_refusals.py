@@ -69,7 +69,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "stablelm",
         {"leave_out": tuple(f"blk.{layer}.ffn_norm.weight" for layer in range(6))},
-        "parallel",
+        "own modules only",
     ),
     ("glm4", {"settings": {"rope.dimension_sections": [8, 12, 12, 0]}}, r"glm4\.rope\.dimension_sections"),
     ("glm4", {"settings": {"nextn_predict_layers": 1}}, r"glm4\.nextn_predict_layers = 1"),

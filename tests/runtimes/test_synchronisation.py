@@ -386,7 +386,7 @@ def test_a_processor_is_not_blamed_for_a_draft_that_is_no_numbers(rule: str, mon
     target, strict = Target(copy.deepcopy(build("llama"))), Strict(poison)
     runner = target.at(None)
     embed = runner.embed
-    monkeypatch.setattr(runner, "embed", lambda ids: embed(ids).masked_fill((ids == poison)[:, None], torch.nan))
+    monkeypatch.setattr(runner, "embed", lambda ids, *_: embed(ids).masked_fill((ids == poison)[:, None], torch.nan))
 
     def script(written: tuple[int, ...]) -> Draft:
         return TokenDraft((1, poison), TokenTree.chain(2)) if len(written) % 2 else chain(written)
@@ -403,7 +403,7 @@ def test_a_processor_is_not_blamed_for_a_draft_that_is_no_numbers(rule: str, mon
 
 def test_a_plain_step_that_is_no_numbers_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(copy.deepcopy(build("llama")))
-    monkeypatch.setattr(target, "embed", lambda ids: torch.full((len(ids), target.hidden_size), torch.nan))
+    monkeypatch.setattr(target, "embed", lambda ids, *_: torch.full((len(ids), target.hidden_size), torch.nan))
     engine = Engine(target.model, method=Scripted(target, chain))
     with pytest.raises(NonFiniteLogitsError, match="for new token 1 "):
         engine.generate(PROMPT, max_new_tokens=4, logits_processors=[Strict()])

@@ -43,7 +43,7 @@ class KeyValueCache:
         # Zeros, because attention multiplies the values of hidden slots by zero, and garbage may hold NaN.
         self.states = RowStates(self)
         pairs = _zeros((layer_count, 2, key_value_heads, capacity, head_dim), dtype, device)
-        self._hold(pairs.unbind(0))
+        self._hold([pairs[layer] for layer in range(layer_count)])
 
     def _hold(self, pairs: Sequence[torch.Tensor]) -> None:
         """Sets each layer's keys and values, ``[2, key_value_heads, capacity, head_dim]``, with no committed slots."""
