@@ -168,6 +168,7 @@ def test_json_fields() -> None:
         "drafted_by": None,
         "precision": None,
         "forecast": None,
+        "probes": 0,
     }
     assert [(record["kind"], record["kept"]) for record in described["rounds"][1:]] == [
         ("tokens", None),
@@ -216,8 +217,8 @@ def test_text_says_what_each_part_drafted() -> None:
     copied = played(None, 4, 2, drafted_by="suffix")
     low = played(FIRST, 3, 3, drafted_by="low-bit", guessed=1)
     rows = [line.split() for line in printed(inspection([copied, low, low])).splitlines()]
-    assert ["suffix", "1", "4.00", "0.00", "50%", "3.00", "3.33"] in rows
-    assert ["low-bit", "2", "3.00", "1.00", "100%", "4.00", "2.50"] in rows
+    assert ["suffix", "1", "5.00", "4.00", "0.00", "50%", "3.00", "0.01", "3.33"] in rows
+    assert ["low-bit", "2", "4.00", "3.00", "1.00", "100%", "4.00", "0.02", "2.50"] in rows
     assert not any("guessed" in line.split() for line in printed(inspection(MIXED)).splitlines())
 
 
