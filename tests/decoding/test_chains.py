@@ -197,11 +197,11 @@ def test_chains_beside_each_other(data: st.DataObject) -> None:
 def test_verified_in_one_call_they_get_what_they_get_row_by_row(
     family: str, dtype: torch.dtype, data: st.DataObject
 ) -> None:
-    """Drafts of different lengths, also empty ones, beside each other; with keys and values."""
+    """Chains and trees of different lengths, also empty ones, beside each other; with keys and values."""
     on = target(family, dtype)
     sequence = st.tuples(st.sampled_from(sorted(RULES)), st.lists(st.integers(0, 127), max_size=9))
     sequences = data.draw(st.lists(sequence, min_size=1, max_size=4))
-    proposals = [proposal_of(tokens) for _, tokens in sequences]
+    proposals = [proposal_of(tokens, data.draw(trees(len(tokens)))) for _, tokens in sequences]
     ours, others = ([context_for(on, rule, seed=seed) for seed, (rule, _) in enumerate(sequences)] for _ in range(2))
     with torch.inference_mode():
         outputs = verify(on, ours, proposals, [()] * len(sequences))
@@ -226,13 +226,18 @@ def proposal_of(tokens: Sequence[int], tree: TokenTree | None = None) -> Proposa
     return Proposal(torch.tensor(tokens, dtype=torch.long), tree or TokenTree.chain(len(tokens)))
 
 
+def trees(nodes: int) -> st.SearchStrategy[TokenTree]:
+    """Chains, and trees of any shape."""
+    parents = st.tuples(*(st.integers(-1, node - 1) for node in range(nodes)))
+    return st.just(TokenTree.chain(nodes)) | parents.map(TokenTree)
+
+
 def test_what_cannot_be_verified_in_one_call() -> None:
-    """Trees, drafts that share or watch states, and more rows than the kernels take."""
+    """Drafts that share or watch states, and more rows than the kernels take."""
     on, context = target(), context_for(target(), "greedy", room=most_attending(torch.float32) + 2)
     shared = in_a_chain(on, DRAFTS["shared prefix"], context)
     cases: list[tuple[Proposal, tuple[int, ...], Path]] = [
         (shared, (), paths.SHARED),
-        (proposal_of([1, 2], TokenTree((-1, -1))), (), paths.WIDTHS),
         (proposal_of([1] * most_attending(torch.float32)), (), paths.MANY_ROWS),
         (proposal_of([1]), (2,), paths.WATCHED),
     ]

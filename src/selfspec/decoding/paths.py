@@ -60,8 +60,6 @@ def verification_path(
     if any(watched):
         return WATCHED
     for proposal in proposals:
-        if not proposal.rows.is_chain:
-            return WIDTHS
         if proposal.shared_states:
             return SHARED
         if len(proposal.rows) >= most:

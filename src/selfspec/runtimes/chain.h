@@ -1,5 +1,5 @@
 // Chains of drafted tokens: forward after forward in one call, each over the tokens that the one before it chose; and
-// the forward that verifies them.
+// the forward that verifies chains and trees of them.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// A sequence whose tokens are drafted. The position of a row is its slot.
+// A sequence whose tokens are drafted, or verified. The position of a row is its slot, but for the rows of a tree.
 struct ChainSequence {
     void* const* caches;  // by layer [2, key_heads, capacity, head_dim]
     long capacity, start;  // slot of the first row
@@ -19,6 +19,8 @@ struct ChainSequence {
     Drawing drawing;        // of the first token
     void* const* kept;      // by place in ``which``, and after it, where h of the drafted tokens' rows [limit, hidden] is
                             // copied to, or null; null where none is
+    const long* depths;     // of the rows of a tree [1 + drafted], counted from the first; null for a chain
+    const bool* visible;    // which of them each sees [1 + drafted, 1 + drafted]; null for a chain
     long drafted, guessed, finite;  // tokens, how many of them were guessed, and how many from the first on were chosen from
                                     // logits that are all numbers: what comes out
 };
@@ -56,6 +58,7 @@ template <class T> class Links {
         for (long index = 0; index < chain.count; index++) {
             const ChainSequence& s = chain.sequences[index];
             add_part(index, s.start, s.tokens, s.tokens + 1, s.drafted);
+            if (s.visible) set_tree(index);
         }
         Head head = *f.head;
         head.drawings = drawings.data();
@@ -74,14 +77,15 @@ template <class T> class Links {
     std::vector<T> stream, logits;
     std::vector<std::vector<char>> cosines, sines;  // by turn
     std::vector<std::vector<T>> states;             // by place, of those that are kept
-    std::vector<long> tokens;
+    std::vector<std::unique_ptr<bool[]>> masks;     // of trees, by part and window
+    std::vector<long> tokens, positions;
     std::vector<float> confidences;
     std::vector<Drawing> drawings;
     std::unique_ptr<bool[]> finite;
 
     // The rows of all sequences that go on: the last token of each, and guesses of the next ones.
     bool lay_out() {
-        parts.clear(), of_part.clear(), tokens.clear(), drawings.clear();
+        parts.clear(), of_part.clear(), tokens.clear(), positions.clear(), drawings.clear();
         for (long index = 0; index < chain.count; index++) {
             const ChainSequence& s = chain.sequences[index];
             if (running[index]) add_part(index, s.start + s.drafted, s.tokens + s.drafted, s.guesses, s.guess_count);
@@ -101,8 +105,32 @@ template <class T> class Links {
         tokens.push_back(*token);
         tokens.insert(tokens.end(), others, others + count);
         for (long row = 0; row <= count; row++) {
+            positions.push_back(start + row);
             drawings.push_back(s.drawing);
             drawings.back().position += start - s.start + row;
+        }
+    }
+    // Makes the latest part a tree: its rows are at their depths and see those above them.
+    void set_tree(long index) {
+        const ChainSequence& s = chain.sequences[index];
+        const Part& part = parts.back();
+        const long rows = part.rows, first_row = part.first_row;
+        for (long row = 0; row < rows; row++) {
+            positions[first_row + row] = s.start + s.depths[row];
+            drawings[first_row + row].position = s.drawing.position + s.depths[row];
+        }
+        for (long view = 0; view < chain.window_count; view++) {
+            View& own = views[(parts.size() - 1) * chain.window_count + view];
+            const long known = s.start - own.first, slots = known + rows;
+            masks.emplace_back(new bool[rows * slots]);
+            bool* mask = masks.back().get();
+            for (long row = 0; row < rows; row++, mask += slots) {
+                const long from = own.window ? s.start + s.depths[row] - own.window + 1 : 0;  // the first position
+                for (long slot = 0; slot < known; slot++) mask[slot] = own.first + slot >= from;
+                for (long other = 0; other < rows; other++)
+                    mask[known + other] = s.visible[row * rows + other] && s.start + s.depths[other] >= from;
+            }
+            own.visible = masks.back().get(), own.window = 0;
         }
     }
 
@@ -141,7 +169,7 @@ template <class T> class Links {
                 std::copy_n(embedding + tokens[row] * hidden, hidden, to);
         }
     }
-    // The rotations of the rows, which are at the positions of their slots.
+    // The rotations of the rows.
     std::vector<CosSin> turn() {
         long kinds = 0;
         for (long i = 0; i < f.count; i++) kinds = std::max(kinds, 1L + f.sublayers[f.which[i]].turn);
@@ -158,8 +186,8 @@ template <class T> class Links {
     }
     void gather(const char* table, long size, std::vector<char>& to) const {
         to.clear();
-        for (const Part& part : parts)
-            to.insert(to.end(), table + part.start * size, table + (part.start + part.rows) * size);
+        for (const long position : positions)
+            to.insert(to.end(), table + position * size, table + (position + 1) * size);
     }
     // Where the forward keeps states that any sequence wants, by place.
     std::vector<void*> keep(long rows) {

@@ -136,7 +136,7 @@ class VerifyRequest:
         """The form that the C++ code takes."""
         cache, tokens = self.state.cache, self.token_ids.tolist()
         assert self.end <= cache.capacity, f"slots up to {self.end} do not fit a cache of {cache.capacity}"
-        return ChainSequence(
+        structure = ChainSequence(
             caches=cache.addresses,
             capacity=cache.capacity,
             start=cache.length,
@@ -144,6 +144,11 @@ class VerifyRequest:
             drafted=len(tokens) - 1,
             drawing=describe_drawing(self.drawing, cache.length + 1),
         )
+        if self.depths is not None and self.visible is not None:
+            assert self.visible.is_contiguous()
+            structure.depths = (c_long * len(tokens))(*self.depths)
+            structure.visible = self.visible.data_ptr()
+        return structure
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ constexpr Fact LAYOUT[] = {
     SIZE(ChainSequence), AT(ChainSequence, caches), AT(ChainSequence, capacity), AT(ChainSequence, start),
     AT(ChainSequence, limit), AT(ChainSequence, tokens), AT(ChainSequence, confidences), AT(ChainSequence, guesses),
     AT(ChainSequence, guess_count), AT(ChainSequence, drawing), AT(ChainSequence, kept), AT(ChainSequence, drafted),
-    AT(ChainSequence, guessed), AT(ChainSequence, finite),
+    AT(ChainSequence, depths), AT(ChainSequence, visible), AT(ChainSequence, guessed), AT(ChainSequence, finite),
     SIZE(Chain), AT(Chain, forward), AT(Chain, embedding), AT(Chain, table), AT(Chain, windows), AT(Chain, window_count),
     AT(Chain, sequences), AT(Chain, count), AT(Chain, follow),
     CONSTANT(BLOCK), CONSTANT(TILE), CONSTANT(VERIFIED), CONSTANT(MOST_DIM), CONSTANT(DIM_STEP), CONSTANT(SILU), CONSTANT(GELU_TANH),

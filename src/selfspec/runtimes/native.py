@@ -206,7 +206,7 @@ class NativeForward:
     def verify(self, requests: Sequence[VerifyRequest], rope: Rope) -> Logits:
         """The logits of the whole model, for which ``chain_path`` is native, with what is chosen from them.
 
-        The rows are chains without shared or captured states.
+        The rows are chains or trees without shared or captured states.
         """
         assert self._head is not None
         rows = sum(len(each.token_ids) for each in requests)

@@ -56,7 +56,7 @@ class Runner(Stack):
     def verify(self, requests: Sequence[VerifyRequest], *, native: bool) -> list[VerifiedRows]:
         """Runs the whole model over the last tokens and the drafts of several sequences.
 
-        In one native call (``native``) only chains without shared or captured states, where ``path`` is native. The
+        In one native call (``native``) only rows without shared or captured states, where ``path`` is native. The
         logits are those of the other way bit for bit.
         """
         if not native:

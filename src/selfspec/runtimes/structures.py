@@ -131,7 +131,7 @@ class NativeCall(Structure):
 
 
 class ChainSequence(Structure):
-    """A sequence whose tokens are drafted in a chain, and how many were."""
+    """A sequence whose tokens are drafted in a chain, and how many were; or a chain or tree to verify."""
 
     _fields_ = (
         ("caches", POINTER(c_void_p)),
@@ -142,6 +142,8 @@ class ChainSequence(Structure):
         ("guess_count", c_long),
         ("drawing", NativeDrawing),
         ("kept", POINTER(c_void_p)),
+        ("depths", POINTER(c_long)),
+        ("visible", c_void_p),
         *((name, c_long) for name in ("drafted", "guessed", "finite")),
     )
 
