@@ -127,6 +127,22 @@ def test_a_run_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> No
     assert lengths == [1] * 4  # the last step is none
 
 
+def test_a_run_ends_where_its_drafter_wants_to_plan() -> None:
+    heard: list[int] = []
+
+    def until(token_id: int) -> bool:
+        heard.append(token_id)
+        return len(heard) % 3 == 0
+
+    target = Target(build())
+    with counted_runs() as lengths:
+        method = Scripted(target, lambda _: NoDraft(16, until))
+        ours = Engine(target.model, method=method).generate(PROMPT, max_new_tokens=9)
+    assert lengths == [3, 3, 2]
+    assert tuple(heard) == ours.token_ids[1:]
+    assert_same(ours, generate(1, [PROMPT], max_new_tokens=9)[0])
+
+
 def test_prompts_that_are_being_read_take_turns_with_single_steps() -> None:
     """The long prompt is read in several chunks; the short one writes a token after each."""
     engine = Engine(build(), method="autoregressive", prefill_chunk=8)

@@ -121,11 +121,9 @@ def run_plain(
     Returns:
         As ``verify``; ``None`` alone if the sequences draft, or take single steps.
     """
-    steps = [
-        min(draft.steps, sequence.draft_limit + 1) if isinstance(draft, NoDraft) and draft.steps > 1 else 0
-        for sequence, draft in zip(sequences, drafts, strict=True)
-    ]
-    if max(steps) < 2 or min(steps) < 1:
+    runs = [draft for draft in drafts if isinstance(draft, NoDraft) and draft.steps > 1]
+    steps = [min(run.steps, each.draft_limit + 1) for each, run in zip(sequences, runs, strict=False)]
+    if len(runs) < len(drafts) or max(steps) < 2:
         return None
     runner, every = target.at(None), tuple(range(target.sublayer_count))
     model = runner.path()
@@ -133,18 +131,21 @@ def run_plain(
         if not run_path(sequence.output, own, sequence.request.logprobs, sequence.choosing, model).native:
             return None
     until = time.perf_counter() + LONGEST_SECONDS
-    drafted = runner.draft([_run_request(*each, every, until) for each in zip(sequences, steps, strict=True)])
+    drafted = runner.draft([_run_request(*each, every, until) for each in zip(sequences, runs, steps, strict=True)])
     return [
         _of_run(sequence, tuple(own.token_ids[: own.finite].tolist()))
         for sequence, own in zip(sequences, drafted, strict=True)
     ]
 
 
-def _run_request(sequence: Sequence, steps: int, sublayers: tuple[int, ...], until: float) -> DraftRequest:
-    ends_with, clock = sequence.output.ends_with, time.perf_counter
+def _run_request(
+    sequence: Sequence, run: NoDraft, steps: int, sublayers: tuple[int, ...], until: float
+) -> DraftRequest:
+    ends_with, stops, clock = sequence.output.ends_with, run.until, time.perf_counter
 
     def ends(token_id: int) -> bool:
-        return ends_with(token_id) or clock() > until
+        stopped = stops is not None and stops(token_id)  # it hears of every token
+        return stopped or ends_with(token_id) or clock() > until
 
     return DraftRequest(sequence.state, sequence.pending, sublayers, steps, ends=ends, drawing=sequence.drawing)
 

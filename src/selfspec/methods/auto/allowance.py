@@ -96,20 +96,24 @@ class Trust:
 
 
 class RoundOverhead:
-    """Seconds of a round outside forwards, fitted linearly to its rows: processed scores, noise, acceptance.
+    """Seconds outside forwards: of a step of plain decoding, and of a round with drafts, fitted linearly to its rows.
 
-    The latest rounds count most. Rows beyond the first cost nothing until there was a round with more. Outliers are
-    clipped to twice the prediction.
+    The latest ones count most. A round with drafts takes at least what a step takes, and rows beyond the first cost
+    nothing until there was a round with more. Outliers are clipped to twice the prediction.
     """
 
     def __init__(self) -> None:
-        self.first = 0.0
-        self.each = 0.0
+        self.step = self.first = self.each = 0.0
         self._count = self._rows = self._seconds = 0.0
         self._squares = self._products = 0.0
 
+    def note_steps(self, tokens: int, seconds: float) -> None:
+        """Counts steps of plain decoding by their tokens, and their seconds outside forwards."""
+        seconds /= tokens
+        self.step += _WEIGHT * (min(seconds, 2 * self.step) - self.step) if self.step else seconds
+
     def note(self, rows: int, seconds: float) -> None:
-        """Counts a round by the rows of its verification and its seconds outside forwards."""
+        """Counts a round with drafts by the rows of its verification and its seconds outside forwards."""
         more = rows - 1
         if self._count:
             seconds = min(seconds, 2 * (self.first + more * self.each) + more * self.first)
@@ -123,23 +127,23 @@ class RoundOverhead:
         self.each = max(0.0, slope)
         self.first = max(0.0, (self._seconds - self.each * self._rows) / self._count)
 
-    def added_to(self, forwards: Sequence[float]) -> CostTable:
-        """Seconds of rounds by their rows, from those of their verifications."""
-        each, start = self.each, self.first - self.each
-        return [seconds + start + each * rows for rows, seconds in enumerate(forwards)]
+    def added_to(self, forwards: Sequence[float], planning: float) -> CostTable:
+        """Seconds of rounds by their rows, from those of their verifications; a draft takes ``planning`` seconds too."""
+        least, each, start = self.step, self.each, self.first - self.each
+        table = [seconds + planning + max(least, start + each * rows) for rows, seconds in enumerate(forwards)]
+        table[1] = forwards[1] + least
+        return table
 
 
 class PlanningTime:
-    """Mean seconds of planning and learning in a round. Outliers are clipped to twice the mean."""
+    """Mean seconds of planning a round and of learning from it. Outliers are clipped to twice the mean."""
 
     def __init__(self) -> None:
-        self.mean: float | None = None
+        self.mean = 0.0
 
-    def note(self, seconds: float) -> float:
-        """Counts a round; returns the mean with it."""
-        mean = seconds if self.mean is None else self.mean
-        self.mean = mean + _WEIGHT * (min(seconds, 2 * mean) - mean)
-        return self.mean
+    def note(self, seconds: float) -> None:
+        """Counts a round."""
+        self.mean += _WEIGHT * (min(seconds, 2 * self.mean) - self.mean) if self.mean else seconds
 
 
 class SharedRound:

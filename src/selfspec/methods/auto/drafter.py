@@ -110,6 +110,7 @@ class AutoDrafter(Drafter):
         self._clock = clock
         self._planned = 0.0
         self._round: _Round | None = None
+        self._heard = 0  # tokens of the latest steps in which copies were looked for as they were chosen
         self._unread: list[int] = []  # tokens of plain rounds that copies have not been looked for in
 
     def plan(self) -> Draft:
@@ -124,11 +125,12 @@ class AutoDrafter(Drafter):
         began = self._clock()
         self._read()
         forwards = self.verify_costs.now(sequences)
-        verify = with_caution(self._overhead.added_to(forwards), sequences)
+        verify = with_caution(self._overhead.added_to(forwards, self._planning.mean), sequences)
         self._round = planned = _Round(sequences, drafting or sequences, forwards, verify, shared)
-        longest = self._allowance.longest(verify[1]) - (self._planning.mean or 0.0)
+        longest = self._allowance.longest(verify[1])
         if longest <= verify[2] or self.verify_costs.doubt > _UNKNOWN:
-            draft: Draft = _plain_draft(verify, held_back=True)
+            steps = MOST_STEPS if sequences == 1 and self.verify_costs.doubt <= _UNKNOWN else 1
+            draft: Draft = _plain_draft(verify, held_back=True, steps=steps)
         else:
             draft = self._best(planned, longest)
         self._planned += self._clock() - began - planned.preparing
@@ -171,10 +173,23 @@ class AutoDrafter(Drafter):
             if draft is not None:
                 return draft
         if worth <= plain(verify).worth(rate):
-            return _plain_draft(verify)
+            return _plain_draft(verify) if planned.sequences > 1 else self._steps(verify, rate)
         name = filled.known.name if filled.plan.length else PLAIN
         planned.name, planned.expected = name, filled.plan.tokens
         return _named(filled.draft(), name, filled.plan, verify)
+
+    def _steps(self, verify: CostTable, rate: float) -> Draft:
+        """Steps of plain decoding, until copies are likelier than now and may pay."""
+        rows = range(1, MOST_DRAFTED + 1)
+        pays = rate * min((verify[1 + drafted] - verify[1]) / drafted for drafted in rows)
+        least = max(pays, self._copies.likelihood)
+
+        def until(token_id: int) -> bool:
+            self._heard += 1
+            self._copies.extend((token_id,))
+            return self._copies.likelihood > least
+
+        return _plain_draft(verify, steps=MOST_STEPS, until=until)
 
     def _filled_rows(self, planned: "_Round", rate: float, longest: float) -> FilledRows:
         """The best rows without layers: copies or what a probe gave, and copies after that; and probes beside them."""
@@ -254,19 +269,24 @@ class AutoDrafter(Drafter):
         if not planned.verify:
             assert planned.shared is not None
             self._unread += committed
-            self._forget(1 - (1 - _FADE) ** len(committed))
+            self._forget(_faded(committed))
             planned.shared.note(1, feedback.seconds.verify / len(committed))
             return
-        self._copies.extend(committed)
+        self._copies.extend(committed[self._heard :])
+        self._heard = 0
         if planned.guess is not None:
             self._score_layers(feedback)
         else:
-            self._forget(_FADE)
+            self._forget(_faded(committed))
         self._read_probe(feedback)
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
         rows = 1 + len(feedback.proposal.rows)
         verifying, drafting = planned.verify[rows], planned.expected_drafting(feedback)
-        self._overhead.note(rows, feedback.seconds.other)
+        if rows == 1:
+            verifying = verifying * len(committed) + self._planning.mean
+            self._overhead.note_steps(len(committed), feedback.seconds.other)
+        else:
+            self._overhead.note(rows, feedback.seconds.other)
         made = () if planned.guess is None else planned.guess.forwards
         if planned.sequences == 1:
             self.verify_costs.note([rows] if rows > 1 else [1] * len(committed), feedback.seconds.verify)
@@ -277,8 +297,8 @@ class AutoDrafter(Drafter):
         drafting = planned.share_of_drafting(feedback, drafting)
         if planned.name != PLAIN:
             self._trust[planned.name].note(planned.expected - 1, len(committed) - 1)
-        planning, self._planned = self._planning.note(self._planned + self._clock() - began), 0.0
-        spent = verifying + drafting + planning
+        self._planning.note(self._planned + self._clock() - began)
+        self._planned, spent = 0.0, verifying + drafting
         self._pace.note(len(committed), spent, planned.verify[1])
         self._allowance.note(len(committed), spent, planned.verify[1])
 
@@ -322,8 +342,15 @@ def _named(draft: Draft, name: str, plan: Plan, verify: CostTable, *, held_back:
     return replace(draft, name=name, forecast=Forecast(plan.tokens_per_second, 1 / verify[1], held_back))
 
 
-def _plain_draft(verify: CostTable, *, held_back: bool = False, steps: int = 1) -> Draft:
-    return _named(NoDraft(steps), PLAIN, plain(verify), verify, held_back=held_back)
+def _plain_draft(
+    verify: CostTable, *, held_back: bool = False, steps: int = 1, until: Callable[[int], bool] | None = None
+) -> Draft:
+    return _named(NoDraft(steps, until), PLAIN, plain(verify), verify, held_back=held_back)
+
+
+def _faded(committed: Sequence[int]) -> float:
+    """The share of a record that is forgotten while tokens were written without a layer draft."""
+    return 1 - (1 - _FADE) ** len(committed)
 
 
 def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:
