@@ -45,7 +45,7 @@ class NoDraft:
     Attributes:
         steps: most steps that may pass before the drafter plans again. ``learn`` is then called once for all of them,
             with the tokens of all and without scores.
-        until: is given each token of several steps as it is chosen, and says whether to plan after it; ``None`` goes on.
+        until: is given each token of several steps as it is chosen, and says whether to plan after it; or ``None``.
         name: of what planned it, where a method has several ways to draft.
         forecast: what the method expects of the round, if it says so.
     """

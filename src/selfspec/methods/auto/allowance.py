@@ -128,7 +128,7 @@ class RoundOverhead:
         self.first = max(0.0, (self._seconds - self.each * self._rows) / self._count)
 
     def added_to(self, forwards: Sequence[float], planning: float) -> CostTable:
-        """Seconds of rounds by their rows, from those of their verifications; a draft takes ``planning`` seconds too."""
+        """Seconds of rounds by their rows, from those of their verifications; drafts take ``planning`` seconds too."""
         least, each, start = self.step, self.each, self.first - self.each
         table = [seconds + planning + max(least, start + each * rows) for rows, seconds in enumerate(forwards)]
         table[1] = forwards[1] + least
