@@ -83,7 +83,7 @@ class AsyncEngine:
         self.memory_limit = _default_limit(engine.target) if options.memory_limit is None else options.memory_limit
         self.failure: BaseException | None = None
         prefixes = self._prefix_cache(prefix_cache_bytes)
-        self._memory = CacheMemory(engine.target, engine.chunks.grain, self.memory_limit, prefixes)
+        self._memory = CacheMemory(engine.target, engine.chunks.grain, self.memory_limit, prefixes, engine.kept)
         self._scheduler = Scheduler(
             engine.target,
             chunks=engine.chunks,
@@ -203,8 +203,8 @@ class AsyncEngine:
             params: as for ``submit``.
             method: as for ``submit``.
             settings: as for ``submit``.
-            cache_salt: only requests with the same salt share prefixes of their prompts, so that others cannot tell by
-                the time to the first token what was asked before.
+            cache_salt: only requests with the same salt share prefixes of their prompts and draft from each other's
+                texts, so that others cannot tell by the time what was asked before.
             **changes: as for ``submit``.
 
         Returns:
@@ -215,8 +215,8 @@ class AsyncEngine:
             RequestTooLargeError: it could never be admitted, since it needs more than ``memory_limit``.
         """
         params = changed(params or SamplingParams(), changes, "sampling parameter")
-        request = self.engine.request(prompt, params, method=self._methods.get(method, settings))
-        request.cache_salt = cache_salt
+        chosen = self._methods.get(method, settings)
+        request = self.engine.request(prompt, params, method=chosen, cache_salt=cache_salt)
         self._memory.check(request)
         return request
 
@@ -305,7 +305,7 @@ class AsyncEngine:
         )
 
     def _prefix_cache(self, most_bytes: int | None) -> PrefixCache | None:
-        if most_bytes is None and (self.engine.prefix_cache or self.engine.options.prefix_cache == 0):
+        if most_bytes is None and self.engine.options.prefix_cache is not None:
             return self.engine.prefix_cache
         most_bytes = self.memory_limit // 2 if most_bytes is None else most_bytes
         if most_bytes < 0:
@@ -348,6 +348,7 @@ class AsyncEngine:
             self._run_commands()
             self._tally.step(self._scheduler.fail_all(_closed_by(self.failure)), 0.0)
             self._hand_over()
+            self.engine.flush()
             self._resolve_waiters()
 
     def _wait_for_work(self) -> bool:

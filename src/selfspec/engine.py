@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from transformers import PreTrainedTokenizerBase
 
+from selfspec.decoding.kept_texts import KeptTexts
 from selfspec.decoding.output import Output
 from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache
 from selfspec.decoding.prompt import chunks_of
@@ -34,6 +35,9 @@ from selfspec.types import Generation, Round, SamplingParams, TextPiece
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from typing_extensions import Unpack
+
+_PREFIX_CACHE = 2**30
+"""Bytes of the prefix cache with ``cache_dir``, where no size is given."""
 
 _WARM_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -62,6 +66,7 @@ class Engine:
         chunks: how prompts are cut.
         grammars: compiles the schemas of structured outputs.
         prefix_cache: keys and values of earlier texts, if it keeps any.
+        kept: texts of requests in files, with ``cache_dir``.
 
     Raises:
         UnsupportedModelError: the model's family or a feature of it is not supported, or it cannot have low-bit
@@ -97,7 +102,8 @@ class Engine:
         self.eos_ids = _eos_ids(model, tokenizer)
         self.chunks = chunks_of(self.target, options.prefill_chunk)
         self.grammars = Grammars(tokenizer, self.target.vocab_size, self.eos_ids)
-        self.prefix_cache = _prefix_cache(self.target, options.prefix_cache)
+        self.kept = _kept_texts(self.target, options, self.chunks.grain)
+        self.prefix_cache = _prefix_cache(self.target, options.prefix_cache, default=_PREFIX_CACHE if self.kept else 0)
         self._encoder = PromptEncoder(tokenizer, self.target.vocab_size)
 
     @classmethod
@@ -210,7 +216,13 @@ class Engine:
         return Stream(request, self._decode([request]))
 
     def request(
-        self, prompt: Prompt, params: SamplingParams, *, method: Method | None = None, label: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        method: Method | None = None,
+        label: str = "",
+        cache_salt: str = "",
     ) -> Request:
         """Checks a prompt and its parameters.
 
@@ -219,6 +231,7 @@ class Engine:
             params: how to choose tokens and when to stop.
             method: what drafts, if not the engine's own.
             label: what errors call the request.
+            cache_salt: only requests with the same salt share what is known of earlier texts.
 
         Returns:
             What a ``Scheduler`` decodes.
@@ -243,6 +256,8 @@ class Engine:
                 logprobs=params.logprobs,
                 prompt_logprobs=params.prompt_logprobs,
                 label=label,
+                cache_salt=cache_salt,
+                earlier=None if self.kept is None else self.kept.earlier(cache_salt),
                 method_name=method.name,
                 settings=setting_values(method.settings),
             )
@@ -271,6 +286,11 @@ class Engine:
         self.method.state()  # a method that learns nothing says so before any file is looked at
         self.method.restore(read_state(Path(path), self.method.name, fingerprint(self.target)))
 
+    def flush(self) -> None:
+        """Waits until the files of ``cache_dir`` are written, as the end of the process does."""
+        if self.kept is not None:
+            self.kept.flush()
+
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt.
 
@@ -284,7 +304,7 @@ class Engine:
 
     def _decode(self, requests: Sequence[Request]) -> Iterator[Request]:
         """Runs requests to their ends; yields a request after each of its events."""
-        memory = CacheMemory(self.target, self.chunks.grain, prefixes=self.prefix_cache)
+        memory = CacheMemory(self.target, self.chunks.grain, prefixes=self.prefix_cache, kept=self.kept)
         scheduler = Scheduler(self.target, chunks=self.chunks, max_batch=self.options.max_batch, memory=memory)
         for request in requests:
             scheduler.add(request)
@@ -371,12 +391,22 @@ def _check_own_target(method: Method, model: "PreTrainedModel", options: EngineO
         raise InvalidParameterError("this method has a target with weights of its own; pass its name instead")
 
 
-def _prefix_cache(target: Target, given: int | PrefixCache | None) -> PrefixCache | None:
+def _kept_texts(target: Target, options: EngineOptions, grain: int) -> KeptTexts | None:
+    given = options.cache_dir
+    if isinstance(given, KeptTexts):
+        if given.target is not target:
+            raise InvalidParameterError("these kept texts are of another model; give a folder instead")
+        return given
+    return None if given is None else KeptTexts(Path(given), options.cache_dir_limit, target, grain)
+
+
+def _prefix_cache(target: Target, given: int | PrefixCache | None, default: int) -> PrefixCache | None:
     if isinstance(given, PrefixCache):
         if given.target is not target:
             raise InvalidParameterError("this prefix cache is of another model; give a number of bytes instead")
         return given
-    return PrefixCache(target, given) if given else None
+    size = default if given is None else given
+    return PrefixCache(target, size) if size else None
 
 
 def _eos_ids(model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import torch
 
+from selfspec.decoding.kept_texts import KeptTexts
 from selfspec.decoding.prefix_cache import PrefixCache
 from selfspec.errors import InvalidParameterError
 from selfspec.methods.settings import suggest
@@ -18,7 +20,14 @@ if TYPE_CHECKING:
 
     T = TypeVar("T", bound=DataclassInstance)
 
-_LEAST = {"prefill_chunk": 1, "prefix_cache": 0, "max_batch": 1, "max_waiting": 0, "memory_limit": 1}
+_LEAST = {
+    "prefill_chunk": 1,
+    "prefix_cache": 0,
+    "cache_dir_limit": 1,
+    "max_batch": 1,
+    "max_waiting": 0,
+    "memory_limit": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,11 @@ class EngineOptions:
             device (``decoding.prompt.chunks_of``).
         prefix_cache: most bytes of keys and values of earlier texts, which prompts that begin alike need not read
             again; or the prefix cache of another engine for this model. 0 keeps none. If not given, ``Engine`` keeps
-            none and ``AsyncEngine`` up to half of its memory limit.
+            none, or 1 GiB with ``cache_dir``, and ``AsyncEngine`` up to half of its memory limit.
+        cache_dir: a folder in which texts of requests are kept for later processes: what was written, to draft from,
+            and the prefix cache. The texts can be read in it; only the user may open it. Or what another engine for
+            this model keeps (``Engine.kept``). Processes may share a folder. ``None`` keeps nothing.
+        cache_dir_limit: most bytes of all files of that folder.
         max_batch: most requests that run at a time; each of them holds a cache for its whole length.
         max_waiting: most requests of an ``AsyncEngine`` beside ``max_batch``; further ones are refused. ``None``
             refuses none.
@@ -66,6 +79,8 @@ class EngineOptions:
     keep_copies: bool = False
     prefill_chunk: int | None = None
     prefix_cache: int | PrefixCache | None = None
+    cache_dir: str | Path | KeptTexts | None = None
+    cache_dir_limit: int = 4 * 2**30
     max_batch: int = 16
     max_waiting: int | None = None
     memory_limit: int | None = None
@@ -103,6 +118,8 @@ class EngineKeywords(QueueKeywords, total=False):
     keep_copies: bool
     prefill_chunk: int | None
     prefix_cache: int | PrefixCache | None
+    cache_dir: str | Path | KeptTexts | None
+    cache_dir_limit: int
     rule: Callable[[SamplingParams, torch.device], Rule]
 
 

@@ -125,6 +125,20 @@ def test_chat_sends_a_user_message(checkpoint: str) -> None:
     assert result.stdout == expected(checkpoint, prompt="<user>hello").text
 
 
+@pytest.mark.parametrize("method", ["suffix", "auto"])
+def test_a_folder_remembers_prompts_and_answers(checkpoint: str, method: str, tmp_path: Path) -> None:
+    arguments = ("--method", method, "--cache-dir", str(tmp_path / "new"), "--cache-dir-limit", "0.1", "--json")
+    results = [generate(checkpoint, PROMPT, *arguments) for _ in range(2)]
+    assert [each.stderr for each in results] == ["", ""]
+    first, again = (json.loads(each.stdout) for each in results)
+    assert first["text"] == again["text"] == expected(checkpoint).text
+    assert first["cached_prompt_tokens"] == 0 < again["cached_prompt_tokens"]
+    (tmp_path / "file").write_text("")
+    refused = generate(checkpoint, PROMPT, "--cache-dir", str(tmp_path / "file"))
+    assert refused.exit_code == 2
+    assert "--cache-dir" in refused.stderr
+
+
 def test_a_json_schema_comes_from_a_file(checkpoint: str, tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text('{"enum": ["ab", "abc"]}')

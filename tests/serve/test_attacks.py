@@ -146,11 +146,15 @@ def test_other_hosts_are_refused() -> None:
 
 def test_requests_with_other_keys_or_salts_share_no_prefixes() -> None:
     scripted = ScriptedEngine()
-    with make_client(scripted, api_keys=["one", "two"]) as client:
-        for key, salt in (("one", None), ("one", None), ("two", None), ("one", "x"), ("two", "x")):
-            headers = {"Authorization": f"Bearer {key}"}
-            assert client.post(CHAT, json={**HI, "cache_salt": salt}, headers=headers).status_code == 200
-    first, again, *others = scripted.salts
+    asked = (("one", None), ("one", None), ("two", None), ("one", "x"), ("two", "x"))
+    for keys in (["one", "two"], ["new", "two", "one"]):  # what is kept in files is found by the same keys
+        with make_client(scripted, api_keys=keys) as client:
+            for key, salt in asked:
+                headers = {"Authorization": f"Bearer {key}"}
+                assert client.post(CHAT, json={**HI, "cache_salt": salt}, headers=headers).status_code == 200
+    assert scripted.salts[: len(asked)] == scripted.salts[len(asked) :]
+    assert not any(key in salt for key in ("one", "two") for salt in scripted.salts)
+    first, again, *others = scripted.salts[: len(asked)]
     assert first == again
     assert len({first, *others}) == 4
 

@@ -12,6 +12,7 @@ from selfspec.engine import Engine, Stream
 from selfspec.errors import ContextLengthError
 from selfspec.methods import find_method, make_method
 from selfspec.methods.settings import parse_settings
+from selfspec.options import EngineOptions
 from selfspec.types import Round, SamplingParams
 
 Message = dict[str, str]
@@ -154,8 +155,8 @@ class ChatSession:
         if key not in self._engines:
             target = self.engine.target
             method = make_method(chosen, target, values)
-            prefixes = self.engine.prefix_cache or 0
-            self._engines[key] = Engine(target.model, self.engine.tokenizer, method, prefix_cache=prefixes)
+            shared = EngineOptions(prefix_cache=self.engine.prefix_cache or 0, cache_dir=self.engine.kept)
+            self._engines[key] = Engine(target.model, self.engine.tokenizer, method, shared)
         self.engine = self._engines[key]
 
     def _write(self, stream: Stream, log: AnswerLog) -> bool:

@@ -56,6 +56,16 @@ KeepCopies = Annotated[
     bool,
     typer.Option("--keep-copies", help="Keep low-bit draft weights in the user's cache folder, for later runs."),
 ]
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        file_okay=False,
+        help="Keep texts with their keys and values in this folder: later runs draft from them, and read prompts that "
+        "begin alike only once.",
+    ),
+]
+CacheDirLimit = Annotated[float, typer.Option(metavar="GIB", min=0.001, help="Maximum size of --cache-dir, in GiB.")]
 Runtime = Annotated[str, typer.Option(help=RUNTIME_HELP)]
 
 Method = Annotated[str, typer.Option(help=METHOD_HELP)]
@@ -157,11 +167,17 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class EngineChoice(ModelChoice):
-    """The model, method and options of the engine that a command line describes. ``load`` takes the parsed settings."""
+    """The model, method and options of the engine that a command line describes."""
 
     method: Method = DEFAULT_METHOD
     settings: Settings = None
     keep_copies: KeepCopies = False
+    cache_dir: CacheDir = None
+    cache_dir_limit: CacheDirLimit = 4.0
+
+    def load(self, **others: Any) -> "Engine":
+        """As for ``ModelChoice``, with ``settings`` in ``others``."""
+        return super().load(cache_dir_limit=int(self.cache_dir_limit * 2**30), **others)
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:

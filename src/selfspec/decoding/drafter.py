@@ -9,6 +9,7 @@ import torch
 
 from selfspec.decoding.draft import Draft, Proposal
 from selfspec.decoding.probe import Probe
+from selfspec.decoding.suffixes import SuffixAutomaton
 from selfspec.runtimes.logits import Logits
 from selfspec.sampling.acceptance import Acceptance
 from selfspec.types import PhaseSeconds
@@ -52,6 +53,7 @@ class Prefill:
         hidden_states: by sublayer the residual stream ``h[i]`` that the method's needs name, ``[k, hidden]``, of the
             last ``k`` prompt tokens: ``prompt_rows`` of them, or the whole prompt where it is shorter.
         room: most tokens that may be written after the first one.
+        earlier: texts of earlier requests, where the engine keeps them (``cache_dir``).
     """
 
     prompt_ids: tuple[int, ...]
@@ -59,6 +61,7 @@ class Prefill:
     probe: Probe
     hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
     room: int = 0
+    earlier: SuffixAutomaton | None = None
 
     def restricted_to(self, needs: Needs) -> "Prefill":
         """The same request with only the hidden states that ``needs`` name, part of those that it was read with."""

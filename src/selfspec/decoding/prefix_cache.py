@@ -2,11 +2,13 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
+from selfspec.decoding.kept_texts import KeptTexts, Stretch, common
 from selfspec.decoding.request import Request
 from selfspec.decoding.sequence import Sequence as Running
 from selfspec.errors import RequestTooLargeError
@@ -81,6 +83,21 @@ class PrefixCache:
             self._query_tokens += prompt_tokens
             self._hit_tokens += found
 
+    def known(self, token_ids: Sequence[int], *, long_rope: bool = False, salt: str = "") -> int:
+        """How many of a text's first tokens it has."""
+        with self._lock:
+            return sum(count for _, count in self._find(token_ids, (salt, long_rope)))
+
+    def stretches(self, token_ids: Sequence[int], *, long_rope: bool = False, salt: str = "") -> list[Stretch]:
+        """What it holds of a text, in the pieces that it holds."""
+        with self._lock:
+            found, start = [], 0
+            for node, count in self._find(token_ids, (salt, long_rope)):
+                if count == len(node.token_ids) and node.rows is not None:
+                    found.append(Stretch(token_ids[: start + count], start, node.rows))
+                start += count
+            return found
+
     def touch(self, token_ids: Sequence[int], salt: str = "") -> None:
         """Makes what is known of a text the last to be dropped."""
         with self._lock:
@@ -117,7 +134,7 @@ class PrefixCache:
     @torch.inference_mode()
     def store(
         self,
-        cache: KeyValueCache,
+        cache: KeyValueCache | Stretch,
         token_ids: Sequence[int],
         *,
         version: int,
@@ -127,8 +144,8 @@ class PrefixCache:
     ) -> None:
         """Copies keys and values of a text from its cache, as far as they are not here yet and all are finite.
 
-        Nothing is stored if the target is not of the ``version`` that computed them. ``room`` is the most bytes of this
-        prefix cache from now on, where that is less than its limit.
+        Nothing is stored if the target is not of the ``version`` that computed them, or what is before a stretch is not
+        here. ``room`` is the most bytes of this prefix cache from now on, where that is less than its limit.
         """
         assert len(token_ids) <= cache.length
         with self._lock:
@@ -136,6 +153,8 @@ class PrefixCache:
                 return
             path = self._find(token_ids, (salt, long_rope))
             known = sum(count for _, count in path)
+            if isinstance(cache, Stretch) and known < cache.start:
+                return
             parent = self._root((salt, long_rope))
             if path and known < len(token_ids):
                 parent = self._split(*path[-1])
@@ -169,7 +188,7 @@ class PrefixCache:
         path, node, place = [], self._root(key), 0
         while place < len(token_ids) and (child := node.children.get(token_ids[place])) is not None:
             node = child
-            count = _common(child.token_ids, token_ids, place)
+            count = common(child.token_ids, token_ids, place)
             path.append((child, count))
             place += count
             if count < len(child.token_ids):
@@ -222,24 +241,23 @@ class PrefixCache:
                 del self._roots[oldest.parent.key]
 
 
-def _common(stretch: Sequence[int], token_ids: Sequence[int], place: int) -> int:
-    """How many tokens of a stretch the text from ``place`` on begins with."""
-    most = min(len(stretch), len(token_ids) - place)
-    if tuple(token_ids[place : place + most]) == tuple(stretch[:most]):  # without a loop in Python
-        return most
-    return next((index for index in range(most) if stretch[index] != token_ids[place + index]), most)
-
-
 class CacheMemory:
     """Which requests fit, and which keys and values of their prompts are known.
 
     ``grain`` is that of the prompts' chunks, ``limit`` the most bytes that requests and prefix cache hold together.
+    ``kept`` has keys and values of earlier processes, and keeps those of requests that finish.
     """
 
     def __init__(
-        self, target: Target, grain: int, limit: int | None = None, prefixes: PrefixCache | None = None
+        self,
+        target: Target,
+        grain: int,
+        limit: int | None = None,
+        prefixes: PrefixCache | None = None,
+        kept: KeptTexts | None = None,
     ) -> None:
         self.limit = limit
+        self._kept = kept
         self.prefixes = prefixes if target.keys_depend_on_position_alone else None
         self._target = target
         self._grain = grain
@@ -271,6 +289,25 @@ class CacheMemory:
             self.prefixes.shrink(left)
         return left >= 0
 
+    def recall(self, sequence: Running, held: int) -> None:
+        """Reads keys and values of a prompt from files into the prefix cache; the requests hold ``held`` bytes."""
+        if self._kept is None or self.prefixes is None:
+            return
+        rope, salt = sequence.state.long_rope, sequence.request.cache_salt
+        text, before = sequence.request.prompt_ids[: sequence.reusable], -1
+        with self._within_memory():
+            while (known := self.prefixes.known(text, long_rope=rope, salt=salt)) > before:
+                before, found = known, self._kept.find(text, known, salt, rope)
+                if found is not None:
+                    self.prefixes.store(
+                        found,
+                        found.token_ids,
+                        version=sequence.version,
+                        long_rope=rope,
+                        room=self._room(held),
+                        salt=salt,
+                    )
+
     def fill(self, sequence: Running) -> None:
         """Copies known keys and values of a prompt that is not read to its end."""
         if self.prefixes is None:
@@ -291,23 +328,30 @@ class CacheMemory:
 
         The requests that go on hold ``held`` bytes.
         """
-        if self.prefixes is None:
-            return
         state, request = sequence.state, sequence.request
+        rope, salt = state.long_rope, request.cache_salt
         # Where rows depend on each other, those of the output are not what a prompt's would be.
         rows = state.cache.length if self._grain == 1 else min(state.cache.length, len(request.prompt_ids))
         text = [*request.prompt_ids, *request.output.token_ids][: rows // self._grain * self._grain]
-        room = None if self.limit is None else self.limit - held
+        stretches: list[Stretch] = []
+        with self._within_memory():
+            if self.prefixes is not None:
+                room = self._room(held)
+                self.prefixes.store(state.cache, text, version=sequence.version, long_rope=rope, room=room, salt=salt)
+                stretches = self.prefixes.stretches(text, long_rope=rope, salt=salt) if sequence.finished else []
+        if self._kept is not None and sequence.finished:
+            self._kept.keep(request.prompt_ids, request.output.token_ids, stretches, salt, rope)
+
+    def _room(self, held: int) -> int | None:
+        return None if self.limit is None else self.limit - held
+
+    @contextmanager
+    def _within_memory(self) -> Iterator[None]:
+        """Gives up the prefix cache where its memory is needed for requests."""
         try:
-            self.prefixes.store(
-                state.cache,
-                text,
-                version=sequence.version,
-                long_rope=state.long_rope,
-                room=room,
-                salt=request.cache_salt,
-            )
+            yield
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            self.prefixes.clear()  # the memory is needed for requests
+            if self.prefixes is not None:
+                self.prefixes.clear()

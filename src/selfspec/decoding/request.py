@@ -7,6 +7,7 @@ from typing import Any
 
 from selfspec.decoding.drafter import DraftingMethod
 from selfspec.decoding.output import Output
+from selfspec.decoding.suffixes import SuffixAutomaton
 from selfspec.limits import is_out_of_memory, out_of_memory
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor
@@ -21,7 +22,7 @@ class Request:
     ``logprobs`` and ``prompt_logprobs`` are the number of alternatives to report with each token, ``label`` is what
     errors call the request, ``listener`` is called after each of its events, times are those of ``time.perf_counter``,
     and ``cached_tokens`` counts the tokens of the prompt whose keys and values were in the prefix cache, where only
-    requests with the same ``cache_salt`` find them.
+    requests with the same ``cache_salt`` find them. ``earlier`` has texts of earlier requests with that salt.
     """
 
     prompt_ids: Sequence[int]
@@ -34,6 +35,7 @@ class Request:
     prompt_logprobs: int | None = None
     label: str = ""
     cache_salt: str = ""
+    earlier: SuffixAutomaton | None = None
     method_name: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     listener: Callable[[], None] | None = None

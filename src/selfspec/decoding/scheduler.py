@@ -121,6 +121,7 @@ class Scheduler:
                 continue
             sequence.last_read = self._steps
             self._running.append(sequence)
+            self._memory.recall(sequence, self.held)
             events.append(Started(request, at=admitted))
 
     def _note(self, events: Iterable[Event]) -> None:

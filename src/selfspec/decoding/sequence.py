@@ -127,8 +127,8 @@ class Sequence:
     @property
     def prefill(self) -> Prefill:
         """What a drafter is given to begin with, once the prompt is read."""
-        ids = tuple(self.request.prompt_ids)
-        return Prefill(ids, self.output.token_ids[0], Probe(self), self.prompt_states, self.draft_limit + 1)
+        request, first, room = self.request, self.output.token_ids[0], self.draft_limit + 1
+        return Prefill(tuple(request.prompt_ids), first, Probe(self), self.prompt_states, room, request.earlier)
 
     def write_draft(self, step: int, token_id: torch.Tensor) -> None:
         """Writes a drafted token, long ``[1]``, after ``step`` others, where ``drafted_context`` reads it."""

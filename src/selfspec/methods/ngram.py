@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from selfspec.decoding.draft import Draft, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Continuation, Drafter, Feedback, Prefill
+from selfspec.decoding.suffixes import KnownText, Match, continuation
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
@@ -13,116 +14,9 @@ from selfspec.methods.settings import MethodSettings, setting
 from selfspec.sampling.tree import TokenTree
 
 
-class Match(NamedTuple):
-    """The longest suffix of a text, or of a text and drafted tokens after it, that occurs in the text before."""
-
-    length: int  # in tokens; 0 if none occurs
-    end: int  # the position in the text after the occurrence
-
-
-def continuation(tokens: Sequence[int], start: int, count: int, drafted: Sequence[int] = ()) -> list[int]:
-    """The tokens that followed an earlier occurrence of the text's suffix.
-
-    If the text ends before ``count`` tokens are copied, the copy repeats: the text is then likely to be periodic, with
-    the distance of the suffix to its earlier occurrence as the period.
-    """
-    piece = [*tokens[start : start + count], *drafted][:count]
-    repeats = -(-count // len(piece))
-    return (piece * repeats)[:count]
-
-
 def chain_draft(tokens: Sequence[int]) -> Draft:
     """A draft of successive tokens; ``NoDraft`` for an empty sequence."""
     return TokenDraft(tuple(tokens), TokenTree.chain(len(tokens))) if tokens else NoDraft()
-
-
-_ROOT = 0
-_UPDATED = 64
-"""Most suffixes whose last occurrence is updated at each token; periodic text has more of them."""
-
-
-class SuffixAutomaton:
-    """All substrings of a growing text (Blumer et al. 1985), built online in amortised constant time per token.
-
-    A state represents the substrings that end at the same positions. Its link leads to their longest suffix that also
-    ends elsewhere. So the state of the whole text links to its longest suffix that has occurred before, which is the
-    match of SAM decoding (Hu et al. 2024, section 3).
-
-    ``match_end`` is the position after the match's last earlier occurrence; for one of more than 64 other repeated
-    suffixes it is the position after any earlier occurrence.
-    """
-
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self.tokens: list[int] = []
-        self.match_length = 0
-        self.match_end = 0
-        self._whole = _ROOT
-        # By state: the next state for each token, the link, the length of its longest substring, its last end.
-        self._next: list[dict[int, int]] = [{}]
-        self._link = [-1]
-        self._length = [0]
-        self._end = [0]
-        self.extend(tokens)
-
-    def extend(self, tokens: Iterable[int]) -> None:
-        """Appends tokens to the text."""
-        for token in tokens:
-            self._append(token)
-
-    def match_after(self, drafted: Sequence[int]) -> Match:
-        """The longest suffix of the text and drafted tokens that occurs in the text."""
-        if not drafted:
-            return Match(self.match_length, self.match_end)
-        state, length = self._link[self._whole], self.match_length
-        for token in drafted:
-            while state > _ROOT and token not in self._next[state]:
-                state = self._link[state]
-                length = self._length[state]
-            if token in self._next[state]:
-                state, length = self._next[state][token], length + 1
-        return Match(length, self._end[state])
-
-    def _append(self, token: int) -> None:
-        self.tokens.append(token)
-        length = len(self.tokens)
-        whole = self._add_state({}, _ROOT, length, length)
-        state = self._whole
-        while state >= 0 and token not in self._next[state]:
-            self._next[state][token] = whole
-            state = self._link[state]
-        if state >= 0:
-            self._link[whole] = self._suffix_state(state, token)
-        self._whole = whole
-        self._note_match()
-
-    def _suffix_state(self, state: int, token: int) -> int:
-        """The state whose longest substring is that of ``state`` followed by ``token``, split off if necessary."""
-        target, length = self._next[state][token], self._length[state] + 1
-        if self._length[target] == length:
-            return target
-        split = self._add_state(dict(self._next[target]), self._link[target], length, self._end[target])
-        self._link[target] = split
-        while state >= 0 and self._next[state].get(token) == target:
-            self._next[state][token] = split
-            state = self._link[state]
-        return split
-
-    def _add_state(self, following: dict[int, int], link: int, length: int, end: int) -> int:
-        self._next.append(following)
-        self._link.append(link)
-        self._length.append(length)
-        self._end.append(end)
-        return len(self._next) - 1
-
-    def _note_match(self) -> None:
-        """Stores the match, then updates the last occurrence of the text's suffixes."""
-        state = self._link[self._whole]
-        self.match_length, self.match_end = self._length[state], self._end[state]
-        for _ in range(_UPDATED):
-            if state == _ROOT:
-                break
-            self._end[state] = len(self.tokens)
-            state = self._link[state]
 
 
 class NgramIndex:
@@ -155,6 +49,10 @@ class NgramIndex:
                 return Match(len(ending) - start, position)
         return Match(0, 0)
 
+    def copy(self, match: Match, count: int, drafted: Sequence[int] = ()) -> list[int]:
+        """The ``count`` tokens after a match of the text and drafted tokens."""
+        return continuation(self.tokens, match.end, count, drafted)
+
 
 class _CopyDrafter(Drafter):
     """Drafts what followed the longest match of the last tokens.
@@ -162,7 +60,7 @@ class _CopyDrafter(Drafter):
     ``shortest`` is the shortest match to draft from; ``length`` gives the tokens to copy after a match of a length.
     """
 
-    def __init__(self, text: NgramIndex | SuffixAutomaton, shortest: int, length: Callable[[int], int]) -> None:
+    def __init__(self, text: NgramIndex | KnownText, shortest: int, length: Callable[[int], int]) -> None:
         self._text = text
         self._shortest = shortest
         self._length = length
@@ -176,7 +74,7 @@ class _CopyDrafter(Drafter):
         match = self._text.match_after(drafted)
         if not match.length:
             return Continuation()
-        copied = continuation(self._text.tokens, match.end, self._length(match.length), drafted)
+        copied = self._text.copy(match, self._length(match.length), drafted)
         return Continuation(tuple(copied), match.length)
 
     def learn(self, feedback: Feedback) -> None:
@@ -237,11 +135,11 @@ class SuffixSettings(MethodSettings):
 class Suffix(Method):
     """Drafts by a suffix automaton over prompt and output; the longer the match, the longer the draft.
 
-    The match is that of SAM decoding's dynamic automaton. The draft length is SuffixDecoding's: ``max_spec_factor``
-    times the match length, at least 1. The draft is a chain.
+    The match is that of SAM decoding's dynamic automaton, and of its static one over the texts of earlier requests,
+    where an engine keeps them. The draft length is SuffixDecoding's: ``max_spec_factor`` times the match length, at
+    least 1. The draft is a chain.
 
-    SAM decoding also has a static automaton over a corpus, and falls back to a draft model on short matches.
-    SuffixDecoding builds trees weighted by frequency, also over earlier requests.
+    SAM decoding also falls back to a draft model on short matches. SuffixDecoding builds trees weighted by frequency.
     """
 
     name = "suffix"
@@ -253,8 +151,8 @@ class Suffix(Method):
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        automaton = SuffixAutomaton((*prefill.prompt_ids, prefill.first_token))
-        return _CopyDrafter(automaton, self.settings.min_match_length, self._length)
+        text = KnownText((*prefill.prompt_ids, prefill.first_token), prefill.earlier)
+        return _CopyDrafter(text, self.settings.min_match_length, self._length)
 
     def _length(self, match_length: int) -> int:
         return min(self.settings.max_draft_length, max(1, int(self.settings.max_spec_factor * match_length)))

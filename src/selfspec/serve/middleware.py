@@ -1,6 +1,7 @@
 """What surrounds every request: its id, its line in the log, the API key, and the limits of its body."""
 
 import asyncio
+import hashlib
 import hmac
 import logging
 import re
@@ -113,7 +114,7 @@ class ApiKey:
             await self._app(scope, receive, send)  # with OPTIONS a browser asks what it may send, without a key
             return
         if (key := self._key(scope)) is not None:
-            scope["state"]["scope"] = str(key)
+            scope["state"]["scope"] = hashlib.sha256(self._keys[key]).hexdigest()  # the same after a restart
             await self._app(scope, receive, send)
             return
         error = ApiError(

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from selfspec.decoding.suffixes import KnownText, Match, SuffixAutomaton
 from selfspec.errors import StateError
 from selfspec.methods.auto.plans import MOST_GUESSES, best_guesses
 from selfspec.methods.auto.stopping import Outlook
-from selfspec.methods.ngram import Match, SuffixAutomaton, continuation
 from selfspec.runtimes.costs.rows import CostTable
 
 
@@ -182,26 +182,27 @@ class Copies:
     """What followed the longest suffix of the text that has occurred before, as in ``suffix``.
 
     The acceptance of a copied token depends on the length of the match before it, in which the copied tokens count.
-    Every token of the text scores it, whether it was drafted or not.
+    Every token of the text scores it, whether it was drafted or not. ``earlier`` has texts of earlier requests.
     """
 
-    def __init__(self, token_ids: Sequence[int], acceptance: AcceptanceRate) -> None:
-        self._automaton = SuffixAutomaton(token_ids)
+    def __init__(
+        self, token_ids: Sequence[int], acceptance: AcceptanceRate, earlier: SuffixAutomaton | None = None
+    ) -> None:
+        self._text = KnownText(token_ids, earlier)
         self._acceptance = acceptance
+        self.match_after = self._text.match_after
+        self.tokens = self._text.copy
 
     @property
     def match_length(self) -> int:
         """Tokens of the match; 0 without one."""
-        return self._automaton.match_length
+        return self.match_after().length
 
     @property
     def likelihood(self) -> float:
         """The probability that the next token is a copy's; 0 without a match."""
-        return self._acceptance.rate(self.match_length) if self.match_length else 0.0
-
-    def match_after(self, drafted: Sequence[int] = ()) -> Match:
-        """The match at the end of the text and of tokens drafted after it."""
-        return self._automaton.match_after(drafted)
+        length = self.match_length
+        return self._acceptance.rate(length) if length else 0.0
 
     def survival(self, match: Match, count: int) -> list[float]:
         """By number of copied tokens the probability that all are right; at most ``count``, as long as worth a row."""
@@ -215,17 +216,13 @@ class Copies:
                 likely.append(probability)
         return likely
 
-    def tokens(self, match: Match, count: int, drafted: Sequence[int] = ()) -> list[int]:
-        """The ``count`` tokens copied after a match of the text and ``drafted`` tokens."""
-        return continuation(self._automaton.tokens, match.end, count, drafted)
-
     def extend(self, token_ids: Sequence[int]) -> None:
         """Appends tokens to the text, and learns from each whether the copy was right."""
-        text = self._automaton
         for token_id in token_ids:
-            if text.match_length:
-                self._acceptance.note(text.tokens[text.match_end] == token_id, text.match_length)
-            text.extend((token_id,))
+            match = self.match_after()
+            if match.length:
+                self._acceptance.note(self.tokens(match, 1) == [token_id], match.length)
+            self._text.extend((token_id,))
 
 
 class CopiesToConfirm:
@@ -251,5 +248,6 @@ class CopiesToConfirm:
             self.forwards.append(1)
             return ()
         self.seconds = seconds
-        self.forwards.append(1 + count)
-        return self._copies.tokens(match, count, drafted)
+        copied = self._copies.tokens(match, count, drafted)
+        self.forwards.append(1 + len(copied))
+        return copied

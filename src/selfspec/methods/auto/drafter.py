@@ -56,7 +56,7 @@ _LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 23, 32)
 _EXPECTED_ROOM = 256
 """Tokens that an answer is expected to have at most."""
 
-PLAIN, COPIES, GUESS = "plain", "copies", "guess"
+PLAIN, COPIES, EARLIER, GUESS = "plain", "copies", "earlier", "guess"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,9 @@ class AutoDrafter(Drafter):
     ) -> None:
         self.verify_costs = verify
         self._layers = layers
-        self._copies = Copies((*prefill.prompt_ids, prefill.first_token), experience.copies.of_request())
+        self._copies = Copies(
+            (*prefill.prompt_ids, prefill.first_token), experience.copies.of_request(), prefill.earlier
+        )
         self._guesses = experience.guesses.of_request()
         self._confident = experience.confident.of_request()
         self._allowance = Allowance(delta, CREDIT)
@@ -201,7 +203,8 @@ class AutoDrafter(Drafter):
         survival = self._copies.survival(match, MOST_DRAFTED)
         copied = self._copies.tokens(match, MOST_DRAFTED) if match.length else []
         chance = self._guesses.rate(guess.confidence) if guess.token is not None else 0.0
-        known = Known(COPIES, copied, survival)
+        name = EARLIER if match.earlier else COPIES
+        known = Known(name, copied, survival)
         if guess.token is not None and copied[:1] != [guess.token] and chance > (survival or [0.0])[0]:
             after = self._copies.match_after([guess.token])
             following = self._copies.survival(after, MOST_DRAFTED - 1)
@@ -210,7 +213,7 @@ class AutoDrafter(Drafter):
         elif guess.token is not None and copied[:1] == [guess.token]:
             both = 1 - (1 - survival[0]) * (1 - chance) if survival else chance
             scale = both / survival[0] if survival else 0.0
-            known = Known(COPIES, copied, [scale * each for each in survival] or [both])
+            known = Known(name, copied, [scale * each for each in survival] or [both])
         return fill_rows(known, verify, rate, longest, gain, self._trust[known.name].value)
 
     def _layer_draft(
