@@ -17,14 +17,17 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     GraniteConfig,
+    GraniteMoeConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
+    OlmoeConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
@@ -143,6 +146,26 @@ VARIANTS: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3-moe-window": _config(
         Qwen3MoeConfig, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, **_WINDOWED
     ),
+    "qwen2-moe": _config(
+        Qwen2MoeConfig,
+        num_experts=5,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=80,
+        layer_types=_MIXED_LAYERS,
+        **_WINDOWED,
+    ),
+    "olmoe": _config(OlmoeConfig, num_experts=4, num_experts_per_tok=3),
+    "granite-moe": _config(
+        GraniteMoeConfig,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.7,
+        attention_multiplier=0.2,
+        logits_scaling=0.5,
+        tie_word_embeddings=True,
+    ),
     "starcoder2": _config(Starcoder2Config, use_bias=False, tie_word_embeddings=True),
     "starcoder2-window": _config(Starcoder2Config, sliding_window=WINDOW, tie_word_embeddings=False),
     "glm4": _config(Glm4Config, head_dim=24),
@@ -161,7 +184,8 @@ VARIANTS: dict[str, Callable[[], PreTrainedConfig]] = {
 
 FAMILY_NAMES = (
     *("llama", "mistral-window", "qwen2-window", "qwen3-window", "smollm3-window", "phi3", "olmo2", "granite"),
-    *("gemma2", "gemma3", "mixtral", "qwen3-moe-window", "starcoder2-window", "glm4", "stablelm"),
+    *("gemma2", "gemma3", "mixtral", "qwen3-moe-window", "qwen2-moe", "olmoe", "granite-moe"),
+    *("starcoder2-window", "glm4", "stablelm"),
 )
 """One variant of each family, its most intricate: for tests too slow for all of them."""
 

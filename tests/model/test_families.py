@@ -24,7 +24,18 @@ from selfspec.runtimes.target import Target
 
 SUPPORTED = [
     *("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Phi-3", "OLMo-2", "Granite"),
-    *("Gemma-2", "Gemma-3 (text)", "Mixtral", "Qwen3-MoE", "Starcoder2", "GLM-4-0414", "StableLM"),
+    *(
+        "Gemma-2",
+        "Gemma-3 (text)",
+        "Mixtral",
+        "Qwen3-MoE",
+        "Qwen2-MoE",
+        "OLMoE",
+        "Granite-MoE",
+        "Starcoder2",
+        "GLM-4-0414",
+        "StableLM",
+    ),
 ]
 
 

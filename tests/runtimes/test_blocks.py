@@ -28,7 +28,7 @@ from selfspec.sampling.tree import TokenTree
 CLOSE: dict[str, Any] = {"rtol": 2e-5, "atol": 2e-5}
 FUSED_MLPS = {
     **{"mixtral": 0, "mixtral-window": 0, "qwen3-moe": 1, "qwen3-moe-window": 0},
-    **{"starcoder2": 0, "starcoder2-window": 0},
+    **{"qwen2-moe": 0, "olmoe": 0, "granite-moe": 0, "starcoder2": 0, "starcoder2-window": 0},
 }
 """Fused MLPs of the mixtures of experts, and without a gate; layer 1 of ``qwen3-moe`` has an ordinary one. Every other
 model fuses all."""
@@ -94,7 +94,7 @@ def test_fused_blocks_compute_what_the_modules_do(name: str, runtime: str) -> No
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_family_takes_the_fused_path(name: str) -> None:
-    target = Target(build(name))
+    target = Target(build(name), "fused")
     attentions = sum(isinstance(sublayer, FusedAttention) for sublayer in target.sublayers[::2])
     assert attentions == FUSED_ATTENTIONS.get(name, SUBLAYERS // 2)
     mlps = sum(isinstance(sublayer, FusedMLP) for sublayer in target.sublayers[1::2])
@@ -108,10 +108,9 @@ NOT_COMPILED = ("starcoder2", "stablelm")
 
 @needs_kernels
 @pytest.mark.parametrize("name", VARIANTS)
-def test_mlps_with_known_norms_and_activation_run_in_kernels(name: str) -> None:
+def test_mlps_and_mixtures_with_known_norms_and_activation_run_in_kernels(name: str) -> None:
     mlps = sum(native(sublayer) for sublayer in Target(build(name)).sublayers[1::2])
-    known = build(name).config.model_type not in NOT_COMPILED
-    assert mlps == (FUSED_MLPS.get(name, SUBLAYERS // 2) if known else 0)
+    assert mlps == (0 if build(name).config.model_type in NOT_COMPILED else SUBLAYERS // 2)
 
 
 @needs_kernels
@@ -136,7 +135,7 @@ def test_a_compiled_product_is_torchs(dtype: torch.dtype, inputs: int, outputs_c
     """Sizes that fill no vector or strip too; and a row's result does not depend on how many others there are."""
     torch.manual_seed(3)
     linear = nn.Linear(inputs, outputs_count, dtype=dtype)
-    product = CompiledProduct(DenseProduct([linear]))
+    product = CompiledProduct(DenseProduct(linear.weight.data, linear.bias.data))
     rows = torch.randn(max(ROW_COUNTS), inputs, dtype=dtype)
     with torch.inference_mode():
         exact = linear.double()(rows.double())
@@ -230,7 +229,7 @@ def test_threads_do_not_change_a_product(dtype: torch.dtype) -> None:
     """A weight large enough to be shared out, with a last panel that is not full, and rows in several groups."""
     torch.manual_seed(4)
     linear, rows = nn.Linear(1024, 1030, dtype=dtype), torch.randn(16, 1024, dtype=dtype)
-    product = CompiledProduct(DenseProduct([linear]))
+    product = CompiledProduct(DenseProduct(linear.weight.data, linear.bias.data))
     alone = product(rows)
     torch.set_num_threads(3)
     try:

@@ -28,7 +28,7 @@ def product_of(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool = Fa
     with torch.no_grad():
         linear.weight[outputs // 2] = 0
         linear.weight[0, 3] = 2.0
-    return DenseProduct([linear])
+    return DenseProduct(linear.weight.data, None if linear.bias is None else linear.bias.data)
 
 
 def best_by_hand(group: list[float], bits: int) -> tuple[list[int], float]:

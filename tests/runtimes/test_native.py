@@ -20,7 +20,9 @@ from transformers import (
     Olmo2Config,
     Phi3Config,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -72,6 +74,17 @@ CONFIGS = {
     "multipliers": functools.partial(
         GraniteConfig, **PLAIN, residual_multiplier=0.37, attention_multiplier=0.09, logits_scaling=4.0
     ),
+    "experts": functools.partial(
+        Qwen3MoeConfig, **SIZES, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True
+    ),
+    "shared-expert": functools.partial(
+        Qwen2MoeConfig,
+        **PLAIN,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=72,
+    ),
     "turned-in-part": functools.partial(
         Phi3Config, **PLAIN, partial_rotary_factor=0.5, pad_token_id=None, bos_token_id=None, eos_token_id=None
     ),
@@ -85,6 +98,7 @@ pytestmark = needs_kernels
 
 
 @functools.cache
+@torch.inference_mode(mode=False)
 def model(name: str, dtype: torch.dtype) -> Any:
     torch.manual_seed(3)
     made = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=dtype).eval()

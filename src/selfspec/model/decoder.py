@@ -246,7 +246,7 @@ def _activation_quantiser(module: nn.Module) -> str | None:
 
 def _names(layer: nn.Module, branch: Branch, family: Family) -> list[str]:
     names = [name for name in (branch.module, branch.norm_before, branch.norm_after) if name is not None]
-    if family.owns(getattr(layer, branch.module, None), branch):
+    if family.owns(getattr(layer, branch.module, None), branch.class_ending):
         names += [f"{branch.module}.{part}" for part in branch.parts]
     return names
 

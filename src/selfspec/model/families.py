@@ -83,6 +83,14 @@ def _mlp(
     return Branch("mlp", before, after, inputs, output, "MLP")
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """The mixture of experts that a branch's module may be: ``class_ending`` of its class, its module ``router``."""
+
+    class_ending: str = "SparseMoeBlock"
+    router: str = "gate"
+
+
 _LLAMA_ATTENTION, _LLAMA_MLP = _attention(), _mlp()
 _SANDWICH_ATTENTION = _attention(after="post_attention_layernorm")
 _SANDWICH_MLP = _mlp(before="pre_feedforward_layernorm", after="post_feedforward_layernorm")
@@ -106,6 +114,7 @@ class Family:
         rope: which entries of a head rope rotates against each other.
         gated: the MLP multiplies two projections of its input; off where it has one alone.
         softcap: attribute of an attention module that caps its scores.
+        mixture: what a layer may have in the place of its MLP.
         without: config attribute with which a model of the family is none of this row.
     """
 
@@ -125,12 +134,13 @@ class Family:
     rope: RopeLayout = RopeLayout.HALVES
     gated: bool = True
     softcap: str | None = None
+    mixture: Mixture | None = None
 
-    def owns(self, module: object, branch: Branch) -> bool:
-        """Whether a branch's module is of this family's own class, as transformers has it."""
+    def owns(self, module: object, class_ending: str) -> bool:
+        """Whether a module is of this family's own class with this ending, as transformers has it."""
         kind = type(module)
         own = kind.__module__.startswith("transformers.models.")
-        return own and kind.__name__ == f"{self.classes}{branch.class_ending}"
+        return own and kind.__name__ == f"{self.classes}{class_ending}"
 
 
 FAMILIES: dict[str, Family] = {
@@ -183,8 +193,19 @@ FAMILIES: dict[str, Family] = {
         rope_by_layer_type=True,
         without="use_bidirectional_attention",
     ),
-    "mixtral": Family("Mixtral", classes="Mixtral", windows=Windows.ALL),
-    "qwen3_moe": Family("Qwen3-MoE", classes="Qwen3Moe", windows=Windows.ALL),
+    "mixtral": Family("Mixtral", classes="Mixtral", windows=Windows.ALL, mixture=Mixture()),
+    "qwen3_moe": Family("Qwen3-MoE", classes="Qwen3Moe", windows=Windows.ALL, mixture=Mixture()),
+    "qwen2_moe": Family("Qwen2-MoE", classes="Qwen2Moe", windows=Windows.BY_LAYER_TYPE, mixture=Mixture()),
+    "olmoe": Family("OLMoE", classes="Olmoe", without="clip_qkv", mixture=Mixture()),
+    "granitemoe": Family(
+        "Granite-MoE",
+        classes="GraniteMoe",
+        mlp=Branch("block_sparse_moe", "post_attention_layernorm", None, (), "", "MLP"),
+        residual_multiplier="residual_multiplier",
+        embedding_multiplier="embedding_multiplier",
+        logits_divisor="logits_scaling",
+        mixture=Mixture(class_ending="MoE", router="router"),
+    ),
     "starcoder2": Family(
         "Starcoder2",
         classes="Starcoder2",

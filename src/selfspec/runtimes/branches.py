@@ -9,18 +9,29 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from selfspec.model.families import Family
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.fused import FusedAttention, FusedMLP, RmsNorm
+from selfspec.runtimes.fused import FusedAttention, FusedBlock, FusedMLP, RmsNorm
 from selfspec.runtimes.kernels import find
+from selfspec.runtimes.mixtures import CompiledMixture, compile_mixture
 from selfspec.runtimes.products import CompiledProduct, Function, has_kernels
-from selfspec.runtimes.structures import AttentionWeights, Heads, MlpWeights, NativeHead, NativeSublayer, Norm
+from selfspec.runtimes.structures import (
+    AttentionWeights,
+    Heads,
+    Linear,
+    MixtureWeights,
+    MlpWeights,
+    NativeHead,
+    NativeSublayer,
+    Norm,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class NativeBranch:
     """A sublayer in the form that a native forward takes. Its tensors have to outlive it."""
 
-    weights: AttentionWeights | MlpWeights
+    weights: AttentionWeights | MlpWeights | MixtureWeights
     norms: tuple[RmsNorm | None, ...]
     multiplier: float
     hidden: int
@@ -34,10 +45,7 @@ class NativeBranch:
     @property
     def is_low_bit(self) -> bool:
         """One of its products has low-bit weights."""
-        weights = self.weights
-        is_mlp = isinstance(weights, MlpWeights)
-        linears = (weights.gate_up, weights.down) if is_mlp else (weights.inputs, weights.output)
-        return any(linear.count > 0 for linear in linears)
+        return any(linear.count > 0 for linear in _linears(self.weights))
 
     def structure(self, windows: Sequence[int | None], kinds: Sequence[str | None]) -> NativeSublayer:
         """The structure for the C++ code, by the sliding windows and the layer types of ropes of the whole forward."""
@@ -45,34 +53,63 @@ class NativeBranch:
         common = {"before": before, "after": after, "multiplier": self.multiplier, "hidden": self.hidden}
         if isinstance(self.weights, MlpWeights):
             return NativeSublayer(mlp=ctypes.pointer(self.weights), **common)
+        if isinstance(self.weights, MixtureWeights):
+            return NativeSublayer(mixture=ctypes.pointer(self.weights), **common)
         turn = kinds.index(self.rope) if self.turns else -1
         view = windows.index(self.window)
         return NativeSublayer(attention=ctypes.pointer(self.weights), view=view, turn=turn, **common)
 
 
-def compile_block(sublayer: Sublayer) -> Sublayer:
-    """A fused block with kernels for the products of few rows; any other sublayer, or dtype or device, as it is."""
-    if not isinstance(sublayer, (FusedAttention, FusedMLP)) or not has_kernels(list(sublayer.parameters())):
+def _linears(weights: AttentionWeights | MlpWeights | MixtureWeights) -> tuple[Linear, ...]:
+    if isinstance(weights, AttentionWeights):
+        return weights.inputs, weights.output
+    if isinstance(weights, MlpWeights):
+        return weights.gate_up, weights.down
+    return (*_linears(weights.experts), *_linears(weights.shared))
+
+
+def compile_block(sublayer: Sublayer, family: Family) -> Sublayer:
+    """A fused block with kernels for the products of few rows, or a mixture of experts; any other sublayer as it is."""
+    if not isinstance(sublayer, (FusedAttention, FusedMLP)):
+        return compile_mixture(sublayer, family)
+    if not has_kernels(list(sublayer.parameters())):
         return sublayer
-    first, last = map(CompiledProduct, sublayer.products)
-    return sublayer.with_products(first, last)
+    return sublayer.with_products(*map(CompiledProduct, sublayer.products))
 
 
 def describe_branch(sublayer: Sublayer) -> NativeBranch | None:
     """The native form of a block that ``compile_block`` made; ``None`` where the kernels lack something of it."""
-    if not isinstance(sublayer, (FusedAttention, FusedMLP)):
+    if not isinstance(sublayer, FusedBlock) or not _known(*sublayer.norms):
         return None
-    first, last = sublayer.products
-    if not isinstance(first, CompiledProduct) or not isinstance(last, CompiledProduct) or not _known(*sublayer.norms):
+    if not all(isinstance(product, CompiledProduct) for product in sublayer.products):
         return None
-    weights = _describe_attention(sublayer) if isinstance(sublayer, FusedAttention) else _describe_mlp(sublayer)
+    weights = _describe(sublayer)
     if weights is None:
         return None
     norms: Any = sublayer.norms
+    first = sublayer.products[0]
     branch = NativeBranch(weights, norms, sublayer.multiplier, first.shape[1], first.dtype)
-    if isinstance(sublayer, FusedMLP):
+    if not isinstance(sublayer, FusedAttention):
         return branch
     return replace(branch, window=sublayer.window, rope=sublayer.rope, turns=sublayer.turns)
+
+
+def _describe(block: FusedBlock) -> AttentionWeights | MlpWeights | MixtureWeights | None:
+    if isinstance(block, FusedAttention):
+        return _describe_attention(block)
+    assert isinstance(block, (FusedMLP, CompiledMixture))
+    activation = native_activation(block.activate)
+    if activation is None:
+        return None
+    mlps = [
+        MlpWeights(gate_up.linear, down.linear, down.shape[1], activation)
+        for gate_up, down in zip(block.products[::2], block.products[1::2], strict=True)
+    ]
+    if isinstance(block, FusedMLP):
+        return mlps[0]
+    return MixtureWeights(
+        block.router.linear, *mlps[:1], *(mlps[1:] or [MlpWeights()]), block.count, block.top, block.normalizes
+    )
 
 
 def _describe_attention(block: FusedAttention) -> AttentionWeights | None:
@@ -92,12 +129,6 @@ def _describe_attention(block: FusedAttention) -> AttentionWeights | None:
         softcap=block.softcap or 0.0,
         layer=block.index,
     )
-
-
-def _describe_mlp(block: FusedMLP) -> MlpWeights | None:
-    activation = native_activation(block.activate)
-    gate_up, down = block.products
-    return None if activation is None else MlpWeights(gate_up.linear, down.linear, down.shape[1], activation)
 
 
 def native_activation(function: Function) -> int | None:

@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "choices.h"
+#include "mixture.h"
 #include "product.h"
 #include "rows.h"
 
@@ -22,13 +23,7 @@ struct AttentionWeights {
     int layer;             // of the cache
 };
 
-struct MlpWeights {
-    Linear gate_up, down;
-    long inner;
-    int activation;
-};
-
-// One branch: attention, or an MLP where ``attention`` is null.
+// One branch: attention, an MLP or a mixture of experts; the others are null.
 struct Sublayer {
     const AttentionWeights* attention;
     const MlpWeights* mlp;
@@ -36,6 +31,7 @@ struct Sublayer {
     float multiplier;  // of what is added to the stream
     int view, turn;    // of attention: indices; turn is -1 without rope
     long hidden;
+    const MixtureWeights* mixture;
 };
 
 // The rows of one sequence.
@@ -78,6 +74,7 @@ template <class T> class Team {
     Team(const Forward& forward, T* stream, long rows) : f(forward), stream(stream), rows(rows) {
         for (long i = 0; i < f.count; i++) measure(f.sublayers[f.which[i]]);
         if (f.head) hidden = f.head->hidden, widest = std::max(widest, hidden);
+        mixed.allocate();
         between.reset(new T[most_between]);
         joined.reset(new T[most_joined]);
         if (rows > FEW) laid.reset(new Line[lines_of<T>(std::min(ROWS, rows), widest)]);
@@ -94,13 +91,15 @@ template <class T> class Team {
         {
             Own own{std::unique_ptr<T[]>(new T[hidden]), std::unique_ptr<float[]>(new float[QUERIES * most_slots]),
                     std::unique_ptr<Line[]>(new Line[lines_of<T>(std::min(FEW, rows), widest)]),
-                    std::vector<long>(f.part_count)};
+                    std::vector<long>(f.part_count), {}};
             for (long i = 0; i < f.count; i++) {
 #pragma omp master  // the stream changes only after the next barrier
                 if (f.kept && f.kept[i]) keep(static_cast<T*>(f.kept[i]), f.kept_rows[i]);
                 const Sublayer& s = f.sublayers[f.which[i]];
                 if (s.attention)
                     attend(s, *s.attention, own);
+                else if (s.mixture)
+                    mix(s, *s.mixture, own);
                 else
                     transform(s, *s.mlp, own);
             }
@@ -116,6 +115,7 @@ template <class T> class Team {
     long rows, hidden = 0, widest = 0, most_between = 0, most_joined = 0, most_slots = 0;
     std::unique_ptr<T[]> between, joined;  // outputs of a branch's first product; inputs of its second
     std::unique_ptr<Line[]> laid;
+    MixedRows<T> mixed;
     std::vector<long> part_of;  // by row
     std::vector<Choice> choices;  // of the spans of the logits of each row
     std::vector<Draw> draws;      // likewise, where tokens are drawn
@@ -126,11 +126,17 @@ template <class T> class Team {
         std::unique_ptr<float[]> scores;
         std::unique_ptr<Line[]> laid;
         std::vector<long> tasks;  // attention tasks up to the end of each part
+        std::vector<float> values;  // of experts
     };
 
     // What the buffers need for a sublayer. An MLP runs over at most ROWS rows at a time.
     void measure(const Sublayer& s) {
         hidden = s.hidden;
+        if (s.mixture) {
+            mixed.reserve(*s.mixture, rows, hidden);
+            widest = std::max(widest, hidden);
+            return;
+        }
         long outputs, inputs, some = rows;
         if (s.attention) {
             outputs = s.attention->sizes.all() * s.attention->sizes.dim;
@@ -320,6 +326,31 @@ template <class T> class Team {
                     activate<T>(mlp.activation, gate, gate + inner, to, std::min(ACTIVATED, inner - from));
                 }
             leave(s, mlp.down, inner, first, last, own);
+        }
+    }
+
+    void mix(const Sublayer& s, const MixtureWeights& m, Own& own) {
+        for (long first = 0; first < rows; first += MIXED) {
+            const long last = std::min(rows, first + MIXED);
+#pragma omp for
+            for (long row = first; row < last; row++) {
+                const T* from = stream + row * hidden;
+                T* to = mixed.input(row - first);
+                if (s.before.weight)
+                    normalize<T>(s.before, from, to, hidden);
+                else
+                    std::copy_n(from, hidden, to);
+            }
+            const auto input = [&](long row) { return static_cast<const T*>(mixed.input(row - first)); };
+            multiply(m.router, hidden, m.outputs(), first, last, mixed.outputs(), 1.0f, input, own);
+            mixed.run(m, last - first, f.threads, own.values);
+#pragma omp for
+            for (long row = first; row < last; row++) {
+                T* to = mixed.input(row - first);
+                mixed.output(m, row - first, to);
+                if (s.after.weight) normalize<T>(s.after, to, to, hidden);
+                add_to(stream + row * hidden, to, hidden, s.multiplier);
+            }
         }
     }
 };

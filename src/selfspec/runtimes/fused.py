@@ -3,12 +3,12 @@
 The families of the table share one form of attention and MLP. The fused blocks compute it with one product for queries,
 keys and values, rope in place, keys and values written straight into the cache, attention on views of the cache, and
 one product for gate and up. A sublayer that differs (other classes, other parts, interleaved rope, an MLP without a
-gate, hooks, adapters, quantised layers, mixtures of experts) keeps the module itself. Norms other than RMS norms
-are called as modules.
+gate, hooks, adapters, quantised layers) keeps the module itself, and so does a mixture of experts, but where it has
+kernels (``mixtures.py``). Norms other than RMS norms are called as modules.
 """
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,11 +19,32 @@ from selfspec.model.forward import Forward, Rows
 from selfspec.model.sublayers import AttentionSublayer, BranchSublayer, Sublayer
 from selfspec.runtimes.products import Function, Product, can_join, is_plain, join, signature
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _HEAD_NORMS = ("q_norm", "k_norm")
 _ACTIVATIONS = ("act_fn", "activation_fn")
 
 _PACKED_ROWS = 32
 """Up to this many, the query heads of a key head are the rows of one product, which reads the keys once."""
+
+
+class FusedBlock(BranchSublayer):
+    """A sublayer whose norms and products are ours, over the modules' very weights."""
+
+    norms: tuple[Function | None, Function | None]
+    products: tuple[Product, ...]
+    _signature: list[Any]
+
+    def is_current(self) -> bool:
+        """Whether the modules still are those, with those weights, that were fused."""
+        return self._signature == signature(self.modules)
+
+    def with_products(self, *products: Product) -> "Self":
+        """The same branch with other products."""
+        other = copy.copy(self)
+        other.products = products
+        return other
 
 
 def fuse(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
@@ -40,7 +61,10 @@ def fuse(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
 
 def _is_own(module: nn.Module, family: Family, branch: Branch, others: tuple[str, ...]) -> bool:
     """Whether a module is of its family's class and holds only ordinary linear layers and the modules named."""
-    if not family.owns(module, branch) or not {name for name, _ in module.named_children()} <= {*branch.parts, *others}:
+    if not family.owns(module, branch.class_ending) or not {name for name, _ in module.named_children()} <= {
+        *branch.parts,
+        *others,
+    }:
         return False
     return can_join(_inputs(module, branch)) and can_join([getattr(module, branch.output)])
 
@@ -82,35 +106,30 @@ def fast_norm(norm: nn.Module, family: Family) -> Function:
     return RmsNorm(norm, rounds=family.rounds_normed, added=float(family.norms is Norms.RMS_PLUS_ONE))
 
 
-def _fast_norms(sublayer: BranchSublayer, family: Family) -> tuple[Function | None, Function | None]:
+def fast_norms(sublayer: BranchSublayer, family: Family) -> tuple[Function | None, Function | None]:
     """The norms before and after a branch."""
     before, after = sublayer.norm_before, sublayer.norm_after
     return before and fast_norm(before, family), after and fast_norm(after, family)
 
 
-class FusedMLP(BranchSublayer):
+def activation_of(module: nn.Module) -> Function:
+    """The activation of an MLP, or of experts."""
+    from transformers.activations import SiLUActivation  # imports transformers' models
+
+    activation: Function = next(getattr(module, name) for name in _ACTIVATIONS if hasattr(module, name))
+    return functional.silu if type(activation) in (nn.SiLU, SiLUActivation) else activation
+
+
+class FusedMLP(FusedBlock):
     """Norm, gate and up in one product, activation, down. Made by ``fuse``."""
 
     def __init__(self, generic: BranchSublayer, family: Family) -> None:
         super().__init__(generic.layer, generic.spec, generic.multiplier)
-        from transformers.activations import SiLUActivation  # imports transformers' models
-
         module: Any = self.module
-        self.norms = _fast_norms(self, family)
+        self.norms = fast_norms(self, family)
         self.products = join(_inputs(module, family.mlp)), join([getattr(module, family.mlp.output)])
-        activation = next(getattr(module, name) for name in _ACTIVATIONS if hasattr(module, name))
-        self.activate: Function = functional.silu if type(activation) in (nn.SiLU, SiLUActivation) else activation
+        self.activate = activation_of(module)
         self._signature = signature(self.modules)
-
-    def is_current(self) -> bool:
-        """Whether the modules still are those, with those weights, that were fused."""
-        return self._signature == signature(self.modules)
-
-    def with_products(self, first: Product, last: Product) -> "FusedMLP":
-        """The same branch with other products."""
-        other = copy.copy(self)
-        other.products = first, last
-        return other
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         (before, after), (gate_up, down), widest = self.norms, self.products, forward.widest
@@ -121,7 +140,7 @@ class FusedMLP(BranchSublayer):
         return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
 
 
-class FusedAttention(AttentionSublayer):
+class FusedAttention(FusedBlock, AttentionSublayer):
     """Norm, projections in one product, rope in place, attention on the cache, output. Made by ``fuse``.
 
     Norms and products run over the rows of all sequences at once, attention over those of each sequence.
@@ -142,7 +161,7 @@ class FusedAttention(AttentionSublayer):
         )
         module: Any = self.module
         self.index = layer
-        self.norms = _fast_norms(self, family)
+        self.norms = fast_norms(self, family)
         output = getattr(module, family.attention.output)
         self.products = join(_inputs(module, family.attention)), join([output])
         self.head_dim = int(module.head_dim)
@@ -155,16 +174,6 @@ class FusedAttention(AttentionSublayer):
         self.head_norms = [fast_norm(getattr(module, name), family) for name in _HEAD_NORMS if hasattr(module, name)]
         self.norms_rows = bool(self.head_norms) and module.q_norm.weight.numel() != self.head_dim
         self._signature = signature(self.modules)
-
-    def is_current(self) -> bool:
-        """Whether the modules still are those, with those weights, that were fused."""
-        return self._signature == signature(self.modules)
-
-    def with_products(self, first: Product, last: Product) -> "FusedAttention":
-        """The same branch with other products."""
-        other = copy.copy(self)
-        other.products = first, last
-        return other
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         heads, parts = self._project(hidden_states, forward), forward.parts

@@ -24,7 +24,7 @@ from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.branches import describe_branch
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.formats import PackedFormat
-from selfspec.runtimes.fused import FusedAttention, FusedMLP
+from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.packed import PackedWeights
 from selfspec.runtimes.precision import AnyPrecision, MixedPrecision, Precision
 from selfspec.runtimes.products import CompiledProduct, Function, LowBitProduct, Product, can_join, join
@@ -109,9 +109,8 @@ class LowBitCopies:
         block = self.runner.sublayers[index]
         if form is None or not self._lowers(index, form):
             return block
-        assert isinstance(block, (FusedAttention, FusedMLP))
-        first, last = self._copies[index, form]
-        return block.with_products(first, last)
+        assert isinstance(block, FusedBlock)
+        return block.with_products(*self._copies[index, form])
 
     def _copy(self, product: Product, form: PackedFormat) -> Product:
         """A product of a copy of the weights of another."""
@@ -205,7 +204,7 @@ class LowBitCopies:
         part = self.runner.head if index == HEAD else self.runner.sublayers[index]
         if isinstance(part, Product):
             return (part,)
-        assert isinstance(part, (FusedAttention, FusedMLP))
+        assert isinstance(part, FusedBlock)
         return part.products
 
     def _bytes(self, index: int, form: PackedFormat) -> int:
@@ -231,7 +230,7 @@ class TorchLowBitCopies(LowBitCopies):
     def _check_products(self) -> None:
         """Refuses a model that has a part without a fused block, or a dtype that the products do not take."""
         name, like = self.decoder.family.name, self.decoder.like
-        fused = [isinstance(block, (FusedAttention, FusedMLP)) for block in self.runner.sublayers]
+        fused = [isinstance(block, FusedBlock) for block in self.runner.sublayers]
         if not all(fused) or not can_join([self.decoder.head]):
             part = "the LM head" if all(fused) else f"sublayer {fused.index(False)}"
             raise UnsupportedModelError(f"{part} of this {name} model has no fused form, which low-bit weights need")

@@ -60,7 +60,7 @@ def can_join(linears: Sequence[Any]) -> bool:
     if not all(is_plain(linear) for linear in linears):
         return False
     biases = [linear.bias for linear in linears if getattr(linear, "bias", None) is not None]
-    if len(biases) not in (0, len(linears)) or not all(map(_is_ordinary, biases)):
+    if len(biases) not in (0, len(linears)) or not all(map(is_ordinary, biases)):
         return False
     kinds = {type(linear) for linear in linears}
     return (kinds == {nn.Linear} and _can_join_dense(linears)) or (
@@ -70,7 +70,7 @@ def can_join(linears: Sequence[Any]) -> bool:
 
 def _can_join_dense(linears: Sequence[nn.Linear]) -> bool:
     weights = [linear.weight for linear in linears]
-    if not all(map(_is_ordinary, weights)):
+    if not all(map(is_ordinary, weights)):
         return False
     if len({(weight.dtype, weight.device, weight.shape[1]) for weight in weights}) > 1:
         return False
@@ -124,17 +124,17 @@ def join(linears: Sequence[Any]) -> Product:
     weights are moved, the new piece is held beside the originals.
     """
     if not isinstance(linears[0], LowBitLinear):
-        return DenseProduct(linears)
+        return DenseProduct(join_parameters([linear.weight for linear in linears]), _join_biases(linears))
     first, parts = linears[0], [linear.packed for linear in linears]
     return LowBitProduct(parts, first.dtype, _join_biases(linears), short_rows=first.short_rows)
 
 
 class DenseProduct(Product):
-    """A product of weights in the dtype of the rows, of ordinary linear layers."""
+    """A product of weights ``[outputs, inputs]`` in the dtype of the rows."""
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        self.weight, bias = _join([linear.weight for linear in linears]), _join_biases(linears)
-        outputs, inputs = self.weight.shape
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight = weight
+        outputs, inputs = weight.shape
         linear = Linear(self.weight.data_ptr(), None if bias is None else bias.data_ptr())
         super().__init__((outputs, inputs), self.weight.dtype, bias, linear)
 
@@ -224,14 +224,16 @@ def has_kernels(weights: Sequence[torch.Tensor]) -> bool:
 
 
 def _join_biases(linears: Sequence[Any]) -> torch.Tensor | None:
-    return None if linears[0].bias is None else _join([linear.bias for linear in linears])
+    return None if linears[0].bias is None else join_parameters([linear.bias for linear in linears])
 
 
-def _is_ordinary(parameter: Any) -> bool:
+def is_ordinary(parameter: Any) -> bool:
+    """Whether a parameter is a plain contiguous one."""
     return type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor and parameter.is_contiguous()
 
 
-def _join(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+def join_parameters(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Parameters one after the other in one piece of memory, of which they become views."""
     with _joining, torch.inference_mode(mode=False), torch.no_grad():
         first = parameters[0].data
         if len(parameters) == 1:

@@ -152,7 +152,9 @@ def make_runner(decoder: Decoder, runtime: str) -> Runner:
     if runtime in ("auto", "compiled"):
         try:
             head = compile_head(decoder.head)
-            return Runner(decoder, rope, [compile_block(each) for each in sublayers], norm, head, compiled=True)
+            return Runner(
+                decoder, rope, [compile_block(each, decoder.family) for each in sublayers], norm, head, compiled=True
+            )
         except KernelBuildError as error:
             if runtime == "compiled":
                 warnings.warn(f"the compiled runtime falls back to fused blocks: {error}", RuntimeWarning, stacklevel=4)

@@ -14,7 +14,7 @@ from selfspec.model.forward import Drawing, Forward, Rows, SequenceState
 from selfspec.model.rope import Rope
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.branches import describe_branch, describe_head
-from selfspec.runtimes.fused import FusedAttention, FusedMLP
+from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.graphs import Graphs
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.native import NativeForward
@@ -228,7 +228,7 @@ class Stack:
         for index, sublayer in enumerate(self.sublayers):
             if self.native is not None and self.native.limits[index]:
                 yield self.native.limits[index]
-            elif isinstance(sublayer, (FusedAttention, FusedMLP)):
+            elif isinstance(sublayer, FusedBlock):
                 yield from (each.limit for each in sublayer.products if isinstance(each, CompiledProduct))
 
     def _groups(self, forward: Forward) -> list[list[int]]:

@@ -60,8 +60,19 @@ class MlpWeights(Structure):
     _fields_ = (("gate_up", Linear), ("down", Linear), ("inner", c_long), ("activation", c_int))
 
 
+class MixtureWeights(Structure):
+    """A mixture of experts: the weights of all of them follow each other; no shared one where its ``inner`` is 0."""
+
+    _fields_ = (
+        ("router", Linear),
+        *((name, MlpWeights) for name in ("experts", "shared")),
+        *((name, c_long) for name in ("count", "top")),
+        ("normalizes", c_int),
+    )
+
+
 class NativeSublayer(Structure):
-    """A branch of a forward: attention, or an MLP where ``attention`` is null."""
+    """A branch of a forward: attention, an MLP or a mixture of experts; the others are null."""
 
     _fields_ = (
         ("attention", POINTER(AttentionWeights)),
@@ -70,6 +81,7 @@ class NativeSublayer(Structure):
         ("multiplier", c_float),
         *((name, c_int) for name in ("view", "turn")),
         ("hidden", c_long),
+        ("mixture", POINTER(MixtureWeights)),
     )
 
 
@@ -174,6 +186,7 @@ STRUCTURES: Mapping[str, type[Structure]] = {
     "Heads": Heads,
     "AttentionWeights": AttentionWeights,
     "MlpWeights": MlpWeights,
+    "MixtureWeights": MixtureWeights,
     "Sublayer": NativeSublayer,
     "View": View,
     "CosSin": NativeCosSin,

@@ -13,7 +13,7 @@ from selfspec.model.splitting import Nothing
 from selfspec.model.stored import stored_tensors
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.copy_store import CopyStore
-from selfspec.runtimes.fused import FusedAttention, FusedMLP
+from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.graphs import FEWEST_SLOTS, Graphs
 from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitCopies
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, parameter_count
@@ -106,7 +106,7 @@ class Target:
     @property
     def fused_count(self) -> int:
         """How many of the sublayers run as fused blocks."""
-        return sum(isinstance(sublayer, (FusedAttention, FusedMLP)) for sublayer in self.sublayers)
+        return sum(isinstance(sublayer, FusedBlock) for sublayer in self.sublayers)
 
     @property
     def whole_layers(self) -> int | None:
@@ -286,7 +286,7 @@ class Target:
             prove(self.decoder, self._prepared)
         if self._uses_graphs:
             self._prepared.graphs = Graphs(self.sublayers, self.device, self.decoder.new_slots)
-        blocks = [each for each in self.sublayers if isinstance(each, (FusedAttention, FusedMLP))]
+        blocks = [each for each in self.sublayers if isinstance(each, FusedBlock)]
         products = [each for block in blocks for each in block.products]
         self.reading = choose_reading([each for each in products if isinstance(each, CompiledProduct)])
         torchs = self.device.type == "cuda" or self.runtime == "fused"

@@ -1,0 +1,87 @@
+"""Mixtures of experts in a native forward: the same weights, those of all experts as one product.
+
+Where a forward is not native, transformers' own module runs.
+"""
+
+from typing import Any
+
+from torch import nn
+
+from selfspec.model.families import Family
+from selfspec.model.sublayers import BranchSublayer, Sublayer
+from selfspec.runtimes.fused import FusedBlock, activation_of, fast_norms
+from selfspec.runtimes.packed import LowBitLinear
+from selfspec.runtimes.products import (
+    CompiledProduct,
+    DenseProduct,
+    Product,
+    can_join,
+    has_kernels,
+    is_ordinary,
+    is_plain,
+    join,
+    join_parameters,
+    signature,
+)
+
+_PARTS = {"experts", "shared_expert", "shared_expert_gate"}
+
+
+class CompiledMixture(FusedBlock):
+    """Norm, router, the experts that rows choose, and one that all rows share if there is one.
+
+    Attributes:
+        router: its logits, with that of the gate of the shared expert after them.
+        products: gate and up of all experts, down of all; the same of the shared expert if there is one.
+        count: experts.
+        top: how many of them a row chooses.
+        normalizes: the weights of a row's experts add up to one.
+    """
+
+    def __init__(self, generic: BranchSublayer, family: Family) -> None:
+        super().__init__(generic.layer, generic.spec, generic.multiplier)
+        module: Any = self.module
+        assert family.mixture is not None
+        router, experts = getattr(module, family.mixture.router), module.experts
+        self.norms = fast_norms(self, family)
+        self.count, self.top = int(experts.num_experts), int(router.top_k)
+        self.normalizes = bool(getattr(router, "norm_topk_prob", True))
+        self.activate = activation_of(experts)
+        gates = [router.weight]
+        products = [_all_experts(experts.gate_up_proj), _all_experts(experts.down_proj)]
+        if (shared := getattr(module, "shared_expert", None)) is not None:
+            gates.append(module.shared_expert_gate.weight)
+            products += [join([shared.gate_proj, shared.up_proj]), join([shared.down_proj])]
+        self.router = DenseProduct(join_parameters(gates), None)
+        self.products = tuple(map(CompiledProduct, products))
+        self._signature = signature(self.modules)
+
+
+def compile_mixture(sublayer: Sublayer, family: Family) -> Sublayer:
+    """The native form of a mixture of experts of a family that has them; any other sublayer as it is."""
+    if not isinstance(sublayer, BranchSublayer) or not _is_own_mixture(sublayer, family):
+        return sublayer
+    return CompiledMixture(sublayer, family) if has_kernels(list(sublayer.parameters())) else sublayer
+
+
+def _is_own_mixture(sublayer: BranchSublayer, family: Family) -> bool:
+    """Whether a sublayer is a mixture of its family's own class, of ordinary weights or low-bit ones."""
+    module: Any = sublayer.module
+    if family.mixture is None or not family.owns(module, family.mixture.class_ending):
+        return False
+    if not all(is_plain(part) for root in sublayer.modules for part in root.modules()):
+        return False
+    if not {name for name, _ in module.named_children()} <= {family.mixture.router, *_PARTS}:
+        return False
+    router, shared = getattr(module, family.mixture.router), getattr(module, "shared_expert", None)
+    linears = [] if shared is None else [shared.gate_proj, shared.up_proj, shared.down_proj]
+    experts = (module.experts.gate_up_proj, module.experts.down_proj)
+    weights = [router.weight, *(each for each in experts if not isinstance(each, LowBitLinear))]
+    return all(map(is_ordinary, weights)) and all(can_join([each]) for each in linears)
+
+
+def _all_experts(weights: nn.Parameter | LowBitLinear) -> Product:
+    """A product of weights ``[experts, outputs, inputs]``."""
+    if isinstance(weights, LowBitLinear):
+        return join([weights])
+    return DenseProduct(weights.data.flatten(0, 1), None)
