@@ -66,12 +66,12 @@ class Client:
         name: of its package.
         packages: what pip installs; the first calls of pip come first.
         run: asks the server; gives ``holds`` (whether all is as it has to be) and figures.
-        model: that is served.
+        model: that is served; or what makes one in a folder.
         options: of ``selfspec serve``.
     """
 
     name: str
     packages: Sequence[str]
     run: Callable[[Setting], dict[str, Any]]
-    model: str = "smollm2"
+    model: str | Callable[[Path], Path] = "smollm2"
     options: Sequence[str] = field(default=())

@@ -47,15 +47,17 @@ def run(client: Client, environment: Path, stamp: dict[str, Any], *, quick: bool
     """
     python = make(environment, client.packages)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ("--model", client.model, *client.options)
+        made = not isinstance(client.model, str)
+        path = client.model(Path(folder) / "agent") if not isinstance(client.model, str) else _folder_of(client.model)
+        name = path.name if made else str(client.model)
+        arguments = ("--model", str(path) if made else name, *client.options)
         with serve(arguments, Path(folder)) as server:
-            tokenizer = _folder_of(client.model)
             began = time.perf_counter()
-            found = client.run(Setting(python, server, client.model, tokenizer, Path(folder), quick))
+            found = client.run(Setting(python, server, name, path, Path(folder), quick))
     return {
         "client": client.name,
         "version": versions(python, [client.name])[client.name],
-        "server": " ".join(("selfspec serve", *arguments)),
+        "server": " ".join(("selfspec serve --model", name, *client.options)),
         "wall_seconds": round(time.perf_counter() - began, 1),
         "found": found,
         "stamp": stamp,
