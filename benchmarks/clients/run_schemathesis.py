@@ -37,7 +37,7 @@ def run(setting: Setting) -> dict[str, Any]:
     found = json.loads(report.read_text())
     if found["failures"] + found["errors"]:
         print(printed, file=sys.stderr)
-    requests = list(_requests(setting.server.log))
+    requests = requests_of(setting.server.log)
     statuses = Counter(each["status"] for each in requests)
     server_errors = sum(count for status, count in statuses.items() if status >= 500)
     return {
@@ -63,7 +63,8 @@ def _told(problem: dict[str, Any]) -> str:
     return json.dumps(problem)[:1000]
 
 
-def _requests(log: Path) -> list[dict[str, Any]]:
+def requests_of(log: Path) -> list[dict[str, Any]]:
+    """The requests that a server answered, by its log."""
     lines = (json.loads(line) for line in log.read_text().splitlines() if line.startswith("{"))
     return [line for line in lines if line.get("message") == "request"]
 
