@@ -1,7 +1,4 @@
-"""A small random model whose template knows tools, and whose tokenizer has tokens to fill in the middle.
-
-What it writes means nothing, unless a grammar makes it: for clients of interfaces that no model in the package serves.
-"""
+"""Small models whose template knows tools, for what no model in the package serves."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import selfspec_lab
+from selfspec.loading import load_model
 
 _FILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
 _TEMPLATE = """{%- if tools -%}
@@ -39,7 +37,7 @@ Call one by <tool_call>
 
 
 def make_agent_model(folder: Path, context: int) -> Path:
-    """Writes the model.
+    """Writes a random model whose tokenizer has tokens to fill in the middle. What it writes means nothing.
 
     Args:
         folder: to make.
@@ -66,5 +64,22 @@ def make_agent_model(folder: Path, context: int) -> Path:
     )
     torch.manual_seed(0)
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_chat_model(folder: Path) -> Path:
+    """Writes SmolLM2 with a template that knows tools. It writes texts, and calls tools where it has to.
+
+    Args:
+        folder: to make.
+
+    Returns:
+        The folder.
+    """
+    model, tokenizer = load_model("smollm2", dtype="bfloat16", unpack=True)
+    assert tokenizer is not None
+    model.save_pretrained(folder)
+    tokenizer.chat_template = _TEMPLATE
     tokenizer.save_pretrained(folder)
     return folder

@@ -23,7 +23,7 @@ from run_agents import AGENTS
 from run_guidellm import GUIDELLM
 from run_lm_eval import LM_EVAL
 from run_schemathesis import SCHEMATHESIS
-from run_scripts import LANGCHAIN, OPENAI
+from run_scripts import ANTHROPIC, INSTRUCTOR, LANGCHAIN, LITELLM, OPENAI
 from served import serve
 
 from selfspec.loading import load_model
@@ -35,7 +35,10 @@ def name_of(client: Client) -> str:
     return client.name.rpartition("@")[0].rpartition("/")[2] if client.is_node else client.name
 
 
-CLIENTS = {name_of(client): client for client in (OPENAI, LANGCHAIN, LM_EVAL, SCHEMATHESIS, GUIDELLM, *AGENTS)}
+CLIENTS = {
+    name_of(client): client
+    for client in (OPENAI, ANTHROPIC, LANGCHAIN, LITELLM, INSTRUCTOR, LM_EVAL, GUIDELLM, *AGENTS, SCHEMATHESIS)
+}
 RESULTS = HERE.parent / "results" / "clients"
 PAGE = HERE.parents[1] / "docs" / "clients.md"
 

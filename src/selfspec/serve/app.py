@@ -83,8 +83,7 @@ def create_app(
         version=__version__,
         lifespan=lifespan,
         responses=_ERRORS,
-        docs_url=None,  # its pages load scripts from elsewhere; /openapi.json is the document
-        redoc_url=None,
+        openapi_url=None,  # describe adds it; the pages of docs_url and redoc_url would load scripts from elsewhere
     )
     app.state.service = service
     _add_model_routes(app, service)
