@@ -19,7 +19,7 @@ class Setting:
     """What a client runs in.
 
     Attributes:
-        python: of the client's environment.
+        python: of the client's environment; of npm's, where it would be.
         server: to ask.
         name: of the model that is served.
         tokenizer: folder with the served model and its tokenizer.
@@ -63,15 +63,22 @@ class Client:
     """A client and what is done with it.
 
     Attributes:
-        name: of its package.
+        name: of its package; of npm's, with its version.
         packages: what pip installs; the first calls of pip come first.
         run: asks the server; gives ``holds`` (whether all is as it has to be) and figures.
-        model: that is served.
+        model: that is served; or what makes one in a folder.
         options: of ``selfspec serve``.
+        program: Python's arguments for ``selfspec``.
     """
 
     name: str
     packages: Sequence[str]
     run: Callable[[Setting], dict[str, Any]]
-    model: str = "smollm2"
+    model: str | Callable[[Path], Path] = "smollm2"
     options: Sequence[str] = field(default=())
+    program: Sequence[str] = ("-m", "selfspec")
+
+    @property
+    def is_node(self) -> bool:
+        """Whether it is a package of npm: then ``name`` has its version, and there are no ``packages``."""
+        return not self.packages

@@ -45,3 +45,26 @@ def versions(python: Path, names: Sequence[str]) -> dict[str, str]:
     printed = subprocess.run([python, "-c", code, *names], check=True, capture_output=True, text=True).stdout
     found: dict[str, str] = json.loads(printed)
     return found
+
+
+def make_node(folder: Path, package: str) -> tuple[Path, str]:
+    """Makes an environment with a package of npm, unless it is there.
+
+    Args:
+        folder: of the environment.
+        package: with its version, as ``NAME@VERSION``.
+
+    Returns:
+        Where a Python would be beside its programs, and the version that is there.
+
+    Raises:
+        subprocess.CalledProcessError: npm failed; its output says why.
+    """
+    name, _, wanted = package.rpartition("@")
+    found = folder / "node_modules" / name / "package.json"
+    if not found.is_file() or json.loads(found.read_text())["version"] != wanted:
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(
+            ["npm", "install", "--silent", "--no-fund", "--no-audit", "--prefix", folder, package], check=True
+        )
+    return folder / "node_modules" / ".bin" / "python", str(json.loads(found.read_text())["version"])

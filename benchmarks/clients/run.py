@@ -17,18 +17,28 @@ from typing import Any
 
 import torch
 from client import HERE, Client, Setting
-from environments import make, versions
+from environments import make, make_node, versions
 from report import render
+from run_agents import AGENTS
 from run_guidellm import GUIDELLM
 from run_lm_eval import LM_EVAL
 from run_schemathesis import SCHEMATHESIS
-from run_scripts import LANGCHAIN, OPENAI
+from run_scripts import ANTHROPIC, INSTRUCTOR, LANGCHAIN, LITELLM, OPENAI
 from served import serve
 
 from selfspec.loading import load_model
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 
-CLIENTS = {client.name: client for client in (OPENAI, LANGCHAIN, LM_EVAL, SCHEMATHESIS, GUIDELLM)}
+
+def name_of(client: Client) -> str:
+    """A client's name for files and headings."""
+    return client.name.rpartition("@")[0].rpartition("/")[2] if client.is_node else client.name
+
+
+CLIENTS = {
+    name_of(client): client
+    for client in (OPENAI, ANTHROPIC, LANGCHAIN, LITELLM, INSTRUCTOR, LM_EVAL, GUIDELLM, *AGENTS, SCHEMATHESIS)
+}
 RESULTS = HERE.parent / "results" / "clients"
 PAGE = HERE.parents[1] / "docs" / "clients.md"
 
@@ -45,17 +55,23 @@ def run(client: Client, environment: Path, stamp: dict[str, Any], *, quick: bool
     Returns:
         What it found, with what is needed to find it again.
     """
-    python = make(environment, client.packages)
+    if client.is_node:
+        python, version = make_node(environment, client.name)
+    else:
+        python = make(environment, client.packages)
+        version = versions(python, [client.name])[client.name]
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ("--model", client.model, *client.options)
-        with serve(arguments, Path(folder)) as server:
-            tokenizer = _folder_of(client.model)
+        made = not isinstance(client.model, str)
+        path = client.model(Path(folder) / "agent") if not isinstance(client.model, str) else _folder_of(client.model)
+        name = path.name if made else str(client.model)
+        arguments = ("--model", str(path) if made else name, *client.options)
+        with serve(arguments, Path(folder), client.program) as server:
             began = time.perf_counter()
-            found = client.run(Setting(python, server, client.model, tokenizer, Path(folder), quick))
+            found = client.run(Setting(python, server, name, path, Path(folder), quick))
     return {
-        "client": client.name,
-        "version": versions(python, [client.name])[client.name],
-        "server": " ".join(("selfspec serve", *arguments)),
+        "client": name_of(client),
+        "version": version,
+        "server": " ".join(("selfspec serve --model", name, *client.options)),
         "wall_seconds": round(time.perf_counter() - began, 1),
         "found": found,
         "stamp": stamp,

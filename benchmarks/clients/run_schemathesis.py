@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agent_model import make_agent_model
 from client import HERE, Client, Setting
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-EXAMPLES, QUICK_EXAMPLES = 2400, 20
+EXAMPLES, QUICK_EXAMPLES = 3000, 20
 """Requests to draw at most for each operation in a phase."""
 
-LEAST = 10_000
+LEAST = 20_000
 """Requests of a full run."""
 
 
@@ -31,9 +34,10 @@ def run(setting: Setting) -> dict[str, Any]:
         check=False,  # a failed check is in the report
         cwd=folder,
     )
-    (folder / "report.txt").write_text(printed)
     found = json.loads(report.read_text())
-    requests = list(_requests(setting.server.log))
+    if found["failures"] + found["errors"]:
+        print(printed, file=sys.stderr)
+    requests = requests_of(setting.server.log)
     statuses = Counter(each["status"] for each in requests)
     server_errors = sum(count for status, count in statuses.items() if status >= 500)
     return {
@@ -59,7 +63,8 @@ def _told(problem: dict[str, Any]) -> str:
     return json.dumps(problem)[:1000]
 
 
-def _requests(log: Path) -> list[dict[str, Any]]:
+def requests_of(log: Path) -> list[dict[str, Any]]:
+    """The requests that a server answered, by its log."""
     lines = (json.loads(line) for line in log.read_text().splitlines() if line.startswith("{"))
     return [line for line in lines if line.get("message") == "request"]
 
@@ -68,6 +73,6 @@ SCHEMATHESIS = Client(
     "schemathesis",
     ["schemathesis==4.32.5"],
     run,
-    model="tiny",
-    options=("--method", "uniform", "--max-new-tokens", "8", "--default-new-tokens", "8", "--max-choices", "8"),
+    model=partial(make_agent_model, context=2048),
+    options=("--method", "uniform", "--max-new-tokens", "16", "--default-new-tokens", "16", "--max-choices", "8"),
 )

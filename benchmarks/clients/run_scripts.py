@@ -1,4 +1,4 @@
-"""Clients that a script of checks uses: ``openai`` and ``langchain-openai``."""
+"""Clients that a script of checks uses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from agent_model import make_chat_model
 from client import HERE, Client, Setting
 
 
@@ -26,4 +27,13 @@ def checks_of(script: str) -> Callable[[Setting], dict[str, Any]]:
 FLOAT32 = ("--dtype", "float32")
 
 OPENAI = Client("openai", ["openai==3.54.0"], checks_of("with_openai.py"), options=(*FLOAT32, "--method", "low-bit"))
-LANGCHAIN = Client("langchain-openai", ["langchain-openai==1.7.3"], checks_of("with_langchain.py"), options=FLOAT32)
+LANGCHAIN = Client(
+    "langchain-openai",
+    ["langchain-openai==1.7.3"],
+    checks_of("with_langchain.py"),
+    model=make_chat_model,
+    options=FLOAT32,
+)
+ANTHROPIC = Client("anthropic", ["anthropic==2.12.0"], checks_of("with_anthropic.py"), model=make_chat_model)
+LITELLM = Client("litellm", ["litellm<1.109"], checks_of("with_litellm.py"), model=make_chat_model)
+INSTRUCTOR = Client("instructor", ["instructor==1.17.0"], checks_of("with_instructor.py"), model=make_chat_model)

@@ -31,18 +31,19 @@ class Served:
 
 
 @contextmanager
-def serve(arguments: Sequence[str], folder: Path) -> Iterator[Served]:
+def serve(arguments: Sequence[str], folder: Path, program: Sequence[str] = ("-m", "selfspec")) -> Iterator[Served]:
     """Starts a server on a free port, and ends it with SIGTERM.
 
     Args:
         arguments: what follows ``selfspec serve``.
         folder: for its output and its log.
+        program: Python's arguments for ``selfspec``.
 
     Raises:
         RuntimeError: it did not start, or did not end with exit code 0.
     """
     output, log = folder / "server.out", folder / "server.log"
-    command = [sys.executable, "-u", "-m", "selfspec", "serve", "--port", "0", *arguments]
+    command = [sys.executable, "-u", *program, "serve", "--port", "0", *arguments]
     with output.open("w") as stdout, log.open("w") as stderr:
         process = subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True)
     try:

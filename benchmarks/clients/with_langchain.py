@@ -10,8 +10,10 @@ import sys
 from typing import Any, Literal
 
 from checks import Checks
+from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel
 
@@ -81,6 +83,30 @@ def structured() -> str:
     found = model.with_structured_output(Verdict, method="json_schema").invoke("I love this book.")
     assert isinstance(found, Verdict)
     return str(found)
+
+
+@check("a tool is called, and its result is read back")
+def tools() -> str:
+    @tool
+    def add(a: int, b: int) -> int:
+        """Adds two numbers."""
+        return a + b
+
+    model = ChatOpenAI(**SETTINGS, max_tokens=100)
+    question = HumanMessage("What is 2 + 3?")
+    call = model.bind_tools([add], tool_choice="add").invoke([question])
+    [asked] = call.tool_calls
+    result = add.invoke(asked)
+    assert isinstance(result, ToolMessage)
+    assert int(result.content) == asked["args"]["a"] + asked["args"]["b"]
+    answer = model.bind_tools([add], tool_choice="none").invoke([question, call, result])
+    assert answer.text
+    streamed = list(model.bind_tools([add], tool_choice="add").stream([question]))
+    whole = streamed[0]
+    for chunk in streamed[1:]:
+        whole += chunk
+    assert [each["args"] for each in whole.tool_calls] == [asked["args"]]
+    return f"{asked['args']}: {result.content}"
 
 
 @check("completions: the class for text")

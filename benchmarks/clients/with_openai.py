@@ -201,6 +201,22 @@ def tools() -> str:
     raise AssertionError("they were taken")
 
 
+@check("responses: the text of the chat, and the client's own accumulation of their stream")
+def responses() -> str:
+    ask: dict[str, Any] = {"model": MODEL, "input": PROMPTS[0], "temperature": 0, "max_output_tokens": 48}
+    text = client.chat.completions.create(messages=chat(PROMPTS[0]), **{**GREEDY, "max_tokens": 48}).choices[0]
+    whole = client.responses.create(**ask)
+    assert whole.output_text == text.message.content
+    with client.responses.stream(**ask) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_response()
+    assert final.output_text == whole.output_text
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    again = [{"role": "user", "content": PROMPTS[0]}, *final.output, {"role": "user", "content": "Why?"}]
+    assert client.responses.create(**{**ask, "input": again}).output_text
+    return ", ".join(sorted(kinds))
+
+
 @check("errors are the client's exceptions, and name the field")
 def errors() -> str:
     wrong: list[tuple[type[openai.APIStatusError], dict[str, Any], str | None]] = [

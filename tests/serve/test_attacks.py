@@ -123,6 +123,16 @@ def test_a_page_of_another_origin_cannot_send_a_body(client: TestClient) -> None
     refused(answer, 400, "invalid_json")
 
 
+def test_the_document_is_made_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Any:
+        raise AssertionError("the document was made again")
+
+    monkeypatch.setattr(client.app, "openapi", fail)
+    answers = [client.get("/openapi.json") for _ in range(2)]
+    assert answers[0].json()["components"]["schemas"]["ChatRequest"]
+    assert answers[0].content == answers[1].content
+
+
 def test_tiny_temperatures_are_greedy() -> None:
     scripted = ScriptedEngine()
     with make_client(scripted) as client:

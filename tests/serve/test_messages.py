@@ -119,6 +119,20 @@ def test_a_conversation_with_tools_reaches_the_template() -> None:
     assert written.endswith(expected)
 
 
+def test_a_tool_is_offered_once_it_was_found() -> None:
+    """As Claude Code offers the tools that its search finds."""
+    late = {"name": "later", "input_schema": {"type": "object"}, "defer_loading": True}
+    hello = {"role": "user", "content": "Hi"}
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "s", "name": "add", "input": {}}]}
+    found = [{"type": "tool_reference", "tool_name": "later"}]
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "s", "content": found}]}
+    for messages, offered in (([hello], False), ([hello, use, result], True)):
+        engine = scripted()
+        ask(engine, messages=messages, tools=[TOOL, late])
+        assert ('"name": "later"' in prompt(engine)) is offered
+    assert "tool: The tool later can be called now." in prompt(engine)
+
+
 def test_parameters_are_passed_on() -> None:
     engine = scripted()
     ask(engine, temperature=0.5, top_k=7, top_p=0.5, stop_sequences=["x"], metadata={"user_id": "me"})

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -128,6 +130,26 @@ def test_the_first_signal_ends_it_after_the_last_answer(chat_model: str) -> None
     assert first == f"selfspec serves tiny-chat at {server.url} (Ctrl-C ends it)"
     assert second.startswith(f"try: curl {server.url}/v1/chat/completions")
     assert {json.loads(line)["message"] for line in err.splitlines()} >= {"request", "draining", "ended"}
+
+
+ENDLESS = (
+    "{% if messages[0].content == 'endless' %}" + "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3 + "{% endif %}"
+)
+"""A template that one text keeps busy for days, as an attacker's text would a bad template for minutes."""
+
+
+def test_a_signal_does_not_wait_for_a_text_that_takes_long_to_encode(tmp_path: Path) -> None:
+    model = str(save_checkpoint(tmp_path / "tiny-chat", chat_template=ENDLESS + CHAT_TEMPLATE))
+    options = ("--method", "autoregressive", "--drain-seconds", "1", "--read-seconds", "300")
+    with serving(model, *options) as server, ThreadPoolExecutor(1) as pool:
+        body = {"messages": [{"role": "user", "content": "endless"}]}
+        answer = pool.submit(httpx.post, f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
+        time.sleep(1)
+        assert not answer.done()
+        began = time.monotonic()
+        code, _, _ = server.end()
+        assert (code, time.monotonic() - began < 60) == (0, True)
+        assert answer.result().status_code == 503
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def test_forms_and_tools_that_are_wanted(connect: Any) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0]"),
         ({"truncation": "auto"}, "truncation"),
         ({"background": True}, "background"),
         ({"max_output_tokens": 100_000}, "max_output_tokens"),
@@ -143,6 +143,24 @@ def test_what_is_refused_is_named(fields: dict[str, Any], param: str) -> None:
     with make_client(scripted()) as client:
         answer = client.post("/v1/responses", json={"input": "Hi", **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_tools_of_a_namespace_and_searches_of_a_server(connect: Any) -> None:
+    """As Codex offers them."""
+    engine = scripted('<tool_call>\n{"name": "team.add", "arguments": {"a": 1}}\n</tool_call>')
+    client = connect(engine)
+    space = {"type": "namespace", "name": "team", "description": "a team", "tools": [TOOL]}
+    fields = {"tools": [space, {"type": "web_search", "external_web_access": True}]}
+    [call] = client.responses.create(model=NAME, input="Hi", **fields).output
+    assert (call.name, call.namespace, call.arguments) == ("add", "team", '{"a": 1}')
+    with client.responses.stream(model=NAME, input="Hi", **fields) as stream:
+        [streamed] = stream.get_final_response().output
+    assert (streamed.name, streamed.namespace) == ("add", "team")
+    said = {"type": "function_call", "call_id": "c", "name": "add", "namespace": "team", "arguments": "{}"}
+    client.responses.create(model=NAME, input=[{"role": "user", "content": "Hi"}, said], **fields)
+    assert '"name": "team.add"' in prompt(engine)
+    assert "[team.add {}]" in prompt(engine)
+    assert "web_search" not in prompt(engine)
 
 
 def test_an_error_on_the_way_is_an_event(connect: Any) -> None:

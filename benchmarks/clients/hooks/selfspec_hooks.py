@@ -12,9 +12,11 @@ from typing import Any
 
 import schemathesis
 
-MODEL, VOCABULARY, MOST_TOKENS, MOST_CHOICES = "tiny", 4096, 8, 3
+MODEL, VOCABULARY, MOST_TOKENS, MOST_CHOICES = "agent", 4096, 16, 3
 METHODS = ("uniform", "suffix", "prompt-lookup", "autoregressive")
-UNSUPPORTED = ("best_of", "suffix", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
+UNSUPPORTED = ("best_of", "chat_template_kwargs")
+FORMS = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+SCHEMA = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
 
 
 @schemathesis.hook
@@ -45,7 +47,57 @@ def tame(body: dict[str, Any], number: int) -> dict[str, Any]:
         tamed.pop("stream_options", None)
     if "prompt" in tamed and "messages" in tamed:  # /tokenize takes one of them
         tamed.pop("prompt")
+    if tamed.get("suffix") is not None:  # of one text
+        tamed.pop("echo", None)
+        tamed["prompt"] = "a"
+    for name in [name for name in FORMS if tamed.get(name) is not None][1:]:  # an answer has one form
+        tamed.pop(name)
+    if not tamed.get("tools"):
+        tamed.pop("tool_choice", None)
+    elif "tool_choice" in tamed:
+        tamed["tool_choice"] = _choice(tamed["tool_choice"], tamed["tools"])
     return tamed
+
+
+def _choice(value: Any, tools: Any) -> Any:
+    """A choice that names one of the tools."""
+    first = tools[0] if isinstance(tools, list) and isinstance(tools[0], dict) else {}
+    function = first["function"] if isinstance(first.get("function"), dict) else first
+    name = function.get("name")
+    if not isinstance(value, dict) or not isinstance(name, str):
+        return value
+    named = {**value, "name": name} if "name" in value else value
+    return {**named, "function": {"name": name}} if "function" in named else named
+
+
+def _tools(value: Any, number: int) -> Any:
+    """Few tools, in half of the cases with a schema that a grammar can surely be made of."""
+    if not isinstance(value, list):
+        return value
+    return [_tool(each) if number % 2 else each for each in value[:4]]
+
+
+def _tool(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if isinstance(value.get("function"), dict):
+        return {**value, "function": {**value["function"], "parameters": SCHEMA}}
+    return {**value, "input_schema" if "input_schema" in value else "parameters": SCHEMA}
+
+
+def _instead(given: Any) -> Callable[[Any, int], Any]:
+    """In half of the cases something that can surely be used."""
+    return lambda value, number: given if isinstance(value, str | dict) and number % 2 else value
+
+
+def _text_options(value: Any, number: int) -> Any:
+    if (
+        isinstance(value, dict)
+        and isinstance(value.get("format"), dict)
+        and value["format"].get("type") == "json_schema"
+    ):
+        return {**value, "format": {**value["format"], "schema": SCHEMA}} if number % 2 else value
+    return value
 
 
 def _is_count(value: Any) -> bool:
@@ -93,14 +145,15 @@ def _format(value: Any, number: int) -> Any:
     given = value.get("json_schema")
     if isinstance(given, dict) and given.get("schema") is not None and number % 2:
         return value
-    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
-    return {**value, "json_schema": {"name": "answer", "schema": schema}}
+    return {**value, "json_schema": {"name": "answer", "schema": SCHEMA}}
 
 
 _TAMED: dict[str, Callable[[Any, int], Any]] = {
     "model": lambda value, _: MODEL if isinstance(value, str) else value,
     "max_tokens": _count(1, MOST_TOKENS),
     "max_completion_tokens": _count(1, MOST_TOKENS),
+    "max_output_tokens": _count(1, MOST_TOKENS),
+    "n_predict": _count(0, MOST_TOKENS),
     "min_tokens": _count(0, 1),
     "n": _count(1, MOST_CHOICES),
     "prompt": _ids,
@@ -110,4 +163,9 @@ _TAMED: dict[str, Callable[[Any, int], Any]] = {
     "messages": _messages,
     "speculative": _speculative,
     "response_format": _format,
+    "tools": _tools,
+    "text": _text_options,
+    "guided_json": _instead(SCHEMA),
+    "guided_regex": _instead("a{1,4}"),
+    "guided_grammar": _instead('start: "a" | "b"'),
 }

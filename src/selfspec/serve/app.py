@@ -83,8 +83,7 @@ def create_app(
         version=__version__,
         lifespan=lifespan,
         responses=_ERRORS,
-        docs_url=None,  # its pages load scripts from elsewhere; /openapi.json is the document
-        redoc_url=None,
+        openapi_url=None,  # describe adds it; the pages of docs_url and redoc_url would load scripts from elsewhere
     )
     app.state.service = service
     _add_model_routes(app, service)
@@ -313,12 +312,16 @@ def _json(body: str | bytes) -> Response:
 
 def _stream_of(chunk: type[Body]) -> dict[int | str, dict[str, Any]]:
     """Says in the OpenAPI document that with ``stream`` the answer is a stream of such chunks."""
-    text = f"The answer; with `stream`, server-sent events with a `{chunk.__name__}` each and `[DONE]` at the end."
-    # OpenAPI 3.2's word for one event of a stream, which FastAPI puts into documents of 3.1 too.
-    event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
-    return {200: {"description": text, "content": {"text/event-stream": {"itemSchema": event}}}}
+    return _answered(f"with a `{chunk.__name__}` each and `[DONE]` at the end.")
 
 
 def _events_of(interface: str) -> dict[int | str, dict[str, Any]]:
     """Says in the OpenAPI document that with ``stream`` the answer is a stream of events of an interface."""
-    return {200: {"description": f"The answer; with `stream`, server-sent events, as {interface} have them."}}
+    return _answered(f"as {interface} have them.")
+
+
+def _answered(events: str) -> dict[int | str, dict[str, Any]]:
+    # OpenAPI 3.2's word for one event of a stream, which FastAPI puts into documents of 3.1 too.
+    event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+    text = f"The answer; with `stream`, server-sent events, {events}"
+    return {200: {"description": text, "content": {"text/event-stream": {"itemSchema": event}}}}

@@ -1,7 +1,7 @@
 """Requests to ``/v1/messages``, as Anthropic's API has them, and the chats that they are."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -64,12 +64,27 @@ class ToolUseBlock(_Block):
     caller: Any = Field(default=None, description="Has no effect.")
 
 
+class ToolReference(_Block):
+    """A tool that a search for tools found; from then on the model may call it."""
+
+    type: Literal["tool_reference"]
+    tool_name: Text
+
+    @property
+    def text(self) -> str:
+        """What the model is told of it."""
+        return f"The tool {self.tool_name} can be called now."
+
+
+Found = Annotated[TextBlock | ToolReference, Field(discriminator="type")]
+
+
 class ToolResultBlock(_Block):
     """What a tool answered."""
 
     type: Literal["tool_result"]
     tool_use_id: Text
-    content: Text | Annotated[list[TextBlock], Field(max_length=MOST_BLOCKS, fail_fast=True)] | None = None
+    content: Text | Annotated[list[Found], Field(max_length=MOST_BLOCKS, fail_fast=True)] | None = None
     is_error: bool | None = None
 
 
@@ -96,7 +111,7 @@ class ClientTool(Strict):
     cache_control: Any = None
     input_examples: Any = Field(default=None, description="Has no effect.")
     eager_input_streaming: Any = Field(default=None, description="Has no effect: input is streamed as it forms.")
-    defer_loading: Literal[False] | None = None
+    defer_loading: bool | None = Field(default=None, description="Offered once a `tool_reference` names it.")
     allowed_callers: Any = Field(default=None, description="Has no effect.")
 
 
@@ -157,8 +172,8 @@ class _Conversation(Strict):
         fields["continue_final_message"] = self.messages[-1].role == "assistant"
         choice = self.tool_choice or ToolChoice(type="auto")
         fields["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
-        if self.tools:
-            fields["tools"] = [_tool(tool) for tool in self.tools]
+        if tools := self._offered():
+            fields["tools"] = [_tool(tool) for tool in tools]
             named = NamedTool(type="function", function=NamedFunction(name=choice.name or ""))
             choices = {"any": "required", "tool": named}
             fields["tool_choice"] = choices.get(choice.type, choice.type)
@@ -172,6 +187,18 @@ class _Conversation(Strict):
                 schema = NamedSchema(name="answer", schema=self.output_config.format.schema_)
                 fields["response_format"] = ResponseFormat(type="json_schema", json_schema=schema)
         return ChatRequest(model=self.model, messages=messages, **fields)
+
+    def _offered(self) -> list[ClientTool]:
+        """The tools without those that are to be found first, and have not been."""
+        found = {
+            part.tool_name
+            for turn in self.messages
+            for block in turn.content
+            if isinstance(block, ToolResultBlock)
+            for part in block.content or ()
+            if isinstance(part, ToolReference)
+        }
+        return [tool for tool in self.tools or () if not tool.defer_loading or tool.name in found]
 
 
 class CountTokensRequest(_Conversation):
@@ -222,7 +249,7 @@ def _messages(turn: Turn) -> Iterator[Message]:
         yield Message(role=turn.role, content=text, tool_calls=calls or None, reasoning_content=reasoning or None)
 
 
-def _joined(content: str | list[TextBlock] | None) -> str:
+def _joined(content: str | Sequence[TextBlock | ToolReference] | None) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(block.text for block in content or ())

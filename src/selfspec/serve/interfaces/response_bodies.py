@@ -8,6 +8,7 @@ from typing import Any
 from selfspec.serve.answer import Answer, Block, Growth
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.interfaces.json_bodies import Event, JsonBodies
+from selfspec.serve.interfaces.responses import qualified
 from selfspec.serve.responses import Usage
 from selfspec.types import TextPiece
 
@@ -20,6 +21,12 @@ class ResponseBodies(JsonBodies):
     def __init__(self, model: str, echoed: dict[str, Any]) -> None:
         self._head = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time())}
         self._model, self._echoed = model, echoed
+        self._names = {  # of tools in namespaces, as the model sees them
+            qualified(space["name"], tool["name"]): {"name": tool["name"], "namespace": space["name"]}
+            for space in echoed["tools"]
+            if space["type"] == "namespace"
+            for tool in space["tools"]
+        }
         self._number = 0
         self._ids: list[str] = []  # of the items so far
         self._open: Block | None = None
@@ -73,7 +80,7 @@ class ResponseBodies(JsonBodies):
             return
         index = len(self._ids) - 1
         if block.kind == "call":
-            done = {"arguments": block.text, "name": block.name}
+            done = {"arguments": block.text, "name": self._called(block)["name"]}
             yield self._item_event("response.function_call_arguments.done", index, **done)
         else:
             more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
@@ -81,6 +88,10 @@ class ResponseBodies(JsonBodies):
             yield self._part_event("response.content_part.done", index, part=_part(block.kind, block.text))
         item = self._item(index, block, _status(answer, index))
         yield self._event("response.output_item.done", output_index=index, item=item)
+
+    def _called(self, block: Block) -> dict[str, str]:
+        """The name of a tool that is called, and its namespace if it has one."""
+        return self._names.get(block.name, {"name": block.name})
 
     def _event(self, name: str, /, **fields: Any) -> Event:
         number, self._number = self._number, self._number + 1
@@ -99,8 +110,7 @@ class ResponseBodies(JsonBodies):
         text, head = block.text if status != "in_progress" else "", {"id": self._ids[index], "status": status}
         content = [] if status == "in_progress" else [_part(block.kind, text)]
         if block.kind == "call":
-            call = {"type": "function_call", "call_id": block.id, "name": block.name, "arguments": text}
-            return {**head, **call}
+            return {**head, "type": "function_call", "call_id": block.id, **self._called(block), "arguments": text}
         if block.kind == "reasoning":
             return {**head, "type": "reasoning", "summary": [], "content": content}
         return {**head, "type": "message", "role": "assistant", "content": content}

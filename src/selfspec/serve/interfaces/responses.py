@@ -1,9 +1,9 @@
 """Requests to ``/v1/responses``, as OpenAI's API has them, and the chats that they are. Nothing is stored."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from selfspec.serve.forms import Ignored, ResponseFormat
 from selfspec.serve.forms import JsonSchema as NamedSchema
@@ -77,7 +77,7 @@ class CallItem(_Item):
     call_id: Text
     name: Text
     arguments: Text
-    namespace: None = None
+    namespace: Text | None = None
 
 
 class OutputItem(_Item):
@@ -127,6 +127,26 @@ class FlatTool(Strict):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: Literal[False] | None = None
+
+
+class NamespaceTool(Strict):
+    """Tools whose names are their own within a namespace: the model sees ``namespace.name``."""
+
+    type: Literal["namespace"]
+    name: Annotated[str, Field(pattern=TOOL_NAME)]
+    description: Text | None = None
+    tools: Annotated[list[FlatTool], Field(max_length=128, fail_fast=True)]
+
+
+class WebSearch(Strict):
+    """A search that a server would make, if the model asked for it: it is not offered to the model."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["web_search"]
+
+
+AnyTool = Annotated[FlatTool | NamespaceTool | WebSearch, Field(discriminator="type")]
 
 
 class FlatNamedTool(Strict):
@@ -182,7 +202,7 @@ class ResponsesRequest(Ignored):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = Field(
         default=None, description="Has no effect: responses report no log-probabilities."
     )
-    tools: Annotated[list[FlatTool], Field(max_length=128, fail_fast=True)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | FlatNamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Any = Field(default=None, description="Has no effect: the client runs the tools.")
@@ -205,8 +225,8 @@ class ResponsesRequest(Ignored):
         system = [Message(role="system", content=self.instructions)] if self.instructions else []
         names = ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "speculative")
         fields: dict[str, Any] = {name: getattr(self, name) for name in names}
-        if self.tools:
-            fields["tools"] = [_tool(tool) for tool in self.tools]
+        if tools := [each for tool in self.tools or () for each in _tools(tool)]:
+            fields["tools"] = tools
         choice: Any = self.tool_choice
         if isinstance(choice, FlatNamedTool):
             choice = NamedTool(type="function", function=NamedFunction(name=choice.name))
@@ -223,7 +243,8 @@ class ResponsesRequest(Ignored):
     def echoed(self) -> dict[str, Any]:
         """The fields of the request that its response repeats."""
         said = self.model_dump(by_alias=True, include={"tools", "tool_choice", "text", "reasoning", "metadata"})
-        tools = [{"strict": False, "parameters": {}, **_given(tool)} for tool in said["tools"] or []]
+        default = {"strict": False, "parameters": {}}
+        tools = [{**(default if tool["type"] == "function" else {}), **_given(tool)} for tool in said["tools"] or []]
         choice = self.tool_choice
         return {
             "instructions": self.instructions,
@@ -264,7 +285,7 @@ def _messages(items: Sequence[Any]) -> list[Message]:
         if isinstance(item, MessageItem):
             last.content = _joined(item.content)
         elif isinstance(item, CallItem):
-            function = FunctionCall(name=item.name, arguments=item.arguments)
+            function = FunctionCall(name=qualified(item.namespace, item.name), arguments=item.arguments)
             last.tool_calls = [*(last.tool_calls or ()), ToolCall(id=item.call_id, function=function)]
         elif isinstance(item, ReasoningItem):
             parts = item.content or item.summary
@@ -276,11 +297,24 @@ def _joined(content: Any) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-def _tool(tool: FlatTool) -> Tool:
-    function = FunctionTool(
-        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-    )
-    return Tool(type="function", function=function)
+def qualified(namespace: str | None, name: str) -> str:
+    """The name of a tool as the model sees it."""
+    return name if namespace is None else f"{namespace}.{name}"
+
+
+def _tools(tool: FlatTool | NamespaceTool | WebSearch, namespace: str | None = None) -> Iterator[Tool]:
+    """The tools that the model may call."""
+    if isinstance(tool, NamespaceTool):
+        for each in tool.tools:
+            yield from _tools(each, tool.name)
+    elif isinstance(tool, FlatTool):
+        function = FunctionTool(
+            name=qualified(namespace, tool.name),
+            description=tool.description,
+            parameters=tool.parameters,
+            strict=tool.strict,
+        )
+        yield Tool(type="function", function=function)
 
 
 def _format(wanted: TextFormat) -> ResponseFormat:
