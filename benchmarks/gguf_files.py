@@ -1,10 +1,12 @@
 """Compares selfspec with llama.cpp on a GGUF file: ``python benchmarks/gguf_files.py --model FILE --text BOOK.txt``.
 
 Each candidate is a process of its own with as many threads. They take turns, and each waits while another one works:
-``auto`` and plain decoding of selfspec, and llama.cpp with its defaults. What is measured (``--only`` takes some):
+``auto`` and plain decoding of selfspec, and llama.cpp with its defaults, plainly and with the prompt lookup of
+llama-cpp-python, which takes part in answers only. What is measured (``--only`` takes some):
 
 - ``bandwidth``: bytes a second at which memory is read;
 - ``chat``: greedy answers to three chat prompts, tokens after the first ÷ seconds after the first;
+- ``edits``: the same of two code edits and an extraction, whose answers repeat much of the prompt;
 - ``rows``: forwards of 1 to 16 rows after 64 cached tokens, with the logits of every row; not of ``auto``;
 - ``prompt``: a prompt of 512 tokens to its first token; not of ``auto``;
 - ``busy``: one chat answer beside a process that computes all the time;
@@ -29,14 +31,14 @@ from typing import Any
 import torch
 from gguf import GGUFReader
 
-from gguf_sides.comparison import AUTO, PLAIN, REFERENCE, Comparison
-from gguf_sides.figures import LLAMA, figures, perplexity, table
+from gguf_sides.comparison import LOOKUP, REFERENCE, Comparison
+from gguf_sides.figures import AUTO, LLAMA, PLAIN, figures, perplexity, table
 from gguf_sides.questions import WINDOW, make_questions
 from selfspec.files import replace_file
 from selfspec_lab.bench.llama_cpp import describe_build
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 
-MEASUREMENTS = ("bandwidth", "chat", "rows", "prompt", "busy", "memory", "first", "perplexity")
+MEASUREMENTS = ("bandwidth", "chat", "edits", "rows", "prompt", "busy", "memory", "first", "perplexity")
 
 
 def describe_file(path: Path) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def _listed(known: Sequence[str]) -> Callable[[str], list[str]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    candidates = (PLAIN, AUTO, LLAMA)
+    candidates = (PLAIN, AUTO, LLAMA, LOOKUP)
     parser.add_argument("--model", type=Path, help="the GGUF file")
     parser.add_argument("--candidates", type=_listed(candidates), default=list(candidates), metavar="A,B")
     parser.add_argument("--only", type=_listed(MEASUREMENTS), default=list(MEASUREMENTS), metavar="A,B")

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from gguf_sides.bandwidth import ReadBandwidth
-from gguf_sides.figures import LLAMA
+from gguf_sides.figures import AUTO, LLAMA, PLAIN
 from gguf_sides.process import Process, busy_process, command_seconds
 from gguf_sides.questions import FIRST, PROMPT_TOKENS, ROWS, ROWS_CONTEXT, Questions
 from selfspec_lab.measuring import in_turn
 
-PLAIN, AUTO, REFERENCE = "plain", "auto", "dequantised float32"
+LOOKUP, REFERENCE = "llama.cpp prompt lookup", "dequantised float32"
 METHODS = {PLAIN: "autoregressive", AUTO: "auto"}
 _MEMORY_TOKENS = 64
 
@@ -41,6 +41,8 @@ class Comparison:
         path, threads = str(self._options.model), self._options.threads
         if name == REFERENCE:
             return Process("Dequantised", threads, path=path)
+        if name == LOOKUP:
+            return Process("LlamaCppLookup", threads, path=path)
         if name == LLAMA:
             return (
                 Process("LeanLlamaCpp", threads, path=path, context=1024)
@@ -52,7 +54,7 @@ class Comparison:
     def measure_speed(self) -> None:
         """Bandwidth, answers, rows and prompts, in turns."""
         options, wanted = self._options, set(self._options.only)
-        if not wanted & {"bandwidth", "chat", "rows", "prompt", "busy"}:
+        if not wanted & {"bandwidth", "chat", "edits", "rows", "prompt", "busy"}:
             return
         with ExitStack() as stack:
             bandwidth = stack.enter_context(ReadBandwidth(options.threads))
@@ -65,9 +67,10 @@ class Comparison:
                 _say(f"repeat {repeat + 1} of {options.repeats}")
                 if "bandwidth" in wanted:
                     self.samples["read_bytes_per_second"]["machine"].append(bandwidth.measure())
-                single = {name: side for name, side in sides.items() if name != AUTO}
+                single = {name: side for name, side in sides.items() if name not in (AUTO, LOOKUP)}
                 for wish, task, asked in (
                     ("chat", self._chat, sides),
+                    ("edits", self._edits, sides),
                     ("rows", self._rows, single),
                     ("prompt", self._prompt, single),
                     ("busy", self._busy, sides),
@@ -77,7 +80,7 @@ class Comparison:
 
     def measure_memory(self) -> None:
         """Memory in fresh processes, one after another."""
-        for name in self._options.candidates:
+        for name in self._without_lookup():
             _say(f"{name}: memory")
             with self.start(name, lean=True) as side:
                 self.samples["loaded_bytes"][name].append(side.ask("memory")["resident_bytes"])
@@ -91,7 +94,7 @@ class Comparison:
         engine = [text for name, value in self._engine.items() for text in (f"--{name.replace('_', '-')}", str(value))]
         start = [sys.executable, "-m", "selfspec", "generate", FIRST, "--model", path, "--max-new-tokens", "1"]
         commands = {
-            name: [*start, "--method", METHODS[name], *engine] for name in self._options.candidates if name != LLAMA
+            name: [*start, "--method", METHODS[name], *engine] for name in self._without_lookup() if name != LLAMA
         }
         if LLAMA in self._options.candidates:
             commands[LLAMA] = [sys.executable, "-m", "gguf_sides.lean", path, FIRST]
@@ -103,13 +106,17 @@ class Comparison:
 
     def measure_perplexity(self) -> None:
         """The likelihoods of all windows, by one candidate after another."""
-        names = [name for name in self._options.candidates if name != AUTO]
+        names = [name for name in self._without_lookup() if name != AUTO]
         for name in names + [REFERENCE] * self._options.reference:
             with self.start(name) as side:
                 values = self.windows[name] = []
                 for number, window in enumerate(self._questions.windows, start=1):
                     _say(f"{name}: window {number} of {len(self._questions.windows)}")
                     values.append(side.ask("likelihood", token_ids=window))
+
+    def _without_lookup(self) -> list[str]:
+        """Candidates that are no other way to decode with llama.cpp."""
+        return [name for name in self._options.candidates if name != LOOKUP]
 
     def _answers(self, side: Process, prompts: Sequence[Sequence[int]]) -> tuple[float, list[list[int]]]:
         asked = {"max_new_tokens": self._options.max_new_tokens, "eos_ids": self._questions.eos_ids}
@@ -120,6 +127,10 @@ class Comparison:
     def _chat(self, name: str, side: Process) -> None:
         speed, self.token_ids[name] = self._answers(side, self._questions.chat)
         self.samples["tokens_per_second"][name].append(speed)
+
+    def _edits(self, name: str, side: Process) -> None:
+        speed, _ = self._answers(side, self._questions.edits)
+        self.samples["edit_tokens_per_second"][name].append(speed)
 
     def _busy(self, name: str, side: Process) -> None:
         with busy_process():

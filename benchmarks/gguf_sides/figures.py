@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-LLAMA = "llama.cpp"
+PLAIN, AUTO, LLAMA = "plain", "auto", "llama.cpp"
 LABELS = {
     "tokens_per_second": "chat answers, tokens/s",
+    "edit_tokens_per_second": "edits and extraction, tokens/s",
     "busy_tokens_per_second": "beside one busy process, tokens/s",
     "prompt_tokens_per_second": "prompt of 512 tokens, tokens/s",
     **{f"rows_{rows}": f"{rows} rows ÷ 1" for rows in (2, 4, 8, 16)},
@@ -30,15 +31,16 @@ def spread(samples: Sequence[float]) -> dict[str, float]:
 
 
 def figures(samples: Samples) -> dict[str, dict[str, Any]]:
-    """By figure and candidate the spread, and that of the ratios to llama.cpp of the same repeat."""
+    """By figure and candidate the spread, and that of the ratios to llama.cpp and to plain of the same repeat."""
     found: dict[str, dict[str, Any]] = {}
     for figure, by_name in samples.items():
         found[figure] = {name: spread(values) for name, values in by_name.items()}
-        base = by_name.get(LLAMA, ())
-        for name, values in by_name.items():
-            if name != LLAMA and len(base) == len(values):
-                ratios = [value / other for value, other in zip(values, base, strict=True)]
-                found[figure][name]["to_llama_cpp"] = spread(ratios)
+        for to, other in (("to_llama_cpp", LLAMA), ("to_plain", PLAIN)):
+            base = by_name.get(other, ())
+            for name, values in by_name.items():
+                if name != other and len(base) == len(values):
+                    ratios = [value / each for value, each in zip(values, base, strict=True)]
+                    found[figure][name][to] = spread(ratios)
     return found
 
 
@@ -69,6 +71,15 @@ def table(result: Mapping[str, Any]) -> str:
         if figure in found:
             cells = (_cell(found[figure].get(name), figure) for name in names)
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    for figure, label in LABELS.items():
+        ratio = found.get(figure, {}).get(AUTO, {}).get("to_plain") if figure.endswith("tokens_per_second") else None
+        if ratio is not None:
+            what = label.removesuffix(", tokens/s")
+            lines.append(
+                f"| {what}, ÷ plain | "
+                + " | ".join(_range(ratio, 1, 2) if name == AUTO else "" for name in names)
+                + " |"
+            )
     bandwidth = found.get("read_bytes_per_second")
     if bandwidth and "tokens_per_second" in found:
         read = bandwidth["machine"]["median"]

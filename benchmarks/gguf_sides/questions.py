@@ -14,6 +14,40 @@ CHAT = (
     "Write a Python function that merges two sorted lists, and explain each step.",
     "Describe a walk through a city in the rain, in three paragraphs.",
 )
+_ACCOUNT = '''class Account:
+    """Money of one person, in cents."""
+
+    def __init__(self, owner: str, balance: int = 0) -> None:
+        self.owner = owner
+        self.balance = balance
+        self.history: list[tuple[str, int]] = []
+
+    def deposit(self, amount: int) -> None:
+        if amount <= 0:
+            raise ValueError("the amount must be positive")
+        self.balance += amount
+        self.history.append(("deposit", amount))
+
+    def withdraw(self, amount: int) -> None:
+        if amount > self.balance:
+            raise ValueError("there is not enough money")
+        self.balance -= amount
+        self.history.append(("withdraw", amount))
+'''
+_MEETING = (
+    "On Tuesday, 3 March, the board of the Lindhof cooperative met in the old dairy. Present were Anna Berg (chair), "
+    "Jonas Reuter (treasurer), Mira Kowalski (secretary) and Tomas Lund. The treasurer reported an income of 48,200 "
+    "euros and costs of 41,750 euros for the year. The board decided to buy a second delivery van for at most 12,000 "
+    "euros and to repaint the shop in April. Mira Kowalski was asked to collect three offers by 20 March. The next "
+    "meeting is on Tuesday, 7 April."
+)
+EDITS = (
+    f"Rename the attribute balance to funds everywhere, and give back the whole file:\n\n{_ACCOUNT}",
+    f"Add type-checked docstrings of one line to the methods, and give back the whole file:\n\n{_ACCOUNT}",
+    "Give back as JSON, with the fields date, place, people (with name and role), income, costs, decisions and next "
+    f"meeting, what this text says:\n\n{_MEETING}",
+)
+"""Code edits and an extraction: their answers repeat much of the prompt."""
 FIRST = "Why is the sky blue?"
 """The prompt of the commands whose first token is timed."""
 PROMPT_TOKENS = WINDOW = 512
@@ -28,12 +62,14 @@ class Questions:
 
     Attributes:
         chat: chat prompts.
+        edits: chat prompts whose answers repeat much of them.
         long: a prompt of ``PROMPT_TOKENS``.
         windows: successive windows of a text, without special tokens.
         eos_ids: tokens that end an output.
     """
 
     chat: list[list[int]]
+    edits: list[list[int]]
     long: list[int]
     windows: list[list[int]]
     eos_ids: list[int]
@@ -51,14 +87,17 @@ def make_questions(path: Path, text: Path, tokens: int) -> Questions:
         ValueError: the text is too short.
     """
     tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    chat = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": each}], add_generation_prompt=True, return_dict=True
-        )["input_ids"]
-        for each in CHAT
-    ]
+    chat, edits = (
+        [
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": each}], add_generation_prompt=True, return_dict=True
+            )["input_ids"]
+            for each in prompts
+        ]
+        for prompts in (CHAT, EDITS)
+    )
     ids: Sequence[int] = tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
     if len(ids) < max(tokens, PROMPT_TOKENS):
         raise ValueError(f"{text} has {len(ids)} tokens, fewer than {max(tokens, PROMPT_TOKENS)}; take a longer text")
     windows = [list(ids[start : start + WINDOW]) for start in range(0, tokens - WINDOW + 1, WINDOW)]
-    return Questions(chat, list(ids[-PROMPT_TOKENS:]), windows, [tokenizer.eos_token_id])
+    return Questions(chat, edits, list(ids[-PROMPT_TOKENS:]), windows, [tokenizer.eos_token_id])

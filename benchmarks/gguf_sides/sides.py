@@ -90,6 +90,30 @@ class LlamaCpp:
         return negative_log_likelihood(self._decoding.logits(token_ids), token_ids)
 
 
+class LlamaCppLookup:
+    """llama.cpp with prompt lookup.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: str) -> None:
+        import torch
+
+        from selfspec_lab.bench.llama_cpp import GgufFile
+        from selfspec_lab.bench.llama_cpp import LlamaCppLookup as Decoding
+
+        self._decoding = Decoding(GgufFile(Path(path), CONTEXT, torch.bfloat16))
+
+    def generate(self, token_ids: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int]) -> dict[str, Any]:
+        """See ``Selfspec.generate``."""
+        output = self._decoding.generate(token_ids, max_new_tokens, eos_ids)
+        return {"token_ids": list(output.token_ids), "first": output.prefill_seconds, "rest": output.seconds}
+
+    def warm_up(self) -> None:
+        """Nothing: the first forwards are not timed."""
+
+
 class Dequantised:
     """transformers' own model of the file's values in float32.
 

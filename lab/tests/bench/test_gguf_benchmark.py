@@ -32,6 +32,7 @@ def test_ratios_are_of_the_same_repeat(benchmarks: Modules) -> None:
     assert found["speed"]["plain"]["median"] == 6
     assert found["speed"]["plain"]["to_llama_cpp"] == {"median": 2, "lowest": 1, "highest": 3}
     assert "to_llama_cpp" not in found["speed"]["llama.cpp"]
+    assert found["speed"]["llama.cpp"]["to_plain"]["median"] == 0.5
 
 
 def test_perplexities_are_compared_window_by_window(benchmarks: Modules) -> None:
@@ -50,19 +51,23 @@ def test_the_likelihood_is_that_of_all_tokens_but_the_first(benchmarks: Modules)
 
 def test_the_table_has_a_row_for_what_was_measured(benchmarks: Modules) -> None:
     module = benchmarks("gguf_sides.figures")
-    names = ["plain", "llama.cpp"]
+    names = ["plain", "auto", "llama.cpp"]
     samples = {
-        "tokens_per_second": {"plain": [30.0, 40.0, 50.0], "llama.cpp": [20.0] * 3},
+        "tokens_per_second": {"plain": [30.0, 40.0, 50.0], "auto": [40.0] * 3, "llama.cpp": [20.0] * 3},
+        "edit_tokens_per_second": {"auto": [60.0, 90.0, 80.0], "plain": [40.0] * 3},
         "read_bytes_per_second": {"machine": [4e9] * 3},
         "peak_bytes": {"plain": [2.0**30], "llama.cpp": [2.0**29]},
     }
     result = {"candidates": names, "figures": module.figures(samples), "file": {"step_bytes": 10**8}}
     assert module.table(result).splitlines() == [
-        "| | plain | llama.cpp |",
-        "| --- | --- | --- |",
-        "| chat answers, tokens/s | 40.0 (30.0 to 50.0); **2.00** | 20.0 |",
-        "| resident at the peak, MiB | 1,024; **2.00** | 512 |",
-        "| bytes of a step × tokens/s ÷ read bandwidth | 1.00 | 0.50 |",
+        "| | plain | auto | llama.cpp |",
+        "| --- | --- | --- | --- |",
+        "| chat answers, tokens/s | 40.0 (30.0 to 50.0); **2.00** | 40.0; **2.00** | 20.0 |",
+        "| edits and extraction, tokens/s | 40.0 | 80.0 (60.0 to 90.0) |  |",
+        "| resident at the peak, MiB | 1,024; **2.00** |  | 512 |",
+        "| chat answers, ÷ plain |  | 1.00 (0.80 to 1.33) |  |",
+        "| edits and extraction, ÷ plain |  | 2.00 (1.50 to 2.25) |  |",
+        "| bytes of a step × tokens/s ÷ read bandwidth | 1.00 | 1.00 | 0.50 |",
         "",
         "Read bandwidth: 4.0 GB/s.",
     ]
