@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 
-from helpers.models import FAMILY_NAMES, SUBLAYERS, build, plain_text, prompt
+from helpers.models import SUBLAYERS, build, plain_text, prompt
 from selfspec.engine import Engine
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.model.cache import KeyValueCache
@@ -29,6 +29,9 @@ from selfspec.runtimes.graphs import FEWEST_SLOTS, MOST_ROWS, SHORTEST_SPAN, Are
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import Generation, SamplingParams
+
+FAMILY_NAMES = ("llama", "mistral-window", "olmo2", "gemma2", "gemma3", "mixtral", "stablelm")
+"""One of each way in which sublayers of families differ: the others are tested on the runtimes that are chosen."""
 
 CLOSE: dict[str, Any] = {"rtol": 2e-5, "atol": 2e-5}
 
