@@ -77,9 +77,9 @@ class KeptTexts:
     """Files of a folder in which processes with the same model keep texts of requests, with keys and values.
 
     They are named by what they depend on: the model, how it runs, the salt of the request. A file that is damaged or
-    that others could have written is not used, which is logged once. Files are written in a thread; at the end of the
-    process, and in ``flush``, those that wait are. Together the files of all models take at most ``limit`` bytes: those
-    that were used longest ago go first. ``grain`` is that of the prompts' chunks.
+    that others could have written is not used, which is logged once, and replaced. Files are written in a thread; at
+    the end of the process, and in ``flush``, those that wait are. Together the files of all models take at most
+    ``limit`` bytes: those that were used longest ago go first. ``grain`` is that of the prompts' chunks.
     """
 
     def __init__(self, folder: Path, limit: int, target: Target, grain: int) -> None:
@@ -98,6 +98,7 @@ class KeptTexts:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="selfspec-cache-dir")
         self._waiting = 0
         self._unseen = limit  # bytes written since the folder was last looked through
+        self._unusable: set[Path] = set()
         self._warned = False
 
     def earlier(self, salt: str) -> SuffixAutomaton:
@@ -207,7 +208,8 @@ class KeptTexts:
         except FileNotFoundError:  # another process removed it
             return None
         except (OSError, MemoryError, ValueError, struct.error) as error:
-            reason = getattr(error, "strerror", None) or "it is damaged"
+            self._unusable.add(path)
+            reason = getattr(error, "strerror", None) or "it is damaged or too large"
             self._warn(f"'{path}' is not used: {reason}")
             return None
 
@@ -249,7 +251,10 @@ class KeptTexts:
     def _write(self, name: str, token_ids: Sequence[int], start: int, rows: bytes) -> Path:
         content = b"".join((struct.pack("<II", len(token_ids), start), array("i", token_ids).tobytes()))
         path = self._folder / name.format(hashlib.sha256(content).hexdigest()[:24])
-        if not _touch(path):
+        found = None if path in self._unusable else self._read(path, name, head=True)
+        if found is None or found[32:] != content or not _touch(path):
+            path.unlink(missing_ok=True)  # its owner and mode may be the reason
+            self._unusable.discard(path)
             whole = bytearray(32) + content + rows
             whole[:32] = _digest(name, whole)
             self._make_room(len(whole))
