@@ -40,8 +40,8 @@ _MOST_TEXTS = 512
 _MOST_WAITING = 16
 """Most requests whose files are still to be written; those of further ones are not."""
 
-_ABANDONED = 3600.0
-"""Seconds after which a file that is still being written belongs to a process that has ended."""
+_ABANDONED = 3600 * 10**9
+"""Nanoseconds after which a file that is still being written belongs to a process that has ended."""
 
 _CONTEXT = 16
 """Tokens of a prompt's end that are kept with the output, to find its beginning by."""
@@ -158,11 +158,7 @@ class KeptTexts:
 
     def _paths(self, name: str) -> list[Path]:
         """The files of a name, the latest first."""
-        times: dict[Path, float] = {}
-        for path in self._folder.glob(name.format("*")):
-            with contextlib.suppress(OSError):  # another process removed it
-                times[path] = path.stat().st_mtime_ns
-        return sorted(times, key=lambda path: times[path], reverse=True)
+        return [path for _, _, path in sorted(_files(self._folder.glob(name.format("*"))), reverse=True)]
 
     def _latest_texts(self, name: str) -> Iterator[tuple[int, ...]]:
         left = _MOST_TOKENS
@@ -259,6 +255,7 @@ class KeptTexts:
             whole[:32] = _digest(name, whole)
             self._make_room(len(whole))
             replace_file(path, bytes(whole))
+            _touch(path)
         return path
 
     def _make_room(self, size: int) -> None:
@@ -278,7 +275,7 @@ class KeptTexts:
             group = path.name.partition("-")[0]
             texts[group] = texts.get(group, 0) + (path.suffix == ".text")
             left -= own
-            abandoned = path.suffix == ".part" and time.time() - changed > _ABANDONED
+            abandoned = path.suffix == ".part" and time.time_ns() - changed > _ABANDONED
             if left < 0 or texts[group] > _MOST_TEXTS or abandoned:
                 path.unlink(missing_ok=True)
                 left += own
@@ -335,16 +332,16 @@ def _tokens(content: bytearray) -> tuple[int, ...]:
 def _touch(path: Path) -> bool:
     """Makes a file the latest used; false where there is none."""
     try:
-        os.utime(path)
+        os.utime(path, ns=(time.time_ns(),) * 2)  # finer than the clock of the file system
     except FileNotFoundError:
         return False
     return True
 
 
-def _files(paths: Iterable[Path]) -> Iterator[tuple[float, int, Path]]:
-    """When files were used last, and their bytes."""
+def _files(paths: Iterable[Path]) -> Iterator[tuple[int, int, Path]]:
+    """When files were used last, in nanoseconds, and their bytes."""
     for path in paths:
         with contextlib.suppress(OSError):  # another process removed it
             found = path.stat()
             if path.suffix in (".keys", ".text", ".part"):
-                yield found.st_mtime, found.st_size, path
+                yield found.st_mtime_ns, found.st_size, path
