@@ -23,6 +23,7 @@ from selfspec.cli import options
 from selfspec.cli.app import app
 from selfspec.cli.generate import generate as generate_command
 from selfspec.cli.inputs import read_prompt
+from selfspec.cli.models import row_text
 from selfspec.cli.terminal import TextWriter, takes_colour
 from selfspec.decoding.output import Output
 from selfspec.errors import InvalidPromptError
@@ -435,6 +436,33 @@ def test_info(checkpoint: str) -> None:
     assert facts["tree_verification"] is True
     assert facts["native"]["model"] == "native" or facts["native"]["model"].startswith("Python: ")
     assert facts["chat_template"] is True
+    assert set(facts["row_seconds"]) >= {"1", "2", "4"}
+    assert all(0 < seconds < 60 for seconds in facts["row_seconds"].values())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        ({1: 0.02}, "1 row 20.0 ms"),
+        (
+            {1: 0.01, 2: 0.0105, 4: 0.011, 8: 0.012, 16: 0.018},
+            "1 row 10.0 ms; relative to it 2 rows 1.05, 4 rows 1.10, 8 rows 1.20, 16 rows 1.80. 8 rows cost 1.20 of "
+            "one here: drafts of up to 7 known tokens, such as copies, are nearly free",
+        ),
+        (
+            {1: 0.01, 2: 0.018, 4: 0.03},
+            "1 row 10.0 ms; relative to it 2 rows 1.80, 4 rows 3.00. 2 rows cost 1.80 of one here: a draft of one "
+            "known token pays where it is accepted more often than in 80% of rounds",
+        ),
+        (
+            {1: 0.01, 2: 0.021},
+            "1 row 10.0 ms; relative to it 2 rows 2.10. 2 rows cost 2.10 of one here: a draft of one known token does "
+            "not pay",
+        ),
+    ],
+)
+def test_what_follows_from_the_costs_of_rows(seconds: dict[int, float], text: str) -> None:
+    assert row_text(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -445,6 +473,7 @@ def test_info_as_text(variant: str, windows: str, tied: bool, tmp_path: Path) ->
     text = run("info", "--model", str(save_checkpoint(tmp_path, variant))).stdout
     lines = dict(line.split("  ", 1) for line in text.splitlines())
     assert lines["windows"].strip() == windows
+    assert lines["row seconds"].strip().startswith("1 row ")
     assert lines["tied embedding"].strip() == ("yes" if tied else "no")
     assert ("head 0" in lines["bytes"]) == tied
 

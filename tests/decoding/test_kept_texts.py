@@ -201,6 +201,10 @@ def test_a_spoilt_file_is_not_used_and_said_once(
     (said,) = caplog.records
     assert "is not used: " in said.message
     assert "\n" not in said.message
+    repaired = ask(engine_with(tmp_path))
+    assert (repaired.token_ids, repaired.cached_prompt_tokens) == (first.token_ids, 49)
+    assert repaired.accepted > first.accepted
+    assert len(caplog.records) == 1
 
 
 def test_files_of_another_model_under_this_ones_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -181,6 +181,20 @@ def test_a_stranger_does_not_learn_what_was_cached() -> None:
     assert counts[2] > 0
 
 
+def test_a_server_that_starts_again_knows_the_prompts_of_the_same_key(tmp_path: Path) -> None:
+    counts = []
+    body = {"prompt": "a secret, whatever it is" * 3, "max_tokens": 8}
+    for keys, asked in ((["one"], [("one", "")]), (["two", "one"], [("two", ""), ("one", "x"), ("one", "")])):
+        engine = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE), "suffix", cache_dir=tmp_path)
+        with make_client(ServedEngine(lambda engine=engine: engine), api_keys=keys) as client:  # type: ignore[misc]
+            for key, salt in asked:
+                headers = {"Authorization": f"Bearer {key}"}
+                answer = client.post(COMPLETION, json={**body, "cache_salt": salt}, headers=headers).json()
+                counts.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert counts[:3] == [0, 0, 0]
+    assert counts[3] > 0
+
+
 def test_an_answer_that_takes_too_long_ends() -> None:
     engine = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE), "autoregressive")
     body = {"prompt": "abc", "max_tokens": 1000, "temperature": 0, "ignore_eos": True}

@@ -77,17 +77,20 @@ def sampling_params(options: Mapping[str, Any]) -> "SamplingParams":
 
 @contextlib.contextmanager
 def kept_state(engine: "Engine", path: Path | None) -> Iterator[None]:
-    """Loads the state from a file, if it exists, and saves the state to it at the end, even after an interrupt."""
-    if path is None:
-        yield
-        return
-    engine.method.state()  # raises if the method's settings leave nothing to save
-    if path.exists():
-        engine.load_state(path)
+    """Loads the state from a file, if it exists, and saves the state to it at the end, even after an interrupt.
+
+    Waits at the end until the files of ``--cache-dir`` are written.
+    """
+    if path is not None:
+        engine.method.state()  # raises if the method's settings leave nothing to save
+        if path.exists():
+            engine.load_state(path)
     try:
         yield
     finally:
-        engine.save_state(path)
+        if path is not None:
+            engine.save_state(path)
+        engine.flush()
 
 
 def _check_state(method: str, path: Path, *, writes: bool) -> None:

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from selfspec.runtimes.target import Target
 
 
+_ROWS = (1, 2, 4, 8, 16)
+"""Numbers of rows that ``selfspec info`` measures."""
+
+_NEARLY_FREE = 1.25
+"""What rows cost relative to one, at most, where drafts of known tokens are called nearly free."""
+
+
 class ModelsGroup(PluginGroup):
     """Commands about models. Other packages can add to them."""
 
@@ -116,6 +123,7 @@ def info(
         raise InvalidParameterError(f"give the model with --model: selfspec info --model {bare_model}")
 
     from selfspec.loading import load_model
+    from selfspec.runtimes.costs.rows import measure_row_costs
     from selfspec.runtimes.kernels import describe
     from selfspec.runtimes.target import Target
 
@@ -125,6 +133,8 @@ def info(
     facts = {"model": model, **describe_target(target)}
     facts["kernels"] = describe()
     facts["reading"] = str(target.reading or "default")
+    costs = measure_row_costs(target, range(target.sublayer_count), row_counts=_ROWS, most_seconds=4.0)
+    facts["row_seconds"] = dict(zip(costs.rows, costs.seconds, strict=True))
     facts["tokenizer_entries"] = len(tokenizer)
     facts["chat_template"] = bool(getattr(tokenizer, "chat_template", None))
     if as_json:
@@ -231,6 +241,8 @@ def _text(name: str, value: Any) -> str:
         return str(value["model"]) + (
             f", but not where: {'; '.join(value['left_where'])}" if value["left_where"] else ""
         )
+    if name == "row_seconds":
+        return row_text(value)
     if isinstance(value, Mapping):
         return ", ".join(f"{component} {size:,}" for component, size in value.items())
     if name == "windows":
@@ -240,6 +252,22 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def row_text(seconds: Mapping[int, float]) -> str:
+    """What rows of a forward cost relative to one, and what follows for drafts; from seconds by number of rows."""
+    relative = {rows: taken / seconds[1] for rows, taken in seconds.items()}
+    shown = ", ".join(f"{rows} rows {cost:.2f}" for rows, cost in relative.items() if rows > 1)
+    text = f"1 row {1000 * seconds[1]:.1f} ms" + (f"; relative to it {shown}" if shown else "")
+    most = max(rows for rows, cost in relative.items() if cost <= _NEARLY_FREE)
+    if most > 1:
+        drafts = f"up to {most - 1} known tokens, such as copies, are nearly free"
+        return f"{text}. {most} rows cost {relative[most]:.2f} of one here: drafts of {drafts}"
+    if 2 not in relative:
+        return text
+    least = relative[2] - 1
+    pays = f"pays where it is accepted more often than in {least:.0%} of rounds" if least < 1 else "does not pay"
+    return f"{text}. 2 rows cost {relative[2]:.2f} of one here: a draft of one known token {pays}"
 
 
 def _low_bit_text(sizes: Mapping[str, int | str]) -> str:

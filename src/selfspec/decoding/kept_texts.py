@@ -40,8 +40,8 @@ _MOST_TEXTS = 512
 _MOST_WAITING = 16
 """Most requests whose files are still to be written; those of further ones are not."""
 
-_ABANDONED = 3600.0
-"""Seconds after which a file that is still being written belongs to a process that has ended."""
+_ABANDONED = 3600 * 10**9
+"""Nanoseconds after which a file that is still being written belongs to a process that has ended."""
 
 _CONTEXT = 16
 """Tokens of a prompt's end that are kept with the output, to find its beginning by."""
@@ -77,9 +77,9 @@ class KeptTexts:
     """Files of a folder in which processes with the same model keep texts of requests, with keys and values.
 
     They are named by what they depend on: the model, how it runs, the salt of the request. A file that is damaged or
-    that others could have written is not used, which is logged once. Files are written in a thread; at the end of the
-    process, and in ``flush``, those that wait are. Together the files of all models take at most ``limit`` bytes: those
-    that were used longest ago go first. ``grain`` is that of the prompts' chunks.
+    that others could have written is not used, which is logged once, and replaced. Files are written in a thread; at
+    the end of the process, and in ``flush``, those that wait are. Together the files of all models take at most
+    ``limit`` bytes: those that were used longest ago go first. ``grain`` is that of the prompts' chunks.
     """
 
     def __init__(self, folder: Path, limit: int, target: Target, grain: int) -> None:
@@ -98,6 +98,7 @@ class KeptTexts:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="selfspec-cache-dir")
         self._waiting = 0
         self._unseen = limit  # bytes written since the folder was last looked through
+        self._unusable: set[Path] = set()
         self._warned = False
 
     def earlier(self, salt: str) -> SuffixAutomaton:
@@ -157,11 +158,7 @@ class KeptTexts:
 
     def _paths(self, name: str) -> list[Path]:
         """The files of a name, the latest first."""
-        times: dict[Path, float] = {}
-        for path in self._folder.glob(name.format("*")):
-            with contextlib.suppress(OSError):  # another process removed it
-                times[path] = path.stat().st_mtime_ns
-        return sorted(times, key=lambda path: times[path], reverse=True)
+        return [path for _, _, path in sorted(_files(self._folder.glob(name.format("*"))), reverse=True)]
 
     def _latest_texts(self, name: str) -> Iterator[tuple[int, ...]]:
         left = _MOST_TOKENS
@@ -207,7 +204,8 @@ class KeptTexts:
         except FileNotFoundError:  # another process removed it
             return None
         except (OSError, MemoryError, ValueError, struct.error) as error:
-            reason = getattr(error, "strerror", None) or "it is damaged"
+            self._unusable.add(path)
+            reason = getattr(error, "strerror", None) or "it is damaged or too large"
             self._warn(f"'{path}' is not used: {reason}")
             return None
 
@@ -249,11 +247,15 @@ class KeptTexts:
     def _write(self, name: str, token_ids: Sequence[int], start: int, rows: bytes) -> Path:
         content = b"".join((struct.pack("<II", len(token_ids), start), array("i", token_ids).tobytes()))
         path = self._folder / name.format(hashlib.sha256(content).hexdigest()[:24])
-        if not _touch(path):
+        found = None if path in self._unusable else self._read(path, name, head=True)
+        if found is None or found[32:] != content or not _touch(path):
+            path.unlink(missing_ok=True)  # its owner and mode may be the reason
+            self._unusable.discard(path)
             whole = bytearray(32) + content + rows
             whole[:32] = _digest(name, whole)
             self._make_room(len(whole))
             replace_file(path, bytes(whole))
+            _touch(path)
         return path
 
     def _make_room(self, size: int) -> None:
@@ -273,7 +275,7 @@ class KeptTexts:
             group = path.name.partition("-")[0]
             texts[group] = texts.get(group, 0) + (path.suffix == ".text")
             left -= own
-            abandoned = path.suffix == ".part" and time.time() - changed > _ABANDONED
+            abandoned = path.suffix == ".part" and time.time_ns() - changed > _ABANDONED
             if left < 0 or texts[group] > _MOST_TEXTS or abandoned:
                 path.unlink(missing_ok=True)
                 left += own
@@ -330,16 +332,16 @@ def _tokens(content: bytearray) -> tuple[int, ...]:
 def _touch(path: Path) -> bool:
     """Makes a file the latest used; false where there is none."""
     try:
-        os.utime(path)
+        os.utime(path, ns=(time.time_ns(),) * 2)  # finer than the clock of the file system
     except FileNotFoundError:
         return False
     return True
 
 
-def _files(paths: Iterable[Path]) -> Iterator[tuple[float, int, Path]]:
-    """When files were used last, and their bytes."""
+def _files(paths: Iterable[Path]) -> Iterator[tuple[int, int, Path]]:
+    """When files were used last, in nanoseconds, and their bytes."""
     for path in paths:
         with contextlib.suppress(OSError):  # another process removed it
             found = path.stat()
             if path.suffix in (".keys", ".text", ".part"):
-                yield found.st_mtime, found.st_size, path
+                yield found.st_mtime_ns, found.st_size, path
