@@ -71,8 +71,8 @@ class MtpHead:
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Drafted]:
         """Drafts tokens of several sequences side by side, each request with a text as its state and a ``choose``."""
+        inputs = [self._take(request.state) for request in requests]
         running = [_Draft(request) for request in requests]
-        inputs = [self._take(each.text) for each in running]
         self._step(running, inputs)
         for each, (_, tokens) in zip(running, inputs, strict=True):
             each.text.cache.commit(range(len(tokens)))
@@ -80,8 +80,9 @@ class MtpHead:
             self._step(on, [(self._own.norm(each.state), each.tokens[-1]) for each in on])
         return [each.drafted() for each in running]
 
-    def _take(self, text: MtpText) -> tuple[torch.Tensor, torch.Tensor]:
+    def _take(self, text: SequenceState) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows of a text that are missing; all but the last ones are made here."""
+        assert isinstance(text, MtpText)
         states, tokens = map(_joined, zip(*text.missing, strict=True))
         text.missing.clear()
         done = 0
