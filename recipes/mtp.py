@@ -9,20 +9,23 @@ of later passes that led to them (the training-time test of EAGLE-3, arXiv 2503.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
 
-from data import Mixer
+from data import MIXTURE, Mixer
 from model import Llama, Shape, mlp_sublayer, rms_norm, rotary_tables, rotate
 from optimizer import orthogonalize
 from phases import Stage
 
 MATRICES = ("fc", "qkv", "out", "gate_up", "down")
 """Weights of the head that Muon updates."""
+
+_PASSES = 3
+_PEAK = 0.015
+"""Learning rate of the matrices; that of the norms is a tenth."""
 
 
 def initial_head(llama: Llama) -> dict[str, Tensor]:
@@ -105,23 +108,20 @@ class Head:
         return mixed.transpose(1, 2).reshape(rows, length, shape.hidden)
 
 
-def train_head(
-    llama: Llama, mixer: Mixer, stages: tuple[Stage, ...], mixture: Mapping[str, float], passes: int, peak: float
-) -> dict[str, Tensor]:
+def train_head(llama: Llama, mixer: Mixer, stage: Stage, steps: int | None = None) -> dict[str, Tensor]:
     """Train a head of a frozen model to have its distribution; returns float32 weights.
 
-    Each pass counts as much as it is reached: drafts end at their first wrong token.
+    Later passes count less: drafts end at their first wrong token. ``steps`` replaces those of the stage.
     """
     masters = initial_head(llama)
     moments = {name: torch.zeros_like(master) for name, master in masters.items()}
     squares = {name: torch.zeros_like(master) for name, master in masters.items()}
     embedding = llama.weights["embedding"][0]
-    steps = sum(stage.steps for stage in stages)
-    schedule = [stage for stage in stages for _ in range(stage.steps)]
-    progress = tqdm(enumerate(schedule), "tiny-mtp", steps, mininterval=20)
-    agreed = [0.0] * passes
-    for step, stage in progress:
-        inputs, _ = mixer.batch(step, stage.rows, stage.length, mixture)
+    steps = steps or stage.steps
+    progress = tqdm(range(steps), "tiny-mtp", mininterval=20)
+    agreed = [0.0] * _PASSES
+    for step in progress:
+        inputs, _ = mixer.batch(step, stage.rows, stage.length, MIXTURE)
         with torch.no_grad():
             states = rms_norm(
                 llama.run(llama.embed(inputs), range(llama.shape.sublayers)),
@@ -130,7 +130,7 @@ def train_head(
             )
             given = functional.linear(states, embedding).float().log_softmax(-1)
         weights = {name: master.bfloat16().requires_grad_() for name, master in masters.items()}
-        outputs = Head(llama.shape, weights, embedding).passes(states[:, :-1], inputs[:, 1:], passes)
+        outputs = Head(llama.shape, weights, embedding).passes(states[:, :-1], inputs[:, 1:], _PASSES)
         loss = torch.zeros(())
         for own, output in enumerate(outputs):
             wanted = given[:, 1 + own :]
@@ -144,9 +144,9 @@ def train_head(
         for name, master in masters.items():
             gradient = weights[name].grad.float()
             if name in MATRICES:
-                _muon(master, gradient, moments[name], rate * peak)
+                _muon(master, gradient, moments[name], rate * _PEAK)
             else:
-                _adam(master, gradient, moments[name], squares[name], rate * peak * 0.1, step + 1)
+                _adam(master, gradient, moments[name], squares[name], rate * _PEAK * 0.1, step + 1)
         progress.set_postfix({"loss": f"{loss.item():.3f}", "agreed": [f"{share:.3f}" for share in agreed]})
     return masters
 
