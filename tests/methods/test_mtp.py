@@ -97,8 +97,8 @@ def test_coupled_sampling_gives_the_text_of_the_seed(model: PreTrainedModel) -> 
 
 def test_speculative_sampling_takes_drafts_of_a_temperature(model: PreTrainedModel) -> None:
     """Its draft has scores, so that tokens are accepted by the ratio of the probabilities."""
-    params = SamplingParams(max_new_tokens=TOKENS, temperature=0.3, seed=5)
-    engine = mtp(model, acceptance="speculative")
+    params = SamplingParams(max_new_tokens=TOKENS, temperature=0.3, seed=5, acceptance="speculative")
+    engine = mtp(model)
     found = engine.generate(PROMPTS, params)
     assert all(len(text(each)) == TOKENS for each in found)
     assert sum(map(accepted, found)) > 10
