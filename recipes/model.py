@@ -116,7 +116,7 @@ def attention_sublayer(
     projected = functional.linear(rms_norm(hidden_states, gain, epsilon), qkv)
     projected = projected.view(rows, length, heads + 2 * groups, head).transpose(1, 2)
     queries, keys, values = projected.split((heads, groups, groups), dim=1)
-    queries, keys = _rotate(queries, cosines, sines), _rotate(keys, cosines, sines)
+    queries, keys = rotate(queries, cosines, sines), rotate(keys, cosines, sines)
     mixed = causal_attention(queries, keys, values)
     return hidden_states + functional.linear(mixed.transpose(1, 2).reshape(rows, length, hidden), out)
 
@@ -210,6 +210,7 @@ class Llama:
         return self._tables[length]
 
 
-def _rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turn ``[..., length, head]`` by rotary tables."""
     first, second = states.chunk(2, dim=-1)
     return states * cosines + torch.cat((-second, first), dim=-1) * sines

@@ -176,6 +176,9 @@ EARLY_EXIT = Phase(
     mixture=CODE_LIGHT,
 )
 
+MTP = Stage(330, 8, 256)
+"""Of a multi-token-prediction head, whose model is frozen (``mtp.py``)."""
+
 TINY_RECIPE = Recipe((START, BASE, SUBSETS, HALF_DEPTH, MUTUAL_HALF_DEPTH, TINY), "mutual-half-depth", 0.3)
 
 EARLY_EXIT_RECIPE = Recipe(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -16,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from data import Domain, Mixer
 from export import read_checkpoint, write_checkpoint
 from measure import choose_skip_set, encode_text, exit_agreement, skip_agreement
-from model import Llama, Shape, causal_attention, initial_weights
+from model import Llama, Shape, causal_attention, initial_weights, rms_norm
+from mtp import Head, to_checkpoint, train_head
 from objectives import (
     DistilledSubsetObjective,
     EarlyExitObjective,
@@ -29,6 +31,9 @@ from objectives import (
 from optimizer import Rates, orthogonalize
 from phases import Phase, Recipe, Stage
 from sample import Writer, renew_samples
+from selfspec import Engine
+from selfspec.decoding.drafting import propose
+from selfspec.decoding.prompt import read_text
 from selfspec_lab.prompts import PROMPTS
 from tokenizer import train_tokenizer
 from train import blend
@@ -201,3 +206,37 @@ def test_the_form_of_held_out_text_is_counted_without_the_text() -> None:
     assert form["documents"] == 1
     assert set(form) == {"documents", "well_formed"}
     assert form["well_formed"] in (0, 1)
+
+
+def test_a_trained_head_drafts_as_it_did_in_training(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Its passes give the drafts of ``--method mtp``, and training brings it nearer to the model."""
+    shape = tiny_shape(tokenizer)
+    write_checkpoint(tmp_path / "model", random_weights(shape), shape, tokenizer)
+    weights, _, _ = read_checkpoint(tmp_path / "model")
+    llama = Llama(shape, weights, compiled=False)
+    stream = torch.tensor(tokenizer.encode("".join(TEXTS)).ids)
+    mixer = Mixer(dict.fromkeys(("math", "code", "prose"), stream), tokenizer.token_to_id("<|bos|>"), 0)
+    half = Llama(shape, {name: [part.bfloat16() for part in parts] for name, parts in weights.items()}, compiled=False)
+    head = train_head(half, mixer, Stage(3, 2, 32))
+    tensors = load_file(tmp_path / "model" / "model.safetensors") | to_checkpoint(head, shape)
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+    engine = Engine(model, method="mtp", settings={"draft_length": 3, "threshold": 0.0})
+    prompt = stream[:20].tolist()
+    text = [*prompt, *engine.generate(prompt, max_new_tokens=1).token_ids]
+    with torch.no_grad():
+        states = llama.run(llama.embed(torch.tensor([text])), range(shape.sublayers))
+        states = rms_norm(states, llama.weights["final_norm"][0], shape.epsilon)[:, :20]
+        exact = {name: part.bfloat16().float() for name, part in head.items()}
+        own = Head(shape, exact, llama.weights["embedding"][0])
+        drafted: list[int] = []
+        for _ in range(3):
+            tokens = torch.tensor([[*text[1:], *drafted]])
+            padded = torch.cat([states, states[:, : len(drafted)]], dim=1)
+            output = own.passes(padded, tokens, len(drafted) + 1)[-1][:, 19]
+            drafted.append(int(functional.linear(output, llama.weights["embedding"][0]).argmax()))
+    found, _ = read_text(engine.target, prompt, engine.method.needs, max_new_tokens=8)
+    drafter = engine.method.begin(found.prefill)
+    with torch.inference_mode():
+        (proposal,) = propose(engine.target, [found], [drafter.plan()], [()])
+    assert proposal.token_ids.tolist() == drafted

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from safetensors.torch import load_file, save
 from tokenizers import Tokenizer
 
 import replicas
 from data import Mixer, encode_stream, load_domains
-from export import write_checkpoint
-from model import Shape
+from export import read_checkpoint, write_checkpoint
+from model import Llama, Shape
+from mtp import to_checkpoint, train_head
 from optimizer import Rates
-from phases import EARLY_EXIT_RECIPE, TINY_RECIPE, Phase, Recipe
+from phases import EARLY_EXIT_RECIPE, MTP, TINY_RECIPE, Phase, Recipe
 from tokenizer import BOS, train_tokenizer
 from training import Settings, initial_checkpoint, train_phase
 
@@ -65,6 +68,26 @@ def tiny_early_exit(
     """Continue from ``tiny`` with the LayerSkip recipe: the first layers, the final norm and the LM head draft well."""
     settings = Settings(Shape(), Rates(), seed, _device(device), compiled, work)
     run_recipe(EARLY_EXIT_RECIPE, settings, gsm8k, books, out, processes, steps)
+
+
+@app.command("tiny-mtp")
+def tiny_mtp(
+    gsm8k: Gsm8k,
+    books: Books,
+    out: Out,
+    model: Annotated[Path, typer.Option(help="Folder of the checkpoint, as `tiny` writes it; it stays as it is.")],
+    steps: Steps = None,
+    seed: Seed = 0,
+) -> None:
+    """Train a multi-token-prediction head for a checkpoint, and write both into one folder."""
+    weights, shape, tokenizer = read_checkpoint(model)
+    llama = Llama(shape, {name: [part.bfloat16() for part in parts] for name, parts in weights.items()}, compiled=False)
+    domains = load_domains(gsm8k, books)
+    streams = {name: encode_stream(tokenizer, domain.train, seed) for name, domain in domains.items()}
+    head = train_head(llama, Mixer(streams, tokenizer.token_to_id(BOS), seed), MTP, steps)
+    shutil.copytree(model, out, ignore=shutil.ignore_patterns("README.md", "evaluation.json", "training.json"))
+    tensors = load_file(model / "model.safetensors") | to_checkpoint(head, shape)
+    (out / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
 
 
 def run_recipe(

@@ -7,8 +7,10 @@ from helpers.models import LAYERS
 from selfspec.methods import METHODS
 from selfspec.methods.base import Method
 
-METHODS_OF_ANY_MODEL: dict[str, type[Method]] = {name: each for name, each in METHODS.items() if name != "low-bit"}
-"""Methods that need no kernels; ``test_low_bit_drafts.py`` tries the other one on models with them."""
+METHODS_OF_ANY_MODEL: dict[str, type[Method]] = {
+    name: each for name, each in METHODS.items() if name not in ("low-bit", "mtp")
+}
+"""Methods that need neither kernels nor a head; ``test_low_bit_drafts.py`` and ``test_mtp.py`` try the others."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 
@@ -11,6 +11,7 @@ from selfspec.decoding.stopping import StoppingRule, TreeWidths
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.chain import Path
+from selfspec.runtimes.mtp import MtpHead, MtpText
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.sampling.tree import ROOT, TokenTree
 from selfspec.types import Forecast
@@ -151,7 +152,37 @@ class LayerDraft:
         return None if self.stop is None else self.stop.threshold
 
 
-Draft: TypeAlias = NoDraft | TokenDraft | LayerDraft
+@dataclass(frozen=True)
+class MtpDraft:
+    """Draft with the multi-token-prediction head of the checkpoint.
+
+    Attributes:
+        head: the head.
+        text: what it knows of the sequence, up to the pending token.
+        limit: most tokens, 0 or more.
+        stop: ends the draft earlier; ``None`` drafts ``limit`` tokens without reading their confidence.
+        name: of what planned it, where a method has several ways to draft.
+        forecast: what the method expects of the round, if it says so.
+    """
+
+    head: MtpHead
+    text: MtpText
+    limit: int
+    stop: StoppingRule | None = None
+    name: str | None = None
+    forecast: Forecast | None = None
+
+    widths: ClassVar[None] = None
+    choose: ClassVar[None] = None
+    shared_prefix: ClassVar[int] = 0
+
+    @property
+    def threshold(self) -> float | None:
+        """The confidence below which it stops; ``None`` without such a rule."""
+        return None if self.stop is None else self.stop.threshold
+
+
+Draft: TypeAlias = NoDraft | TokenDraft | LayerDraft | MtpDraft
 """What drafts one round of one sequence."""
 
 

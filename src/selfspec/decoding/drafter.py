@@ -24,12 +24,22 @@ class Needs:
         probe_rows: most rows of one forward of its ``Probe``; the request's cache gets slots for them.
         prompt_rows: how many of the prompt's last rows ``Prefill.hidden_states`` covers; 0 captures nothing.
         prompt_states: sublayers ``i`` (0 to ``2L``) whose ``h[i]`` it contains.
+        needed_rows: how many of these rows it must cover, at most ``prompt_rows``, ``None`` for all; others are left
+            out where a prefix cache has their keys and values.
+        token_bytes: what the drafter holds for each token of the request.
     """
 
     sibling_rows: int = 0
     probe_rows: int = 0
     prompt_rows: int = 0
     prompt_states: frozenset[int] = frozenset()
+    needed_rows: int | None = None
+    token_bytes: int = 0
+
+    @property
+    def fewest_rows(self) -> int:
+        """Last rows of the prompt that are computed in any case."""
+        return self.prompt_rows if self.needed_rows is None else self.needed_rows
 
     @staticmethod
     def union(many: "Sequence[Needs]") -> "Needs":
@@ -39,6 +49,8 @@ class Needs:
             probe_rows=max(needs.probe_rows for needs in many),
             prompt_rows=max(needs.prompt_rows for needs in many),
             prompt_states=frozenset[int]().union(*(needs.prompt_states for needs in many if needs.prompt_rows)),
+            needed_rows=max(needs.fewest_rows for needs in many),
+            token_bytes=sum(needs.token_bytes for needs in many),
         )
 
 
@@ -51,7 +63,8 @@ class Prefill:
         first_token: the token that the target chose after it.
         probe: runs parts of the target over this request, as long as it lasts.
         hidden_states: by sublayer the residual stream ``h[i]`` that the method's needs name, ``[k, hidden]``, of the
-            last ``k`` prompt tokens: ``prompt_rows`` of them, or the whole prompt where it is shorter.
+            last ``k`` prompt tokens: ``prompt_rows`` of them, or the whole prompt where it is shorter; fewer where
+            ``needed_rows`` allows it.
         room: most tokens that may be written after the first one.
         earlier: texts of earlier requests, where the engine keeps them (``cache_dir``).
     """
@@ -136,6 +149,11 @@ class Drafter(ABC):
 
         Asked for after ``plan`` in every round, so that states are kept only in rounds that are learned from.
         """
+        return ()
+
+    @property
+    def followed(self) -> Collection[int]:
+        """Sublayers ``i`` whose ``h[i]`` it needs of every round, also of those that another drafter plans."""
         return ()
 
     def learn(self, feedback: Feedback) -> None:  # noqa: B027 - learning is optional

@@ -6,13 +6,13 @@ from collections.abc import Sequence as Many
 
 import torch
 
-from selfspec.decoding.draft import Draft, LayerDraft, Proposal, TokenDraft
-from selfspec.decoding.paths import draft_path
+from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft, Proposal, TokenDraft
+from selfspec.decoding.paths import MTP, draft_path
 from selfspec.decoding.sequence import Sequence
 from selfspec.model import transfer
 from selfspec.runtimes.chain import Drafted, DraftedToken, DraftRequest
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.mtp import MtpHead
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
 from selfspec.sampling.rules import best, next_best, possible
@@ -24,15 +24,15 @@ def propose(
 ) -> list[Proposal]:
     """Drafts tokens of all sequences side by side: the drafts that were planned; ``watched`` as in ``verify``."""
     proposals: dict[int, Proposal] = {}
-    layers: dict[AnyPrecision | None, dict[int, LayerDraft]] = defaultdict(dict)
+    by_runner: dict[Runner | MtpHead, dict[int, LayerDraft | MtpDraft]] = defaultdict(dict)
     for index, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
-        if isinstance(draft, LayerDraft) and min(draft.limit, sequence.draft_limit) > 0:
-            layers[draft.precision][index] = draft
+        if isinstance(draft, LayerDraft | MtpDraft) and min(draft.limit, sequence.draft_limit) > 0:
+            runner = target.at(draft.precision) if isinstance(draft, LayerDraft) else draft.head
+            by_runner[runner][index] = draft
         else:
             proposals[index] = _known(sequence, draft)
-    for precision, own in layers.items():
-        runner = target.at(precision)
-        made = {i: _LayerDrafting(runner, sequences[i], draft) for i, draft in own.items()}
+    for runner, own in by_runner.items():
+        made = {i: _Drafting(runner, sequences[i], draft) for i, draft in own.items()}
         drafted = runner.draft([each.request(watched[i]) for i, each in made.items()])
         proposals |= {i: each.proposal(result) for (i, each), result in zip(made.items(), drafted, strict=True)}
     return [proposals[index] for index in range(len(sequences))]
@@ -46,31 +46,36 @@ def _known(sequence: Sequence, draft: Draft) -> Proposal:
         tokens = transfer.send(draft.token_ids, sequence.token_ids.device)
         return Proposal(tokens, draft.tree, probes=draft.probes)
     return Proposal(
-        sequence.no_tokens, EMPTY_TREE, threshold=draft.threshold if isinstance(draft, LayerDraft) else None
+        sequence.no_tokens, EMPTY_TREE, threshold=draft.threshold if isinstance(draft, LayerDraft | MtpDraft) else None
     )
 
 
-class _LayerDrafting:
-    """A layer draft of one sequence: its request, the choice of tokens where kernels do not choose, its proposal."""
+class _Drafting:
+    """A draft of one sequence: its request, the choice of tokens where kernels do not choose, its proposal."""
 
-    def __init__(self, runner: Runner, sequence: Sequence, draft: LayerDraft) -> None:
+    def __init__(self, runner: Runner | MtpHead, sequence: Sequence, draft: LayerDraft | MtpDraft) -> None:
         self._sequence, self._draft = sequence, draft
         self._scores: list[torch.Tensor] = []
         self._preferences: list[torch.Tensor] = []
-        self._path = draft_path(draft, sequence.choosing, runner.path(draft.kept.sublayers))
+        self._path = MTP
+        if isinstance(draft, LayerDraft) and isinstance(runner, Runner):
+            self._path = draft_path(draft, sequence.choosing, runner.path(draft.kept.sublayers))
         self._has_confidences = draft.stop is not None or draft.widths is not None
 
     def request(self, watched: Collection[int]) -> DraftRequest:
         """What to draft; not kept, since it refers back to this object, which holds the cache."""
         sequence, draft, shared = self._sequence, self._draft, self._draft.shared_prefix
+        limit, stop = min(draft.limit, sequence.draft_limit), None if draft.stop is None else draft.stop.stops
+        if isinstance(draft, MtpDraft):
+            return DraftRequest(draft.text, sequence.pending, (), limit, stop=stop, choose=self._choose)
         return DraftRequest(
             sequence.state,
             sequence.pending,
             draft.kept.sublayers,
-            min(draft.limit, sequence.draft_limit),
+            limit,
             # What a verification, or a drafter that watches it, takes over from the draft.
             capture=frozenset({shared, *(index for index in watched if index < shared)} if shared else ()),
-            stop=None if draft.stop is None else draft.stop.stops,
+            stop=stop,
             guess=draft.guess,
             choose=None if self._path.native else self._choose,
             drawing=sequence.drawing,

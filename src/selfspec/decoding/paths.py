@@ -16,6 +16,7 @@ WATCHED = Path("the method watches hidden states")
 SHARED = Path("the draft shares hidden states with it")
 MANY_ROWS = Path("more rows than the kernels take")
 LOGPROBS = Path("log-probabilities are reported")
+MTP = Path("a multi-token-prediction head drafts")
 ENDS = Path("stop strings or criteria are checked after every token")
 
 LEAVING = (PROCESSED, REJECTION, WIDTHS, CHOOSER, WATCHED, SHARED, MANY_ROWS)

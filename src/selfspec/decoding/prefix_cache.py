@@ -314,9 +314,11 @@ class CacheMemory:
             return
         request, state = sequence.request, sequence.state
         known = request.prompt_ids[: sequence.reusable]
-        request.cached_tokens += self.prefixes.fill(
+        if found := self.prefixes.fill(
             state.cache, known, long_rope=state.long_rope, grain=self._grain, salt=request.cache_salt
-        )
+        ):
+            request.cached_tokens += found
+            sequence.filled = state.cache.length
 
     def count(self, request: Request) -> None:
         """Counts how much of a prompt that is read was known."""

@@ -64,7 +64,7 @@ class Request:
         needs = self.method.needs
         rows = min(needs.prompt_rows, len(self.prompt_ids)) * len(needs.prompt_states)
         states = rows * target.hidden_size * target.dtype.itemsize
-        token_ids = 8 * (len(self.prompt_ids) + self.max_new_tokens)
+        token_ids = (8 + needs.token_bytes) * (len(self.prompt_ids) + self.max_new_tokens)
         return self.slots * target.slot_bytes + token_ids + states
 
     @property

@@ -39,6 +39,7 @@ class Sequence:
         bytes: that it holds.
         version: of the target that computes it.
         last_read: the step in which a part of its prompt was read last; before, that of its admission.
+        filled: where the last rows end that a prefix cache gave; no states of them and those before them are known.
         prompt_states: by sublayer the hidden states of the prompt that the method asked for, ``[k, hidden]``, until
             the drafter begins.
 
@@ -54,7 +55,7 @@ class Sequence:
         self.drawing = self._find_drawing()
         self.takes_best = self.choosing.native and self.drawing is None
         self.bytes = request.bytes(target)
-        self.last_read = -1
+        self.last_read, self.filled = -1, 0
         self.prompt_length = self.length = len(prompt_ids)
         self.max_length = self.length + request.max_new_tokens
         self.takes_trees = target.tree_refusal is None
@@ -108,8 +109,8 @@ class Sequence:
         """
         if self.request.prompt_logprobs is not None:
             return 0
-        needed = max((len(states) for states in self.prompt_states.values()), default=0)
-        return self.prompt_length - max(1, needed)
+        needed = self.request.method.needs.fewest_rows if self.prompt_states else 0
+        return max(0, self.prompt_length - max(1, needed))
 
     @property
     def finished(self) -> bool:
@@ -128,7 +129,9 @@ class Sequence:
     def prefill(self) -> Prefill:
         """What a drafter is given to begin with, once the prompt is read."""
         request, first, room = self.request, self.output.token_ids[0], self.draft_limit + 1
-        return Prefill(tuple(request.prompt_ids), first, Probe(self), self.prompt_states, room, request.earlier)
+        read = self.prompt_length - self.filled
+        states = {index: rows[-read:] for index, rows in self.prompt_states.items()}
+        return Prefill(tuple(request.prompt_ids), first, Probe(self), states, room, request.earlier)
 
     def write_draft(self, step: int, token_id: torch.Tensor) -> None:
         """Writes a drafted token, long ``[1]``, after ``step`` others, where ``drafted_context`` reads it."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from selfspec.errors import ModelLoadError
-from selfspec.loading.safetensors_files import SafetensorsFiles
+from selfspec.model.safetensors_files import SafetensorsFiles
 
 _KINDS = ("nf4", "fp4")
 

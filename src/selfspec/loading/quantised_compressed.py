@@ -18,7 +18,7 @@ from selfspec.loading.quantised_parts import (
     whole_groups,
     words_of,
 )
-from selfspec.loading.safetensors_files import SafetensorsFiles
+from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.packed_codes import PackedCodes
 
 _INT_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")

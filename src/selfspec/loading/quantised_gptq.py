@@ -16,7 +16,7 @@ from selfspec.loading.quantised_parts import (
     whole_groups,
     words_of,
 )
-from selfspec.loading.safetensors_files import SafetensorsFiles
+from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.formats import GRID_BITS
 from selfspec.runtimes.packed_codes import PackedCodes
 

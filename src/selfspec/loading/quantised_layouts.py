@@ -16,7 +16,7 @@ from selfspec.loading.quantised_compressed import find_compressed_layout
 from selfspec.loading.quantised_gptq import find_awq, find_gptq
 from selfspec.loading.quantised_grid import Grid, find_form
 from selfspec.loading.quantised_parts import Finder, StoredLinear, steps, stored_grid
-from selfspec.loading.safetensors_files import SafetensorsFiles
+from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.packed_codes import PackedCodes
 
 

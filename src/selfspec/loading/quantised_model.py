@@ -13,9 +13,9 @@ from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, f
 from selfspec.loading.naming import naming
 from selfspec.loading.quantised_layouts import find_layout
 from selfspec.loading.quantised_parts import Finder, StoredLinear
-from selfspec.loading.safetensors_files import SafetensorsFiles
 from selfspec.loading.without_weights import build_on_meta
 from selfspec.memory import available_bytes
+from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import DTYPES, find
 from selfspec.runtimes.packed import LowBitLinear

@@ -8,7 +8,7 @@ import torch
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError
 from selfspec.loading.quantised_grid import Grid
-from selfspec.loading.safetensors_files import SafetensorsFiles
+from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.formats import PackedFormat
 
 WORD = 32

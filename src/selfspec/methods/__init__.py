@@ -9,6 +9,7 @@ from selfspec.methods import (  # noqa: F401 - they register their methods
     fixed,
     knapspec,
     layerskip,
+    mtp,
     ngram,
     swift,
     token_recycling,

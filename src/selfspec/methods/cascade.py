@@ -183,8 +183,8 @@ class CascadeDrafter(Drafter):
 
     @property
     def watched(self) -> Collection[int]:
-        """What the part that drafts watches."""
-        return self.parts[self._level].watched
+        """What the part that drafts watches, and what others follow."""
+        return {*self.parts[self._level].watched, *(index for part in self.parts for index in part.followed)}
 
     def learn(self, feedback: Feedback) -> None:
         """The part that drafted learns from the round, the others observe it."""

@@ -1,0 +1,93 @@
+"""Multi-token prediction: a head that ships inside the checkpoint drafts from the target's last hidden state."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from selfspec.decoding.draft import Draft, MtpDraft
+from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
+from selfspec.decoding.stopping import JointConfidence
+from selfspec.methods.base import Method
+from selfspec.methods.registry import register
+from selfspec.methods.settings import MethodSettings, fraction, setting
+from selfspec.model.transfer import send
+from selfspec.runtimes.mtp import MtpHead
+from selfspec.runtimes.target import Target
+
+
+@dataclass(frozen=True)
+class MtpSettings(MethodSettings):
+    """Settings of ``mtp``."""
+
+    draft_length: int = setting(
+        4, "most draft tokens of a round; the head is applied again for each", minimum=1, maximum=64
+    )
+    threshold: float = fraction(0.4, "drafts end when the product of their confidences falls below it")
+    prompt_rows: int = setting(4096, "most of the prompt's last tokens that the head reads", minimum=1)
+
+
+@register
+class Mtp(Method):
+    """Drafts with the multi-token-prediction head of the checkpoint (DeepSeek-V3, section 2.2).
+
+    Row ``p`` of the head reads the target's hidden state of token ``p``, after the final norm, and the embedding of
+    token ``p + 1``, and gives the token after it through the target's LM head. Of several heads the first is used, and
+    applied again to its own normed output. What a prefix cache knew of a prompt is not read by the head.
+    """
+
+    name = "mtp"
+    summary = "the checkpoint's multi-token-prediction head drafts"
+    source = "DeepSeek-V3 (DeepSeek-AI 2024), section 2.2"
+    Settings = MtpSettings
+    settings: MtpSettings
+
+    def __init__(self, target: Target, settings: MtpSettings) -> None:
+        super().__init__(target, settings)
+        self.head = MtpHead(target)
+
+    @property
+    def needs(self) -> Needs:
+        """The prompt's last hidden states, where they are computed."""
+        return Needs(
+            prompt_rows=self.settings.prompt_rows,
+            prompt_states=frozenset({self.target.sublayer_count}),
+            needed_rows=1,
+            token_bytes=self.head.slot_bytes,
+        )
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        """Starts on a request."""
+        return MtpDrafter(self.head, self.settings, prefill)
+
+
+class MtpDrafter(Drafter):
+    """Drafts with the head, and gives it the target's states of the accepted tokens."""
+
+    def __init__(self, head: MtpHead, settings: MtpSettings, prefill: Prefill) -> None:
+        self._head, self._settings = head, settings
+        ((self._index, states),) = prefill.hidden_states.items()
+        rows = len(states)
+        self._text = head.begin(rows + prefill.room)
+        following = [*prefill.prompt_ids[len(prefill.prompt_ids) - rows + 1 :], prefill.first_token]
+        self._head.add(self._text, states, send(following, states.device))
+
+    @property
+    def followed(self) -> Collection[int]:
+        """The target's last hidden states, of which the head's rows are made."""
+        return (self._index,)
+
+    watched = followed
+
+    def plan(self) -> Draft:
+        """The draft of the head."""
+        settings = self._settings
+        stop = JointConfidence(settings.threshold) if settings.threshold else None
+        return MtpDraft(self._head, self._text, settings.draft_length, stop)
+
+    def learn(self, feedback: Feedback) -> None:
+        """Gives the head the states of the accepted rows, each with the token after it."""
+        rows, token_ids = feedback.acceptance.rows, feedback.acceptance.token_ids
+        states = feedback.hidden_states[self._index]
+        states = states[: len(rows)] if rows[-1] == len(rows) - 1 else states[send(rows, states.device)]
+        self._head.add(self._text, states, send(token_ids, states.device))
+
+    observe = learn

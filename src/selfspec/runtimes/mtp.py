@@ -1,0 +1,154 @@
+"""A multi-token-prediction head at work: it drafts from the target's last hidden states, with a cache of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from selfspec.model.forward import Forward, SequenceState
+from selfspec.model.mtp import MtpModules, read_mtp
+from selfspec.model.transfer import AsyncCopy
+from selfspec.runtimes.chain import Drafted, DraftRequest
+from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.products import compile_head
+from selfspec.runtimes.target import Target
+
+_ROWS = 16
+"""Most rows that share the forward of the first draft token; more are read before it, without logits."""
+
+_CHUNK = 256
+
+
+@dataclass(eq=False)
+class MtpText(SequenceState):
+    """What a head knows of one sequence.
+
+    Row ``p`` of its cache is made of the target's hidden state of token ``p`` and of token ``p + 1``. Committed rows
+    are those of accepted tokens. The rows of a draft are written after them, and again with the target's own states
+    where its tokens are accepted.
+
+    Attributes:
+        missing: what the rows are made of that are not in the cache yet: hidden states of tokens, after the target's
+            final norm, ``[n, hidden]``, and the token after each, long ``[n]``.
+    """
+
+    missing: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+
+class MtpHead:
+    """The head of a target's checkpoint.
+
+    It drafts one token from the target's last state, and more by reading its own output in place of that.
+
+    Args:
+        target: the model.
+
+    Raises:
+        UnsupportedModelError: its checkpoint has no head, or one that cannot run.
+        ModelLoadError: the head does not fit it.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._modules: MtpModules = read_mtp(target.model)
+        self._own = Target(self._modules.model, target.runtime)
+        self._project = compile_head(self._modules.projection)
+        self._every = tuple(range(self._own.sublayer_count))
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of keys and values of one token."""
+        return self._own.slot_bytes
+
+    def begin(self, capacity: int) -> MtpText:
+        """A text of at most as many tokens."""
+        state = self._own.new_sequence(capacity, capacity, capacity)
+        return MtpText(state.cache, state.long_rope)
+
+    def add(self, text: MtpText, states: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Adds tokens to a text: the target's ``h[2L]`` ``[n, hidden]``, and the token after each, long ``[n]``."""
+        text.missing.append((self._target.norm(states), token_ids))
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Drafted]:
+        """Drafts tokens of several sequences side by side, each request with a text as its state and a ``choose``."""
+        inputs = [self._take(request.state) for request in requests]
+        running = [_Draft(request) for request in requests]
+        self._step(running, inputs)
+        for each, (_, tokens) in zip(running, inputs, strict=True):
+            each.text.cache.commit(range(len(tokens)))
+        while on := [each for each in running if each.goes_on]:
+            self._step(on, [(self._own.norm(each.state), each.tokens[-1]) for each in on])
+        return [each.drafted() for each in running]
+
+    def _take(self, text: SequenceState) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows of a text that are missing; all but the last ones are made here."""
+        assert isinstance(text, MtpText)
+        states, tokens = map(_joined, zip(*text.missing, strict=True))
+        text.missing.clear()
+        done = 0
+        while len(tokens) - done > _ROWS:
+            end = min(done + _CHUNK, len(tokens) - 1)
+            forward = self._own.lay_out(text, end - done, settled=True)
+            self._own.run(self._embed(states[done:end], tokens[done:end]), self._every, forward)
+            text.cache.commit(range(end - done))
+            done = end
+        return states[done:], tokens[done:]
+
+    def _step(self, running: "Sequence[_Draft]", inputs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """One forward: the next token of each."""
+        layouts = [
+            self._own.lay_out(each.text, len(tokens), start=each.start)
+            for each, (_, tokens) in zip(running, inputs, strict=True)
+        ]
+        states, tokens = map(_joined, zip(*inputs, strict=True))
+        confidence = any(each.request.stop is not None for each in running)
+        output = self._own.at(None).run(
+            self._embed(states, tokens),
+            self._every,
+            Forward.join(layouts),
+            logits=True,
+            confidence=confidence,
+        )
+        assert output.logits is not None
+        counts = [len(own) for _, own in inputs]
+        for each, own, count in zip(running, output.split(counts), counts, strict=True):
+            assert own.logits is not None
+            each.take(own.hidden_states[-1:], own.logits.row(count - 1), count)
+
+    def _embed(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The residual stream before the head's layer."""
+        modules = self._modules
+        parts = modules.token_norm(self._target.decoder.embedding(tokens)), modules.state_norm(states)
+        return self._project(torch.cat(parts[::-1] if modules.state_first else parts, dim=-1))
+
+
+class _Draft:
+    """A draft in progress. ``start`` is the slot of the next row, ``state`` the residual stream of the last one."""
+
+    def __init__(self, request: DraftRequest) -> None:
+        assert isinstance(request.state, MtpText)
+        self.request, self.text = request, request.state
+        self.start = self.text.cache.length
+        self.tokens: list[torch.Tensor] = []
+        self.state: torch.Tensor
+        self.goes_on = True
+        self._numbers: list[list[float]] = []
+
+    def take(self, state: torch.Tensor, logits: Logits, rows: int) -> None:
+        """Takes the token that the last of some rows chooses, ``[1, hidden]`` and its logits."""
+        request = self.request
+        assert request.choose is not None
+        chosen = request.choose(logits, len(self.tokens))
+        self.tokens.append(chosen.token)
+        self._numbers.append(AsyncCopy(*chosen.numbers).wait() if chosen.numbers else [])
+        stops = request.stop is not None and request.stop(self._numbers[-1][0])
+        self.goes_on = not (chosen.last or stops or len(self.tokens) == request.limit)
+        self.state, self.start = state, self.start + rows
+
+    def drafted(self) -> Drafted:
+        """The finished draft."""
+        return Drafted(torch.cat(self.tokens), self._numbers, {}, 0)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -1,0 +1,187 @@
+"""Drafts of the multi-token-prediction head that a checkpoint has, against transformers' own and without a draft."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers.mtp_checkpoints import FAMILIES, LAYERS, VOCABULARY, load, save_with_head
+from transformers import GenerationConfig, PreTrainedModel
+
+from selfspec import Engine, Generation, SamplingParams
+from selfspec.errors import ModelLoadError, UnsupportedModelError
+
+PROMPTS = [
+    torch.randint(VOCABULARY, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+    for length in (9, 30, 17)
+]
+TOKENS = 40
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
+    """A tiny model of each family, of a checkpoint with a head."""
+    return load(save_with_head(request.param, tmp_path_factory.mktemp(request.param)))
+
+
+def mtp(model: PreTrainedModel, **options: Any) -> Engine:
+    """An engine that drafts with the head, three tokens each round."""
+    settings = {"draft_length": 3, "threshold": 0.0, **options.pop("settings", {})}
+    return Engine(model, method="mtp", settings=settings, **options)
+
+
+def text(generation: Generation) -> tuple[int, ...]:
+    """The tokens of an output."""
+    return generation.token_ids
+
+
+def accepted(generation: Generation) -> int:
+    """Accepted draft tokens."""
+    return sum(each.accepted for each in generation.rounds)
+
+
+def greedy(model: Any, prompt: list[int]) -> tuple[int, ...]:
+    """Transformers' own continuation."""
+    with torch.no_grad():
+        ids = model.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False)
+    return tuple(ids[0, len(prompt) :].tolist())
+
+
+def test_text_is_the_models_own_alone_and_in_a_batch(model: PreTrainedModel) -> None:
+    """In float32 token for token, and the head is right often enough for this to say something."""
+    engine = mtp(model)
+    expected = [greedy(model, prompt) for prompt in PROMPTS]
+    assert [text(engine.generate(prompt, max_new_tokens=TOKENS)) for prompt in PROMPTS] == expected
+    together = engine.generate(PROMPTS, max_new_tokens=TOKENS)
+    assert [text(each) for each in together] == expected
+    assert sum(map(accepted, together)) > 10
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+def test_accepts_what_transformers_accepts(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``generate(use_mtp=True)``: the same text, and of every round the same draft is accepted."""
+    if not hasattr(GenerationConfig(), "use_mtp"):
+        pytest.skip("this transformers has no MTP drafts")
+    from transformers.generation.candidate_generator import MTPCandidateGenerator
+
+    model: Any = load(save_with_head(family, tmp_path))
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{LAYERS}.*"]
+    counts: list[int] = []
+    own = MTPCandidateGenerator.get_candidates
+
+    def candidates(self: Any, *arguments: Any, n_last_matches: int, **options: Any) -> Any:
+        counts.append(n_last_matches)
+        return own(self, *arguments, n_last_matches=n_last_matches, **options)
+
+    monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", candidates)
+    prompt = PROMPTS[1]
+    with torch.no_grad():
+        ids = model.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False, use_mtp=True)
+    found = mtp(model, settings={"draft_length": 1}).generate(prompt, max_new_tokens=TOKENS)
+    assert text(found) == tuple(ids[0, len(prompt) :].tolist())
+    ours = [each.accepted for each in found.rounds]
+    theirs = counts[len(counts) - len(ours) :]
+    assert sum(ours) > 3
+    assert ours[:-1] == theirs[1:]
+
+
+def test_coupled_sampling_gives_the_text_of_the_seed(model: PreTrainedModel) -> None:
+    """Alone, in a batch and without drafts; the head draws with the same noise."""
+    params = SamplingParams(max_new_tokens=TOKENS, temperature=0.5, seed=5)
+    plain = [text(each) for each in Engine(model, method="autoregressive").generate(PROMPTS, params)]
+    found = mtp(model).generate(PROMPTS, params)
+    assert [text(each) for each in found] == plain
+    assert sum(map(accepted, found)) > 10
+
+
+def test_speculative_sampling_takes_drafts_of_a_temperature(model: PreTrainedModel) -> None:
+    """Its draft has scores, so that tokens are accepted by the ratio of the probabilities."""
+    params = SamplingParams(max_new_tokens=TOKENS, temperature=0.3, seed=5, acceptance="speculative")
+    engine = mtp(model)
+    found = engine.generate(PROMPTS, params)
+    assert all(len(text(each)) == TOKENS for each in found)
+    assert sum(map(accepted, found)) > 10
+
+
+def test_after_a_prefix_cache_hit_the_text_is_the_same(model: PreTrainedModel) -> None:
+    """The head then reads the rest of the prompt."""
+    engine = mtp(model, prefix_cache=2**22)
+    prompt = PROMPTS[1]
+    first = engine.generate(prompt, max_new_tokens=TOKENS)
+    again = engine.generate([*prompt, *text(first)[:8]], max_new_tokens=TOKENS - 8)
+    assert text(again) == text(first)[8:]
+    if engine.target.keys_depend_on_position_alone:
+        assert again.cached_prompt_tokens >= len(prompt)
+    assert accepted(again) > 0
+
+
+def test_a_window_of_the_prompt_is_enough(model: PreTrainedModel) -> None:
+    """And so are prompts of one token, and longer ones than the head reads at once."""
+    engine = mtp(model, settings={"prompt_rows": 4})
+    for prompt in (PROMPTS[0], PROMPTS[0][:1], PROMPTS[1] * 4):
+        assert text(engine.generate(prompt, max_new_tokens=TOKENS)) == greedy(model, prompt)
+    prompt = PROMPTS[1] * 4
+    assert text(mtp(model).generate(prompt, max_new_tokens=TOKENS)) == greedy(model, prompt)
+
+
+def test_follows_the_rounds_of_other_drafts(model: PreTrainedModel) -> None:
+    """In a cascade after n-gram drafts, whose trees and chains it has to keep up with."""
+    prompt = [*PROMPTS[0], *PROMPTS[0], *PROMPTS[0][:3]]
+    engine = Engine(model, method="cascade(suffix, mtp)")
+    found = engine.generate(prompt, max_new_tokens=TOKENS)
+    assert text(found) == greedy(model, prompt)
+    assert {each.drafted_by for each in found.rounds} == {"suffix", "mtp"}
+    assert any(each.accepted for each in found.rounds if each.drafted_by == "mtp")
+
+
+def test_drafts_end_where_the_head_is_unsure(tmp_path: Path) -> None:
+    """A threshold on the product of the confidences."""
+    model = load(save_with_head("llama", tmp_path))
+    sure = mtp(model, settings={"threshold": 0.9}).generate(PROMPTS[1], max_new_tokens=TOKENS)
+    every = mtp(model).generate(PROMPTS[1], max_new_tokens=TOKENS)
+    assert text(sure) == text(every)
+    assert sum(each.drafted for each in sure.rounds) < sum(each.drafted for each in every.rounds)
+
+
+def _drop(ending: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith("mtp.") and name.endswith(ending)]:
+            del tensors[name]
+
+    return change
+
+
+def _cut(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = tensors[name][..., :-8].contiguous()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (_drop(""), UnsupportedModelError, "has no multi-token-prediction head"),
+        (_drop("fc.weight"), ModelLoadError, "the tensor mtp.fc.weight is missing"),
+        (_drop("q_proj.weight"), ModelLoadError, "mtp.layers.0.self_attn.q_proj.weight .* is missing"),
+        (_cut("mtp.fc.weight"), ModelLoadError, r"mtp.fc.weight is F32 \[64, 120\]"),
+        (_cut("mtp.norm.weight"), ModelLoadError, r"mtp.norm.weight is F32 \[56\]"),
+        (_cut("mtp.layers.0.mlp.up_proj.weight"), ModelLoadError, "up_proj.weight .* has another shape"),
+    ],
+)
+def test_refuses_a_head_that_does_not_fit(
+    change: Callable[[dict[str, torch.Tensor]], None], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    """By the name of the tensor, before anything is generated."""
+    model = load(save_with_head("llama", tmp_path, change))
+    with pytest.raises(error, match=message):
+        mtp(model)
+
+
+def test_refuses_a_model_that_was_not_loaded_from_a_checkpoint(tmp_path: Path) -> None:
+    """There is nowhere to read a head from."""
+    model = load(save_with_head("llama", tmp_path))
+    model.config.name_or_path = ""
+    with pytest.raises(UnsupportedModelError, match="has no multi-token-prediction head"):
+        mtp(model)
