@@ -24,6 +24,9 @@ ARCHITECTURES = {
     "qwen2": MODEL_ARCH.QWEN2,
     "qwen3": MODEL_ARCH.QWEN3,
     "qwen3_moe": MODEL_ARCH.QWEN3MOE,
+    "qwen2_moe": MODEL_ARCH.QWEN2MOE,
+    "olmoe": MODEL_ARCH.OLMOE,
+    "granitemoe": MODEL_ARCH.GRANITE_MOE,
     "smollm3": MODEL_ARCH.SMOLLM3,
     "phi3": MODEL_ARCH.PHI3,
     "olmo2": MODEL_ARCH.OLMO2,
@@ -36,7 +39,7 @@ ARCHITECTURES = {
 }
 """By ``config.model_type``."""
 
-_PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite")
+_PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe")
 
 
 def save_family(
@@ -46,8 +49,9 @@ def save_family(
     settings: dict[str, Any] | None = None,
     leave_out: tuple[str, ...] = (),
     tensors: dict[str, npt.NDArray[np.float32]] | None = None,
+    quantised: GGMLQuantizationType = GGMLQuantizationType.F32,
 ) -> Path:
-    """Writes a model in float32.
+    """Writes a model.
 
     Args:
         model: of one of ``ARCHITECTURES``.
@@ -56,6 +60,7 @@ def save_family(
             before them.
         leave_out: settings and tensors that the file does not get.
         tensors: further tensors, or others.
+        quantised: type of all matrices but routers; everything else is float32.
     """
     config: Any = model.config
     name = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[config.model_type]]
@@ -69,7 +74,9 @@ def save_family(
     written = {**dict(_tensors(model)), **(tensors or {})}
     for tensor, values in written.items():
         if tensor not in leave_out:
-            writer.add_tensor(tensor, np.ascontiguousarray(values, np.float32))
+            numbers = np.ascontiguousarray(values, np.float32)
+            kind = quantised if numbers.ndim > 1 and "gate_inp" not in tensor else GGMLQuantizationType.F32
+            writer.add_tensor(tensor, quants.quantize(numbers, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -107,7 +114,7 @@ def _settings(config: Any) -> dict[str, Any]:
     family = config.model_type
     head_dim = _head_dim(config)
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
-    moe = family in ("mixtral", "qwen3_moe")
+    experts = getattr(config, "num_local_experts", getattr(config, "num_experts", None))
     return {
         "vocab_size": config.vocab_size,
         "context_length": config.max_position_embeddings,
@@ -122,11 +129,14 @@ def _settings(config: Any) -> dict[str, Any]:
         "attention.layer_norm_epsilon": getattr(config, "layer_norm_eps", getattr(config, "norm_epsilon", None)),
         "rope.freq_base": None if family == "gemma2" else float(rope["rope_theta"]),
         "rope.dimension_count": None
-        if family in ("qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "olmo2", "starcoder2")
+        if family
+        in ("qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "olmoe", "gemma2", "gemma3_text", "olmo2", "starcoder2")
         else int(head_dim * rope.get("partial_rotary_factor", 1.0)),
         **_rope_scaling(config, rope),
         **(_windows(config) if family in ("phi3", "gemma2", "gemma3_text") else {}),
-        **({"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok} if moe else {}),
+        "expert_count": experts,
+        "expert_used_count": getattr(config, "num_experts_per_tok", None),
+        "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
         "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
         "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
@@ -175,8 +185,9 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, npt.NDArray[np.float
     config: Any = model.config
     names = gguf.get_tensor_name_map(ARCHITECTURES[config.model_type], config.num_hidden_layers)
     norms: dict[str, list[npt.NDArray[np.float32]]] = {}
-    for name, parameter in model.named_parameters():
+    for own, parameter in model.named_parameters():
         values = parameter.detach().numpy()
+        name = own.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
         if ".norms." in name:  # one for each head
             norms.setdefault(name.split(".norms.")[0], []).append(values)
         elif ".experts." in name:

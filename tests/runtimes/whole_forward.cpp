@@ -17,6 +17,7 @@
 namespace {
 
 constexpr long LAYERS = 2, HIDDEN = 64, HEADS = 4, KEY_HEADS = 2, DIM = 32, INNER = 96, VOCAB = 100, ROOM = 24;
+constexpr long EXPERTS = 4, TOP = 2, EXPERT_INNER = 32;
 constexpr long ALL = (HEADS + 2 * KEY_HEADS) * DIM;
 
 void check(bool holds, const char* what) {
@@ -29,6 +30,7 @@ template <class T> struct Model {
     std::deque<Stored> parts;
     std::vector<AttentionWeights> attention = std::vector<AttentionWeights>(LAYERS);
     std::vector<MlpWeights> mlp = std::vector<MlpWeights>(LAYERS);
+    std::vector<MixtureWeights> mixtures = std::vector<MixtureWeights>(LAYERS);
     std::vector<Sublayer> sublayers;
     std::vector<int> which;
     std::vector<float> cosine, sine;
@@ -65,10 +67,14 @@ template <class T> struct Model {
             attention[layer] = {inputs, output, {}, {}, 0, {HEADS, KEY_HEADS, DIM}, 0.17f, 0, int(layer)};
             const Linear gate_up = linear(2 * INNER, HIDDEN, bits), down = linear(HIDDEN, INNER, bits);
             mlp[layer] = {gate_up, down, INNER, SILU};
-            sublayers.push_back({&attention[layer], nullptr, norm(), {}, 1, 0, 0, HIDDEN});
-            sublayers.push_back({nullptr, &mlp[layer], norm(), {}, 1, 0, 0, HIDDEN});
+            sublayers.push_back({&attention[layer], nullptr, norm(), {}, 1, 0, 0, HIDDEN, nullptr});
+            sublayers.push_back({nullptr, &mlp[layer], norm(), {}, 1, 0, 0, HIDDEN, nullptr});
+            const Linear gates = linear(EXPERTS * 2 * EXPERT_INNER, HIDDEN, bits);
+            const Linear downs = linear(EXPERTS * HIDDEN, EXPERT_INNER, bits), router = linear(EXPERTS + 1, HIDDEN, 0);
+            mixtures[layer] = {router, {gates, downs, EXPERT_INNER, SILU}, mlp[layer], EXPERTS, TOP, 1};
+            sublayers.push_back({nullptr, nullptr, norm(), {}, 1, 0, 0, HIDDEN, &mixtures[layer]});
         }
-        for (int i = 0; i < 2 * LAYERS; i++) which.push_back(i);
+        for (int i = 0; i < 3 * LAYERS; i++) which.push_back(i);
         embedding = tensor(VOCAB * HIDDEN, 1);
         head.norm = norm(), head.linear = linear(VOCAB, HIDDEN, bits), head.hidden = HIDDEN, head.outputs = VOCAB;
         for (long position = 0; position < ROOM; position++)
@@ -79,7 +85,7 @@ template <class T> struct Model {
             }
     }
     Forward forward(const CosSin* turns) const {
-        return {sublayers.data(), which.data(), 2 * LAYERS, nullptr, nullptr, nullptr, 0, turns, 2, nullptr};
+        return {sublayers.data(), which.data(), 3 * LAYERS, nullptr, nullptr, nullptr, 0, turns, 2, nullptr};
     }
 };
 

@@ -100,6 +100,29 @@ def _experts(header: Header) -> dict[str, Any]:
     return {"num_local_experts": experts, "num_experts_per_tok": used}
 
 
+def _qwen2_moe(header: Header) -> dict[str, Any]:
+    settings = header.settings
+    experts = _experts(header)
+    return {
+        **experts,
+        "num_experts": experts["num_local_experts"],
+        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": settings.integer("expert_shared_feed_forward_length"),
+        "norm_topk_prob": False,  # llama.cpp never does it
+        "qkv_bias": header.has_qkv_bias,
+    }
+
+
+def _granite_moe(header: Header) -> dict[str, Any]:
+    values = _granite(header)
+    del values["mlp_bias"]
+    return {**values, **_experts(header)}
+
+
+def _olmoe(header: Header) -> dict[str, Any]:
+    return {**_biases(header), **_experts(header), "norm_topk_prob": False, "clip_qkv": None}
+
+
 def _qwen3_moe(header: Header) -> dict[str, Any]:
     return {
         **_biases(header),
@@ -195,6 +218,9 @@ _FAMILIES = {
     "qwen2": _Family("qwen2"),
     "qwen3": _Family("qwen3", more=_biases),
     "qwen3moe": _Family("qwen3_moe", more=_qwen3_moe),
+    "qwen2moe": _Family("qwen2_moe", more=_qwen2_moe),
+    "olmoe": _Family("olmoe", more=_olmoe),
+    "granitemoe": _Family("granitemoe", more=_granite_moe),
     "smollm3": _Family("smollm3", more=_smollm3),
     "phi3": _Family("phi3", partial_rope=True, more=_phi3),
     "olmo2": _Family("olmo2", more=_biases),

@@ -21,10 +21,10 @@ from selfspec.loading.gguf_tokenizer import read_tokenizer
 from selfspec.loading.naming import naming
 from selfspec.loading.without_weights import build_on_meta
 from selfspec.memory import available_bytes
-from selfspec.runtimes.formats import GGUF_FORMATS, PackedFormat
+from selfspec.runtimes.formats import GGUF_FORMATS, TILE, PackedFormat
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import DTYPES, find
-from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, PackedWeights
+from selfspec.runtimes.packed import LowBitEmbedding, LowBitExperts, LowBitLinear, PackedWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,6 +33,8 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _QUANTISED_DTYPE = torch.bfloat16
 _EMBEDDINGS = ("Embedding", "Gemma2TextScaledWordEmbedding", "Gemma3TextScaledWordEmbedding")
 """Classes of embeddings that can have a table of few bits: they look rows up, and may scale them."""
+
+_EXPERTS, _GATE_UP, _DOWN = ".experts", "gate_up_proj", "down_proj"
 
 _BASE_BYTES = 256 << 20
 """What a load takes beside the weights: the tensor that is being read, buffers."""
@@ -120,7 +122,9 @@ class _Filling:
         needed = _BASE_BYTES
         for name in self._sources:
             shape, form = parameters[name].shape, self._forms.get(name)
-            needed += form.bytes(*shape) if form else parameters[name].numel() * self._dtype.itemsize
+            needed += (
+                form.bytes(shape[:-1].numel(), shape[-1]) if form else parameters[name].numel() * self._dtype.itemsize
+            )
         if available is not None and needed > available:
             raise OutOfMemoryError(
                 f"the weights of '{self._file.path}' take {needed:,} bytes, but {available:,} are available; take a "
@@ -137,6 +141,9 @@ class _Filling:
             module = self._modules[path]
             if name not in self._forms:
                 self._put(module, kind, self._read(name))
+            elif path.endswith(_EXPERTS):
+                if kind == _GATE_UP:
+                    self._replace(path, self._pack_experts(path, module))
             elif module is embedding:
                 table = LowBitLinear(self._pack(name), None, self._dtype)
                 made = LowBitEmbedding(table, self._dtype, scale=getattr(embedding, "scalar_embed_scale", None))
@@ -144,25 +151,55 @@ class _Filling:
                 if is_tied:
                     model.set_output_embeddings(table.eval())
             else:
-                parent, _, last = path.rpartition(".")
                 layer = LowBitLinear(self._pack(name), None, self._dtype)
                 if module.bias is not None:
                     layer.bias = nn.Parameter(self._read(f"{path}.bias"), requires_grad=False)
-                setattr(self._modules[parent], last, layer.eval())
+                self._replace(path, layer)
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         if is_tied and model.get_output_embeddings() is head:
             head.weight = embedding.weight
 
+    def _replace(self, path: str, module: nn.Module) -> None:
+        parent, _, last = path.rpartition(".")
+        setattr(self._modules[parent], last, module.eval())
+
     def _find_form(self, name: str) -> PackedFormat | None:
         """The format in which a parameter stays; ``None`` where it becomes numbers of the dtype."""
         path, _, kind = name.rpartition(".")
-        source, module = self._sources[name], self._modules[path]
-        tensors = [self._file.tensors[each] for each in source.tensors]
+        if path.endswith(_EXPERTS):
+            forms = [self._form_of(f"{path}.{each}") for each in (_GATE_UP, _DOWN)]
+            return forms[kind == _DOWN] if all(forms) and self._fit_tiles(path) else None
+        module = self._modules[path]
         fits = type(module) is nn.Linear or type(module).__name__ in _EMBEDDINGS
-        if kind != "weight" or not fits or source.added or len({tensor.type for tensor in tensors}) > 1:
-            return None
-        return GGUF_FORMATS.get(tensors[0].type)
+        return self._form_of(name) if kind == "weight" and fits else None
+
+    def _form_of(self, name: str) -> PackedFormat | None:
+        source = self._sources[name]
+        types = {self._file.tensors[each].type for each in source.tensors}
+        return GGUF_FORMATS.get(types.pop()) if len(types) == 1 and not source.added else None
+
+    def _fit_tiles(self, path: str) -> bool:
+        """Whether all tensors of experts have whole tiles of outputs for each expert."""
+        names = [each for kind in (_GATE_UP, _DOWN) for each in self._sources[f"{path}.{kind}"].tensors]
+        return all(self._file.tensors[name].shape[-2] % TILE == 0 for name in names)
+
+    def _pack_experts(self, path: str, module: nn.Module) -> LowBitExperts:
+        layers = []
+        for kind in (_GATE_UP, _DOWN):
+            form, names = self._forms[f"{path}.{kind}"], self._sources[f"{path}.{kind}"].tensors
+            tensors = [self._file.tensors[name] for name in names]
+            count, each, inputs = tensors[0].shape
+            outputs = each * len(tensors)
+            packed = PackedWeights.empty(count * outputs, inputs, form)
+            for part, tensor in enumerate(tensors):
+                data = tensor.data().reshape(count, each, -1)
+                for expert in range(count):
+                    place = packed.rows(expert * outputs + part * each, each)
+                    PackedWeights.of_gguf(data[expert], form, (each, inputs), into=place)
+                tensor.release()
+            layers.append(LowBitLinear(packed, None, self._dtype))
+        return LowBitExperts(module, *layers)
 
     def _pack(self, name: str) -> PackedWeights:
         """The weights of a matrix in their own numbers."""

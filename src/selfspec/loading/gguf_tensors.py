@@ -76,6 +76,13 @@ _MODULES = {
     "mlp.gate": "ffn_gate_inp",
     "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
+    "block_sparse_moe.experts.down_proj": "ffn_down_exps",
 }
 """Names in GGUF by the names of modules, or of parameters that are no module's, in transformers."""
 
@@ -95,7 +102,7 @@ _MODULES_OF: dict[str, dict[str, str]] = {
 _JOINED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 """Tensors that stand for several ones, whose outputs they have one after another."""
 
-_INTERLEAVED = frozenset({"llama", "mixtral", "smollm3", "granite"})
+_INTERLEAVED = frozenset({"llama", "mixtral", "smollm3", "granite", "granitemoe"})
 """Families whose rotated projections llama.cpp stores with the two halves of a head interleaved."""
 
 _NORMS_PLUS_ONE = frozenset({"gemma2", "gemma3_text"})
@@ -135,7 +142,7 @@ class _Finder:
         self._tensors = tensors
         self._family = str(config.model_type)
         self._modules = {**_MODULES, **_MODULES_OF.get(self._family, {})}
-        self._head_dim = int(config.head_dim)
+        self._head_dim = int(getattr(config, "head_dim", config.hidden_size // config.num_attention_heads))
         self._outputs = {
             "attn_q": config.num_attention_heads * self._head_dim,
             "attn_k": config.num_key_value_heads * self._head_dim,

@@ -23,8 +23,9 @@ from selfspec.model.observed import ObservedDecoder
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.branches import describe_branch
 from selfspec.runtimes.copy_store import CopyStore
-from selfspec.runtimes.formats import PackedFormat
+from selfspec.runtimes.formats import TILE, PackedFormat
 from selfspec.runtimes.fused import FusedBlock
+from selfspec.runtimes.mixtures import CompiledMixture
 from selfspec.runtimes.packed import PackedWeights
 from selfspec.runtimes.precision import AnyPrecision, MixedPrecision, Precision
 from selfspec.runtimes.products import CompiledProduct, Function, LowBitProduct, Product, can_join, join
@@ -178,6 +179,14 @@ class LowBitCopies:
                     f"the {inputs} inputs of a product of {part} do not divide into groups of {form.group}; "
                     "choose smaller groups or 16 bits"
                 )
+        block = None if index == HEAD else self.runner.sublayers[index]
+        if isinstance(block, CompiledMixture) and any(
+            product.shape[0] // block.count % TILE for product in block.products[:2]
+        ):
+            raise UnsupportedModelError(
+                f"the outputs of an expert of sublayer {index} are no multiple of {TILE}, which low-bit weights need; "
+                "use 16 bits"
+            )
 
     def _check_memory(self, missing: Iterable[tuple[int, PackedFormat]]) -> None:
         needed, available = sum(self._bytes(*part) for part in missing), self._available_bytes()

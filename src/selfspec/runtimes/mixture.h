@@ -134,7 +134,7 @@ template <class T> class MixedRows {
     }
 
   private:
-    static constexpr long ADDED = 256;
+    static constexpr long ADDED = 256, SHARED = -1;
 
     // Rows of one expert, which follow each other in ``order``.
     struct Batch {
@@ -163,7 +163,8 @@ template <class T> class MixedRows {
             const long end = ends[expert] + ends[expert + 1];
             for (long first = ends[expert]; first < end; first += ROWS) {
                 const bool is_shared = expert == m.count;
-                batches.push_back({is_shared ? &m.shared : &m.experts, is_shared ? 0 : expert, first, std::min(ROWS, end - first)});
+                batches.push_back({is_shared ? &m.shared : &m.experts, is_shared ? SHARED : expert, first,
+                                   std::min(ROWS, end - first)});
                 std::fill_n(batch_of.begin() + first, batches.back().count, batches.size() - 1);
             }
             ends[expert + 1] = end;
@@ -192,7 +193,8 @@ template <class T> class MixedRows {
         const MlpWeights& mlp = *batch.mlp;
         const long k = second ? mlp.inner : hidden, n = second ? hidden : 2 * mlp.inner;
         Stored part;
-        const Linear linear = one_of<T>(second ? mlp.down : mlp.gate_up, batch.expert, k, n, part);
+        const Linear& all = second ? mlp.down : mlp.gate_up;
+        const Linear linear = batch.expert == SHARED ? all : one_of<T>(all, batch.expert, k, n, part);
         with_weights<T>(linear, k, [&](const auto& weights) {
             using W = std::decay_t<decltype(weights)>;
             auto* rows = reinterpret_cast<typename W::Row*>(laid.get() + batch.first * lines);

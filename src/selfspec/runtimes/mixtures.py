@@ -3,6 +3,7 @@
 Where a forward is not native, transformers' own module runs.
 """
 
+import math
 from typing import Any
 
 from torch import nn
@@ -55,6 +56,11 @@ class CompiledMixture(FusedBlock):
         self.router = DenseProduct(join_parameters(gates), None)
         self.products = tuple(map(CompiledProduct, products))
         self._signature = signature(self.modules)
+
+    @property
+    def expert_weights(self) -> int:
+        """Number of weights of all experts, of which rows read those that they choose."""
+        return sum(math.prod(product.shape) for product in self.products[:2])
 
 
 def compile_mixture(sublayer: Sublayer, family: Family) -> Sublayer:

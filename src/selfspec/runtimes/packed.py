@@ -7,6 +7,7 @@ so that a row gets the same bits whichever rows run with it, and whether transfo
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,15 +58,17 @@ class PackedWeights:
         shape: tuple[int, int],
         order: np.ndarray | None = None,
         *,
+        into: "PackedWeights | None" = None,
         threads: int | None = None,
     ) -> "PackedWeights":
         """The weights of a GGUF file, whose numbers stay what they are.
 
         ``data`` are the bytes of weight rows, ``[rows, bytes of a row]``; ``order`` (int64 ``[outputs]``) gives the
-        place of each weight row in it, of which it may leave some out.
+        place of each weight row in it, of which it may leave some out. They are written ``into`` others where given.
         """
         outputs, inputs = shape
-        packed = PackedWeights.empty(outputs, inputs, form)
+        packed = into or PackedWeights.empty(outputs, inputs, form)
+        assert (packed.outputs, packed.inputs, packed.form) == (outputs, inputs, form)
         places = None if order is None else np.ascontiguousarray(order, dtype=np.int64)
         assert data.dtype == np.uint8
         assert data.flags.c_contiguous
@@ -217,6 +220,31 @@ class LowBitEmbedding(nn.Module):
         if (scale := getattr(self, "embed_scale", None)) is not None:
             rows *= torch.tensor(scale, dtype=rows.dtype)
         return rows.view(*token_ids.shape, self.embedding_dim)
+
+
+class LowBitExperts(nn.Module):
+    """The experts of a mixture whose weights have few bits.
+
+    Gate and up of all experts are one layer, and so are their down projections: ``outputs`` of one follow those of
+    the one before. The rest is that of transformers' ``experts``.
+    """
+
+    def __init__(self, experts: Any, gate_up: LowBitLinear, down: LowBitLinear) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj = gate_up, down
+        self.act_fn, self.num_experts = experts.act_fn, int(experts.num_experts)
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """``[rows, hidden]`` in and out, of the experts (long ``[rows, k]``) and their weights of each row."""
+        found = hidden_states.new_zeros(*top_k_index.shape, hidden_states.shape[-1])
+        gates, downs = (each.out_features // self.num_experts for each in (self.gate_up_proj, self.down_proj))
+        for expert in sorted(set(top_k_index.flatten().tolist())):
+            rows, places = torch.where(top_k_index == expert)
+            gate, up = self.gate_up_proj.outputs(expert * gates, gates)(hidden_states[rows]).chunk(2, dim=-1)
+            found[rows, places] = self.down_proj.outputs(expert * downs, downs)(self.act_fn(gate) * up)
+        return (found * top_k_weights[..., None]).sum(1, dtype=torch.float32).to(hidden_states.dtype)
 
 
 ACTIVATIONS = ("auto", "exact", "int8")

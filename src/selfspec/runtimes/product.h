@@ -128,7 +128,8 @@ template <class T, class W> struct Product {
 
     long group_rows(long group) const { return std::min(most, count - group); }
 
-    void lay_out(const T* from, long row) const {
+    // Not inlined, like the panel: there are several callers, for whom a compiler would take its time.
+    __attribute__((noinline)) void lay_out(const T* from, long row) const {
         const long group = row / most * most, stride = group_rows(group);
         Row* to = rows + group * blocks + row - group;
         for (long block = 0; block < blocks; block++, to += stride) {
@@ -159,7 +160,7 @@ template <class T, class W> struct Product {
     bool in_order() const {
         return count <= RESIDENT || (groups == 1 && count * blocks * long(sizeof(Row)) <= CACHED);
     }
-    void panel(long from, long to) const {
+    __attribute__((noinline)) void panel(long from, long to) const {
         alignas(64) float sums[ROWS * COLUMNS];
         const long stride = (to - from + 15) / 16 * 16, step = in_order() ? to - from : W::columns_cached;
         std::fill_n(sums, count * stride, 0.0f);

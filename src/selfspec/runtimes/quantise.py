@@ -13,7 +13,7 @@ from selfspec.model.decoder import Decoder
 from selfspec.model.families import require_row
 from selfspec.runtimes.formats import PackedFormat
 from selfspec.runtimes.low_bit import LowBitCopies
-from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, PackedWeights
+from selfspec.runtimes.packed import LowBitEmbedding, LowBitExperts, LowBitLinear, PackedWeights
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.runner import make_runner
 
@@ -94,7 +94,11 @@ def quantised_bytes(model: "PreTrainedModel", weights: str | Precision) -> int:
     precision = parse_weights(weights)
     if precision is None:
         return 0
-    layers = (form.bytes(*linear.weight.shape) for _, _, linear, form in _layer_linears(model, precision))
+    layers = (
+        form.bytes(*weight.shape)
+        for _, _, module, form in _layer_parts(model, precision)
+        for weight in _weights(module)
+    )
     return sum(layers) + sum(form.bytes(*tensor.shape) for tensor, form in _tables(model, precision))
 
 
@@ -144,8 +148,12 @@ def _without_values(tensor: torch.Tensor) -> torch.Tensor:
 def _replace(model: Model, precision: Precision) -> Model:
     """Replaces linear layers and embedding of a model by low-bit modules."""
     dtype = model.dtype
-    for parent, name, linear, form in _layer_linears(model, precision):
-        setattr(parent, name, LowBitLinear(PackedWeights.of(linear.weight.detach(), form), linear.bias, dtype))
+    for parent, name, module, form in _layer_parts(model, precision):
+        layers = [
+            LowBitLinear(PackedWeights.of(weight, form), getattr(module, "bias", None), dtype)
+            for weight in _weights(module)
+        ]
+        setattr(parent, name, layers[0] if isinstance(module, nn.Linear) else LowBitExperts(module, *layers))
     tables = {id(tensor): PackedWeights.of(tensor.detach(), form) for tensor, form in _tables(model, precision)}
     outer: Any = model
     head, embedding = outer.get_output_embeddings(), outer.get_input_embeddings()
@@ -159,13 +167,27 @@ def _replace(model: Model, precision: Precision) -> Model:
     return model
 
 
-def _layer_linears(model: Any, precision: Precision) -> Iterator[tuple[nn.Module, str, nn.Linear, PackedFormat]]:
-    """The linear layers that become low-bit ones: the module that holds it, its name there, itself, its format."""
+def _layer_parts(model: Any, precision: Precision) -> Iterator[tuple[nn.Module, str, Any, PackedFormat]]:
+    """What becomes low-bit ones, linear layers and experts: the module that holds it, its name, itself, its format."""
     family, written = require_row(model.config), precision.by_sublayer(2 * len(model.model.layers))
     for index in range(len(written.sublayers)):
         branch, form = (family.attention, family.mlp)[index % 2], written.of_sublayer(index)
-        parent = getattr(model.model.layers[index // 2], branch.module)
-        yield from ((parent, name, getattr(parent, name), form) for name in branch.parts if form is not None)
+        module = getattr(model.model.layers[index // 2], branch.module)
+        if form is None:
+            continue
+        if not hasattr(module, "experts"):
+            yield from ((module, name, getattr(module, name), form) for name in branch.parts)
+            continue
+        yield module, "experts", module.experts, form
+        if (shared := getattr(module, "shared_expert", None)) is not None:
+            yield from ((shared, name, getattr(shared, name), form) for name in branch.parts)
+
+
+def _weights(module: Any) -> list[torch.Tensor]:
+    """The weights ``[outputs, inputs]`` of a linear layer, or of experts."""
+    if isinstance(module, nn.Linear):
+        return [module.weight.detach()]
+    return [each.detach().flatten(0, 1) for each in (module.gate_up_proj, module.down_proj)]
 
 
 def _tables(model: Any, precision: Precision) -> list[tuple[torch.Tensor, PackedFormat]]:

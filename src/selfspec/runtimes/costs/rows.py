@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from selfspec.model.stored import stored_bytes
+from selfspec.runtimes.mixtures import CompiledMixture
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
 from selfspec.timing import in_turn, timed
@@ -111,13 +112,28 @@ def measure_together(
 def estimate_row_costs(target: Target, precision: AnyPrecision | None = None) -> RowCosts:
     """What forwards may cost before any was timed, by the bytes of the weights and the products of a row.
 
-    A forward reads all weights once, and each row multiplies all of them. The ratio of both to each other is that of
-    ordinary processors; live rounds correct it (``LiveCosts``).
+    A forward reads all weights once, and each row multiplies all of them; of experts, those that any of the rows is
+    expected to choose, and its own. The ratio of both to each other is that of ordinary processors; live rounds correct
+    it (``LiveCosts``).
     """
     bytes_read = weight_bytes(target) if precision is None else target.low_bit_bytes(precision)
     step = max(1, bytes_read) / _BYTES_A_SECOND
-    row = target.parameter_count / (_PRODUCTS_A_BYTE * _BYTES_A_SECOND)
-    return RowCosts(ROW_COUNTS, tuple(step + (rows - 1) * row for rows in ROW_COUNTS))
+    read = _shares_read(target)
+    row = read[0] * target.parameter_count / (_PRODUCTS_A_BYTE * _BYTES_A_SECOND)
+    return RowCosts(
+        ROW_COUNTS, tuple(step * share + (rows - 1) * row for rows, share in zip(ROW_COUNTS, read, strict=True))
+    )
+
+
+def _shares_read(target: Target) -> list[float]:
+    """For each number of rows the share of the weights that they read, each row choosing its experts at random."""
+    shares = [1.0] * len(ROW_COUNTS)
+    for block in target.sublayers:
+        if isinstance(block, CompiledMixture):
+            experts = block.expert_weights / target.parameter_count
+            for place, rows in enumerate(ROW_COUNTS):
+                shares[place] -= experts * (1 - block.top / block.count) ** rows
+    return shares
 
 
 def weight_bytes(target: Target) -> int:
@@ -134,7 +150,7 @@ def _forwards(
 
     def forward(rows: int) -> None:
         """One forward, up to the choice of a token for each row."""
-        tokens = torch.zeros(rows, dtype=torch.long, device=target.device)
+        tokens = torch.arange(rows, device=target.device) * target.vocab_size // rows  # rows with experts of their own
         layout = target.lay_out(sequence, rows, start=context)
         output = model.run(
             target.embed(tokens, layout), sublayers, layout, logits=True, confidence=model is not target.at(None)
