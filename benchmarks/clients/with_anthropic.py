@@ -85,11 +85,7 @@ def tools() -> str:
 
 @check("errors are the client's exceptions, and name the field")
 def errors() -> str:
-    for fields, name in (
-        ({"temperature": 3}, "temperature"),
-        ({"top_q": 1}, "top_q"),
-        ({"max_tokens": 0}, "max_tokens"),
-    ):
+    for fields in ({"temperature": 3}, {"top_q": 1}, {"max_tokens": 0}):
         try:
             client.messages.create(messages=HELLO, **{**ASK, "extra_body": fields})
         except anthropic.BadRequestError as error:
