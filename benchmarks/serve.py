@@ -2,9 +2,9 @@
 
 ``python benchmarks/serve.py load --out FILE`` starts servers in turns and measures each with 1, 2, 4 … clients;
 ``--append`` adds repeats to a file. ``table FILE`` prints its medians in Markdown, ``page FILE`` writes them into
-``docs/serving.md``. ``soak`` lets many clients, good and
-bad ones, use a server for minutes, and says at the end what was wrong. ``attacks`` sends what should not be sent, and
-measures how long ``/health`` and another client's stream take meanwhile.
+``docs/serving.md``. ``soak`` lets many clients of all interfaces, good and bad ones, use a server of SmolLM2 (with a
+template that knows tools) for minutes, and says at the end what was wrong. ``attacks`` sends what should not be sent,
+and measures how long ``/health`` and another client's stream take meanwhile.
 
 Needs a quiet machine for ``load``. Servers: ``selfspec:METHOD``; ``engine:METHOD``, which is ``selfspec generate``
 without a server; ``transformers`` and ``transformers-cb`` (continuous batching); ``llama.cpp``; ``vllm`` and
@@ -37,6 +37,7 @@ from typing import Any
 
 import torch
 
+from clients.agent_model import make_chat_model
 from selfspec.files import replace_file
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 from serving.alone import generate_alone
@@ -101,13 +102,15 @@ def alone(options: argparse.Namespace) -> None:
 def soak_server(options: argparse.Namespace) -> None:
     """Lets many clients use a server, writes what happened, and ends with an error if something was wrong."""
     chats = varied(read_prompts(options.prompts), options.chats)
-    answers = answer_alone(options.model, "autoregressive", chats)
-    known = [(chat, answer.text) for chat, answer in zip(chats, answers, strict=True)]
-    result = _begin(options, "serve-soak", ("model", "method", "chats", "clients", "seconds"))
-    port, files = free_port(), Files(options.model, Path())
-    command = command_of(f"selfspec:{options.method}", files, port)
-    with tempfile.TemporaryDirectory() as folder, running(command, options.model, port, Path(folder)) as started:
-        found = asyncio.run(soak(started, known, clients=options.clients, seconds=options.seconds))
+    result = _begin(options, "serve-soak", ("method", "chats", "clients", "seconds"))
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_chat_model(Path(folder) / "smollm2-tools")
+        answers = answer_alone(str(model), "autoregressive", chats)
+        known = [(chat, answer.text) for chat, answer in zip(chats, answers, strict=True)]
+        port = free_port()
+        command = command_of(f"selfspec:{options.method}", Files(str(model), Path()), port)
+        with running(command, model.name, port, Path(folder)) as started:
+            found = asyncio.run(soak(started, known, clients=options.clients, seconds=options.seconds))
     _write(options.out, {**result, **found.fields()})
     print(json.dumps({name: value for name, value in found.fields().items() if name != "held"}, indent=1))
     if found.faults():
@@ -210,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     single = commands.add_parser("alone", help="answer the chats of standard input without a server")
     for each in (soaking, attacking, single):
         each.add_argument("--method", default="auto")
-    for each in (loading, soaking, attacking, single):
+    for each in (loading, attacking, single):
         each.add_argument("--model", default="smollm2")
     showing = commands.add_parser("table", help="print a file of load as tables")
     writing = commands.add_parser("page", help="write a file of load into docs/serving.md")

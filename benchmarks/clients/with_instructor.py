@@ -32,7 +32,7 @@ def ask(mode: instructor.Mode) -> str:
     patched = instructor.from_openai(client, mode=mode)
     messages = [{"role": "user", "content": "Describe a spider as JSON."}]
     found = patched.chat.completions.create(
-        model=MODEL, messages=messages, response_model=Animal, max_retries=0, temperature=0, max_tokens=100
+        model=MODEL, messages=messages, response_model=Animal, max_retries=0, temperature=0, max_tokens=400
     )
     assert isinstance(found, Animal)
     return str(found)
@@ -54,7 +54,7 @@ def parts() -> str:
     messages = [{"role": "user", "content": "Describe a spider as JSON."}]
     found = list(
         patched.chat.completions.create_partial(
-            model=MODEL, messages=messages, response_model=Animal, max_retries=0, temperature=0, max_tokens=100
+            model=MODEL, messages=messages, response_model=Animal, max_retries=0, temperature=0, max_tokens=400
         )
     )
     assert found[-1].kind is not None

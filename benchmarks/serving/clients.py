@@ -7,7 +7,7 @@ import json
 import random
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from serving.chat import text_of
@@ -46,12 +46,14 @@ class Task:
         chat: the chat.
         text: its answer alone.
         dice: the client's random numbers.
+        seen: what was answered to requests whose answers alone are not known.
     """
 
     server: Server
     chat: Chat
     text: str
     dice: random.Random
+    seen: dict[tuple[str, str], Any] = field(default_factory=dict)
 
 
 Client = Callable[[Task], Awaitable[Outcome]]
@@ -80,7 +82,7 @@ async def cancel(task: Task) -> Outcome:
     wanted, text = task.dice.randrange(1, 6), ""
     async with request(task.server, "POST", PATH, task.chat.body(task.server.model)) as reply:
         if reply.status != 200:
-            return await _refused(reply)
+            return await refused(reply)
         async for data in reply.events():
             if data == "[DONE]" or not (wanted := wanted - 1):
                 break
@@ -161,7 +163,7 @@ CLIENTS: dict[Client, int] = {
     **{stream: 30, whole: 25, slow: 10, cancel: 15, leave: 5, cut: 4, dribble: 3},
     **{huge: 1, empty: 2, broken_text: 2, broken_json: 2, no_http: 1},
 }
-"""The clients, with the share of each in percent."""
+"""The clients, with their shares."""
 
 
 async def outcome_of(client: Client, task: Task) -> Outcome:
@@ -170,43 +172,52 @@ async def outcome_of(client: Client, task: Task) -> Outcome:
         return await asyncio.wait_for(client(task), PATIENCE)
     except asyncio.TimeoutError:
         return Outcome(False, f"no answer within {PATIENCE:g} seconds")
-    except (BrokenReplyError, OSError) as error:
+    except (BrokenReplyError, OSError, ValueError) as error:
         return Outcome(False, f"{type(error).__name__}: {error}")
 
 
 async def _streamed(task: Task, pause: float) -> Outcome:
-    text, reason = "", None
     async with request(task.server, "POST", PATH, task.chat.body(task.server.model)) as reply:
         if reply.status != 200:
-            return await _refused(reply)
-        async for data in reply.events():
-            if data != "[DONE]":
-                chunk = json.loads(data)
-                if "error" in chunk:
-                    return Outcome(False, f"an error in the stream: {chunk['error']}", 200)
-                text += text_of(chunk)
-                reason = next((choice.get("finish_reason") for choice in chunk["choices"]), None) or reason
-            await asyncio.sleep(pause)
-    if reason is None:
-        return Outcome(False, "the stream has no end", 200)
-    return _same(text, task, 200)
+            return await refused(reply)
+        text, reason = await read_stream(reply, pause)
+    return Outcome(False, "the stream has no end", 200) if reason is None else same(text, task, 200)
+
+
+async def read_stream(reply: Reply, pause: float = 0.0) -> tuple[str, str | None]:
+    """The text of a chat's stream, and why it ended; ``None`` if it does not say so.
+
+    Raises:
+        BrokenReplyError: there is an error in the stream.
+    """
+    text, reason = "", None
+    async for data in reply.events():
+        if data != "[DONE]":
+            chunk = json.loads(data)
+            if "error" in chunk:
+                raise BrokenReplyError(f"an error in the stream: {chunk['error']}")
+            text += text_of(chunk)
+            reason = next((choice.get("finish_reason") for choice in chunk["choices"]), None) or reason
+        await asyncio.sleep(pause)
+    return text, reason
 
 
 async def _compared(reply: Reply, task: Task, request_id: str) -> Outcome:
     if reply.status != 200:
-        return await _refused(reply)
+        return await refused(reply)
     if reply.headers.get("x-request-id") != request_id:
         return Outcome(False, "the id of another request", reply.status)
     body: dict[str, Any] = json.loads(await reply.body())
-    return _same(body["choices"][0]["message"]["content"], task, reply.status)
+    return same(body["choices"][0]["message"]["content"], task, reply.status)
 
 
-def _same(text: str, task: Task, status: int) -> Outcome:
+def same(text: str, task: Task, status: int) -> Outcome:
+    """Whether a text is the one that the chat has alone."""
     right = text == task.text
     return Outcome(right, "the text alone" if right else f"{text!r} instead of {task.text!r}", status)
 
 
-async def _refused(reply: Reply) -> Outcome:
+async def refused(reply: Reply) -> Outcome:
     """An answer that should have been given; a full queue may say so."""
     text = (await reply.body()).decode("utf-8", "replace")
     return Outcome(reply.status == 429 and "retry-after" in reply.headers, f"refused: {text[:300]}", reply.status)

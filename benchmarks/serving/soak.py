@@ -12,6 +12,7 @@ from typing import Any
 
 from serving.clients import CLIENTS, Client, Outcome, Task, outcome_of
 from serving.http import Server, request
+from serving.interfaces import INTERFACES
 from serving.known import Chat
 from serving.process_memory import Held, growth, held
 from serving.servers import Started
@@ -90,13 +91,15 @@ async def soak(
         seed: of the clients' choices.
     """
     found, began = Soak(), time.monotonic()
+    seen: dict[tuple[str, str], Any] = {}
+    kinds, greedy = {**CLIENTS, **INTERFACES}, [each for each in known if not each[0].sampling]
 
     async def client(number: int) -> None:
         dice = random.Random(f"{seed} {number}")
         while time.monotonic() - began < seconds:
-            kind = dice.choices(list(CLIENTS), list(CLIENTS.values()))[0]
-            chat, text = dice.choice(known)
-            found.note(kind, await outcome_of(kind, Task(started.server, chat, text, dice)))
+            kind = dice.choices(list(kinds), list(kinds.values()))[0]
+            chat, text = dice.choice(greedy if kind in INTERFACES else known)
+            found.note(kind, await outcome_of(kind, Task(started.server, chat, text, dice, seen)))
 
     async def watch() -> None:
         while True:

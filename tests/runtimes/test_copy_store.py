@@ -97,6 +97,15 @@ def test_a_file_that_is_not_the_copy_is_replaced(damage: str, tmp_path: Path, ma
     assert not made
 
 
+def test_a_file_that_others_could_change_is_not_read(tmp_path: Path, made: list[Any]) -> None:
+    weight = some_weight()
+    CopyStore(tmp_path).get(weight, FORM)
+    (path,) = tmp_path.iterdir()
+    path.chmod(0o666)
+    assert same(CopyStore(tmp_path).get(weight, FORM), PackedWeights.of(weight, FORM))
+    assert made == [FORM, FORM, FORM]  # the last one is the test's own
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = CopyStore(tmp_path / "file")

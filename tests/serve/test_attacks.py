@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +16,11 @@ from fastapi.testclient import TestClient
 from helpers.checkpoints import CHAT_TEMPLATE, EOS, make_tokenizer
 from helpers.models import build
 from helpers.serving import InlineReaders, ScriptedEngine, make_client, sleep_long, take_memory
+from selfspec.async_engine import AsyncEngine
 from selfspec.engine import Engine
 from selfspec.errors import QueueFullError
 from selfspec.files import check_own
+from selfspec.runtimes import kernels
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.control_tokens import ControlTokens
 from selfspec.serve.inputs import RequestEncoder, RequestLimits
@@ -272,6 +276,42 @@ def test_a_body_that_takes_too_long_or_too_much_loses_its_process_and_the_next_i
     seconds, expected = in_pool(act)
     assert json.loads(expected)["count"] >= 3
     assert seconds < 60
+
+
+def test_kernels_that_others_could_change_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = tmp_path / f"kernels-{kernels.choose_level().name}-{kernels.build_key(kernels.choose_level())}.so"
+    built.write_bytes(b"")
+    built.chmod(0o666)
+    monkeypatch.setattr(kernels, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(kernels, "BUILT_FOLDER", tmp_path / "none")
+    with pytest.raises(kernels.KernelBuildError, match="another user"):
+        kernels.find.__wrapped__()
+
+
+def test_schemas_are_compiled_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[tuple[int, bool]] = []
+    prepare = AsyncEngine.prepare
+
+    def noted(self: AsyncEngine, *arguments: Any, **options: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+            threads.append((threading.get_ident(), True))
+        except RuntimeError:
+            threads.append((threading.get_ident(), False))
+        return prepare(self, *arguments, **options)
+
+    monkeypatch.setattr(AsyncEngine, "prepare", noted)
+    engine = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE), "autoregressive")
+    with make_client(ServedEngine(lambda: engine)) as client:
+        body = {"prompt": "a", "n": 4, "max_tokens": 4, "guided_regex": "[ab]{4}"}
+        answer = client.post(COMPLETION, json=body).json()
+    assert all(re.fullmatch("[ab]{4}", choice["text"]) for choice in answer["choices"])
+    assert len(threads) == 4
+    assert not any(on_loop for _, on_loop in threads)
+
+
+def test_methods_that_are_not_served_are_refused(client: TestClient) -> None:
+    refused(client.post(COMPLETION, json={"prompt": "a", "speculative": {"method": "mixed"}}), 400, "invalid_value")
 
 
 def test_files_that_others_could_change_are_not_loaded(tmp_path: Path) -> None:

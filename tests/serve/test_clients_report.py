@@ -24,8 +24,9 @@ def _scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_the_page_is_made_of_the_committed_results() -> None:
     render = importlib.import_module("report").render
-    names = ("openai", "langchain-openai", "lm-eval", "schemathesis", "guidellm")
-    files = [RESULTS / f"{name}.json" for name in names]
+    names = ("openai", "anthropic", "langchain-openai", "litellm", "instructor", "lm-eval", "guidellm")
+    agents = ("claude-code", "codex", "opencode-ai")
+    files = [RESULTS / f"{name}.json" for name in (*names, *agents, "schemathesis")]
     results = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()}
     assert results
     assert (ROOT / "docs" / "clients.md").read_text(encoding="utf-8") == render(results)

@@ -29,7 +29,8 @@ def serving() -> Iterator[Callable[[str], ModuleType]]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_checkpoint(tmp_path_factory.mktemp("model") / NAME, chat_template=CHAT_TEMPLATE)
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHAT_TEMPLATE
+    return save_checkpoint(tmp_path_factory.mktemp("model") / NAME, chat_template=template)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +69,9 @@ def test_every_client_has_the_outcome_that_it_should(
     serving: Callable[[str], ModuleType], started: Any, known: list[tuple[Any, str]]
 ) -> None:
     clients, dice = serving("clients"), random.Random(0)
-    for client in clients.CLIENTS:
-        chat, text = known[-1]
+    interfaces = serving("interfaces").INTERFACES
+    for client in (*clients.CLIENTS, *interfaces):
+        chat, text = known[-2 if client in interfaces else -1]
         task = clients.Task(started.server, chat, text, dice)
         outcome = asyncio.run(clients.outcome_of(client, task))
         assert outcome.right, (client.__name__, outcome)
