@@ -197,6 +197,7 @@ template <class F, int PLANES> struct Factors {
         }
     }
     // The products of some groups and the integers of R rows, side by side: a sum waits for each of its additions.
+    // Sums are held: compilers reorder additions of integers, so that there are more vectors than registers at a time.
     template <int FROM, int TO, int R> void multiply(const RowBlock<PLANES>* rows, Floats (&to)[R]) const {
         constexpr int PARTS = RowBlock<PLANES>::PARTS;
         Ints sums[PARTS][R];
@@ -221,6 +222,7 @@ template <class F, int PLANES> struct Factors {
                         const int16_t* inputs = rows[row].pairs[part] + 4 * group;
                         own[row] = add_pairs(own[row], codes[group], load<int32_t>(inputs));
                         own[row] = add_pairs(own[row], odd[group], load<int32_t>(inputs + 2));
+                        hold(own[row]);
                     }
             }
             if constexpr (offset != 0) {
@@ -245,16 +247,23 @@ template <class F, int PLANES> struct Factors {
 #pragma GCC unroll 4
             for (int row = 0; row < R; row++) sums[row] = add_bytes(sums[row], codes[group], inputs(row, group));
 #elif defined(__AVX2__)
-        constexpr int fitting = F::bits <= 4 ? 8 : F::bits == 5 ? 4 : 2;  // sums of pairs that fit 16 bits together
+        constexpr int fitting =  // sums of pairs that fit 16 bits together
+            std::min(TO - FROM, F::bits <= 4 ? 8 : F::bits == 5 ? 4 : 2);
 #pragma GCC unroll 8
         for (int first = FROM; first < TO; first += fitting) {
             Shorts pairs[R] = {};
 #pragma GCC unroll 8
-            for (int group = first; group < std::min(TO, first + fitting); group++)
+            for (int group = first; group < first + fitting; group++)
 #pragma GCC unroll 4
-                for (int row = 0; row < R; row++) pairs[row] = add_byte_pairs(pairs[row], codes[group], inputs(row, group));
+                for (int row = 0; row < R; row++) {
+                    pairs[row] = add_byte_pairs(pairs[row], codes[group], inputs(row, group));
+                    hold(pairs[row]);
+                }
 #pragma GCC unroll 4
-            for (int row = 0; row < R; row++) sums[row] = add_pairs(sums[row], (Words)pairs[row], 0x10001);
+            for (int row = 0; row < R; row++) {
+                sums[row] = add_pairs(sums[row], (Words)pairs[row], 0x10001);
+                hold(sums[row]);
+            }
         }
 #endif
     }

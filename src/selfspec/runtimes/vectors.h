@@ -170,12 +170,13 @@ template <class T> constexpr int columns(int rows) {
     return std::min(4, (REGISTERS + 1 - std::max(2, 1 + ProductLanes<T>::parts)) / (rows + 1));
 }
 
-// Keeps a row's vector in its register. Without this, compilers load it again for each weight row.
-template <class Part> inline void hold(Part& part) {
+// Keeps a vector in its register at this place of the program. Without this, compilers load that of a row again for each
+// weight row, and add sums in another order.
+template <class V> inline void hold(V& vector) {
 #if defined(__x86_64__) && !defined(__AVX512F__)
-    asm("" : "+x"(part));
+    asm("" : "+x"(vector));
 #else
-    (void)part;
+    (void)vector;
 #endif
 }
 
