@@ -44,12 +44,13 @@ class Needs:
     @staticmethod
     def union(many: "Sequence[Needs]") -> "Needs":
         """What serves all of several needs, at least one."""
+        rows, fewest = max(needs.prompt_rows for needs in many), max(needs.fewest_rows for needs in many)
         return Needs(
             sibling_rows=max(needs.sibling_rows for needs in many),
             probe_rows=max(needs.probe_rows for needs in many),
-            prompt_rows=max(needs.prompt_rows for needs in many),
+            prompt_rows=rows,
             prompt_states=frozenset[int]().union(*(needs.prompt_states for needs in many if needs.prompt_rows)),
-            needed_rows=max(needs.fewest_rows for needs in many),
+            needed_rows=None if fewest == rows else fewest,
             token_bytes=sum(needs.token_bytes for needs in many),
         )
 
