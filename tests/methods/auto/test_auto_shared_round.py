@@ -111,7 +111,7 @@ def test_a_full_batch_is_decoded_plainly_and_a_smaller_one_copies_again() -> Non
     assert all(drafter._unread for drafter in drafters)
     assert parts_of(drafters[:1]) == ["copies"]
     assert drafters[0]._copies.match_length == 13
-    assert drafters[0]._copies._automaton.tokens[-5:] == [1, 2, 3, 4, 1]
+    assert drafters[0]._copies._text._own.tokens[-5:] == [1, 2, 3, 4, 1]
 
 
 @needs_kernels
