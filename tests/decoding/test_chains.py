@@ -202,11 +202,12 @@ def test_verified_in_one_call_they_get_what_they_get_row_by_row(
     sequence = st.tuples(st.sampled_from(sorted(RULES)), st.lists(st.integers(0, 127), max_size=9))
     sequences = data.draw(st.lists(sequence, min_size=1, max_size=4))
     proposals = [proposal_of(tokens, data.draw(trees(len(tokens)))) for _, tokens in sequences]
+    watched = [data.draw(st.sampled_from([(), WATCHED])) for _ in sequences]
     ours, others = ([context_for(on, rule, seed=seed) for seed, (rule, _) in enumerate(sequences)] for _ in range(2))
     with torch.inference_mode():
-        outputs = verify(on, ours, proposals, [()] * len(sequences))
+        outputs = verify(on, ours, proposals, watched)
         with forward_by_forward():
-            expected = verify(on, others, proposals, [()] * len(sequences))
+            expected = verify(on, others, proposals, watched)
     for context, other, output, wanted in zip(ours, others, outputs, expected, strict=True):
         assert output is not None
         assert wanted is not None
@@ -218,6 +219,9 @@ def test_verified_in_one_call_they_get_what_they_get_row_by_row(
         assert torch.equal(output.logits.best, wanted.logits.best)
         assert torch.equal(output.logits.finite, wanted.logits.finite)
         assert output.logits.finite.all()
+        assert output.hidden_states.keys() == wanted.hidden_states.keys()
+        for index, states in output.hidden_states.items():
+            assert torch.equal(states, wanted.hidden_states[index])
         of_chain, of_rows = ([*each.cache.keys, *each.cache.values] for each in (context, other))
         assert all(torch.equal(one, row) for one, row in zip(of_chain, of_rows, strict=True))
 
@@ -233,17 +237,16 @@ def trees(nodes: int) -> st.SearchStrategy[TokenTree]:
 
 
 def test_what_cannot_be_verified_in_one_call() -> None:
-    """Drafts that share or watch states, and more rows than the kernels take."""
+    """Drafts that share states, and more rows than the kernels take."""
     on, context = target(), context_for(target(), "greedy", room=most_attending(torch.float32) + 2)
     shared = in_a_chain(on, DRAFTS["shared prefix"], context)
-    cases: list[tuple[Proposal, tuple[int, ...], Path]] = [
-        (shared, (), paths.SHARED),
-        (proposal_of([1] * most_attending(torch.float32)), (), paths.MANY_ROWS),
-        (proposal_of([1]), (2,), paths.WATCHED),
+    cases: list[tuple[Proposal, Path]] = [
+        (shared, paths.SHARED),
+        (proposal_of([1] * most_attending(torch.float32)), paths.MANY_ROWS),
     ]
-    for proposal, watched, path in cases:
+    for proposal, path in cases:
         with torch.inference_mode():
-            (verified,) = verify(on, [context], [proposal], [watched])
+            (verified,) = verify(on, [context], [proposal], [()])
         assert verified is not None
         assert verified.path == path
 

@@ -52,14 +52,10 @@ def run_path(output: Output, watched: Collection[int], logprobs: int | None, cho
     return model if choosing.native else choosing
 
 
-def verification_path(
-    proposals: Iterable[Proposal], watched: Iterable[Collection[int]], most: int, model: Path
-) -> Path:
+def verification_path(proposals: Iterable[Proposal], most: int, model: Path) -> Path:
     """Where a verification runs; ``most`` is the number of rows of a sequence that the kernels take."""
     if not model.native:
         return model
-    if any(watched):
-        return WATCHED
     for proposal in proposals:
         if proposal.shared_states:
             return SHARED

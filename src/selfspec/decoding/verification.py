@@ -57,7 +57,7 @@ def verify(
     """
     clock = clock or PhaseClock()
     native = target.at(None).native
-    path = verification_path(proposals, watched, 0 if native is None else native.most_rows, target.at(None).path())
+    path = verification_path(proposals, 0 if native is None else native.most_rows, target.at(None).path())
     verified = _verify(target, sequences, proposals, watched, path, clock)
     if spoiled := [index for index, each in enumerate(verified) if each is None]:
         empty = [replace(_without_tokens(proposals[i]), token_ids=sequences[i].no_tokens) for i in spoiled]

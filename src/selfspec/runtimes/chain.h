@@ -18,7 +18,7 @@ struct ChainSequence {
     long guess_count;
     Drawing drawing;        // of the first token
     void* const* kept;      // by place in ``which``, and after it, where h of the drafted tokens' rows [limit, hidden] is
-                            // copied to, or null; null where none is
+                            // copied to, or null; null where none is. Of a verification [1 + drafted, hidden]
     const long* depths;     // of the rows of a tree [1 + drafted], counted from the first; null for a chain
     const bool* visible;    // which of them each sees [1 + drafted, 1 + drafted]; null for a chain
     long drafted, guessed, finite;  // tokens, how many of them were guessed, and how many from the first on were chosen from
@@ -63,6 +63,9 @@ template <class T> class Links {
         Head head = *f.head;
         head.drawings = drawings.data();
         advance(head);
+        for (size_t part = 0; part < parts.size(); part++)
+            for (long row = 0; row < parts[part].rows; row++)
+                take_states(chain.sequences[of_part[part]], parts[part].first_row + row, row);
     }
 
   private:
@@ -209,7 +212,7 @@ template <class T> class Links {
         s.guess_count = 0;
         for (long row = 0; row <= guesses; row++) {
             const long token = tokens[first + row];
-            take_states(s, first + row);
+            take_states(s, first + row, s.drafted);
             s.finite += s.finite == s.drafted && finite[first + row];
             s.confidences[s.drafted++] = confidences[first + row];
             s.tokens[s.drafted] = token;
@@ -223,11 +226,12 @@ template <class T> class Links {
             }
         }
     }
-    void take_states(const ChainSequence& s, long row) const {
+    // Copies the states of a row to the place of those of a token.
+    void take_states(const ChainSequence& s, long row, long token) const {
         if (!s.kept) return;
         for (long place = 0; place <= f.count; place++) {
             const T* from = (place < f.count ? states[place] : stream).data() + row * hidden;
-            if (s.kept[place]) std::copy_n(from, hidden, static_cast<T*>(s.kept[place]) + s.drafted * hidden);
+            if (s.kept[place]) std::copy_n(from, hidden, static_cast<T*>(s.kept[place]) + token * hidden);
         }
     }
 };

@@ -132,8 +132,11 @@ class VerifyRequest:
         """The slot after the last row's."""
         return self.state.cache.length + len(self.token_ids)
 
-    def structure(self) -> ChainSequence:
-        """The form that the C++ code takes."""
+    def structure(self, like: torch.Tensor, sublayers: int) -> tuple[ChainSequence, dict[int, torch.Tensor]]:
+        """The form that the C++ code takes, for a model of so many sublayers, and where it writes captured states.
+
+        ``like`` has the model's dtype, and its hidden size in the last dimension.
+        """
         cache, tokens = self.state.cache, self.token_ids.tolist()
         assert self.end <= cache.capacity, f"slots up to {self.end} do not fit a cache of {cache.capacity}"
         structure = ChainSequence(
@@ -148,7 +151,12 @@ class VerifyRequest:
             assert self.visible.is_contiguous()
             structure.depths = (c_long * len(tokens))(*self.depths)
             structure.visible = self.visible.data_ptr()
-        return structure
+        captured = {index: like.new_empty(len(tokens), like.shape[-1]) for index in self.capture}
+        if captured:
+            structure.kept = (c_void_p * (sublayers + 1))()
+            for index, states in captured.items():
+                structure.kept[index] = states.data_ptr()
+        return structure, captured
 
 
 @dataclass(frozen=True)

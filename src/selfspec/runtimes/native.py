@@ -203,16 +203,17 @@ class NativeForward:
         THREADS.measured(kind, chain.forward.contents.threads, seconds / max(1, forwards))
         return [each.output(structure) for each, structure in zip(chained, sequences, strict=True)]
 
-    def verify(self, requests: Sequence[VerifyRequest], rope: Rope) -> Logits:
-        """The logits of the whole model, for which ``chain_path`` is native, with what is chosen from them.
+    def verify(self, requests: Sequence[VerifyRequest], rope: Rope) -> tuple[Logits, list[dict[int, torch.Tensor]]]:
+        """The logits of the whole model, for which ``chain_path`` is native, and by request the captured states.
 
-        The rows are chains or trees without shared or captured states.
+        The rows are chains or trees without shared states.
         """
         assert self._head is not None
         rows = sum(len(each.token_ids) for each in requests)
         values = self._like.new_empty(rows, self._head.outputs)
         tokens, finite = (c_long * rows)(), (c_bool * rows)()
-        sequences = (ChainSequence * len(requests))(*(each.structure() for each in requests))
+        structures, captured = zip(*(each.structure(self._like, len(self._all)) for each in requests), strict=True)
+        sequences = (ChainSequence * len(requests))(*structures)
         rope.reserve(self._like, max(each.end for each in requests))
         chain, held = self._describe_chain(sequences, self._all, rope)
         head = chain.forward.contents.head.contents
@@ -228,7 +229,8 @@ class NativeForward:
             THREADS.measured(("verify", rows), chain.forward.contents.threads, time.perf_counter() - start)
         del held
         drawn = any(each.drawing is not None for each in requests)
-        return Logits(values, confidence=confidences, drawn=drawn, chosen=Chosen(tokens[:], finite[:]))
+        logits = Logits(values, confidence=confidences, drawn=drawn, chosen=Chosen(tokens[:], finite[:]))
+        return logits, list(captured)
 
     def _describe_chain(
         self, sequences: "Array[ChainSequence]", sublayers: tuple[int, ...], rope: Rope

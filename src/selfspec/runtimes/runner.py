@@ -56,14 +56,15 @@ class Runner(Stack):
     def verify(self, requests: Sequence[VerifyRequest], *, native: bool) -> list[VerifiedRows]:
         """Runs the whole model over the last tokens and the drafts of several sequences.
 
-        In one native call (``native``) only rows without shared or captured states, where ``path`` is native. The
+        In one native call (``native``) only rows without shared states, where ``path`` is native. The
         logits are those of the other way bit for bit.
         """
         if not native:
             return _verify_ranges(self, [_Rows(self, each) for each in requests])
         assert self.native is not None
-        logits = self.native.verify(requests, self.rope)
-        return [VerifiedRows(own, {}) for own in logits.split([len(each.token_ids) for each in requests])]
+        logits, captured = self.native.verify(requests, self.rope)
+        rows = logits.split([len(each.token_ids) for each in requests])
+        return [VerifiedRows(own, states) for own, states in zip(rows, captured, strict=True)]
 
 
 def _verify_ranges(runner: Runner, parts: Sequence["_Rows"]) -> list[VerifiedRows]:
