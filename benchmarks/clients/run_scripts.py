@@ -36,5 +36,5 @@ LANGCHAIN = Client(
     options=FLOAT32,
 )
 ANTHROPIC = Client("anthropic", ["anthropic==2.12.0"], checks_of("with_anthropic.py"), model=make_chat_model)
-LITELLM = Client("litellm", ["litellm<1.109"], checks_of("with_litellm.py"), model=make_chat_model)
+LITELLM = Client("litellm", ["litellm<1.109 mcp"], checks_of("with_litellm.py"), model=make_chat_model)
 INSTRUCTOR = Client("instructor", ["instructor==1.17.0"], checks_of("with_instructor.py"), model=make_chat_model)
