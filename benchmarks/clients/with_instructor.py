@@ -11,15 +11,16 @@ from typing import Literal
 import instructor
 import openai
 from checks import Checks
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 URL, MODEL = sys.argv[1:]
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
 
 
 class Animal(BaseModel):
-    """An animal."""
+    """An animal, and nothing else: a small model would add fields until its answer is full."""
 
+    model_config = ConfigDict(extra="forbid")
     kind: Literal["mammal", "bird", "fish", "insect"]
     legs: Literal[0, 2, 4, 6, 8]
 

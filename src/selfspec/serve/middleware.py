@@ -66,6 +66,11 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the server ends, and its time to complete answers is over
+            if status:
+                raise
+            ends = ApiError(503, "the server ends, and has no more time for this request", code="draining", retry=True)
+            await respond(ends)(scope, receive, send_with_id)
         except Exception as error:
             log("request failed", logging.ERROR, error=error, fields=fields)
             if status:  # the answer has begun: all that is left is to end it
