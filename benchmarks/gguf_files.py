@@ -1,7 +1,8 @@
 """Compares selfspec with llama.cpp on a GGUF file: ``python benchmarks/gguf_files.py --model FILE --text BOOK.txt``.
 
 Each candidate is a process of its own with as many threads. They take turns, and each waits while another one works:
-``auto`` and plain decoding of selfspec, and llama.cpp with its defaults. What is measured (``--only`` takes some):
+``auto`` and plain decoding of selfspec, and llama.cpp with its defaults; with ``--candidates``, plain decoding with
+``--activations exact`` (``exact``), too. What is measured (``--only`` takes some):
 
 - ``bandwidth``: bytes a second at which memory is read;
 - ``chat``: greedy answers to three chat prompts, tokens after the first ÷ seconds after the first;
@@ -29,7 +30,7 @@ from typing import Any
 import torch
 from gguf import GGUFReader
 
-from gguf_sides.comparison import AUTO, PLAIN, REFERENCE, Comparison
+from gguf_sides.comparison import AUTO, EXACT, PLAIN, REFERENCE, Comparison
 from gguf_sides.figures import LLAMA, figures, perplexity, table
 from gguf_sides.questions import WINDOW, make_questions
 from selfspec.files import replace_file
@@ -79,9 +80,10 @@ def _listed(known: Sequence[str]) -> Callable[[str], list[str]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    candidates = (PLAIN, AUTO, LLAMA)
+    candidates = (PLAIN, EXACT, AUTO, LLAMA)
     parser.add_argument("--model", type=Path, help="the GGUF file")
-    parser.add_argument("--candidates", type=_listed(candidates), default=list(candidates), metavar="A,B")
+    usual = [name for name in candidates if name != EXACT]
+    parser.add_argument("--candidates", type=_listed(candidates), default=usual, metavar="A,B")
     parser.add_argument("--only", type=_listed(MEASUREMENTS), default=list(MEASUREMENTS), metavar="A,B")
     parser.add_argument("--text", type=Path, help="text whose tokens are the long prompt and the windows")
     parser.add_argument("--tokens", type=int, default=20_000, help="tokens of the text for the perplexity")
