@@ -1,8 +1,9 @@
 """Compares selfspec with llama.cpp on a GGUF file: ``python benchmarks/gguf_files.py --model FILE --text BOOK.txt``.
 
 Each candidate is a process of its own with as many threads. They take turns, and each waits while another one works:
-``auto`` and plain decoding of selfspec, and llama.cpp with its defaults, plainly and with the prompt lookup of
-llama-cpp-python, which takes part in answers only. What is measured (``--only`` takes some):
+``auto`` and plain decoding of selfspec, and llama.cpp with its defaults; with ``--candidates``, plain decoding with
+``--activations exact`` (``exact``), too, and llama.cpp with the prompt lookup of llama-cpp-python, for answers only.
+What is measured (``--only`` takes some):
 
 - ``bandwidth``: bytes a second at which memory is read;
 - ``chat``: greedy answers to three chat prompts, tokens after the first ÷ seconds after the first;
@@ -31,7 +32,7 @@ from typing import Any
 import torch
 from gguf import GGUFReader
 
-from gguf_sides.comparison import LOOKUP, REFERENCE, Comparison
+from gguf_sides.comparison import EXACT, LOOKUP, REFERENCE, Comparison
 from gguf_sides.figures import AUTO, LLAMA, PLAIN, figures, perplexity, table
 from gguf_sides.questions import WINDOW, make_questions
 from selfspec.files import replace_file
@@ -81,9 +82,10 @@ def _listed(known: Sequence[str]) -> Callable[[str], list[str]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    candidates = (PLAIN, AUTO, LLAMA, LOOKUP)
+    candidates = (PLAIN, EXACT, AUTO, LLAMA, LOOKUP)
     parser.add_argument("--model", type=Path, help="the GGUF file")
-    parser.add_argument("--candidates", type=_listed(candidates), default=list(candidates), metavar="A,B")
+    usual = [PLAIN, AUTO, LLAMA]
+    parser.add_argument("--candidates", type=_listed(candidates), default=usual, metavar="A,B")
     parser.add_argument("--only", type=_listed(MEASUREMENTS), default=list(MEASUREMENTS), metavar="A,B")
     parser.add_argument("--text", type=Path, help="text whose tokens are the long prompt and the windows")
     parser.add_argument("--tokens", type=int, default=20_000, help="tokens of the text for the perplexity")

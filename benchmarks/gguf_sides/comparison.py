@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from gguf_sides.bandwidth import ReadBandwidth
 from gguf_sides.figures import AUTO, LLAMA, PLAIN
@@ -14,8 +15,8 @@ from gguf_sides.process import Process, busy_process, command_seconds
 from gguf_sides.questions import FIRST, PROMPT_TOKENS, ROWS, ROWS_CONTEXT, Questions
 from selfspec_lab.measuring import in_turn
 
-LOOKUP, REFERENCE = "llama.cpp prompt lookup", "dequantised float32"
-METHODS = {PLAIN: "autoregressive", AUTO: "auto"}
+EXACT, LOOKUP, REFERENCE = "exact", "llama.cpp prompt lookup", "dequantised float32"
+METHODS = {PLAIN: "autoregressive", EXACT: "autoregressive", AUTO: "auto"}
 _MEMORY_TOKENS = 64
 
 Found = defaultdict[str, defaultdict[str, list[float]]]
@@ -31,7 +32,7 @@ class Comparison:
 
     def __init__(self, options: argparse.Namespace, questions: Questions) -> None:
         self._options, self._questions = options, questions
-        self._engine = dict(options.option)
+        self._engine: dict[str, Any] = dict(options.option)
         self.samples: Found = defaultdict(lambda: defaultdict(list))
         self.windows: dict[str, list[float]] = {}
         self.token_ids: dict[str, list[list[int]]] = {}
@@ -49,7 +50,10 @@ class Comparison:
                 if lean
                 else Process("LlamaCpp", threads, path=path)
             )
-        return Process("Selfspec", threads, path=path, method=METHODS[name], options=self._engine)
+        return Process("Selfspec", threads, path=path, method=METHODS[name], options=self._options_of(name))
+
+    def _options_of(self, name: str) -> dict[str, Any]:
+        return {**self._engine, "activations": "exact"} if name == EXACT else self._engine
 
     def measure_speed(self) -> None:
         """Bandwidth, answers, rows and prompts, in turns."""
@@ -91,10 +95,11 @@ class Comparison:
     def measure_first_token(self) -> None:
         """Commands in fresh processes, in turns, after one of each that fills the page cache."""
         path, threads = str(self._options.model), self._options.threads
-        engine = [text for name, value in self._engine.items() for text in (f"--{name.replace('_', '-')}", str(value))]
         start = [sys.executable, "-m", "selfspec", "generate", FIRST, "--model", path, "--max-new-tokens", "1"]
         commands = {
-            name: [*start, "--method", METHODS[name], *engine] for name in self._without_lookup() if name != LLAMA
+            name: [*start, "--method", METHODS[name], *_flags(self._options_of(name))]
+            for name in self._without_lookup()
+            if name != LLAMA
         }
         if LLAMA in self._options.candidates:
             commands[LLAMA] = [sys.executable, "-m", "gguf_sides.lean", path, FIRST]
@@ -147,6 +152,10 @@ class Comparison:
     def _prompt(self, name: str, side: Process) -> None:
         output = side.ask("generate", token_ids=self._questions.long, max_new_tokens=1, eos_ids=[])
         self.samples["prompt_tokens_per_second"][name].append(PROMPT_TOKENS / output["first"])
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    return [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _say(text: str) -> None:
