@@ -26,6 +26,7 @@ COLUMNS = (
     "efficiency",
     "plain, tokens/s",
     "plain ÷ llama.cpp",
+    "processor",
 )
 
 
@@ -60,7 +61,15 @@ def summarise(name: str, summary: Mapping[str, Any]) -> list[str]:
         f"{auto['efficiency']:.2f}",
         f"{rates['autoregressive']:.0f}",
         f"{rates['autoregressive'] / rates['llama-cpp']:.2f}" if "llama-cpp" in rates else "",
+        _processor(summary["stamp"]),
     ]
+
+
+def _processor(stamp: Mapping[str, Any]) -> str:
+    """The processor, the kernels that it runs, and the threads."""
+    hardware = stamp["hardware"]
+    level = hardware.get("kernels") or hardware["cpu_capability"]
+    return f"{hardware['processor']}, {level}, {stamp['threads']} of {hardware['cores']} cores"
 
 
 def main(folders: list[str]) -> None:

@@ -53,7 +53,8 @@ class Oracle:
                 return (torch.zeros_like(output[0]), *output[1:])
             return torch.zeros_like(output)
 
-        handle = (layer.mlp if index % 2 else layer.self_attn).register_forward_hook(zero)
+        mlp = getattr(layer, "block_sparse_moe", None) or layer.mlp
+        handle = (mlp if index % 2 else layer.self_attn).register_forward_hook(zero)
         yield
         handle.remove()
 

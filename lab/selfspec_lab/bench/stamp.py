@@ -15,6 +15,7 @@ import transformers
 
 import selfspec
 from selfspec.errors import InvalidParameterError
+from selfspec.runtimes.kernel_build import choose_level
 
 DIRTY_HELP = "measure in a checkout with uncommitted changes; the result and its pages say so"
 
@@ -90,6 +91,7 @@ def make_stamp(device: torch.device, packages: Sequence[str] = ()) -> dict[str, 
             "memory_bytes": _memory_bytes(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "kernels": choose_level().name,
         },
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
