@@ -66,7 +66,8 @@ def test_every_method_writes_the_plain_text(name: str) -> None:
     model, tokenizer = load_model(name, dtype="float32", device="cpu")
     plain = Engine(model, tokenizer, method="autoregressive")
     expected = {domain: plain.generate(texts[0], max_new_tokens=24) for domain, texts in PROMPTS.items()}
-    for method, domain in zip(METHODS, itertools.cycle(PROMPTS), strict=False):
+    methods = [name for name in METHODS if name != "mtp"]  # it needs a head
+    for method, domain in zip(methods, itertools.cycle(PROMPTS), strict=False):
         settings = {"recent_tokens": 4} if method == "knapspec" else {}  # so that short outputs have a draft
         result = Engine(model, tokenizer, method, settings=settings).generate(PROMPTS[domain][0], max_new_tokens=24)
         assert result.token_ids == expected[domain].token_ids, method
