@@ -56,20 +56,10 @@ class Selfspec:
         return _likelihood_of(self._engine.target.model, token_ids)
 
 
-class LlamaCpp:
-    """llama.cpp.
+class _LlamaCppAnswers:
+    """What both ways to decode with llama.cpp answer alike; ``_decoding`` generates."""
 
-    Args:
-        path: the file.
-    """
-
-    def __init__(self, path: str) -> None:
-        import torch
-
-        from selfspec_lab.bench.llama_cpp import GgufFile
-        from selfspec_lab.bench.llama_cpp import LlamaCpp as Decoding
-
-        self._decoding = Decoding(GgufFile(Path(path), CONTEXT, torch.bfloat16))
+    _decoding: Any
 
     def generate(self, token_ids: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int]) -> dict[str, Any]:
         """See ``Selfspec.generate``."""
@@ -78,6 +68,19 @@ class LlamaCpp:
 
     def warm_up(self) -> None:
         """Nothing: the first forwards are not timed."""
+
+
+class LlamaCpp(_LlamaCppAnswers):
+    """llama.cpp.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: str) -> None:
+        from selfspec_lab.bench.llama_cpp import LlamaCpp as Decoding
+
+        self._decoding = Decoding(_llama_cpp_file(path))
 
     def rows(self, token_ids: Sequence[int], context: int, row_counts: Sequence[int]) -> list[float]:
         """See ``Selfspec.rows``."""
@@ -90,7 +93,7 @@ class LlamaCpp:
         return negative_log_likelihood(self._decoding.logits(token_ids), token_ids)
 
 
-class LlamaCppLookup:
+class LlamaCppLookup(_LlamaCppAnswers):
     """llama.cpp with prompt lookup.
 
     Args:
@@ -98,20 +101,17 @@ class LlamaCppLookup:
     """
 
     def __init__(self, path: str) -> None:
-        import torch
-
-        from selfspec_lab.bench.llama_cpp import GgufFile
         from selfspec_lab.bench.llama_cpp import LlamaCppLookup as Decoding
 
-        self._decoding = Decoding(GgufFile(Path(path), CONTEXT, torch.bfloat16))
+        self._decoding = Decoding(_llama_cpp_file(path))
 
-    def generate(self, token_ids: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int]) -> dict[str, Any]:
-        """See ``Selfspec.generate``."""
-        output = self._decoding.generate(token_ids, max_new_tokens, eos_ids)
-        return {"token_ids": list(output.token_ids), "first": output.prefill_seconds, "rest": output.seconds}
 
-    def warm_up(self) -> None:
-        """Nothing: the first forwards are not timed."""
+def _llama_cpp_file(path: str) -> Any:
+    import torch
+
+    from selfspec_lab.bench.llama_cpp import GgufFile
+
+    return GgufFile(Path(path), CONTEXT, torch.bfloat16)
 
 
 class Dequantised:

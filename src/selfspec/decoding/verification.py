@@ -144,7 +144,7 @@ def _run_request(
     ends_with, stops, clock = sequence.output.ends_with, run.until, time.perf_counter
 
     def ends(token_id: int) -> bool:
-        stopped = stops is not None and stops(token_id)  # it hears of every token
+        stopped = stops is not None and stops(token_id)  # it is given every token
         return stopped or ends_with(token_id) or clock() > until
 
     return DraftRequest(sequence.state, sequence.pending, sublayers, steps, ends=ends, drawing=sequence.drawing)

@@ -10,6 +10,7 @@ from selfspec.decoding.draft import MOST_STEPS, Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.auto.acceptance import AcceptanceRate, Copies, CopiesToConfirm, Guess
 from selfspec.methods.auto.allowance import Allowance, Pace, PlanningTime, RoundOverhead, SharedRound, Trust
+from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.plans import (
     MOST_DRAFTED,
     MOST_GUESSES,
@@ -21,7 +22,7 @@ from selfspec.methods.auto.plans import (
     plain,
     with_caution,
 )
-from selfspec.methods.auto.preparation import Assignment, LateCopies
+from selfspec.methods.auto.preparation import Assignment
 from selfspec.methods.auto.rows import FilledRows, Known, fill_rows, gain_of_guess
 from selfspec.methods.auto.stopping import DraftPolicy
 from selfspec.runtimes.costs.live import LiveCosts
@@ -112,7 +113,7 @@ class AutoDrafter(Drafter):
         self._clock = clock
         self._planned = 0.0
         self._round: _Round | None = None
-        self._heard = 0  # tokens of the latest steps in which copies were looked for as they were chosen
+        self._matched = 0  # tokens of the latest steps that are in the text of copies already
         self._unread: list[int] = []  # tokens of plain rounds that copies have not been looked for in
 
     def plan(self) -> Draft:
@@ -187,7 +188,7 @@ class AutoDrafter(Drafter):
         least = max(pays, self._copies.likelihood)
 
         def until(token_id: int) -> bool:
-            self._heard += 1
+            self._matched += 1
             self._copies.extend((token_id,))
             return self._copies.likelihood > least
 
@@ -275,8 +276,8 @@ class AutoDrafter(Drafter):
             self._forget(_faded(committed))
             planned.shared.note(1, feedback.seconds.verify / len(committed))
             return
-        self._copies.extend(committed[self._heard :])
-        self._heard = 0
+        self._copies.extend(committed[self._matched :])
+        self._matched = 0
         if planned.guess is not None:
             self._score_layers(feedback)
         else:

@@ -10,7 +10,8 @@ from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
 from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
-from selfspec.methods.auto.preparation import AutoSettings, LateCopies, Preparation, Trial, expect, prepare
+from selfspec.methods.auto.late_copies import LateCopies
+from selfspec.methods.auto.preparation import AutoSettings, Preparation, Trial, expect, prepare
 from selfspec.methods.auto.rows import MOST_PROBES
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register

@@ -1,0 +1,50 @@
+"""Low-bit weights of a layer draft that are made in a request, once they promise to pay."""
+
+import threading
+
+import torch
+
+from selfspec.errors import OutOfMemoryError, UnsupportedModelError
+from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.target import Target
+
+_WEIGHTS_A_SECOND = 1e8
+"""Of which a thread makes low-bit copies, about."""
+
+
+class LateCopies:
+    """The low-bit weights of a layer draft, which are made when they promise to save the time that they take.
+
+    They do where one answer may save it, or where answers so far would have saved it with them. May be used by several
+    threads. Without a target there is nothing to make.
+    """
+
+    def __init__(self, target: Target | None = None, precision: Precision | None = None) -> None:
+        self._target, self._precision = target, precision
+        self.ready = target is None or precision is None
+        self.failed = False
+        self._lock = threading.Lock()
+        self._missed = 0.0
+
+    def make_if_it_pays(self, saving: float, tokens: int) -> bool:
+        """Whether they are made, maybe just now.
+
+        Args:
+            saving: seconds of a token that drafts from them are expected to save.
+            tokens: that the answer may still have.
+        """
+        with self._lock:
+            if self.ready or self.failed:
+                return self.ready
+            assert self._target is not None
+            self._missed += saving
+            takes = self._target.parameter_count / (_WEIGHTS_A_SECOND * torch.get_num_threads())
+            if max(saving * tokens, self._missed) < takes:
+                return False
+            try:
+                with torch.inference_mode():
+                    self._target.at(self._precision)
+                self.ready = True
+            except (OutOfMemoryError, UnsupportedModelError):
+                self.failed = True
+            return self.ready
