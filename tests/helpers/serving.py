@@ -18,7 +18,7 @@ from selfspec.async_engine import EngineStats
 from selfspec.errors import SelfSpecError
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.serve.app import create_app
-from selfspec.serve.inputs import RequestLimits
+from selfspec.serve.encoding import RequestLimits
 from selfspec.serve.reader import RequestReader, read
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.service import Service

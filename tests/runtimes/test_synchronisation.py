@@ -26,7 +26,7 @@ from selfspec.model import transfer
 from selfspec.model.forward import Forward, SequenceState
 from selfspec.model.kept import KeptSet
 from selfspec.model.transfer import AsyncCopy, pack, unpack
-from selfspec.runtimes import drafting
+from selfspec.runtimes import draft_loop
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.stack import StackOutput
 from selfspec.runtimes.target import Target
@@ -327,15 +327,15 @@ def test_a_head_start_changes_nothing(
     for head_start in (1, 3, 8, SUBLAYERS):
         begun.clear()
         ran.clear()
-        monkeypatch.setattr(drafting, "head_start", lambda _, count=head_start: count)
+        monkeypatch.setattr(draft_loop, "head_start", lambda _, count=head_start: count)
         assert_same(play(script_of_kept, **RULES[rule]), expected)
         assert len(begun) >= expected[0].drafted + stopped, "a stop finds a step begun"
         assert kept[:head_start] in ran
 
 
 def test_only_an_accelerator_gets_a_head_start() -> None:
-    assert drafting.head_start(torch.device("cpu")) == 0
-    assert drafting.head_start(torch.device("cuda", 1)) == drafting.HEAD_START > 0
+    assert draft_loop.head_start(torch.device("cpu")) == 0
+    assert draft_loop.head_start(torch.device("cuda", 1)) == draft_loop.HEAD_START > 0
 
 
 def test_trees_that_never_stop_need_no_confidence_before_their_end(monkeypatch: pytest.MonkeyPatch) -> None:

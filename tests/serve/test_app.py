@@ -11,7 +11,7 @@ import pytest
 from helpers.serving import InlineReaders, ScriptedEngine, events, make_client
 from selfspec.errors import EngineFailedError, RequestFailedError
 from selfspec.serve.app import create_app
-from selfspec.serve.inputs import RequestLimits
+from selfspec.serve.encoding import RequestLimits
 from selfspec.serve.logs import JsonFormatter
 from selfspec.serve.service import Service
 

@@ -23,7 +23,7 @@ from selfspec.files import check_own
 from selfspec.runtimes import kernels
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.control_tokens import ControlTokens
-from selfspec.serve.inputs import RequestEncoder, RequestLimits
+from selfspec.serve.encoding import RequestEncoder, RequestLimits
 from selfspec.serve.pool import ReaderPool
 from selfspec.serve.reader import RequestReader
 from selfspec.serve.requests import Message

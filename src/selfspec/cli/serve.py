@@ -185,7 +185,7 @@ def serve(
 
     from selfspec.serve.app import create_app
     from selfspec.serve.connection import ConnectionLimits
-    from selfspec.serve.inputs import RequestLimits
+    from selfspec.serve.encoding import RequestLimits
     from selfspec.serve.logs import log, set_up_logs
     from selfspec.serve.pool import ReaderPool
     from selfspec.serve.served_engine import ServedEngine

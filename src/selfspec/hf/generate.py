@@ -20,7 +20,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError, InvalidPromptError
-from selfspec.hf.rows import PaddedRow, processors_of, split_rows
+from selfspec.hf.padding import PaddedRow, processors_of, split_rows
 from selfspec.methods.base import Method
 from selfspec.methods.registry import DEFAULT_METHOD, find_method
 from selfspec.methods.settings import parse_settings

@@ -11,7 +11,7 @@ from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Forward
 from selfspec.model.observed import ObservedDecoder
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes import drafting
+from selfspec.runtimes import draft_loop
 from selfspec.runtimes.branches import compile_block
 from selfspec.runtimes.chain import NO_KERNELS, PROBE, Drafted, DraftRequest, Path, VerifiedRows, VerifyRequest
 from selfspec.runtimes.fused import fast_norm, fuse
@@ -51,7 +51,7 @@ class Runner(Stack):
         Where kernels choose the tokens (``DraftRequest.choose`` is ``None``) all forwards of a draft are one native
         call, else they run one after the other.
         """
-        return drafting.draft(self, requests)
+        return draft_loop.draft(self, requests)
 
     def verify(self, requests: Sequence[VerifyRequest], *, native: bool) -> list[VerifiedRows]:
         """Runs the whole model over the last tokens and the drafts of several sequences.

@@ -6,7 +6,7 @@ from typing import Any
 
 from selfspec.errors import SelfSpecError
 from selfspec.serve.api_errors import ApiError, as_api_error
-from selfspec.serve.inputs import RequestLimits
+from selfspec.serve.encoding import RequestLimits
 from selfspec.serve.reader import Prepared
 from selfspec.serve.requests import ChatRequest, CompletionRequest, GenerationRequest
 from selfspec.types import SamplingParams

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ValidationError
 
 from selfspec.constraint import Constraint
 from selfspec.serve.api_errors import ApiError, as_invalid
+from selfspec.serve.encoding import RequestEncoder, RequestLimits
 from selfspec.serve.formats.dialect import Asked
 from selfspec.serve.forms import asked_form
-from selfspec.serve.inputs import RequestEncoder, RequestLimits
 from selfspec.serve.interfaces.infill import InfillRequest
 from selfspec.serve.interfaces.messages import CountTokensRequest, MessagesRequest
 from selfspec.serve.interfaces.responses import ResponsesRequest

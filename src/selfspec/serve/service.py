@@ -8,8 +8,8 @@ from typing import TypeVar
 from selfspec.serve.answer import Answer
 from selfspec.serve.api_errors import ApiError, as_api_error
 from selfspec.serve.bodies import Bodies, ChatBodies, CompletionBodies
+from selfspec.serve.encoding import RequestEncoder, RequestLimits
 from selfspec.serve.formats.dialect import Dialect
-from selfspec.serve.inputs import RequestEncoder, RequestLimits
 from selfspec.serve.interfaces.infill_bodies import InfillBodies
 from selfspec.serve.interfaces.message_bodies import MessageBodies
 from selfspec.serve.interfaces.response_bodies import ResponseBodies
