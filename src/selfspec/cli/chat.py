@@ -1,6 +1,7 @@
 """``selfspec chat``: a conversation in the terminal."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,23 +24,21 @@ FAILED = 2
 """Exit code if a message or a command from a pipe failed."""
 
 
+@dataclass(frozen=True)
+class AnswerChoice(options.SamplingChoice):
+    """How the tokens of an answer are chosen."""
+
+    max_new_tokens: int = options.option(512, "Longest answer, in tokens.")
+
+
 @options.with_engine_options
 def chat(
-    ctx: typer.Context,
     engine: options.EngineChoice,
+    sampling: AnswerChoice,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The system prompt; default: that of the chat template.")
     ] = None,
     state: options.State = None,
-    max_new_tokens: Annotated[
-        int, typer.Option(help="Longest answer, in tokens.", rich_help_panel=options.CHOOSING)
-    ] = 512,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    seed: options.Seed = None,
     show_drafts: options.ShowDrafts = False,
 ) -> None:
     """Chats with a model in the terminal. From a pipe, each line is a message. /help lists the commands."""
@@ -49,7 +48,7 @@ def chat(
     from selfspec.cli.chat_session import ChatSession
 
     silence_libraries()
-    params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
+    params = sampling_params(vars(sampling))
     _check_template_early(engine.model)
     loaded = engine.load(settings=method_settings, prefix_cache=PREFIX_CACHE)
     _check_template(engine.model, loaded.tokenizer)

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -16,27 +18,28 @@ if TYPE_CHECKING:
     from selfspec.engine import Stream
 
 
+@dataclass(frozen=True)
+class OutputChoice(options.SamplingChoice):
+    """How tokens are chosen, and when an output ends."""
+
+    presence_penalty: float = options.option(0.0, "Above 0 makes tokens of the output less likely.")
+    frequency_penalty: float = options.option(0.0, "The same, for each occurrence.")
+    min_tokens: int = options.option(0, "No end-of-sequence token before this many tokens.")
+    json_schema: Path | None = options.option(
+        None, "Write JSON that the JSON schema in this file allows.", metavar="FILE"
+    )
+    stop: list[str] | None = options.option(None, "A string that ends the output; repeatable.")
+    ignore_eos: bool = options.option(False, "Continue past end-of-sequence tokens.", "--ignore-eos")
+
+
 @options.with_engine_options
 def generate(
-    ctx: typer.Context,
     engine: options.EngineChoice,
+    sampling: OutputChoice,
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
     state: options.State = None,
     chat: options.Chat = False,
-    max_new_tokens: options.MaxNewTokens = 128,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    min_tokens: options.MinTokens = 0,
-    json_schema: options.JsonSchema = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    ignore_eos: options.IgnoreEos = False,
     stats: options.Stats = False,
     as_json: options.JsonOutput = False,
     logprobs: options.Logprobs = None,
@@ -51,7 +54,7 @@ def generate(
         raise InvalidParameterError("--logprobs writes numbers into the JSON object; add --json")
     text, method_settings = read_prompt(prompt, prompt_file), read_settings(engine.method, engine.settings, state)
     silence_libraries()
-    params = sampling_params(ctx.params)  # temperature, top_p, seed and so on
+    params = sampling_params({**vars(sampling), "logprobs": logprobs})
     loaded = engine.load(settings=method_settings)
     if not loaded.method.begins_at_once:
         prepare_method(loaded)

@@ -3,7 +3,6 @@
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,10 +63,10 @@ def parse_assignments(assignments: Sequence[str], source: str = "--set") -> dict
 
 
 def sampling_params(options: Mapping[str, Any]) -> "SamplingParams":
-    """Makes sampling parameters of the options of the same names, as ``typer.Context.params`` has them."""
+    """Makes sampling parameters of the options of the same names."""
     from selfspec.types import SamplingParams
 
-    values = {field.name: options[field.name] for field in fields(SamplingParams) if field.name in options}
+    values = dict(options)
     if "stop" in values:
         values["stop"] = tuple(values["stop"] or ())
     if values.get("json_schema") is not None:

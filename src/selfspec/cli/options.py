@@ -2,10 +2,10 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -23,9 +23,6 @@ DEFAULT_METHOD = "auto"
 MODEL_HELP = (
     "A name that `selfspec models list` lists, a folder, a GGUF file, or a name on the hub: OWNER/REPO, or "
     "OWNER/REPO:Q4_K_M for a GGUF file."
-)
-METHOD_HELP = (
-    "Drafting method; auto selects the fastest. Several: 'cascade(suffix, low-bit)'. `selfspec methods` lists all."
 )
 DTYPE_HELP = "float32, bfloat16, float16, or auto: the dtype of the checkpoint."
 DEVICE_HELP = "A torch device, or auto: an accelerator if there is one."
@@ -51,72 +48,11 @@ Dtype = Annotated[str, typer.Option(help=DTYPE_HELP)]
 Device = Annotated[str, typer.Option(help=DEVICE_HELP)]
 Weights = Annotated[str | None, typer.Option(metavar="int8|int4", help=WEIGHTS_HELP)]
 Unpack = Annotated[bool, typer.Option("--unpack", help=UNPACK_HELP)]
-Activations = Annotated[str, typer.Option(metavar="auto|exact|int8", help=ACTIVATIONS_HELP)]
-KeepCopies = Annotated[
-    bool,
-    typer.Option("--keep-copies", help="Keep low-bit draft weights in the user's cache folder, for later runs."),
-]
-CacheDir = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        file_okay=False,
-        help="Keep texts with their keys and values in this folder: later runs draft from them, and read prompts that "
-        "begin alike only once.",
-    ),
-]
-CacheDirLimit = Annotated[float, typer.Option(metavar="GIB", min=0.001, help="Maximum size of --cache-dir, in GiB.")]
-Runtime = Annotated[str, typer.Option(help=RUNTIME_HELP)]
-
-Method = Annotated[str, typer.Option(help=METHOD_HELP)]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="A setting of the method; of a cascade, STAGE.KEY=VALUE; repeatable.",
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 
-CHOOSING, OUTPUT = "How tokens are chosen", "Output"
-"""Headings in the help of the commands that generate text."""
+OUTPUT = "Output"
+"""A heading in the help of the commands that generate text."""
 
-MaxNewTokens = Annotated[int, typer.Option(help="Longest output, in tokens.", rich_help_panel=CHOOSING)]
-Temperature = Annotated[float, typer.Option(help="Divides the logits; 0 is greedy.", rich_help_panel=CHOOSING)]
-TopP = Annotated[
-    float,
-    typer.Option(help="Sample from the most probable tokens up to this total.", rich_help_panel=CHOOSING),
-]
-TopK = Annotated[int, typer.Option(help="Sample from the k most probable tokens; 0 for all.", rich_help_panel=CHOOSING)]
-MinP = Annotated[
-    float, typer.Option(help="Drop tokens below this share of the largest probability.", rich_help_panel=CHOOSING)
-]
-RepetitionPenalty = Annotated[
-    float, typer.Option(help="Above 1 makes earlier tokens less likely.", rich_help_panel=CHOOSING)
-]
-PresencePenalty = Annotated[
-    float, typer.Option(help="Above 0 makes tokens of the output less likely.", rich_help_panel=CHOOSING)
-]
-FrequencyPenalty = Annotated[float, typer.Option(help="The same, for each occurrence.", rich_help_panel=CHOOSING)]
-MinTokens = Annotated[
-    int, typer.Option(help="No end-of-sequence token before this many tokens.", rich_help_panel=CHOOSING)
-]
-JsonSchema = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Write JSON that the JSON schema in this file allows.", rich_help_panel=CHOOSING),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(help="Makes sampling reproducible, with any method.", rich_help_panel=CHOOSING),
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option(help="A string that ends the output; repeatable.", rich_help_panel=CHOOSING),
-]
-IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Continue past end-of-sequence tokens.", rich_help_panel=CHOOSING)
-]
 State = Annotated[
     Path | None,
     typer.Option(
@@ -142,17 +78,32 @@ ShowDrafts = Annotated[
 ]
 
 
+def option(default: Any, help: str, *names: str, **others: Any) -> Any:
+    """A field of a choice: an option with its default, its help, and what else ``typer.Option`` takes."""
+    return field(default=default, metadata={"names": names, "others": {"help": help, **others}})
+
+
 @dataclass(frozen=True)
-class ModelChoice:
+class Choice:
+    """Options that belong together. A parameter of a command that it annotates becomes one option for each field.
+
+    A field is annotated with its option, or made by ``option``. ``panel`` is their heading in the help.
+    """
+
+    panel: ClassVar[str | None] = None
+
+
+@dataclass(frozen=True)
+class ModelChoice(Choice):
     """The model that a command line describes, and how it runs."""
 
     model: Model = DEFAULT_MODEL
     dtype: Dtype = "auto"
     weights: Weights = None
     unpack: Unpack = False
-    activations: Activations = "auto"
+    activations: str = option("auto", ACTIVATIONS_HELP, metavar="auto|exact|int8")
     device: Device = "auto"
-    runtime: Runtime = "auto"
+    runtime: str = option("auto", RUNTIME_HELP)
 
     def load(self, **others: Any) -> "Engine":
         """Loads the model, with what other options of the engine a command sets, its method among them."""
@@ -169,36 +120,81 @@ class ModelChoice:
 class EngineChoice(ModelChoice):
     """The model, method and options of the engine that a command line describes."""
 
-    method: Method = DEFAULT_METHOD
-    settings: Settings = None
-    keep_copies: KeepCopies = False
-    cache_dir: CacheDir = None
-    cache_dir_limit: CacheDirLimit = 4.0
+    method: str = option(
+        DEFAULT_METHOD,
+        "Drafting method; auto selects the fastest. Several: 'cascade(suffix, low-bit)'. `selfspec methods` lists all.",
+    )
+    settings: list[str] | None = option(
+        None, "A setting of the method; of a cascade, STAGE.KEY=VALUE; repeatable.", "--set", metavar="KEY=VALUE"
+    )
+    keep_copies: bool = option(
+        False, "Keep low-bit draft weights in the user's cache folder, for later runs.", "--keep-copies"
+    )
+    cache_dir: Path | None = option(
+        None,
+        "Keep texts with their keys and values in this folder: later runs draft from them, and read prompts that "
+        "begin alike only once.",
+        metavar="DIR",
+        file_okay=False,
+    )
+    cache_dir_limit: float = option(4.0, "Maximum size of --cache-dir, in GiB.", metavar="GIB", min=0.001)
 
     def load(self, **others: Any) -> "Engine":
         """As for ``ModelChoice``, with ``settings`` in ``others``."""
         return super().load(cache_dir_limit=int(self.cache_dir_limit * 2**30), **others)
 
 
+@dataclass(frozen=True)
+class SamplingChoice(Choice):
+    """How tokens are chosen, as names of ``SamplingParams``."""
+
+    panel = "How tokens are chosen"
+
+    max_new_tokens: int = option(128, "Longest output, in tokens.")
+    temperature: float = option(0.0, "Divides the logits; 0 is greedy.")
+    top_p: float = option(1.0, "Sample from the most probable tokens up to this total.")
+    top_k: int = option(0, "Sample from the k most probable tokens; 0 for all.")
+    min_p: float = option(0.0, "Drop tokens below this share of the largest probability.")
+    repetition_penalty: float = option(1.0, "Above 1 makes earlier tokens less likely.")
+    seed: int | None = option(None, "Makes sampling reproducible, with any method.")
+
+
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: the parameter ``engine`` of a command becomes the options of the choice that annotates it."""
+    """Decorator: each parameter of a command that a ``Choice`` annotates becomes the options of that choice."""
     signature = inspect.signature(command)
-    choice: type[ModelChoice] = signature.parameters["engine"].annotation
+    choices: dict[str, type[Choice]] = {
+        each.name: each.annotation
+        for each in signature.parameters.values()
+        if isinstance(each.annotation, type) and issubclass(each.annotation, Choice)
+    }
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
-        if parameter.name == "engine":
-            parameters += [
-                inspect.Parameter(field.name, parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
-                for field in fields(choice)
-            ]
+        if parameter.name in choices:
+            parameters += _options_of(choices[parameter.name])
         else:
             parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
 
     @wraps(command)
     def run(**given: Any) -> None:
-        engine = choice(**{field.name: given.pop(field.name) for field in fields(choice)})
-        command(engine=engine, **given)
+        made = {
+            name: choice(**{field.name: given.pop(field.name) for field in fields(choice)})
+            for name, choice in choices.items()
+        }
+        command(**made, **given)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _options_of(choice: type[Choice]) -> list[inspect.Parameter]:
+    parameters = []
+    for each in fields(choice):
+        annotation: Any = each.type
+        if each.metadata:
+            others = {"rich_help_panel": choice.panel, **each.metadata["others"]}
+            annotation = Annotated[annotation, typer.Option(*each.metadata["names"], **others)]
+        parameters.append(
+            inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=annotation)
+        )
+    return parameters

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+from dataclasses import dataclass
 from functools import partial
 from logging import WARNING
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 
 from selfspec.cli import options
 from selfspec.cli.inputs import read_settings
+from selfspec.cli.options import Choice, option
 from selfspec.cli.terminal import silence_libraries
 from selfspec.errors import EngineFailedError, InvalidParameterError, MissingPackageError
 
@@ -23,152 +25,85 @@ _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "pydantic")
 _FAILED = 1
 """The exit status where the engine failed, after which a supervisor should start the server again."""
 
-_NETWORK, _LIMITS = "Network", "Limits"
 
-Name = Annotated[list[str] | None, typer.Option(help="Name of the model for clients; repeatable. Default: --model's.")]
-Methods = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAMES",
-        help="Methods that requests may name, with commas between them; all are prepared first. Default: those that "
-        "need no preparation.",
-    ),
-]
-StateSeconds = Annotated[
-    float, typer.Option(min=0.05, help="Seconds between two savings of the state while requests come.")
-]
+@dataclass(frozen=True)
+class NetworkChoice(Choice):
+    """Where the server listens, and who may call it."""
 
-Host = Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_NETWORK)]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free port.", rich_help_panel=_NETWORK)]
-ApiKeys = Annotated[
-    list[str] | None,
-    typer.Option(
-        help=f"Key that requests need; repeatable. Visible in the list of processes, so rather set {API_KEY}.",
-        rich_help_panel=_NETWORK,
-    ),
-]
-AllowedHost = Annotated[
-    list[str] | None,
-    typer.Option(
+    panel = "Network"
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port; 0 takes any free port.", min=0, max=65535)
+    api_key: list[str] | None = option(
+        None, f"Key that requests need; repeatable. Visible in the list of processes, so rather set {API_KEY}."
+    )
+    allowed_host: list[str] | None = option(
+        None,
+        "Name by which clients may call the server; repeatable, * allows any. Default: local names where the server "
+        "is local and needs no key, otherwise any.",
         metavar="NAME",
-        help="Name by which clients may call the server; repeatable, * allows any. Default: local names where the "
-        "server is local and needs no key, otherwise any.",
-        rich_help_panel=_NETWORK,
-    ),
-]
-CorsOrigin = Annotated[
-    list[str] | None,
-    typer.Option(metavar="URL", help="Origin whose pages may call the server; repeatable.", rich_help_panel=_NETWORK),
-]
-Certificate = Annotated[Path | None, typer.Option(help="TLS certificate, for HTTPS.", rich_help_panel=_NETWORK)]
-PrivateKey = Annotated[Path | None, typer.Option(help="Private key of the certificate.", rich_help_panel=_NETWORK)]
+    )
+    cors_origin: list[str] | None = option(None, "Origin whose pages may call the server; repeatable.", metavar="URL")
+    ssl_certfile: Path | None = option(None, "TLS certificate, for HTTPS.")
+    ssl_keyfile: Path | None = option(None, "Private key of the certificate.")
 
-MaxBatch = Annotated[int, typer.Option(min=1, help="Maximum number of running requests.", rich_help_panel=_LIMITS)]
-MaxWaiting = Annotated[
-    int, typer.Option(min=1, help="Maximum number of waiting requests; more get status 429.", rich_help_panel=_LIMITS)
-]
-MemoryLimit = Annotated[
-    float | None,
-    typer.Option(
+
+@dataclass(frozen=True)
+class LimitChoice(Choice):
+    """How much the server takes on."""
+
+    panel = "Limits"
+
+    max_batch: int = option(16, "Maximum number of running requests.", min=1)
+    max_waiting: int = option(256, "Maximum number of waiting requests; more get status 429.", min=1)
+    memory_limit: float | None = option(
+        None,
+        "Maximum memory for keys and values, in GiB; requests wait for it. Default: half of what is free.",
         min=0.001,
-        help="Maximum memory for keys and values, in GiB; requests wait for it. Default: half of what is free.",
-        rich_help_panel=_LIMITS,
-    ),
-]
-PrefixCache = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        help="Size of the prefix cache in GiB (part of --memory-limit); 0 disables it. Default: half.",
-        rich_help_panel=_LIMITS,
-    ),
-]
-MaxPromptChars = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Maximum number of characters of a prompt, or of a chat with its tools. Default: 16 for each token of the "
+    )
+    prefix_cache: float | None = option(
+        None, "Size of the prefix cache in GiB (part of --memory-limit); 0 disables it. Default: half.", min=0
+    )
+    max_prompt_chars: int | None = option(
+        None,
+        "Maximum number of characters of a prompt, or of a chat with its tools. Default: 16 for each token of the "
         "context.",
-        rich_help_panel=_LIMITS,
-    ),
-]
-MaxPromptTokens = Annotated[
-    int | None, typer.Option(min=1, help="Maximum number of tokens of a prompt.", rich_help_panel=_LIMITS)
-]
-MaxNewTokens = Annotated[
-    int | None, typer.Option(min=1, help="Maximum number of tokens of a completion.", rich_help_panel=_LIMITS)
-]
-DefaultNewTokens = Annotated[
-    int, typer.Option(min=1, help="max_tokens of a chat request that sets none.", rich_help_panel=_LIMITS)
-]
-MaxChoices = Annotated[
-    int,
-    typer.Option(min=1, help="Maximum number of completions per request (prompts × n).", rich_help_panel=_LIMITS),
-]
-MaxLogprobs = Annotated[
-    int,
-    typer.Option(
-        min=1, help="Maximum number of log-probabilities per request, alternatives included.", rich_help_panel=_LIMITS
-    ),
-]
-MaxConnections = Annotated[
-    int,
-    typer.Option(min=1, help="Maximum number of connections; those that wait longest go.", rich_help_panel=_LIMITS),
-]
-IdleSeconds = Annotated[
-    float,
-    typer.Option(
-        min=0.1, help="Seconds for a client to send headers or a body, or to read on.", rich_help_panel=_LIMITS
-    ),
-]
-Readers = Annotated[
-    int, typer.Option(min=1, help="Number of processes that parse and encode requests.", rich_help_panel=_LIMITS)
-]
-ReadSeconds = Annotated[
-    float, typer.Option(min=0.1, help="Seconds to parse and encode a request.", rich_help_panel=_LIMITS)
-]
-RequestSeconds = Annotated[
-    float, typer.Option(min=0.1, help="Seconds until an answer has to be complete.", rich_help_panel=_LIMITS)
-]
-MaxBody = Annotated[
-    float, typer.Option(min=0.001, help="Maximum size of a request's body, in MiB.", rich_help_panel=_LIMITS)
-]
-DrainSeconds = Annotated[
-    float, typer.Option(min=0, help="Seconds to let running requests finish after SIGTERM.", rich_help_panel=_LIMITS)
-]
+        min=1,
+    )
+    max_prompt_tokens: int | None = option(None, "Maximum number of tokens of a prompt.", min=1)
+    max_new_tokens: int | None = option(None, "Maximum number of tokens of a completion.", min=1)
+    default_new_tokens: int = option(1024, "max_tokens of a chat request that sets none.", min=1)
+    max_choices: int = option(128, "Maximum number of completions per request (prompts × n).", min=1)
+    max_logprobs: int = option(2**17, "Maximum number of log-probabilities per request, alternatives included.", min=1)
+    max_body: float = option(4.0, "Maximum size of a request's body, in MiB.", min=0.001)
+    max_connections: int = option(1024, "Maximum number of connections; those that wait longest go.", min=1)
+    idle_seconds: float = option(20.0, "Seconds for a client to send headers or a body, or to read on.", min=0.1)
+    readers: int = option(2, "Number of processes that parse and encode requests.", min=1)
+    read_seconds: float = option(20.0, "Seconds to parse and encode a request.", min=0.1)
+    request_seconds: float = option(3600.0, "Seconds until an answer has to be complete.", min=0.1)
+    drain_seconds: float = option(60.0, "Seconds to let running requests finish after SIGTERM.", min=0)
 
 
 @options.with_engine_options
 def serve(
     engine: options.EngineChoice,
-    name: Name = None,
-    methods: Methods = None,
+    network: NetworkChoice,
+    limits: LimitChoice,
+    name: Annotated[
+        list[str] | None, typer.Option(help="Name of the model for clients; repeatable. Default: --model's.")
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Methods that requests may name, with commas between them; all are prepared first. Default: those "
+            "that need no preparation.",
+        ),
+    ] = None,
     state: options.State = None,
-    state_seconds: StateSeconds = 60.0,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    api_key: ApiKeys = None,
-    allowed_host: AllowedHost = None,
-    cors_origin: CorsOrigin = None,
-    ssl_certfile: Certificate = None,
-    ssl_keyfile: PrivateKey = None,
-    max_batch: MaxBatch = 16,
-    max_waiting: MaxWaiting = 256,
-    memory_limit: MemoryLimit = None,
-    prefix_cache: PrefixCache = None,
-    max_prompt_chars: MaxPromptChars = None,
-    max_prompt_tokens: MaxPromptTokens = None,
-    max_new_tokens: MaxNewTokens = None,
-    default_new_tokens: DefaultNewTokens = 1024,
-    max_choices: MaxChoices = 128,
-    max_logprobs: MaxLogprobs = 2**17,
-    max_body: MaxBody = 4.0,
-    max_connections: MaxConnections = 1024,
-    idle_seconds: IdleSeconds = 20.0,
-    readers: Readers = 2,
-    read_seconds: ReadSeconds = 20.0,
-    request_seconds: RequestSeconds = 3600.0,
-    drain_seconds: DrainSeconds = 60.0,
+    state_seconds: Annotated[
+        float, typer.Option(min=0.05, help="Seconds between two savings of the state while requests come.")
+    ] = 60.0,
 ) -> None:
     """Serves a model over HTTP, with the interface of OpenAI's API and a page to try it at /."""
     missing = [package for package in _PACKAGES if importlib.util.find_spec(package) is None]
@@ -178,8 +113,8 @@ def serve(
 
     from selfspec.serve.address import Address
 
-    keys = _api_keys(api_key)
-    address = Address(host, port, ssl_certfile, ssl_keyfile)
+    keys = _api_keys(network.api_key)
+    address = Address(network.host, network.port, network.ssl_certfile, network.ssl_keyfile)
     address.check_tls()
     listening = address.listen()  # a port that is in use is said before a model is loaded
 
@@ -192,48 +127,48 @@ def serve(
     from selfspec.serve.server import run_server
     from selfspec.serve.service import Service
 
-    limits = RequestLimits(
-        body_bytes=int(max_body * 2**20),
-        body_seconds=idle_seconds,
-        read_seconds=read_seconds,
-        request_seconds=request_seconds,
-        logprobs=max_logprobs,
-        prompt_chars=max_prompt_chars,
-        prompt_tokens=max_prompt_tokens,
-        new_tokens=max_new_tokens,
-        default_new_tokens=default_new_tokens,
-        choices=max_choices,
+    requests = RequestLimits(
+        body_bytes=int(limits.max_body * 2**20),
+        body_seconds=limits.idle_seconds,
+        read_seconds=limits.read_seconds,
+        request_seconds=limits.request_seconds,
+        logprobs=limits.max_logprobs,
+        prompt_chars=limits.max_prompt_chars,
+        prompt_tokens=limits.max_prompt_tokens,
+        new_tokens=limits.max_new_tokens,
+        default_new_tokens=limits.default_new_tokens,
+        choices=limits.max_choices,
     )
     load = partial(
         engine.load,
         settings=method_settings,
-        max_batch=max_batch,
-        max_waiting=max_waiting,
-        memory_limit=_bytes(memory_limit),
-        prefix_cache=_bytes(prefix_cache),
+        max_batch=limits.max_batch,
+        max_waiting=limits.max_waiting,
+        memory_limit=_bytes(limits.memory_limit),
+        prefix_cache=_bytes(limits.prefix_cache),
     )
     names = name or [Path(engine.model).name or engine.model]
     named = None if methods is None else split_methods(methods)
     served = ServedEngine(load, methods=named, state=state, state_seconds=state_seconds)
-    service = Service(served, names, limits, ReaderPool(readers, read_seconds))
+    service = Service(served, names, requests, ReaderPool(limits.readers, limits.read_seconds))
     silence_libraries()
     set_up_logs()
     if not address.is_local and not keys:
-        reachable = f"{host} can be reached from other machines, and no key is needed"
+        reachable = f"{network.host} can be reached from other machines, and no key is needed"
         log(f"{reachable}: set {API_KEY}, or listen on 127.0.0.1", WARNING)
     try:
         run_server(
             create_app(
                 service,
                 api_keys=keys,
-                cors_origins=cors_origin or [],
-                hosts=address.allowed_hosts(allowed_host, needs_key=bool(keys)),
+                cors_origins=network.cors_origin or [],
+                hosts=address.allowed_hosts(network.allowed_host, needs_key=bool(keys)),
             ),
             service,
             address,
             listening,
-            drain_seconds=drain_seconds,
-            connections=ConnectionLimits(max_connections, seconds=idle_seconds),
+            drain_seconds=limits.drain_seconds,
+            connections=ConnectionLimits(limits.max_connections, seconds=limits.idle_seconds),
             started=lambda: typer.echo(greeting(address.url(listening), names[0], needs_key=bool(keys))),
         )
     except EngineFailedError as error:
