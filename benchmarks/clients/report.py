@@ -9,7 +9,7 @@ from selfspec_lab.bench.stamp import commit_text
 
 Result = Mapping[str, Any]
 
-_HEAD = """# Clients that others wrote
+_HEAD = """# Compatibility with clients
 
 What clients of OpenAI's and Anthropic's interfaces get from `selfspec serve`. `python benchmarks/clients/run.py all`
 makes an environment for each of them, starts a server for it, and writes this page from `benchmarks/results/clients/`.

@@ -305,7 +305,7 @@ def test_a_method_keeps_learning_over_turns_and_switches() -> None:
     chat.handle("/method suffix")
     chat.handle("/method cascade(suffix, prompt-lookup) suffix.min_match_length=2")
     assert chat.session.engine.method.name == "cascade(suffix, prompt-lookup)"
-    assert chat.session.engine.method.settings.parts[0].min_match_length == 2
+    assert chat.session.engine.method.settings.stages[0].min_match_length == 2
     chat.handle("/method token-recycling")
     assert chat.session.engine is learner
     chat.handle("something else")

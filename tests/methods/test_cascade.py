@@ -1,4 +1,4 @@
-"""Cascades: exact, alone and in batches; which part drafts; settings, state and bad input."""
+"""Cascades: exact, alone and in batches; which stage drafts; settings, state and bad input."""
 
 from dataclasses import replace
 from typing import Any
@@ -56,14 +56,14 @@ def test_the_text_is_the_models_own(name: str, sampling: dict[str, Any]) -> None
 @pytest.mark.parametrize("name", LAYER_CASES)
 def test_with_every_kind_of_layer_draft(name: str) -> None:
     composed: Any = find_method(name)
-    parts = {part.name: part for part in composed.parts}
+    stages = {stage.name: stage for stage in composed.stages}
     engine = Engine(build("llama"), method=name, settings=LAYER_CASES[name], max_batch=3)
     results = engine.generate(PROMPTS, max_new_tokens=48, ignore_eos=True)
     for each, result in zip(PROMPTS, results, strict=True):
         assert result.token_ids == plain_text("llama", each, 48)
         assert result.token_ids == engine.generate(each, max_new_tokens=48, ignore_eos=True).token_ids
     drafting = {record.drafted_by for result in results for record in result.rounds if record.drafted}
-    assert drafting <= set(parts)
+    assert drafting <= set(stages)
     assert drafting
     assert sum(result.accepted for result in results) > 0
 
@@ -95,7 +95,7 @@ def test_nested_drafts_are_the_same_in_fewer_forwards(sampling: dict[str, Any]) 
 @needs_kernels
 @pytest.mark.parametrize("first", ["suffix", "token-recycling"])
 def test_other_parts_are_asked_after_each_step_of_plain_decoding(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone it runs several steps in one call; here each may give another part something to draft."""
+    """Alone it runs several steps in one call; here each may give another stage something to draft."""
     calls: list[int] = []
     chain = NativeForward.chain
 
@@ -125,7 +125,7 @@ def test_a_match_that_is_long_enough_drafts() -> None:
 
 
 class Beside(Scripted):
-    """A part that always drafts."""
+    """A stage that always drafts."""
 
     name = "beside"
 
@@ -138,7 +138,7 @@ class Beside(Scripted):
 
 
 class Idle(Scripted):
-    """A part that never drafts."""
+    """A stage that never drafts."""
 
     name = "idle"
 
@@ -154,10 +154,10 @@ def test_parts_get_what_they_need_of_a_request() -> None:
     assert result.token_ids == plain_text("llama", prompt(9), 12)
     assert {record.drafted_by for record in result.rounds} == {"beside"}
     shapes = [
-        {index: len(states) for index, states in part.prefills[0].hidden_states.items()} for part in method.methods
+        {index: len(states) for index, states in stage.prefills[0].hidden_states.items()} for stage in method.methods
     ]
     assert shapes == [{2: 3}, {4: 2}]
-    assert [len(part.feedbacks) for part in method.methods] == [0, result.round_count]
+    assert [len(stage.feedbacks) for stage in method.methods] == [0, result.round_count]
     assert all(isinstance(feedback.draft, TokenDraft) for feedback in method.methods[1].feedbacks)
 
 
@@ -261,18 +261,18 @@ def test_parts_that_learn_nothing_have_no_state() -> None:
     ("name", "error", "message"),
     [
         ("cascade(sufix, low-bit)", UnknownMethodError, "no method 'sufix'; did you mean 'suffix'"),
-        ("cascade(suffix, cascade(low-bit, uniform))", UnknownMethodError, "has parts of its own"),
+        ("cascade(suffix, cascade(low-bit, uniform))", UnknownMethodError, "has stages of its own"),
         ("cascade(cascade, low-bit)", UnknownMethodError, "parentheses"),
         ("cascade", UnknownMethodError, r"parentheses, as in cascade\(suffix, low-bit\)"),
         ("cascade(suffix, low-bit", UnknownMethodError, "parentheses"),
         ("cascade suffix, low-bit)", UnknownMethodError, "parentheses"),
-        ("cascade()", UnknownMethodError, "empty part"),
-        ("cascade(suffix,)", UnknownMethodError, "empty part"),
-        ("cascade(suffix)", UnknownMethodError, "2 or 3 parts, not 1"),
-        ("cascade(suffix, prompt-lookup, low-bit, uniform)", UnknownMethodError, "2 or 3 parts, not 4"),
+        ("cascade()", UnknownMethodError, "empty stage"),
+        ("cascade(suffix,)", UnknownMethodError, "empty stage"),
+        ("cascade(suffix)", UnknownMethodError, "2 or 3 stages, not 1"),
+        ("cascade(suffix, prompt-lookup, low-bit, uniform)", UnknownMethodError, "2 or 3 stages, not 4"),
         ("cascade(suffix, low-bit, suffix)", UnknownMethodError, "'suffix' twice"),
         ("casacde(suffix, low-bit)", UnknownMethodError, "did you mean 'cascade'"),
-        ("suffix(low-bit)", UnknownMethodError, "'suffix' takes no parts"),
+        ("suffix(low-bit)", UnknownMethodError, "'suffix' takes no stages"),
         ("cascade(suffix, no_such:Method)", MethodLoadError, "no module 'no_such'"),
     ],
 )
@@ -287,7 +287,7 @@ def test_names_that_make_no_cascade(name: str, error: type[Exception], message: 
     [
         ({"suffix.bits": 8}, "suffix has no setting 'bits'"),
         ({"low-bit.draft_bits": 5.5}, "draft_bits must be int"),
-        ({"low-bit": 8}, r"'low-bit' is a part of cascade\(suffix, low-bit\); set one of its settings"),
+        ({"low-bit": 8}, r"'low-bit' is a stage of cascade\(suffix, low-bit\); set one of its settings"),
         ({"bits": 8}, r"no setting 'bits' .*nested.*suffix\.NAME, low-bit\.NAME"),
         ({"uniform.skip_ratio": 0.5}, r"no setting 'uniform\.skip_ratio'"),
         ({"low-bit": {"draft_bits": 8}, "low-bit.draft_bits": 6}, r"low-bit\.draft_bits is given twice"),

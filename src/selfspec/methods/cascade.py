@@ -1,4 +1,4 @@
-"""Cascades: the first part that has a draft drafts; what is found guesses for the layers of a later part."""
+"""Cascades: the first stage that has a draft drafts; what is found guesses for the layers of a later stage."""
 
 import functools
 from collections.abc import Callable, Collection, Sequence
@@ -10,29 +10,29 @@ from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.errors import StateError, UnknownMethodError
 from selfspec.methods.base import Method
 from selfspec.methods.registry import composition
-from selfspec.methods.settings import MethodSettings, part_settings, setting
+from selfspec.methods.settings import MethodSettings, setting, stage_settings
 from selfspec.methods.state import LearnedState
 from selfspec.runtimes.target import Target
 
-MOST_PARTS = 3
+MOST_STAGES = 3
 
 
 @dataclass(frozen=True)
 class CascadeSettings(MethodSettings):
-    """Settings of a cascade itself. Those of its parts follow in the class that ``Cascade.of`` makes."""
+    """Settings of a cascade itself. Those of its stages follow in the class that ``Cascade.of`` makes."""
 
-    nested: bool = setting(True, "what earlier parts find guesses for the layer draft of a later one")
+    nested: bool = setting(True, "what earlier stages find guesses for the layer draft of a later one")
     guess_match: int = setting(2, "shortest match to guess from, in tokens", minimum=1)
     guess_length: int = setting(3, "guessed tokens in one forward of the draft, at most", minimum=1, maximum=32)
 
     @property
-    def parts(self) -> tuple[MethodSettings, ...]:
-        """The settings of the parts, in their order."""
-        return tuple(getattr(self, field.name) for field in fields(self) if field.name.startswith(_PART))
+    def stages(self) -> tuple[MethodSettings, ...]:
+        """The settings of the stages, in their order."""
+        return tuple(getattr(self, field.name) for field in fields(self) if field.name.startswith(_STAGE))
 
 
-_PART = "part_"
-"""How the fields with the settings of parts begin."""
+_STAGE = "stage_"
+"""How the fields with the settings of stages begin."""
 
 
 @composition
@@ -40,68 +40,69 @@ class Cascade(Method):
     """Two or three methods in order: each round is drafted by the first that has a draft.
 
     Token drafts come first, since they cost nothing. One that finds no match, or a match that is too short by its own
-    settings, leaves the round to the next part. With ``nested``, what it does find guesses for the layers that draft
+    settings, leaves the round to the next stage. With ``nested``, what it does find guesses for the layers that draft
     then: they draft their own tokens, several in one forward where the guesses are right (``LayerDraft.guess``), and
     the target verifies them.
 
-    A part learns from the rounds that it drafted, and from those of other parts what it can use
-    (``Drafter.observe``). In a batch each request may be at another part; a part plans for those that reach it.
+    A stage learns from the rounds that it drafted, and from those of other stages what it can use
+    (``Drafter.observe``). In a batch each request may be at another stage; a stage plans for those that reach it.
     ``docs/cascades.md`` has the measurements that the defaults rest on.
     """
 
     name = "cascade"
-    summary = "cascade(suffix, low-bit): the first of 2 or 3 methods that has a draft (--set PART.KEY=VALUE)"
+    summary = "cascade(suffix, low-bit): the first of 2 or 3 methods that has a draft (--set STAGE.KEY=VALUE)"
     source = "cascade speculative drafting (Chen et al. 2024), with drafts of the model itself"
     Settings = CascadeSettings
     settings: CascadeSettings
-    parts: ClassVar[tuple[type[Method], ...]] = ()
+    stages: ClassVar[tuple[type[Method], ...]] = ()
 
     def __init__(self, target: Target, settings: CascadeSettings) -> None:
         super().__init__(target, settings)
-        self.methods = tuple(part(target, own) for part, own in zip(self.parts, settings.parts, strict=True))
+        self.methods = tuple(stage(target, own) for stage, own in zip(self.stages, settings.stages, strict=True))
 
     @classmethod
-    def of(cls, parts: Sequence[type[Method]]) -> "type[Cascade]":
+    def of(cls, stages: Sequence[type[Method]]) -> "type[Cascade]":
         """The cascade of two or three different methods, in the order in which they are asked: a class of its own."""
-        names = [part.name for part in parts]
-        if any(issubclass(part, Cascade) for part in parts):
-            raise UnknownMethodError("a part of a cascade cannot be a cascade; write all parts side by side")
-        if not 2 <= len(parts) <= MOST_PARTS:
+        names = [stage.name for stage in stages]
+        if any(issubclass(stage, Cascade) for stage in stages):
+            raise UnknownMethodError("a stage of a cascade cannot be a cascade; write all stages side by side")
+        if not 2 <= len(stages) <= MOST_STAGES:
             raise UnknownMethodError(
-                f"a cascade has 2 or {MOST_PARTS} parts, not {len(parts)}; write for example cascade(suffix, low-bit)"
+                f"a cascade has 2 or {MOST_STAGES} stages, not {len(stages)}; write for example "
+                "cascade(suffix, low-bit)"
             )
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UnknownMethodError(f"the cascade has '{twice}' twice; name each part once")
-        return _cascade_of(tuple(parts))
+            raise UnknownMethodError(f"the cascade has '{twice}' twice; name each stage once")
+        return _cascade_of(tuple(stages))
 
     @property
     def needs(self) -> Needs:
-        """What all parts need together."""
+        """What all stages need together."""
         return Needs.union([method.needs for method in self.methods])
 
     def begin(self, prefill: Prefill) -> Drafter:
-        """Starts all parts on a request."""
-        parts = [method.begin(prefill.restricted_to(method.needs)) for method in self.methods]
-        return CascadeDrafter(self, parts)
+        """Starts all stages on a request."""
+        stages = [method.begin(prefill.restricted_to(method.needs)) for method in self.methods]
+        return CascadeDrafter(self, stages)
 
     def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
-        """Asks one part after the other, each for all requests that the parts before it have left."""
+        """Asks one stage after the other, each for all requests that the stages before it have left."""
         drafts: dict[Drafter, Draft] = {}
         for level, method in enumerate(self.methods):
             waiting = [each for each in drafters if isinstance(each, CascadeDrafter) and each not in drafts]
-            planned = method.plan([drafter.parts[level] for drafter in waiting]) if waiting else []
+            planned = method.plan([drafter.stages[level] for drafter in waiting]) if waiting else []
             for drafter, draft in zip(waiting, planned, strict=True):
                 if not drafter.leaves(level, draft):
                     drafts[drafter] = drafter.take(level, draft)
         return [drafts[drafter] for drafter in drafters]
 
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Prepares all parts."""
+        """Prepares all stages."""
         for method in self.methods:
             method.prepare(progress)
 
     def state(self) -> LearnedState:
-        """What its parts have learned, under their names."""
+        """What its stages have learned, under their names."""
         states = {method.name: state for method in self.methods if (state := _state_of(method)) is not None}
         if not states:
             return super().state()
@@ -111,12 +112,12 @@ class Cascade(Method):
         )
 
     def restore(self, state: LearnedState) -> None:
-        """Loads the state of all parts that learn, or of none where one does not fit."""
+        """Loads the state of all stages that learn, or of none where one does not fit."""
         self.state()
         before = {method: saved for method in self.methods if (saved := _state_of(method)) is not None}
         try:
             for method in before:
-                method.restore(_part_of(state, method.name))
+                method.restore(_stage_of(state, method.name))
         except Exception:
             for method, saved in before.items():
                 method.restore(saved)
@@ -124,28 +125,28 @@ class Cascade(Method):
 
 
 @functools.cache
-def _cascade_of(parts: tuple[type[Method], ...]) -> type[Cascade]:
-    """The class of a cascade, one for equal parts."""
+def _cascade_of(stages: tuple[type[Method], ...]) -> type[Cascade]:
+    """The class of a cascade, one for equal stages."""
     own = [
-        part_settings(f"{_PART}{index}", part.name, part.Settings, part.settings_before_others if others else {})
-        for index, part in enumerate(parts)
-        for others in [index + 1 < len(parts)]
+        stage_settings(f"{_STAGE}{index}", stage.name, stage.Settings, stage.settings_before_others if others else {})
+        for index, stage in enumerate(stages)
+        for others in [index + 1 < len(stages)]
     ]
     settings = make_dataclass("CascadeSettings", own, bases=(CascadeSettings,), frozen=True)
-    name = f"{Cascade.name}({', '.join(part.name for part in parts)})"
-    namespace = {"name": name, "Settings": settings, "parts": parts, "learns": any(part.learns for part in parts)}
+    name = f"{Cascade.name}({', '.join(stage.name for stage in stages)})"
+    namespace = {"name": name, "Settings": settings, "stages": stages, "learns": any(stage.learns for stage in stages)}
     return type("Cascade", (Cascade,), {**namespace, "__doc__": Cascade.__doc__, "__module__": __name__})
 
 
 def _state_of(method: Method) -> LearnedState | None:
-    """What a part has learned; ``None`` where it learns nothing, or its settings leave nothing to save."""
+    """What a stage has learned; ``None`` where it learns nothing, or its settings leave nothing to save."""
     try:
         return method.state() if method.learns else None
     except StateError:
         return None
 
 
-def _part_of(state: LearnedState, name: str) -> LearnedState:
+def _stage_of(state: LearnedState, name: str) -> LearnedState:
     values = state.values.get(name)
     if not isinstance(values, dict):
         raise StateError(f"this state has nothing of {name}; give another file, or start without it")
@@ -155,51 +156,51 @@ def _part_of(state: LearnedState, name: str) -> LearnedState:
 
 
 class CascadeDrafter(Drafter):
-    """One request, with the drafters of the cascade's parts, in their order."""
+    """One request, with the drafters of the cascade's stages, in their order."""
 
-    def __init__(self, method: Cascade, parts: Sequence[Drafter]) -> None:
-        self.parts = tuple(parts)
+    def __init__(self, method: Cascade, stages: Sequence[Drafter]) -> None:
+        self.stages = tuple(stages)
         self._method = method
         self._level = 0
         self._planned: Draft = NoDraft()
 
     def plan(self) -> Draft:
-        """The draft of the first part that has one."""
+        """The draft of the first stage that has one."""
         return self._method.plan([self])[0]
 
     def leaves(self, level: int, draft: Draft) -> bool:
-        """Whether a part leaves the round to the next one: it drafts nothing, and wants nothing of a plain round."""
-        part = self.parts[level]
-        return isinstance(draft, NoDraft) and not part.watched and level + 1 < len(self.parts)
+        """Whether a stage leaves the round to the next one: it drafts nothing, and wants nothing of a plain round."""
+        stage = self.stages[level]
+        return isinstance(draft, NoDraft) and not stage.watched and level + 1 < len(self.stages)
 
     def take(self, level: int, draft: Draft) -> Draft:
-        """The draft of a part for the coming round, with guesses where layers draft and earlier parts find tokens."""
+        """The draft of a stage for the coming round, with guesses where layers draft and earlier stages find tokens."""
         self._level, self._planned = level, draft
         if level and self._method.settings.nested and isinstance(draft, LayerDraft):
             draft = replace(draft, guess=self._guess)
         if isinstance(draft, NoDraft):
-            draft = NoDraft()  # the parts before it look again after each step
+            draft = NoDraft()  # the stages before it look again after each step
         return replace(draft, name=self._method.methods[level].name)
 
     @property
     def watched(self) -> Collection[int]:
-        """What the part that drafts watches, and what others follow."""
-        return {*self.parts[self._level].watched, *(index for part in self.parts for index in part.followed)}
+        """What the stage that drafts watches, and what others follow."""
+        return {*self.stages[self._level].watched, *(index for stage in self.stages for index in stage.followed)}
 
     def learn(self, feedback: Feedback) -> None:
-        """The part that drafted learns from the round, the others observe it."""
+        """The stage that drafted learns from the round, the others observe it."""
         own = replace(feedback, draft=self._planned)
-        for level, part in enumerate(self.parts):
+        for level, stage in enumerate(self.stages):
             if level == self._level:
-                part.learn(own)
+                stage.learn(own)
             else:
-                part.observe(own)
+                stage.observe(own)
 
     def _guess(self, drafted: Sequence[int]) -> tuple[int, ...]:
-        """What the first of the earlier parts that finds a match expects after the drafted tokens."""
+        """What the first of the earlier stages that finds a match expects after the drafted tokens."""
         settings = self._method.settings
-        for part in self.parts[: self._level]:
-            found = part.continue_after(drafted)
+        for stage in self.stages[: self._level]:
+            found = stage.continue_after(drafted)
             if found.match_length >= settings.guess_match:
                 return found.token_ids[: settings.guess_length]
         return ()

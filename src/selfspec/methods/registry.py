@@ -121,7 +121,7 @@ def register(method_class: MethodClass) -> MethodClass:
 
 
 def composition(method_class: MethodClass) -> MethodClass:
-    """Class decorator that adds a class to ``COMPOSITIONS``: its ``of(parts)`` makes a method of methods."""
+    """Class decorator that adds a class to ``COMPOSITIONS``: its ``of(stages)`` makes a method of methods."""
     COMPOSITIONS[method_class.name] = method_class
     return method_class
 
@@ -164,15 +164,15 @@ def _compose(text: str) -> type[Method]:
     found = re.fullmatch(r"\s*([^\s(),]+)\s*\((.*)\)\s*", text, re.DOTALL)
     example = "cascade(suffix, low-bit)"
     if found is None:
-        raise UnknownMethodError(f"'{text}' names no method; write its parts in parentheses, as in {example}")
-    name, parts = found[1], [part.strip() for part in found[2].split(",")]
+        raise UnknownMethodError(f"'{text}' names no method; write its stages in parentheses, as in {example}")
+    name, stages = found[1], [stage.strip() for stage in found[2].split(",")]
     if name not in COMPOSITIONS:
-        raise UnknownMethodError(f"'{name}' takes no parts{suggest(name, COMPOSITIONS)}; write for example {example}")
+        raise UnknownMethodError(f"'{name}' takes no stages{suggest(name, COMPOSITIONS)}; write for example {example}")
     if "(" in found[2] or ")" in found[2]:
-        raise UnknownMethodError(f"a part in '{text}' has parts of its own; write all side by side, as in {example}")
-    if "" in parts:
-        raise UnknownMethodError(f"'{text}' has an empty part; write for example {example}")
-    composed: type[Method] = COMPOSITIONS[name].of([find_method(part) for part in parts])
+        raise UnknownMethodError(f"a stage in '{text}' has stages of its own; write all side by side, as in {example}")
+    if "" in stages:
+        raise UnknownMethodError(f"'{text}' has an empty stage; write for example {example}")
+    composed: type[Method] = COMPOSITIONS[name].of([find_method(stage) for stage in stages])
     return composed
 
 

@@ -39,10 +39,10 @@ def fraction(default: float | None, help: str) -> Any:
     return setting(default, help, minimum=0.0, maximum=1.0)
 
 
-def part_settings(field: str, part: str, settings_class: type, defaults: Mapping[str, Any]) -> tuple[str, type, Any]:
-    """Makes a field that holds the settings of a part of a method, which are set as ``part.name``."""
+def stage_settings(field: str, stage: str, settings_class: type, defaults: Mapping[str, Any]) -> tuple[str, type, Any]:
+    """Makes a field that holds the settings of a stage of a method, which are set as ``stage.name``."""
     make = functools.partial(settings_class, **defaults)
-    return field, settings_class, dataclasses.field(default_factory=make, metadata={"part": part})
+    return field, settings_class, dataclasses.field(default_factory=make, metadata={"stage": stage})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,61 +69,61 @@ def parse_settings(settings_class: type, method: str, values: Mapping[str, Any])
         settings_class: a subclass of ``MethodSettings``.
         method: the method's name, for messages.
         values: by name the values; a string, as from the command line, is converted to the field's type. Settings of a
-            part of the method are ``part.name``, or a mapping at ``part``.
+            stage of the method are ``stage.name``, or a mapping at ``stage``.
 
     Raises:
         InvalidSettingError: a name is unknown, or a value is of the wrong type or out of range.
     """
-    own, of_parts = _split(settings_class, method, values)
+    own, of_stages = _split(settings_class, method, values)
     hints = get_type_hints(settings_class)
     parsed = {name: _read(name, hints[name], value) if isinstance(value, str) else value for name, value in own.items()}
-    for part, field in _parts(settings_class).items():
+    for stage, field in _stages(settings_class).items():
         default = getattr(settings_class(), field.name)
-        given = {**setting_values(default), **of_parts.get(part, {})}
-        parsed[field.name] = parse_settings(type(default), part, given)
+        given = {**setting_values(default), **of_stages.get(stage, {})}
+        parsed[field.name] = parse_settings(type(default), stage, given)
     return settings_class(**parsed)
 
 
 def setting_values(settings: Any) -> dict[str, Any]:
-    """The values of settings by name, those of parts as ``part.name``; ``parse_settings`` takes them."""
+    """The values of settings by name, those of stages as ``stage.name``; ``parse_settings`` takes them."""
     values = {field.name: getattr(settings, field.name) for field in _own_fields(type(settings))}
-    for part, field in _parts(type(settings)).items():
-        of_part = setting_values(getattr(settings, field.name))
-        values |= {f"{part}.{name}": value for name, value in of_part.items()}
+    for stage, field in _stages(type(settings)).items():
+        of_stage = setting_values(getattr(settings, field.name))
+        values |= {f"{stage}.{name}": value for name, value in of_stage.items()}
     return values
 
 
 def _split(
     settings_class: type, method: str, values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The values of a method's own settings, and by part those of its parts."""
-    parts, known = _parts(settings_class), {field.name: field for field in _own_fields(settings_class)}
+    """The values of a method's own settings, and by stage those of its stages."""
+    stages, known = _stages(settings_class), {field.name: field for field in _own_fields(settings_class)}
     own: dict[str, Any] = {}
-    of_parts: dict[str, dict[str, Any]] = {part: {} for part in parts}
+    of_stages: dict[str, dict[str, Any]] = {stage: {} for stage in stages}
     for name, value in values.items():
-        part, dot, key = name.partition(".")
-        if part in parts:
+        stage, dot, key = name.partition(".")
+        if stage in stages:
             if not dot and not isinstance(value, Mapping):
-                raise InvalidSettingError(f"'{part}' is a part of {method}; set one of its settings, {part}.NAME")
+                raise InvalidSettingError(f"'{stage}' is a stage of {method}; set one of its settings, {stage}.NAME")
             for one, given in {key: value}.items() if dot else value.items():
-                if one in of_parts[part]:
-                    raise InvalidSettingError(f"{part}.{one} is given twice; leave one out")
-                of_parts[part][one] = given
+                if one in of_stages[stage]:
+                    raise InvalidSettingError(f"{stage}.{one} is given twice; leave one out")
+                of_stages[stage][one] = given
         elif name in known:
             own[name] = value
         else:
-            every = dict.fromkeys([*known, *(f"{part}.NAME" for part in parts)])
+            every = dict.fromkeys([*known, *(f"{stage}.NAME" for stage in stages)])
             raise InvalidSettingError(f"{method} has no setting '{name}'{suggest(name, known)}{_known(every)}")
-    return own, of_parts
+    return own, of_stages
 
 
 def _own_fields(settings_class: type) -> "list[dataclasses.Field[Any]]":
-    return [field for field in dataclasses.fields(settings_class) if "part" not in field.metadata]
+    return [field for field in dataclasses.fields(settings_class) if "stage" not in field.metadata]
 
 
-def _parts(settings_class: type) -> "dict[str, dataclasses.Field[Any]]":
-    """The fields with the settings of parts, by the part's name."""
-    return {field.metadata["part"]: field for field in dataclasses.fields(settings_class) if "part" in field.metadata}
+def _stages(settings_class: type) -> "dict[str, dataclasses.Field[Any]]":
+    """The fields with the settings of stages, by the stage's name."""
+    return {field.metadata["stage"]: field for field in dataclasses.fields(settings_class) if "stage" in field.metadata}
 
 
 def suggest(name: str, known: Mapping[str, Any]) -> str:
@@ -147,12 +147,12 @@ def describe_settings(settings_class: type) -> list[dict[str, Any]]:
         }
         for field in _own_fields(settings_class)
     ]
-    of_parts = [
-        {**entry, "name": f"{part}.{entry['name']}", "default": defaults[f"{part}.{entry['name']}"]}
-        for part, field in _parts(settings_class).items()
+    of_stages = [
+        {**entry, "name": f"{stage}.{entry['name']}", "default": defaults[f"{stage}.{entry['name']}"]}
+        for stage, field in _stages(settings_class).items()
         for entry in describe_settings(hints[field.name])
     ]
-    return own + of_parts
+    return own + of_stages
 
 
 def _known(fields: Mapping[str, Any]) -> str:
