@@ -157,21 +157,23 @@ class Clasp(SelectingMethod):
         record = Record(self.payoff, draft_cost(kept, self.draft_precision, self.target.dtype))
         return Choice(selection, LayerDraft(kept, self.settings.draft_length, stop), record)
 
-    def values_of(self, selection: tuple[int, ...] | None) -> dict[str, Any]:
-        """The skipped layers."""
-        return {"skipped": None if selection is None else list(selection)}
+    def state(self) -> LearnedState:
+        """The layers that the last choice skips."""
+        choice = self.last_choice
+        return LearnedState({"skipped": None if choice is None else list(choice.selection)})
 
-    def read(self, state: LearnedState) -> tuple[int, ...] | None:
-        """The skipped layers of a state."""
+    def restore(self, state: LearnedState) -> None:
+        """Loads a choice, which requests then start with."""
         skipped: Any = state.values.get("skipped", [])
         if skipped is None:  # it was saved before the first choice
-            return None
+            self.adopt(None)
+            return
         fits = isinstance(skipped, list) and all(type(layer) is int and layer in self.layers for layer in skipped)
         if not fits or skipped != sorted(set(skipped)) or len(skipped) != self.skips:
             raise StateError(
                 f"the state skips layers {skipped}, not {self.skips} of the model's free ones; learn it again"
             )
-        return tuple(skipped)
+        self.adopt(self.choice_of(tuple(skipped)))
 
 
 def _skip_count(settings: ClaspSettings, target: Target, free: int) -> int:

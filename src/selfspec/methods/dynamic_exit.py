@@ -260,9 +260,6 @@ class DelDrafter(SelectingDrafter):
             method.carry(counts)
         self.exit = method.choose(self._chosen_by)
 
-    def select(self) -> None:
-        """The exit was chosen after the last round that was counted."""
-
     def watches(self) -> bool:
         """In the rounds whose matches are counted."""
         return self.pays()

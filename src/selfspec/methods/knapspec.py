@@ -180,19 +180,20 @@ class KnapSpec(SelectingMethod):
         """Starts on a request."""
         return KnapSpecDrafter(self, prefill)
 
-    def values_of(self, selection: Selection | None) -> dict[str, Any]:
-        """The latency profile, if there is one yet, and the selection."""
-        if selection is None:
-            return {**self.latencies.values(), _SELECTION: None}
-        numbers = {name: getattr(selection, name) for name in _SELECTION_NUMBERS}
-        return {**self.latencies.values(), _SELECTION: {"skipped": list(selection.kept.skipped), **numbers}}
+    def state(self) -> LearnedState:
+        """The latency profile, if there is one yet, and the last selection."""
+        saved, choice = None, self.last_choice
+        if choice is not None:
+            numbers = {name: getattr(choice.selection, name) for name in _SELECTION_NUMBERS}
+            saved = {"skipped": list(choice.selection.kept.skipped), **numbers}
+        return LearnedState({**self.latencies.values(), _SELECTION: saved})
 
-    def read(self, state: LearnedState) -> Selection | None:
-        """The selection of a state; its latency profile is used too, so that none is measured."""
+    def restore(self, state: LearnedState) -> None:
+        """Loads a selection, which requests then start with, and its latency profile, so that none is measured."""
         profile = saved_latencies(state.values, self.target)
         selection = _read_selection(state, self.target, self.settings.max_draft_length)
         self.latencies.adopt(profile)
-        return None if profile is None else selection
+        self.adopt(None if profile is None or selection is None else self.choice_of(selection))
 
 
 def _read_selection(state: LearnedState, target: Target, longest: int) -> Selection | None:

@@ -9,7 +9,6 @@ the fewest sublayers; with one request that is the request's own set.
 """
 
 import threading
-from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,6 @@ from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.base import Method
 from selfspec.methods.payoff import Payoff, Record
 from selfspec.methods.settings import PrecisionSettings, setting
-from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 
@@ -91,10 +89,6 @@ class SelectingMethod(Method):
         """The sublayers whose states a selection uses."""
         return ()
 
-    def choice_of(self, selection: Any) -> Choice:
-        """What drafts by a selection, with an empty record."""
-        raise NotImplementedError
-
     @property
     def last_choice(self) -> Choice | None:
         """The last choice of any request; ``None`` before the first."""
@@ -109,24 +103,6 @@ class SelectingMethod(Method):
     def arrange(self, drafters: Sequence[Drafter], drafts: Sequence[Draft]) -> list[Draft]:
         """One kept set for the drafts of a batch, unless ``share_kept_set`` is off."""
         return share_kept_set(drafts) if self.settings.share_kept_set else list(drafts)
-
-    def values_of(self, selection: Any) -> dict[str, Any]:
-        """A selection (``None`` before the first) as the values of a state."""
-        raise NotImplementedError
-
-    def read(self, state: LearnedState) -> Any:
-        """The selection of a state, ``None`` if it has none; raises a ``StateError`` where it does not fit."""
-        raise NotImplementedError
-
-    def state(self) -> LearnedState:
-        """The last selection."""
-        choice = self.last_choice
-        return LearnedState(self.values_of(None if choice is None else choice.selection))
-
-    def restore(self, state: LearnedState) -> None:
-        """Loads a selection, which requests then start with."""
-        selection = self.read(state)
-        self.adopt(None if selection is None else self.choice_of(selection))
 
 
 class SelectingDrafter(Drafter):
@@ -145,7 +121,6 @@ class SelectingDrafter(Drafter):
         self._watches = False
         self._started = 0.0
 
-    @abstractmethod
     def select(self) -> None:
         """Selects again, if it is time to and what it selects from is there; called before every round."""
 
