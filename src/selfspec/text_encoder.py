@@ -28,13 +28,13 @@ class TextEncoder:
         """The token ids of a text; the tokenizer may add special tokens such as BOS."""
         return self.check_ids(self.tokens(text, add_special_tokens=add_special_tokens))
 
-    def encode_chat(self, messages: Sequence[Any], variables: Mapping[str, Any] | None = None) -> list[int]:
-        """The token ids of a chat; ``variables`` are those of the template, such as ``add_generation_prompt``."""
-        text = self.render_chat(messages, variables)
+    def encode_chat(self, messages: Sequence[Any]) -> list[int]:
+        """The token ids of a chat."""
+        text = self.render_chat(messages)
         return self.check_ids(self.tokens(text, add_special_tokens=not self.starts_with_bos(text)))
 
     def render_chat(self, messages: Sequence[Any], variables: Mapping[str, Any] | None = None) -> str:
-        """The text of a chat, as the tokenizer's template writes it."""
+        """The text of a chat, as the template writes it; ``variables`` are its own, as ``add_generation_prompt``."""
         tokenizer = self._require_tokenizer()
         if not getattr(tokenizer, "chat_template", None):
             raise InvalidPromptError("the tokenizer has no chat template; give a plain prompt")

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from selfspec.model.kept import KeptSet
@@ -127,43 +127,30 @@ class Round:
 
     def to_dict(self) -> dict[str, Any]:
         """The round as a JSON object: attributes but paths, ``kept`` as a list of sublayers, ``seconds`` by phase."""
-        return {
-            "kept": None if self.kept is None else list(self.kept.sublayers),
-            "drafted": self.drafted,
-            "candidates": self.candidates,
-            "accepted": self.accepted,
-            "token_ids": list(self.token_ids),
-            "threshold": self.threshold,
-            "seconds": asdict(self.seconds),
-            "guessed": self.guessed,
-            "drafted_by": self.drafted_by,
-            "precision": None if self.precision is None else asdict(self.precision),
-            "forecast": None if self.forecast is None else asdict(self.forecast),
-            "probes": self.probes,
-        }
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+        for name in ("seconds", "precision", "forecast"):
+            values[name] = None if values[name] is None else asdict(values[name])
+        kept = None if self.kept is None else list(self.kept.sublayers)
+        return {**values, "kept": kept, "token_ids": list(self.token_ids)}
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any], sublayers: int) -> "Round":
-        """The round that ``to_dict`` described, of a model with ``sublayers`` sublayers (``2L``).
+    def from_dict(cls, described: Mapping[str, Any], sublayers: int) -> "Round":
+        """The round that ``to_dict`` described, of a model with ``sublayers`` sublayers (``2L``); old ones lack fields.
 
         Raises:
             KeyError, TypeError, ValueError: it is not such an object.
         """
-        kept, precision = fields["kept"], fields.get("precision")  # older files have none
-        forecast = fields.get("forecast")
+        values = {each.name: described[each.name] for each in fields(cls) if each.name in described}
+        kept, precision, forecast = (values.get(name) for name in ("kept", "precision", "forecast"))
         return cls(
-            drafted=fields["drafted"],
-            candidates=fields["candidates"],
-            accepted=fields["accepted"],
-            token_ids=tuple(fields["token_ids"]),
-            kept=None if kept is None else KeptSet(tuple(kept), sublayers),
-            threshold=fields["threshold"],
-            seconds=PhaseSeconds(**fields["seconds"]),
-            guessed=fields.get("guessed", 0),  # results of older versions do not have it
-            drafted_by=fields.get("drafted_by"),
-            precision=None if precision is None else read_precision(precision),
-            forecast=None if forecast is None else Forecast(**forecast),
-            probes=fields.get("probes", 0),
+            **{
+                **values,
+                "token_ids": tuple(described["token_ids"]),
+                "kept": None if kept is None else KeptSet(tuple(kept), sublayers),
+                "seconds": PhaseSeconds(**described["seconds"]),
+                "precision": None if precision is None else read_precision(precision),
+                "forecast": None if forecast is None else Forecast(**forecast),
+            }
         )
 
 
@@ -188,6 +175,14 @@ class TokenLogprobs:
         """The same as a JSON object."""
         top = [{"token_id": token_id, "logprob": logprob} for token_id, logprob in self.top]
         return {"token_id": self.token_id, "logprob": self.logprob, "top": top}
+
+
+_REPORTED = (
+    *("text", "token_ids", "prompt_token_count", "new_token_count", "method", "settings", "seconds"),
+    *("tokens_per_second", "round_count", "drafted", "accepted", "acceptance_rate", "mean_generated_length"),
+    *("finish_reason", "peak_memory_bytes", "cached_prompt_tokens"),
+)
+"""What a generation reports in JSON, in this order."""
 
 
 @dataclass(frozen=True)
@@ -271,25 +266,8 @@ class Generation:
             for name, tokens in scores.items()
             if tokens is not None
         }
-        return {
-            "text": self.text,
-            "token_ids": list(self.token_ids),
-            "prompt_token_count": self.prompt_token_count,
-            "new_token_count": self.new_token_count,
-            "method": self.method,
-            "settings": dict(self.settings),
-            "seconds": self.seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "round_count": self.round_count,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "acceptance_rate": self.acceptance_rate,
-            "mean_generated_length": self.mean_generated_length,
-            "finish_reason": self.finish_reason,
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "cached_prompt_tokens": self.cached_prompt_tokens,
-            **reported,
-        }
+        values = {name: getattr(self, name) for name in _REPORTED}
+        return {**values, "token_ids": list(self.token_ids), "settings": dict(self.settings), **reported}
 
 
 @dataclass(frozen=True)

@@ -205,12 +205,9 @@ class DraftingMethod(Protocol):
     @property
     def needs(self) -> Needs:
         """What it asks of every request."""
-        ...
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        ...
 
     def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
         """What drafts the next round of several requests of this method, in their order."""
-        ...

@@ -11,7 +11,6 @@ class StoppingRule(Protocol):
     @property
     def threshold(self) -> float:
         """The confidence, 0 to 1, below which it stops now."""
-        ...
 
     def stops(self, confidence: float) -> bool:
         """Whether the token just drafted is the last one.
@@ -19,7 +18,6 @@ class StoppingRule(Protocol):
         Args:
             confidence: the draft's largest probability at that token, 0 to 1.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -50,29 +48,22 @@ class JointConfidence:
         return self._product < self.threshold
 
 
+_ACCEPTANCE_KEPT, _THRESHOLD_KEPT = 0.5, 0.9
+"""Shares of the old values that stay after a round: β₁ and β₂ of Draft & Verify."""
+
+
 class DraftVerifyThreshold:
     """The online threshold of Draft & Verify (Zhang et al. 2024, adaptive draft-exiting).
 
-    The acceptance rate of rounds is smoothed by ``acceptance_smoothing``, from 0 on as in the authors' code, so that
-    the threshold rises in the first rounds. While it is below ``target_acceptance`` the
-    threshold moves up by ``step``, otherwise down. It stays where the draft reached its length limit, since then the
-    threshold decided nothing. The move itself is smoothed by ``threshold_smoothing``.
+    The acceptance rate of rounds is smoothed (β₁ = 0.5), from 0 on as in the authors' code, so that the threshold rises
+    in the first rounds. While it is below ``target_acceptance`` the threshold moves up by ``step``, otherwise down. It
+    stays where the draft reached its length limit, since then the threshold decided nothing. The move itself is
+    smoothed (β₂ = 0.9).
     """
 
-    def __init__(
-        self,
-        threshold: float,
-        *,
-        target_acceptance: float = 0.9,
-        step: float = 0.01,
-        acceptance_smoothing: float = 0.5,
-        threshold_smoothing: float = 0.9,
-    ) -> None:
+    def __init__(self, threshold: float, *, target_acceptance: float = 0.9, step: float = 0.01) -> None:
         self.threshold = threshold
-        self._target_acceptance = target_acceptance
-        self._step = step
-        self._acceptance_smoothing = acceptance_smoothing
-        self._threshold_smoothing = threshold_smoothing
+        self._target_acceptance, self._step = target_acceptance, step
         self._acceptance = 0.0
 
     def stops(self, confidence: float) -> bool:
@@ -89,17 +80,14 @@ class DraftVerifyThreshold:
         """
         if not drafted:
             return
-        rate = accepted / drafted
-        smoothing = self._acceptance_smoothing
-        self._acceptance = smoothing * self._acceptance + (1 - smoothing) * rate
+        self._acceptance = _ACCEPTANCE_KEPT * self._acceptance + (1 - _ACCEPTANCE_KEPT) * accepted / drafted
         if self._acceptance < self._target_acceptance:
             moved = self.threshold + self._step
         elif reached_limit:
             moved = self.threshold
         else:
             moved = self.threshold - self._step
-        smoothing = self._threshold_smoothing
-        self.threshold = min(1.0, max(0.0, smoothing * self.threshold + (1 - smoothing) * moved))
+        self.threshold = min(1.0, max(0.0, _THRESHOLD_KEPT * self.threshold + (1 - _THRESHOLD_KEPT) * moved))
 
 
 TreeWidths = Callable[[float], int]

@@ -38,9 +38,8 @@ _MEMORY = 256.0
 class Payoff:
     """What selections have cost and rounds have taken, over all requests of a method; safe from several threads."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter, allowance: float = ALLOWANCE) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
-        self._allowance = allowance
         self._lock = threading.Lock()
         self._costs: deque[float] = deque(maxlen=_LAST_COSTS)
         self._selecting = self._decoding = 0.0
@@ -94,7 +93,7 @@ class Payoff:
             seconds = remaining_tokens * self._recent_seconds / max(1.0, self._recent_tokens)
             if cost >= seconds:  # it could not even pay if it saved all the time that is left
                 return False
-            affordable = self._selecting + cost <= self._allowance * (self._selecting + self._decoding)
+            affordable = self._selecting + cost <= ALLOWANCE * (self._selecting + self._decoding)
             return affordable or cost < (gain or 0.0) * seconds
 
 

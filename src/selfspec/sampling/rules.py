@@ -40,7 +40,6 @@ class Rule(Protocol):
         Returns:
             float ``[vocab]`` on the device of the scores; ``-inf`` where the score is ``-inf``.
         """
-        ...
 
     def accept(
         self,
@@ -65,7 +64,6 @@ class Rule(Protocol):
         Returns:
             The accepted path and the next token, still on the device.
         """
-        ...
 
 
 class Greedy:

@@ -36,11 +36,11 @@ def log(
     LOGGER.log(level, message, extra={"fields": fields or {}}, exc_info=error)
 
 
-def set_up_logs(level: int = logging.INFO) -> None:
-    """Sends the log from a level on, uvicorn's warnings included, to standard error as JSON."""
+def set_up_logs() -> None:
+    """Sends the log, uvicorn's warnings included, to standard error as JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    for name, lowest in (("selfspec", level), ("uvicorn", logging.WARNING)):
+    for name, lowest in (("selfspec", logging.INFO), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(lowest)
