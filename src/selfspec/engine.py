@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -16,7 +15,7 @@ from selfspec.decoding.prompt import chunks_of
 from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.decoding.text import TextStream
-from selfspec.errors import InvalidParameterError, SelfSpecError
+from selfspec.errors import InvalidParameterError, naming
 from selfspec.limits import check_context
 from selfspec.loading import load_model
 from selfspec.methods import make_method
@@ -38,6 +37,9 @@ if TYPE_CHECKING:
 
 _PREFIX_CACHE = 2**30
 """Bytes of the prefix cache with ``cache_dir``, where no size is given."""
+
+_LOADING: dict[str, Any] = {name: getattr(EngineOptions, name) for name in ("dtype", "device", "unpack", "activations")}
+"""The options for a model that is loaded by name, with their defaults."""
 
 _WARM_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -86,8 +88,7 @@ class Engine:
         **keywords: "Unpack[EngineKeywords]",
     ) -> None:
         self.options = options = changed(options or EngineOptions(), keywords, "option")
-        named = options.dtype, options.device, options.unpack, options.activations
-        if named != ("auto", "auto", False, "auto"):
+        if any(getattr(options, name) != default for name, default in _LOADING.items()):
             raise InvalidParameterError(
                 "dtype, device, unpack and activations are for a model that is loaded by name; load this one with them"
             )
@@ -121,16 +122,9 @@ class Engine:
         options = changed(options or EngineOptions(), keywords, "option")
         chosen = find_method(method)
         parse_settings(chosen.Settings, chosen.name, options.settings or {})  # what is wrong there needs no weights
-        model, tokenizer = load_model(
-            name,
-            dtype=options.dtype,
-            device=options.device,
-            weights=options.weights,
-            unpack=options.unpack,
-            activations=options.activations,
-        )
-        used = replace(options, dtype="auto", device="auto", weights=None, unpack=False, activations="auto")
-        return cls(model, tokenizer, chosen, used)
+        loading = {name: getattr(options, name) for name in _LOADING}
+        model, tokenizer = load_model(name, weights=options.weights, **loading)
+        return cls(model, tokenizer, chosen, replace(options, weights=None, **_LOADING))
 
     def warmup(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Does ahead of the first request what would otherwise slow it down; the method learns nothing from it.
@@ -239,7 +233,7 @@ class Engine:
         Raises:
             SelfSpecError: prompt or parameters do not fit.
         """
-        with _labelled(label):
+        with naming(label):
             if params.stop and self.tokenizer is None:
                 raise InvalidParameterError("stop strings need a tokenizer; give the engine one")
             prompt_ids = self._encoder.encode(prompt)
@@ -311,7 +305,7 @@ class Engine:
         while scheduler.busy:
             for event in scheduler.step():
                 if event.request.error is not None:
-                    with _labelled(event.request.label):
+                    with naming(event.request.label):
                         raise event.request.error
                 yield event.request
 
@@ -366,17 +360,6 @@ class Stream(Iterator[TextPiece]):
         for _ in self._steps:
             pass
         return self._request.result
-
-
-@contextmanager
-def _labelled(label: str) -> Iterator[None]:
-    """Puts the label of a request before the messages of its errors."""
-    try:
-        yield
-    except SelfSpecError as error:
-        if not label:
-            raise
-        raise type(error)(f"{label}: {error}") from error
 
 
 def _check_own_target(method: Method, model: "PreTrainedModel", options: EngineOptions) -> None:

@@ -1,6 +1,8 @@
 """Errors that a user can cause. Each message says what is wrong and what to do about it."""
 
+import contextlib
 import textwrap
+from collections.abc import Iterator
 
 
 class SelfSpecError(Exception):
@@ -109,6 +111,17 @@ class NoGainWarning(SelfSpecWarning):
 
 class NoCopiesWarning(SelfSpecWarning):
     """Low-bit draft weights do not fit into the memory, so the method does not draft with them."""
+
+
+@contextlib.contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Begins the errors of selfspec that are raised within with what they are about; an empty text changes nothing."""
+    try:
+        yield
+    except SelfSpecError as error:
+        if not what:
+            raise
+        raise type(error)(f"{what}: {error}") from error
 
 
 def first_line(error: BaseException) -> str:

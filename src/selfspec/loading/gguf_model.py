@@ -11,14 +11,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from selfspec.errors import ModelLoadError, OutOfMemoryError, first_line
+from selfspec.errors import ModelLoadError, OutOfMemoryError, first_line, naming
 from selfspec.loading.catalog import InstallableModel, check_file
 from selfspec.loading.gguf_early import EarlyLayout
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
 from selfspec.loading.gguf_tensors import Source, find_parameters
 from selfspec.loading.gguf_tokenizer import read_tokenizer
-from selfspec.loading.naming import naming
 from selfspec.loading.without_weights import build_on_meta
 from selfspec.memory import available_bytes
 from selfspec.runtimes.formats import GGUF_FORMATS, TILE, PackedFormat
@@ -72,7 +71,7 @@ def read_gguf(
         no_kernels, available = _why_no_kernels(), available_bytes()
         keeps = packed and no_kernels is None and chosen in DTYPES
         with EarlyLayout(file.tensors if keeps else {}, available) as early:
-            with naming(path):
+            with naming(f"cannot load '{path}'"):
                 config = read_config(file.metadata, file.tensors)
                 model = build_on_meta(config)
                 sources = find_parameters(file.tensors, model)
@@ -87,7 +86,7 @@ def read_gguf(
 
 def read_gguf_config(path: Path) -> PreTrainedConfig:
     """The config of the model in a GGUF file, with the dtype that ``auto`` means."""
-    with GgufFile.open(path) as file, naming(path):
+    with GgufFile.open(path) as file, naming(f"cannot load '{path}'"):
         config = read_config(file.metadata, file.tensors)
         config.dtype = auto_dtype(file)
         return config

@@ -9,8 +9,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig
 
-from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, first_line
-from selfspec.loading.naming import naming
+from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, first_line, naming
 from selfspec.loading.quantised_layouts import find_layout
 from selfspec.loading.quantised_parts import Finder, StoredLinear
 from selfspec.loading.without_weights import build_on_meta
@@ -54,7 +53,7 @@ def read_quantised(source: str, dtype: torch.dtype | str, *, packed: bool) -> "P
         UnsupportedModelError: inputs of layers or the cache are quantised, or a number of bits is not supported.
         OutOfMemoryError: the weights do not fit into the memory that is available; nothing has been read.
     """
-    with naming(source):
+    with naming(f"cannot load '{source}'"):
         return _read(source, dtype, packed=packed)
 
 
