@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -21,6 +22,7 @@ from selfspec.serve.interfaces.messages import CountTokensRequest, MessagesReque
 from selfspec.serve.interfaces.responses import ResponsesRequest
 from selfspec.serve.middleware import ApiKey, BodyLimit, HostCheck, RequestLog, respond
 from selfspec.serve.page import HEADERS, page_files
+from selfspec.serve.reader import RequestReader
 from selfspec.serve.reply import Reply, with_pings
 from selfspec.serve.requests import (
     ChatRequest,
@@ -30,7 +32,6 @@ from selfspec.serve.requests import (
 )
 from selfspec.serve.responses import (
     Body,
-    ChatChunk,
     ChatCompletion,
     Completion,
     Detokenized,
@@ -41,13 +42,55 @@ from selfspec.serve.responses import (
     Tokenized,
     Version,
 )
-from selfspec.serve.service import Service
+from selfspec.serve.service import INTERFACES, Service
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "What is wrong with the request, and with which field of it."},
     "5XX": {"model": ErrorBody, "description": "The server cannot answer, for now or because it failed."},
 }
 
+
+def _streamed(events: str, whole: type[Body] | None = None) -> dict[str, Any]:
+    """Says in the OpenAPI document what answers are, and what they are with ``stream``."""
+    # OpenAPI 3.2's word for one event of a stream, which FastAPI puts into documents of 3.1 too.
+    event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+    text = f"The answer; with `stream`, server-sent events, {events}"
+    content = {"text/event-stream": {"itemSchema": event}}
+    return {"response_model": whole, "responses": {200: {"description": text, "content": content}}}
+
+
+_CHATS = _streamed("with a `ChatChunk` each and `[DONE]` at the end.", ChatCompletion)
+_COMPLETIONS = _streamed("with a `Completion` each and `[DONE]` at the end.", Completion)
+
+_ROUTES: tuple[tuple[str, str, type[BaseModel], dict[str, Any], str], ...] = (
+    ("/v1/chat/completions", "chat", ChatRequest, _CHATS, "Answers a chat."),
+    ("/v1/completions", "completions", CompletionRequest, _COMPLETIONS, "Continues one or several texts."),
+    (
+        "/v1/messages",
+        "messages",
+        MessagesRequest,
+        _streamed("as Anthropic's messages have them."),
+        "Answers a chat in the form of Anthropic's interface.",
+    ),
+    ("/v1/messages/count_tokens", "count_tokens", CountTokensRequest, {}, "Counts the tokens of a chat."),
+    (
+        "/v1/responses",
+        "responses",
+        ResponsesRequest,
+        _streamed("as OpenAI's responses have them."),
+        "Answers a chat in the form of OpenAI's responses; nothing is stored.",
+    ),
+    (
+        "/infill",
+        "infill",
+        InfillRequest,
+        _streamed("as llama.cpp's infill have them."),
+        "Writes what is between two texts.",
+    ),
+    ("/tokenize", "tokenize", TokenizeRequest, {"response_model": Tokenized}, "Encodes a text or a chat."),
+    ("/detokenize", "detokenize", DetokenizeRequest, {"response_model": Detokenized}, "Decodes token ids."),
+)
+"""Routes that take a body: one of the ``INTERFACES``, or else a method of ``RequestReader``, the body, the answer."""
 
 PING_SECONDS = 15.0
 """Seconds without an event after which a stream says that it is alive."""
@@ -91,8 +134,7 @@ def create_app(
     _add_page(app)
     _add_error_handlers(app)
     # The last one added is the outermost: ids and logs, then the host, CORS, the key, and the body.
-    described = (MessagesRequest, CountTokensRequest, ResponsesRequest, InfillRequest)
-    describe(app, (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, *described))
+    describe(app, [asks for _, _, asks, _, _ in _ROUTES])
     app.add_middleware(BodyLimit, service.limits.body_bytes, service.limits.body_seconds)
     if api_keys:
         app.add_middleware(ApiKey, api_keys)
@@ -106,53 +148,9 @@ def create_app(
 
 def _add_model_routes(app: FastAPI, service: Service) -> None:
     """The routes that need the model."""
-
-    @app.post(
-        "/v1/chat/completions",
-        response_model=ChatCompletion,
-        responses=_stream_of(ChatChunk),
-        openapi_extra=body_of(ChatRequest),
-    )
-    async def chat(request: Request) -> Response:
-        """Answers a chat."""
-        state = request.state
-        return await _answer(await service.chat(await _json_body(request), state.request_id, state.scope), request)
-
-    @app.post(
-        "/v1/completions",
-        response_model=Completion,
-        responses=_stream_of(Completion),
-        openapi_extra=body_of(CompletionRequest),
-    )
-    async def completions(request: Request) -> Response:
-        """Continues one or several texts."""
-        state = request.state
-        return await _answer(
-            await service.completion(await _json_body(request), state.request_id, state.scope), request
-        )
-
-    @app.post("/v1/messages", responses=_events_of("Anthropic's messages"), openapi_extra=body_of(MessagesRequest))
-    async def messages(request: Request) -> Response:
-        """Answers a chat in the form of Anthropic's interface."""
-        state = request.state
-        return await _answer(await service.message(await _json_body(request), state.request_id, state.scope), request)
-
-    @app.post("/v1/messages/count_tokens", openapi_extra=body_of(CountTokensRequest))
-    async def count_tokens(request: Request) -> Response:
-        """Counts the tokens of a chat."""
-        return _json(await service.count_tokens(await _json_body(request)))
-
-    @app.post("/v1/responses", responses=_events_of("OpenAI's responses"), openapi_extra=body_of(ResponsesRequest))
-    async def responses(request: Request) -> Response:
-        """Answers a chat in the form of OpenAI's responses; nothing is stored."""
-        state = request.state
-        return await _answer(await service.response(await _json_body(request), state.request_id, state.scope), request)
-
-    @app.post("/infill", responses=_events_of("llama.cpp's infill"), openapi_extra=body_of(InfillRequest))
-    async def infill(request: Request) -> Response:
-        """Writes what is between two texts."""
-        state = request.state
-        return await _answer(await service.infill(await _json_body(request), state.request_id, state.scope), request)
+    for path, name, asks, answers, text in _ROUTES:
+        route = app.post(path, name=name, description=text, openapi_extra=body_of(asks), **answers)
+        route(_writing(service, name) if name in INTERFACES else _reading(service, getattr(RequestReader, name)))
 
     @app.get("/v1/models", response_model=ModelList)
     async def models() -> Response:
@@ -164,15 +162,25 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
         """Says whether a model is served."""
         return _json(service.model(model).to_json())
 
-    @app.post("/tokenize", response_model=Tokenized, openapi_extra=body_of(TokenizeRequest))
-    async def tokenize(request: Request) -> Response:
-        """Encodes a text or a chat."""
-        return _json(await service.tokenize(await _json_body(request)))
 
-    @app.post("/detokenize", response_model=Detokenized, openapi_extra=body_of(DetokenizeRequest))
-    async def detokenize(request: Request) -> Response:
-        """Decodes token ids."""
-        return _json(await service.detokenize(await _json_body(request)))
+def _writing(service: Service, interface: str) -> Callable[[Request], Awaitable[Response]]:
+    """A route that writes text."""
+
+    async def answer(request: Request) -> Response:
+        state = request.state
+        reply = await service.answer(interface, await _json_body(request), state.request_id, state.scope)
+        return await _answer(reply, request)
+
+    return answer
+
+
+def _reading(service: Service, do: Callable[[RequestReader, bytes], bytes]) -> Callable[[Request], Awaitable[Response]]:
+    """A route that reads a request and answers with what was found in it."""
+
+    async def read(request: Request) -> Response:
+        return _json(await service.read(do, await _json_body(request)))
+
+    return read
 
 
 def _add_own_routes(app: FastAPI, service: Service) -> None:
@@ -308,20 +316,3 @@ async def _disconnected(request: Request) -> None:
 def _json(body: str | bytes) -> Response:
     """The response of a body."""
     return Response(body, media_type="application/json")
-
-
-def _stream_of(chunk: type[Body]) -> dict[int | str, dict[str, Any]]:
-    """Says in the OpenAPI document that with ``stream`` the answer is a stream of such chunks."""
-    return _answered(f"with a `{chunk.__name__}` each and `[DONE]` at the end.")
-
-
-def _events_of(interface: str) -> dict[int | str, dict[str, Any]]:
-    """Says in the OpenAPI document that with ``stream`` the answer is a stream of events of an interface."""
-    return _answered(f"as {interface} have them.")
-
-
-def _answered(events: str) -> dict[int | str, dict[str, Any]]:
-    # OpenAPI 3.2's word for one event of a stream, which FastAPI puts into documents of 3.1 too.
-    event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
-    text = f"The answer; with `stream`, server-sent events, {events}"
-    return {200: {"description": text, "content": {"text/event-stream": {"itemSchema": event}}}}

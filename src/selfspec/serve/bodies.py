@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -45,43 +46,50 @@ _Scored: TypeAlias = tuple[str, int, TokenLogprobs | None]
 """A token's text, id and log-probability."""
 
 
-class Bodies(Protocol):
+class Bodies(ABC):
     """The bodies of one request, and the events of its stream, in the order in which they are sent."""
 
-    done: str
+    done = ""
     """What a stream ends with."""
 
+    @abstractmethod
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Sendable:
         """The body that is not a stream."""
 
     def start(self, usage: Usage) -> Iterable[Sendable]:
         """What a stream begins with."""
+        return ()
 
     def first(self, answer: Answer) -> Iterable[Sendable]:
         """What an answer begins with."""
+        return ()
 
+    @abstractmethod
     def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterable[Sendable]:
         """What some pieces add to an answer."""
 
     def last(self, answer: Answer) -> Iterable[Sendable]:
         """What an answer ends with."""
+        return ()
 
     def end(self, answers: Sequence[Answer], usage: Usage) -> Iterable[Sendable]:
         """What comes after all answers."""
+        return ()
 
+    @abstractmethod
     def failed(self, error: ApiError) -> Sendable:
         """An error on the way, after which nothing comes."""
 
+    @abstractmethod
     def event(self, body: Any) -> str:
         """A server-sent event."""
 
 
-class _RequestBodies:
+class _RequestBodies(Bodies):
     """What the bodies of one request have in common: their first fields, and the names of tokens."""
 
     id_prefix: str
     done = "data: [DONE]\n\n"
-    """What a stream ends with."""
 
     def __init__(self, request: GenerationRequest, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
         self._head: dict[str, Any] = {
@@ -103,16 +111,11 @@ class _RequestBodies:
             self._names[token_id] = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
         return self._names[token_id]
 
-    def start(self, _: Usage) -> Iterator[Body]:
-        """What a stream begins with: nothing."""
-        return iter(())
-
     def failed(self, error: ApiError) -> Body:
         """The event of an error, after which nothing comes."""
         return ErrorBody.model_validate(error.body)
 
-    @staticmethod
-    def event(body: Body) -> str:
+    def event(self, body: Body) -> str:
         """A server-sent event."""
         return f"data: {body.to_json()}\n\n"
 

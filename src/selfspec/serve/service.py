@@ -3,7 +3,9 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+from transformers import PreTrainedTokenizerBase
 
 from selfspec.serve.answer import Answer
 from selfspec.serve.api_errors import ApiError, as_api_error
@@ -25,6 +27,28 @@ T = TypeVar("T")
 
 PLAIN = "autoregressive"
 """The method without drafts."""
+
+
+class Interface(NamedTuple):
+    """How an interface reads a request for text, and what writes the bodies of its answers.
+
+    The latter is made for a request, with the model's name and its tokenizer.
+    """
+
+    read: Callable[[RequestReader, bytes], Prepared]
+    bodies: Callable[[Prepared, str, PreTrainedTokenizerBase], Bodies]
+
+
+INTERFACES = {
+    "chat": Interface(RequestReader.chat, lambda read, model, tokenizer: ChatBodies(read.request, model, tokenizer)),
+    "completions": Interface(
+        RequestReader.completion, lambda read, model, tokenizer: CompletionBodies(read.request, model, tokenizer)
+    ),
+    "messages": Interface(RequestReader.message, lambda read, model, _: MessageBodies(model)),
+    "responses": Interface(RequestReader.response, lambda read, model, _: ResponseBodies(model, read.said)),
+    "infill": Interface(RequestReader.infill, lambda read, model, _: InfillBodies(model)),
+}
+"""The interfaces that write text."""
 
 
 class Service:
@@ -89,47 +113,30 @@ class Service:
         if self.draining:
             raise ApiError(503, "the server is about to end and takes no more requests", code="draining", retry=True)
 
-    async def chat(self, body: bytes, request_id: str, scope: str = "") -> Reply:
-        """Begins to answer a chat; raises ``ApiError`` if it does not fit or cannot be taken now.
+    async def answer(self, interface: str, body: bytes, request_id: str, scope: str = "") -> Reply:
+        """Begins to answer a request of one of the ``INTERFACES``, whose names errors give to its fields.
 
-        Requests of one ``scope`` share what is known of their prompts.
+        Raises ``ApiError`` if it does not fit or cannot be taken now. Requests of one ``scope`` share what is known of
+        their prompts.
         """
-        prepared = await self._prepare(RequestReader.chat, body)
-        bodies = ChatBodies(prepared.request, self.names[0], self.engine.tokenizer)
-        return await self._reply(prepared, bodies, request_id, scope)
+        read, make_bodies = INTERFACES[interface]
+        self.check_ready()
+        try:
+            self.engine.check_room()
+        except Exception as error:
+            raise as_api_error(error) from error
+        prepared = await self.read(read, body)
+        try:
+            bodies = make_bodies(prepared, self.names[0], self.engine.tokenizer)
+            return await self._submit(prepared, bodies, request_id, scope)
+        except ApiError as error:
+            error.param = prepared.names.get(error.param or "", error.param)
+            raise
 
-    async def completion(self, body: bytes, request_id: str, scope: str = "") -> Reply:
-        """Begins to answer a completion; see ``chat``."""
-        prepared = await self._prepare(RequestReader.completion, body)
-        bodies = CompletionBodies(prepared.request, self.names[0], self.engine.tokenizer)
-        return await self._reply(prepared, bodies, request_id, scope)
-
-    async def message(self, body: bytes, request_id: str, scope: str = "") -> Reply:
-        """Begins to answer a request to ``/v1/messages``; see ``chat``."""
-        prepared = await self._prepare(RequestReader.message, body)
-        return await self._reply(prepared, MessageBodies(self.names[0]), request_id, scope)
-
-    async def response(self, body: bytes, request_id: str, scope: str = "") -> Reply:
-        """Begins to answer a request to ``/v1/responses``; see ``chat``."""
-        prepared = await self._prepare(RequestReader.response, body)
-        return await self._reply(prepared, ResponseBodies(self.names[0], prepared.said), request_id, scope)
-
-    async def infill(self, body: bytes, request_id: str, scope: str = "") -> Reply:
-        """Begins to answer a request to ``/infill``; see ``chat``."""
-        prepared = await self._prepare(RequestReader.infill, body)
-        return await self._reply(prepared, InfillBodies(self.names[0]), request_id, scope)
-
-    async def count_tokens(self, body: bytes) -> bytes:
-        """The number of tokens of a message, as JSON."""
-        return await self._read(RequestReader.count_tokens, body)
-
-    async def tokenize(self, body: bytes) -> bytes:
-        """The token ids of a text or a chat, as JSON."""
-        return await self._read(RequestReader.tokenize, body)
-
-    async def detokenize(self, body: bytes) -> bytes:
-        """The text of token ids, as JSON."""
-        return await self._read(RequestReader.detokenize, body)
+    async def read(self, do: Callable[[RequestReader, bytes], T], body: bytes) -> T:
+        """What the reader does with a body, in a process of its own."""
+        self.check_health()
+        return await self._readers.run(do, body)
 
     def models(self) -> ModelList:
         """The models that are served: one, under each of its names."""
@@ -155,27 +162,6 @@ class Service:
         return RequestReader(
             encoder, names=self.names, methods=engine.methods, context=engine.context, limits=self.limits
         )
-
-    async def _prepare(self, do: Callable[[RequestReader, bytes], Prepared], body: bytes) -> Prepared:
-        """Reads a request for text, if there is room for one."""
-        self.check_ready()
-        try:
-            self.engine.check_room()
-        except Exception as error:
-            raise as_api_error(error) from error
-        return await self._read(do, body)
-
-    async def _read(self, do: Callable[[RequestReader, bytes], T], body: bytes) -> T:
-        self.check_health()
-        return await self._readers.run(do, body)
-
-    async def _reply(self, prepared: Prepared, bodies: Bodies, request_id: str, scope: str) -> Reply:
-        """Submits the choices of each prompt, or none; names fields as the request's interface does."""
-        try:
-            return await self._submit(prepared, bodies, request_id, scope)
-        except ApiError as error:
-            error.param = prepared.names.get(error.param or "", error.param)
-            raise
 
     async def _submit(self, prepared: Prepared, bodies: Bodies, request_id: str, scope: str) -> Reply:
         request, prompts, n = prepared.request, prepared.prompts, prepared.choices
