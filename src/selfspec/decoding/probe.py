@@ -92,17 +92,15 @@ class Probe:
             most_rows: of one forward, all branches together; more go in several forwards.
             precision: of the weights that run; ``None`` for the target's own.
         """
-        return Branches(self.target, self._state, self._window_start(rows), rows, most_rows, precision)
+        assert 1 <= rows <= self.committed, f"a window of {rows} rows in {self.committed} committed tokens"
+        places = range(self.committed - rows, self.committed)
+        return Branches(self.target, self._state, places, most_rows, precision)
 
     def points(
         self, places: Sequence[int], most_rows: int | None = None, precision: AnyPrecision | None = None
     ) -> "Points":
         """As ``branches``, at single committed tokens that need not follow each other, by their ascending positions."""
         return Points(self.target, self._state, places, most_rows, precision)
-
-    def _window_start(self, rows: int) -> int:
-        assert 1 <= rows <= self.committed, f"a window of {rows} rows in {self.committed} committed tokens"
-        return self.committed - rows
 
 
 class Branches:
@@ -111,7 +109,7 @@ class Branches:
     Each branch sees the cached prefix before its tokens and itself, causally; no branch sees another. All of them go
     through a sublayer in one forward, or in as few as ``most_rows`` allows.
 
-    ``prefix`` is the number of slots before the branches' tokens, ``rows`` the number of tokens of each branch.
+    ``places`` are the positions of the tokens of each branch, which follow each other.
 
     Attributes:
         sequence: whose cache they read.
@@ -121,15 +119,15 @@ class Branches:
         self,
         target: Target,
         state: SequenceState,
-        prefix: int,
-        rows: int,
+        places: Sequence[int],
         most_rows: int | None = None,
         precision: AnyPrecision | None = None,
     ) -> None:
+        assert places, "no rows"
+        assert places[-1] < state.cache.length, f"rows at {places} of {state.cache.length} tokens"
         self.sequence, self._target, self._model = state, target, target.at(precision)
-        self._prefix = prefix
-        self._rows = rows
-        self._at_once = None if most_rows is None else max(1, most_rows // rows)
+        self._places, self._prefix = places, places[0]
+        self._at_once = None if most_rows is None else max(1, most_rows // len(places))
         self._forwards: dict[tuple[int, int], Forward] = {}
 
     def run(self, sublayer: int, states: torch.Tensor) -> torch.Tensor:
@@ -144,16 +142,20 @@ class Branches:
     def lay_out(self, count: int, start: int) -> Forward:
         """The rows of ``count`` branches from a cache slot on, made once and used for every sublayer."""
         if (count, start) not in self._forwards:
-            own = branches(count, self._rows, self._target.device)
             self._forwards[count, start] = self._target.lay_out(
                 self.sequence,
-                len(own),
+                count * len(self._places),
                 start=start,
                 prefix=self._prefix,
-                depths=list(range(self._rows)) * count,
-                visible=functional.pad(own, (start - self._prefix, 0)),
+                depths=[place - self._prefix for place in self._places] * count,
+                visible=self._visible(count, start),
             )
         return self._forwards[count, start]
+
+    def _visible(self, count: int, start: int) -> torch.Tensor:
+        """Which slots from the prefix on each row sees."""
+        own = branches(count, len(self._places), self._target.device)
+        return functional.pad(own, (start - self._prefix, 0))
 
 
 class Points(Branches):
@@ -162,34 +164,11 @@ class Points(Branches):
     This is what the first token of a draft sees. A row of ``Branches`` sees its branch's own keys instead, like the
     later tokens of a draft as long as the window.
 
-    ``places`` are the positions of the rows of each branch, ascending.
+    ``places`` are ascending, and need not follow each other.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        state: SequenceState,
-        places: Sequence[int],
-        most_rows: int | None = None,
-        precision: AnyPrecision | None = None,
-    ) -> None:
-        assert places, "no rows"
-        assert places[-1] < state.cache.length, f"rows at {places} of {state.cache.length} tokens"
-        super().__init__(target, state, places[0], len(places), most_rows, precision)
-        self._places = tuple(places)
-
-    def lay_out(self, count: int, start: int) -> Forward:
-        """The rows of ``count`` branches from a cache slot on, made once and used for every sublayer."""
-        if (count, start) not in self._forwards:
-            device, rows = self._target.device, count * self._rows
-            places = send(self._places, device).repeat(count)
-            cached = torch.arange(self._prefix, start, device=device) < places[:, None]
-            self._forwards[count, start] = self._target.lay_out(
-                self.sequence,
-                rows,
-                start=start,
-                prefix=self._prefix,
-                depths=[place - self._prefix for place in self._places] * count,
-                visible=torch.cat([cached, torch.eye(rows, dtype=torch.bool, device=device)], dim=1),
-            )
-        return self._forwards[count, start]
+    def _visible(self, count: int, start: int) -> torch.Tensor:
+        device = self._target.device
+        places = send(self._places, device).repeat(count)
+        cached = torch.arange(self._prefix, start, device=device) < places[:, None]
+        return torch.cat([cached, torch.eye(len(places), dtype=torch.bool, device=device)], dim=1)
