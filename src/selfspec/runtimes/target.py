@@ -1,13 +1,14 @@
 """The target model as 2L sublayers: the only place that runs the model."""
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
-from selfspec.model.forward import Forward, SequenceState
+from selfspec.model.forward import SequenceState
 from selfspec.model.observed import ObservedDecoder, take_apart
 from selfspec.model.splitting import Nothing
 from selfspec.model.stored import stored_tensors
@@ -22,7 +23,7 @@ from selfspec.runtimes.products import CompiledProduct
 from selfspec.runtimes.proof import prove
 from selfspec.runtimes.reading import choose_reading
 from selfspec.runtimes.runner import RUNTIMES, Runner, make_runner
-from selfspec.runtimes.stack import StackOutput
+from selfspec.runtimes.stack import Stack, StackOutput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,12 +34,28 @@ _SAMPLES = 1024
 """Elements of every weight that ``fingerprint`` reads."""
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _of_runner(method: Callable[Concatenate[Runner, _P], _T]) -> "Callable[Concatenate[Target, _P], _T]":
+    """A method of the target's runner at full precision as one of the target."""
+
+    @wraps(method)
+    def call(target: "Target", /, *arguments: _P.args, **options: _P.kwargs) -> _T:
+        result: _T = getattr(target._prepared, method.__name__)(*arguments, **options)
+        return result
+
+    return call
+
+
 class Target:
     """A Hugging Face causal language model, seen as ``2L`` sublayers that run in any subset.
 
     The model computes what it did, bit for bit: no attribute of it is set, and all state of a request lives in its
     ``SequenceState``. Fused blocks move weights that are read together into one piece of memory, of which the model's
-    own parameters become views (``products.Product``); nothing is held twice.
+    own parameters become views (``products.Product``); nothing is held twice. It has the methods of ``Stack`` that run
+    the model, at full precision; ``at`` gives the model at any.
 
     Args:
         model: a supported ``PreTrainedModel``, in eval mode, on one device.
@@ -187,49 +204,11 @@ class Target:
         leased = None if graphs is None else graphs.lease(capacity)
         return SequenceState(self.decoder.new_cache(capacity) if leased is None else leased, long_rope)
 
-    def lay_out(
-        self,
-        sequence: SequenceState,
-        rows: int,
-        *,
-        start: int | None = None,
-        prefix: int | None = None,
-        depths: Iterable[int] | None = None,
-        visible: torch.Tensor | None = None,
-        settled: bool = False,
-    ) -> Forward:
-        """Lays out the rows of one sequence in a forward; see ``Stack.lay_out``."""
-        return self._prepared.lay_out(
-            sequence, rows, start=start, prefix=prefix, depths=depths, visible=visible, settled=settled
-        )
-
-    def embed(self, token_ids: torch.Tensor, forward: Forward | None = None) -> torch.Tensor:
-        """The residual stream before sublayer 0, ``h[0]``: long ``[rows]`` to ``[rows, hidden]``.
-
-        ``forward`` has the rows' positions; see ``Decoder.embed``.
-        """
-        return self._prepared.embed(token_ids, forward)
-
-    def run(
-        self,
-        hidden_states: torch.Tensor,
-        sublayers: Iterable[int],
-        forward: Forward,
-        capture: Collection[int] = (),
-        copies: Mapping[int, torch.Tensor] | None = None,
-        *,
-        logits: bool = False,
-    ) -> StackOutput:
-        """Runs sublayers at full precision; see ``Stack.run``."""
-        return self._prepared.run(hidden_states, sublayers, forward, capture, copies, logits=logits)
-
-    def norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The final norm; see ``Stack.norm``."""
-        return self._prepared.norm(hidden_states)
-
-    def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
-        """Final norm and LM head: ``[rows, hidden]`` to ``[rows, vocab]``; see ``Stack.logits``."""
-        return self._prepared.logits(hidden_states, widest)
+    lay_out = _of_runner(Stack.lay_out)
+    embed = _of_runner(Stack.embed)
+    run = _of_runner(Stack.run)
+    norm = _of_runner(Stack.norm)
+    logits = _of_runner(Stack.logits)
 
     def at(self, precision: AnyPrecision | None) -> Runner:
         """This model at a precision, over the same caches and rotations.
