@@ -134,28 +134,14 @@ class _EngineCollector(Collector):
         stats = self._stats()
         usage = stats.cache_bytes / stats.cache_limit if stats.cache_limit else 0.0
         prefixes = stats.prefix_cache
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
         found: list[Metric] = []
         for kind, name, text, value in (
-            (GaugeMetricFamily, "num_requests_running", "Requests that are being answered", stats.running),
-            (GaugeMetricFamily, "num_requests_waiting", "Requests that wait", stats.waiting),
-            (
-                GaugeMetricFamily,
-                "kv_cache_usage_perc",
-                "Share of the memory for keys and values in use, 0 to 1",
-                usage,
-            ),
-            (
-                CounterMetricFamily,
-                "prefix_cache_queries",
-                "Tokens of prompts looked up in the prefix cache",
-                prefixes.query_tokens,
-            ),
-            (
-                CounterMetricFamily,
-                "prefix_cache_hits",
-                "Tokens of prompts found in the prefix cache",
-                prefixes.hit_tokens,
-            ),
+            (gauge, "num_requests_running", "Requests that are being answered", stats.running),
+            (gauge, "num_requests_waiting", "Requests that wait", stats.waiting),
+            (gauge, "kv_cache_usage_perc", "Share of the memory for keys and values in use, 0 to 1", usage),
+            (counter, "prefix_cache_queries", "Tokens of prompts looked up in the prefix cache", prefixes.query_tokens),
+            (counter, "prefix_cache_hits", "Tokens of prompts found in the prefix cache", prefixes.hit_tokens),
         ):
             metric = kind(f"vllm:{name}", text, labels=["model_name"])
             metric.add_metric([self._model], value)
