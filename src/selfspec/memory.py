@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from selfspec.errors import OutOfMemoryError
+
 
 class PeakMemory:
     """Measures peak memory, starting when it is created.
@@ -46,6 +48,17 @@ def available_bytes() -> int | None:
     if available is None:
         return None
     return min([1024 * int(available), *_left_in_group()])
+
+
+def check_memory(needed: int, what: str, remedy: str, device: torch.device | None = None) -> None:
+    """Refuses what takes more bytes than can be allocated, on the CPU if no device is given.
+
+    Raises:
+        OutOfMemoryError: ``what`` takes so many bytes, as its text says; and ``remedy``.
+    """
+    available = free_bytes(device or torch.device("cpu"))
+    if available is not None and needed > available:
+        raise OutOfMemoryError(f"{what}, but {available:,} are available; {remedy}")
 
 
 def empty_in_large_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from helpers.quantised_checkpoints import Kind, Tensors, save_quantised
 from selfspec import errors, load_model
-from selfspec.loading import quantised_model
 
 NAME = "model.layers.1.mlp.down_proj"
 PACKED: dict[str, Any] = {"format": "pack-quantized"}
@@ -157,7 +156,7 @@ def test_an_index_that_names_no_files(tmp_path: Path) -> None:
 
 def test_too_little_memory_is_said_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_quantised(tmp_path, AWQ)
-    monkeypatch.setattr(quantised_model, "available_bytes", lambda: 1000)
+    monkeypatch.setattr("selfspec.memory.available_bytes", lambda: 1000)
     with pytest.raises(errors.OutOfMemoryError, match=r"the weights take [\d,]+ bytes, but 1,000 are available"):
         load_model(folder)
 

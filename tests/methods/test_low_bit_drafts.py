@@ -123,7 +123,7 @@ def test_a_model_without_kernels_is_refused_before_anything_runs() -> None:
 
 
 def test_copies_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfspec.runtimes.low_bit.available_bytes", lambda *_: 1000)
+    monkeypatch.setattr("selfspec.memory.available_bytes", lambda *_: 1000)
     with pytest.raises(OutOfMemoryError, match="available"):
         engine(random_model(), draft_bits=8).warmup()
 

@@ -16,7 +16,7 @@ from helpers.kernels import needs_kernels
 from selfspec import loading
 from selfspec.errors import InvalidSettingError, OutOfMemoryError, UnsupportedModelError
 from selfspec.model.forward import Forward
-from selfspec.runtimes import kernels, low_bit
+from selfspec.runtimes import kernels
 from selfspec.runtimes.formats import GROUPS, LOW_BITS, PackedFormat
 from selfspec.runtimes.packed import PackedWeights, look_up
 from selfspec.runtimes.precision import MixedPrecision, Precision
@@ -555,7 +555,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Target(target().model)
     needed = own.low_bit_bytes(Precision.of(8))
-    monkeypatch.setattr(low_bit, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr("selfspec.memory.available_bytes", lambda: needed - 1)
     made: list[Any] = []
     monkeypatch.setattr(PackedWeights, "of", lambda *given: made.append(given))
     with pytest.raises(OutOfMemoryError, match=f"{needed:,} bytes, but {needed - 1:,} are available"):
@@ -566,7 +566,7 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_that_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_bit, "available_bytes", lambda: None)
+    monkeypatch.setattr("selfspec.memory.available_bytes", lambda: None)
     assert isinstance(Target(target().model).at(Precision.of(8)), Runner)
 
 

@@ -167,7 +167,7 @@ def test_a_model_without_fused_blocks() -> None:
 def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Target(random_model(), "fused")
     needed = own.low_bit_bytes(Precision.of(8))
-    monkeypatch.setattr(low_bit, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr("selfspec.memory.available_bytes", lambda: needed - 1)
     made: list[Any] = []
     monkeypatch.setattr(low_bit, "TorchLowBitProduct", lambda *given: made.append(given))
     with pytest.raises(OutOfMemoryError, match=f"{needed:,} bytes"):

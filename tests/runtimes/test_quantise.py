@@ -306,7 +306,7 @@ def test_a_model_that_is_quantised_already() -> None:
 def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model()
     needed = quantise.quantised_bytes(model, "int8")
-    monkeypatch.setattr(quantise, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr("selfspec.memory.available_bytes", lambda: needed - 1)
     made: list[Any] = []
     monkeypatch.setattr(quantise.PackedWeights, "of", lambda *given: made.append(given))
     with pytest.raises(errors.OutOfMemoryError, match=f"{needed:,} bytes .* {needed - 1:,} are available"):

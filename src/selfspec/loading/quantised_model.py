@@ -9,11 +9,11 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig
 
-from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, first_line, naming
+from selfspec.errors import ModelLoadError, SelfSpecWarning, first_line, naming
 from selfspec.loading.quantised_layouts import find_layout
 from selfspec.loading.quantised_parts import Finder, StoredLinear
 from selfspec.loading.without_weights import build_on_meta
-from selfspec.memory import available_bytes
+from selfspec.memory import check_memory
 from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import DTYPES, find
@@ -121,11 +121,7 @@ class _Filling:
         self._check_all_used()
         dense = sum(parameter.numel() for parameter in self._dense.values()) * self._dtype.itemsize
         needed = _BASE_BYTES + dense + sum(self._bytes(*each) for each in self._linears.values())
-        available = available_bytes()
-        if available is not None and needed > available:
-            raise OutOfMemoryError(
-                f"the weights take {needed:,} bytes, but {available:,} are available; take a smaller model"
-            )
+        check_memory(needed, f"the weights take {needed:,} bytes", "take a smaller model")
 
     def run(self) -> None:
         """Reads all parameters."""

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.nn import functional
 
-from selfspec.errors import OutOfMemoryError, UnsupportedModelError
-from selfspec.memory import available_bytes
+from selfspec.errors import UnsupportedModelError
+from selfspec.memory import check_memory
 from selfspec.model.decoder import Decoder
 from selfspec.model.observed import ObservedDecoder
 from selfspec.model.sublayers import Sublayer
@@ -189,15 +189,13 @@ class LowBitCopies:
             )
 
     def _check_memory(self, missing: Iterable[tuple[int, PackedFormat]]) -> None:
-        needed, available = sum(self._bytes(*part) for part in missing), self._available_bytes()
-        if available is not None and needed > available:
-            raise OutOfMemoryError(
-                f"low-bit copies of the weights take {needed:,} bytes, but {available:,} are available; "
-                "choose fewer bits, or 16 for the model's own weights"
-            )
-
-    def _available_bytes(self) -> int | None:
-        return available_bytes()
+        needed = sum(self._bytes(*part) for part in missing)
+        check_memory(
+            needed,
+            f"low-bit copies of the weights take {needed:,} bytes",
+            "choose fewer bits, or 16 for the model's own weights",
+            self.decoder.like.device,
+        )
 
     def _parts(self, precision: MixedPrecision) -> list[tuple[int, PackedFormat]]:
         """The parts that are copied, each with its format."""
@@ -231,10 +229,6 @@ class TorchLowBitCopies(LowBitCopies):
 
     def _bytes(self, index: int, form: PackedFormat) -> int:
         return sum(torch_bytes(product, form) for product in self._products(index))
-
-    def _available_bytes(self) -> int | None:
-        like = self.decoder.like
-        return int(torch.cuda.mem_get_info(like.device)[0]) if like.is_cuda else super()._available_bytes()
 
     def _check_products(self) -> None:
         """Refuses a model that has a part without a fused block, or a dtype that the products do not take."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from selfspec.errors import InvalidParameterError, OutOfMemoryError, UnsupportedModelError
-from selfspec.memory import available_bytes
+from selfspec.errors import InvalidParameterError, UnsupportedModelError
+from selfspec.memory import check_memory
 from selfspec.model.decoder import Decoder
 from selfspec.model.families import require_row
 from selfspec.runtimes.formats import PackedFormat
@@ -124,12 +124,9 @@ def _checked(model: "PreTrainedModel", weights: str | Precision) -> Precision | 
     if precision is None:
         return None
     check_quantisable(model, precision)
-    needed, available = quantised_bytes(model, precision), available_bytes()
-    if available is not None and needed > available:
-        raise OutOfMemoryError(
-            f"low-bit weights take {needed:,} bytes beside the model's own, but {available:,} are available; "
-            "choose fewer bits or a smaller model"
-        )
+    needed = quantised_bytes(model, precision)
+    what = f"low-bit weights take {needed:,} bytes beside the model's own"
+    check_memory(needed, what, "choose fewer bits or a smaller model")
     return precision
 
 

@@ -257,7 +257,7 @@ def test_copies_for_which_there_is_no_memory_any_more_are_left_out(kept: Path, m
     monkeypatch.setattr(preparation, "_find_out", lambda *_: found)
     assert preparation.prepare(target, AutoSettings()).layers is not None
     target.release_copies()
-    monkeypatch.setattr("selfspec.runtimes.low_bit.available_bytes", lambda: 10)
+    monkeypatch.setattr("selfspec.memory.available_bytes", lambda: 10)
     with pytest.warns(NoCopiesWarning, match="memory that is available"):
         prepared = preparation.prepare(target, AutoSettings())
     assert prepared.layers is None
