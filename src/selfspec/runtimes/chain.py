@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from ctypes import c_float, c_long, c_void_p
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -48,6 +48,18 @@ Choose: TypeAlias = Callable[[Logits, int], DraftedToken]
 """Chooses the token of one row of logits; the number is that of the tokens drafted before it."""
 
 
+class Steps(Protocol):
+    """Follows a draft of the whole model, whose tokens are the output's: several rounds of decoding in one call."""
+
+    def next(self, drafted: Sequence[int]) -> Sequence[int] | None:
+        """Asked before every forward, with the tokens so far: what its rows verify; ``None`` ends the draft."""
+        ...
+
+    def ends(self, token_id: int) -> bool:
+        """Whether the draft ends with a token; it is given each one in order."""
+        ...
+
+
 @dataclass(frozen=True)
 class DraftRequest:
     """Tokens to draft after the text of a sequence, one forward of some sublayers a token.
@@ -63,7 +75,7 @@ class DraftRequest:
         capture: sublayers ``i`` (0 to ``2L``) whose ``h[i]`` to keep.
         stop: is given the confidence of each token in order, and says whether the draft ends with it.
         guess: is given the tokens drafted so far, and guesses those that follow.
-        ends: is given each token in order, and says whether the draft ends with it; only where kernels choose.
+        steps: in place of ``stop`` and ``guess``, where it is the whole model that drafts; only where kernels choose.
         choose: chooses the token of each row; ``None`` where kernels do, and all forwards are one native call.
         drawing: how the kernels draw tokens; ``None`` for those of the largest logits.
     """
@@ -75,12 +87,18 @@ class DraftRequest:
     capture: frozenset[int] = frozenset()
     stop: Callable[[float], bool] | None = None
     guess: Callable[[Sequence[int]], Sequence[int]] | None = None
-    ends: Callable[[int], bool] | None = None
+    steps: Steps | None = None
     choose: Choose | None = None
     drawing: Drawing | None = None
 
-    def guesses(self, drafted: Sequence[int]) -> list[int]:
-        """Guesses of the tokens after the one that the coming forward drafts, as many as may still be drafted."""
+    def guesses(self, drafted: Sequence[int]) -> list[int] | None:
+        """Guesses of the tokens after the one that the coming forward drafts, as many as may still be drafted.
+
+        ``None`` ends the draft.
+        """
+        if self.steps is not None:
+            tokens = self.steps.next(drafted)
+            return None if tokens is None else list(tokens)
         room = self.limit - len(drafted) - 1
         return [] if self.guess is None or room <= 0 else list(self.guess(drafted))[:room]
 
@@ -177,15 +195,17 @@ class Chained:
 
     Attributes:
         structure: for the C++ code; the memory it points to belongs to this object.
+        rows: of all forwards so far.
     """
 
     def __init__(self, request: DraftRequest, like: torch.Tensor) -> None:
-        cache, limit, guesses = request.state.cache, request.limit, request.guesses(())
+        cache, limit, guesses = request.state.cache, request.limit, request.guesses(()) or []
         start, sublayers = cache.length, request.sublayers
         assert start + limit <= cache.capacity, f"{start + limit} slots do not fit a cache of {cache.capacity}"
         places = {index: bisect_left(sublayers, index) for index in request.capture}
         self._request, self._places = request, places
         self._drafted: list[int] = []
+        self.rows = 1 + len(guesses)
         self._tokens, self._guesses = (c_long * (1 + limit))(int(request.pending)), (c_long * limit)(*guesses)
         self._confidences = (c_float * limit)()
         self._states = {place: like.new_empty(limit, like.shape[-1]) for place in places.values()}
@@ -213,11 +233,14 @@ class Chained:
             self._drafted.append(token_id)
             if request.stop is not None and request.stop(confidence):
                 return -1
-            if request.ends is not None and request.ends(token_id):
+            if request.steps is not None and request.steps.ends(token_id):
                 return -1
-            if not asks or request.guess is None:
+            if not asks:
                 return 0
             guesses = request.guesses(self._drafted)
+            if guesses is None:
+                return -1
+            self.rows += 1 + len(guesses)
             self._guesses[: len(guesses)] = [*guesses]
             return len(guesses)
         except BaseException as failure:  # it must not pass through the C++ code

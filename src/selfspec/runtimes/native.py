@@ -200,7 +200,8 @@ class NativeForward:
         del held
         forwards = max(each.drafted - each.guessed for each in sequences)
         kind = ("draft", len(sublayers), len(requests))
-        THREADS.measured(kind, chain.forward.contents.threads, seconds / max(1, forwards))
+        if sum(each.rows for each in chained) <= forwards * len(requests):  # rows of guesses take time of their own
+            THREADS.measured(kind, chain.forward.contents.threads, seconds / max(1, forwards))
         return [each.output(structure) for each, structure in zip(chained, sequences, strict=True)]
 
     def verify(self, requests: Sequence[VerifyRequest], rope: Rope) -> tuple[Logits, list[dict[int, torch.Tensor]]]:
