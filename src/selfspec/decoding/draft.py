@@ -56,7 +56,7 @@ class NoDraft:
         forecast: what the method expects of the round, if it says so.
     """
 
-    follow: Follow | None = None
+    follow: Follow | None = field(default=None, compare=False)
     name: str | None = None
     forecast: Forecast | None = None
 
@@ -79,7 +79,7 @@ class TokenDraft:
     token_ids: tuple[int, ...]
     tree: TokenTree
     probes: tuple[int, ...] = ()
-    follow: Follow | None = None
+    follow: Follow | None = field(default=None, compare=False)
     name: str | None = None
     forecast: Forecast | None = None
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -120,7 +121,7 @@ class Target:
         """Why rows cannot be a token tree, or others than consecutive ones; ``None`` where they can."""
         return self.decoder.tree_refusal
 
-    @property
+    @cached_property
     def parameter_count(self) -> int:
         """Number of weights, low-bit ones too; a shared one counts once."""
         return parameter_count(self.model)

@@ -134,9 +134,9 @@ class RoundOverhead:
         table[1] = forwards[1] + least
         return table
 
-    def added_in_runs(self, forwards: Sequence[float]) -> CostTable:
-        """The same of the rounds of a run, which take as long outside forwards as steps do, whatever they verify."""
-        return [seconds + self.step for seconds in forwards]
+    def added_in_runs(self, forwards: Sequence[float], planning: float) -> CostTable:
+        """The same of the rounds of a run: all are planned, and take as long as steps beside that."""
+        return [seconds + self.step + planning for seconds in forwards]
 
 
 class PlanningTime:

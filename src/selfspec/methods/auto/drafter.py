@@ -106,7 +106,8 @@ class AutoDrafter(Drafter):
         self._guesses = experience.guesses.of_request()
         self._confident = experience.confident.of_request()
         self._allowance = Allowance(delta, CREDIT)
-        self._overhead, self._planning, self._pace = RoundOverhead(), PlanningTime(), Pace()
+        self._overhead, self._pace = RoundOverhead(), Pace()
+        self._planning, self._planning_of_runs = PlanningTime(), PlanningTime()
         self._trust: dict[str, Trust] = defaultdict(Trust)
         self._guess = Guess()
         self._room = prefill.room
@@ -132,7 +133,9 @@ class AutoDrafter(Drafter):
         forwards = self.verify_costs.now(sequences)
         verify = with_caution(self._overhead.added_to(forwards, self._planning.mean), sequences)
         follow = self._follow if sequences == 1 and self.verify_costs.doubt <= _UNKNOWN else None
-        known = self._overhead.added_in_runs(forwards) if self._runs and follow is not None else verify
+        known = verify
+        if self._runs and follow is not None:
+            known = self._overhead.added_in_runs(forwards, self._planning_of_runs.mean)
         self._round = planned = Round(sequences, drafting or sequences, verify, known, follow, shared)
         self._followed = 0
         longest = self._allowance.longest(verify[1])
@@ -356,7 +359,8 @@ class AutoDrafter(Drafter):
             self._learn_of_run(planned, rest)
         seconds, rows = feedback.seconds, [1 + len(each.drafted) for each in feedback.run]
         self.verify_costs.note(rows, seconds.verify)
-        self._overhead.note_steps(len(rows), seconds.select + seconds.other)
+        self._overhead.note_steps(len(rows), seconds.other)
+        self._planning_of_runs.note(seconds.select / len(rows))
 
     def _forget(self, share: float) -> None:
         """Forgets a share of what went wrong in this request, so that it is tried again some time."""
