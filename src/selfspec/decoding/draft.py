@@ -36,13 +36,12 @@ that plans it.
 """
 
 
-Follow: TypeAlias = Callable[[Sequence[int]], Union["NoDraft", "TokenDraft", None]]
-"""Plans the next round of a run, given the tokens of the last one; ``None`` ends the run.
+Follow: TypeAlias = Callable[["RunRound"], Union["NoDraft", "TokenDraft", None]]
+"""Plans the next round of a run, given the last one; ``None`` ends the run.
 
 A run is several rounds in one native call, each a forward of the whole model over the last token and a chain of known
 tokens, or none. Where nothing but tokens is asked of a request, a draft that is followed begins one. ``learn`` is
-called once after it, without scores, with the tokens of all its rounds (``Feedback.run``). What is planned is a chain
-without probes, or nothing.
+called once after it, without scores, with the tokens of all its rounds (``Feedback.run``).
 """
 
 
@@ -194,11 +193,21 @@ Draft: TypeAlias = NoDraft | TokenDraft | LayerDraft | MtpDraft
 
 @dataclass(frozen=True)
 class RunRound:
-    """A round of a run: what was planned, what of it was verified, and the tokens that came of it."""
+    """A round of a run: what was planned, what of it was verified, and what came of it.
+
+    Attributes:
+        draft: what was planned.
+        drafted: the known tokens that were verified.
+        probes: the rows after which there was a probe.
+        token_ids: the tokens of the round.
+        guess: what was chosen in the probe after the last of these rows, with its probability; ``None`` without one.
+    """
 
     draft: NoDraft | TokenDraft
     drafted: tuple[int, ...]
     token_ids: tuple[int, ...]
+    probes: tuple[int, ...] = ()
+    guess: tuple[int, float] | None = None
 
     @cached_property
     def accepted(self) -> int:

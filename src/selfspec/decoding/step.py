@@ -133,6 +133,7 @@ def _records(planned: Draft, verified: Verified, committed: tuple[int, ...], sec
             candidates=len(own.drafted),
             accepted=own.accepted,
             token_ids=own.token_ids,
+            probes=len(own.probes),
             seconds=each,
             drafted_by=own.draft.name,
             forecast=own.draft.forecast,

@@ -12,7 +12,16 @@ from selfspec.decoding.paths import run_path, verification_path
 from selfspec.decoding.sequence import Sequence
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.model import transfer
-from selfspec.runtimes.chain import NATIVE, PROBE, DraftRequest, Path, VerifiedRows, VerifyRequest
+from selfspec.runtimes.chain import (
+    MOST_PROBES,
+    NATIVE,
+    PROBE,
+    DraftRequest,
+    Path,
+    Rows,
+    VerifiedRows,
+    VerifyRequest,
+)
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching
@@ -142,7 +151,7 @@ def run(
         if not run_path(sequence.output, own, sequence.request.logprobs, sequence.choosing, model).native:
             return None
         assert runner.native is not None
-        steps = _Run(draft, _timed(follow, clock), sequence.output.ends_with, until, limit, runner.native.most_rows)
+        steps = _Run(sequence, draft, _timed(follow, clock), until, limit, runner.native.most_rows)
         runs.append(steps)
         state, drawing = sequence.state, sequence.drawing
         requests.append(DraftRequest(state, sequence.pending, every, limit, steps=steps, drawing=drawing))
@@ -156,9 +165,9 @@ def run(
 def _timed(follow: Follow, clock: PhaseClock) -> Follow:
     """Planning inside a run counts as selection."""
 
-    def timed(token_ids: Many[int]) -> NoDraft | TokenDraft | None:
+    def timed(played: RunRound) -> NoDraft | TokenDraft | None:
         clock.switch("select")
-        draft = follow(token_ids)
+        draft = follow(played)
         clock.switch("verify")
         return draft
 
@@ -166,47 +175,57 @@ def _timed(follow: Follow, clock: PhaseClock) -> Follow:
 
 
 class _Run:
-    """The rounds of one sequence in a run, as they are planned."""
+    """The rounds of one sequence in a run, as they are planned.
+
+    ``first`` is planned already; ``limit`` are the tokens for which there is room, ``most_rows`` those of a forward.
+    """
 
     def __init__(
-        self,
-        first: NoDraft | TokenDraft,
-        follow: Follow,
-        ends: Callable[[int], bool],
-        until: float,
-        limit: int,
-        most_rows: int,
+        self, sequence: Sequence, first: NoDraft | TokenDraft, follow: Follow, until: float, limit: int, most_rows: int
     ) -> None:
-        self.ends = ends
-        self._first, self._follow, self._until = first, follow, until
-        self._limit, self._most_rows = limit, most_rows
-        self._planned: list[tuple[NoDraft | TokenDraft, tuple[int, ...], int]] = []
-        """What was planned, what of it is verified, and the number of tokens before it."""
+        self.ends = sequence.output.ends_with
+        self._follow, self._until, self._limit, self._most_rows = follow, until, limit, most_rows
+        self._takes_probes = sequence.sibling_limit >= MOST_PROBES
+        self._planned: NoDraft | TokenDraft | None = first
+        self._coming = Rows()
+        self._written = 0  # tokens of the rounds so far
+        self._rounds: list[RunRound] = []
 
-    def next(self, drafted: Many[int]) -> tuple[int, ...] | None:
-        """The tokens that the next round verifies."""
-        draft: NoDraft | TokenDraft | None = self._first
-        if self._planned:
-            late = time.perf_counter() > self._until
-            draft = None if late else self._follow(drafted[self._planned[-1][2] :])
-        if draft is None:
+    def next(self, drafted: Many[int], probed: tuple[int, float] | None) -> Rows | None:
+        """The rows of the next round."""
+        if drafted:
+            self._conclude(drafted, probed)
+            self._planned = None if time.perf_counter() > self._until else self._follow(self._rounds[-1])
+        if self._planned is None:
             return None
-        known: tuple[int, ...] = ()
-        if isinstance(draft, TokenDraft):
-            assert draft.tree.is_chain
-            assert not draft.probes
-            known = draft.token_ids[: min(self._limit - len(drafted), self._most_rows) - 1]
-        self._planned.append((draft, known, len(drafted)))
-        return known
+        self._coming = self._rows_of(self._planned, self._limit - len(drafted) - 1)
+        return self._coming
+
+    def _rows_of(self, draft: NoDraft | TokenDraft, room: int) -> Rows:
+        if isinstance(draft, NoDraft):
+            return Rows()
+        assert draft.tree.is_chain
+        known = draft.token_ids[: min(room, self._most_rows - 1)]
+        fits = self._takes_probes and room > 0 and len(known) + len(draft.probes) < self._most_rows
+        probes = draft.probes if fits and len(known) == len(draft.token_ids) else ()
+        return Rows(known, probes[:MOST_PROBES])
+
+    def _conclude(self, drafted: Many[int], probed: tuple[int, float] | None) -> None:
+        """Notes the round that has ended, if there was one."""
+        if self._planned is not None and len(drafted) > self._written:
+            known, probes = tuple(self._coming.known), tuple(self._coming.probes)
+            token_ids = tuple(drafted[self._written :])
+            self._rounds.append(RunRound(self._planned, known, token_ids, probes, probed))
+        self._written = len(drafted)
 
     def rounds(self, token_ids: list[int]) -> tuple[RunRound, ...]:
-        """The rounds that gave the tokens."""
-        ends = [first for _, _, first in self._planned[1:]] + [len(token_ids)]
-        found = (
-            RunRound(draft, known, tuple(token_ids[first:end]))
-            for (draft, known, first), end in zip(self._planned, ends, strict=True)
-        )
-        return tuple(each for each in found if each.token_ids)
+        """The rounds that gave these tokens, the first ones of those that were drafted."""
+        self._conclude(token_ids, None)
+        left, found = len(token_ids), list[RunRound]()
+        for each in self._rounds:
+            own, left = min(left, len(each.token_ids)), max(0, left - len(each.token_ids))
+            found += [replace(each, token_ids=each.token_ids[:own])] if own else []
+        return tuple(found)
 
 
 def _of_run(sequence: Sequence, rounds: tuple[RunRound, ...]) -> Verified | None:

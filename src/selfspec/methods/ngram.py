@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from selfspec.decoding.draft import Draft, Follow, NoDraft, TokenDraft
+from selfspec.decoding.draft import Draft, Follow, NoDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Continuation, Drafter, Feedback, Prefill
 from selfspec.decoding.suffixes import KnownText, Match, continuation
 from selfspec.errors import InvalidSettingError
@@ -74,9 +74,9 @@ class _CopyDrafter(Drafter):
         found = self.continue_after(())
         return chain_draft(found.token_ids if found.match_length >= self._shortest else (), self._follow)
 
-    def _follow(self, tokens: Sequence[int]) -> NoDraft | TokenDraft:
-        self._text.extend(tokens)
-        self._followed += len(tokens)
+    def _follow(self, played: RunRound) -> NoDraft | TokenDraft:
+        self._text.extend(played.token_ids)
+        self._followed += len(played.token_ids)
         return self._draft()
 
     def continue_after(self, drafted: Sequence[int]) -> Continuation:

@@ -131,7 +131,7 @@ class _Stepping:
         if self._begun is not None:
             return
         request, runner = self.request, self._runner
-        guesses = [] if request.guess is None else request.guesses([int(token) for token in self._tokens]) or []
+        guesses = [] if request.guess is None else request.guesses([int(token) for token in self._tokens])
         token = self._tokens[-1] if self._tokens else request.pending
         start = request.state.cache.length + len(self._tokens)
         layout = runner.lay_out(request.state, 1 + len(guesses), start=start)

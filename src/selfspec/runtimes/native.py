@@ -189,7 +189,9 @@ class NativeForward:
         rope.reserve(like, max(each.state.cache.length + each.limit for each in requests))
 
         def follow(index: int, token_id: int, confidence: float, asks: int) -> int:
-            return chained[index].follow(token_id, confidence, asks=bool(asks))
+            guesses = chained[index].follow(token_id, confidence, asks=bool(asks))
+            sequences[index].probe_count = chained[index].probe_count
+            return guesses
 
         chain, held = self._describe_chain(sequences, sublayers, rope)
         chain.follow = Follow(follow)

@@ -154,14 +154,15 @@ def play_run(
     planned: NoDraft | TokenDraft | None = draft
     assert follow is not None
     while planned is not None:
-        tokens = drafted_by(planned, adversary).tokens
-        accepted = adversary.accepts(len(tokens))
-        committed = (*tokens[:accepted], adversary.token())
-        rounds.append(RunRound(planned, tuple(tokens), committed))
-        own = VERIFY(1 + len(tokens))
+        played = drafted_by(planned, adversary)
+        accepted = adversary.accepts(len(played.tokens))
+        committed = (*played.tokens[:accepted], adversary.token())
+        guess = (adversary.token(), 0.9) if accepted in played.probes else None
+        rounds.append(RunRound(planned, tuple(played.tokens), committed, played.probes, guess))
+        own = VERIFY(1 + len(played.tokens) + len(played.probes))
         seconds += own
         yield len(committed), own + overhead
-        planned = follow(committed) if len(rounds) < most else None
+        planned = follow(rounds[-1]) if len(rounds) < most else None
     token_ids = tuple(token for each in rounds for token in each.token_ids)
     outcome = acceptance.Acceptance(tuple(range(len(token_ids))), token_ids)
     empty = Proposal(torch.empty(0, dtype=torch.long), TokenTree.chain(0))

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, TokenDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.auto.acceptance import AcceptanceRate, Copies, CopiesToConfirm, Guess
 from selfspec.methods.auto.allowance import Allowance, Pace, PlanningTime, RoundOverhead, SharedRound, Trust
@@ -173,58 +173,40 @@ class AutoDrafter(Drafter):
 
     def _best(self, planned: Round, longest: float) -> Draft:
         """What is worth most of all that takes at most ``longest`` seconds."""
-        rate = self._pace.rate(planned.verify[1])
-        filled = self._filled_rows(planned, rate, longest, probing=planned.sequences == 1)
-        worth = max(plain(planned.verify).worth(rate), self._worth(filled, rate))
+        rate, rows = self._pace.rate(planned.verify[1]), planned.known
+        if planned.sequences == 1:
+            planned.gain = gain_of_guess(self._guesses.outlook(), rows[3] - rows[2], rate)
+        filled, worth = self._filled_rows(planned, rate, longest)
         layers = self._layers
         if layers is not None and not layers.copies.failed:
             draft = self._layer_draft(planned, layers, rate, longest, worth)
             if draft is not None:
                 return draft
-        return self._known_draft(planned, filled, rate)
+        return planned.plain() if filled is None else planned.take(filled)
 
-    def _known_draft(self, planned: Round, filled: FilledRows, rate: float) -> NoDraft | TokenDraft:
-        """Known tokens, and probes beside them, where they are worth more than a step of plain decoding."""
-        if self._worth(filled, rate) <= plain(planned.verify).worth(rate):
-            return planned.plain()
-        name = filled.known.name if filled.plan.length else PLAIN
-        planned.name, planned.expected, planned.rows = name, filled.plan.tokens, 1 + filled.plan.length
-        forecast = forecast_of(filled.plan, planned.verify)
-        return filled.draft(None if filled.probed else planned.follow, name, forecast)
-
-    def _worth(self, filled: FilledRows, rate: float) -> float:
-        if not filled.plan.length and not filled.probed:
-            return -math.inf
-        return filled.worth(rate, self._trust[filled.known.name].value)
-
-    def _follow(self, token_ids: Sequence[int]) -> NoDraft | TokenDraft | None:
+    def _follow(self, played: RunRound) -> NoDraft | TokenDraft | None:
         """Plans the next round of a run: known tokens, or nothing; ``None`` where layers may be worth more."""
         planned = self._round
         assert planned is not None
-        self._learn_of_run(planned, token_ids)
+        self._learn_of_run(planned, played.token_ids)
+        self._guess = Guess() if played.guess is None else Guess(*played.guess)
         if planned.layers_are_worth > -math.inf and self._followed >= _MOST_FOLLOWED:
             return None
         longest = self._allowance.longest(planned.verify[1])
         if longest <= planned.known[2]:
             return planned.plain(held_back=True)
-        if not self._copies.match_length:
-            return planned.plain()
-        rate = self._pace.rate(planned.verify[1])
-        filled = self._filled_rows(planned, rate, longest, probing=False)
-        worth = max(plain(planned.verify).worth(rate), self._worth(filled, rate))
-        return None if worth < planned.layers_are_worth else self._known_draft(planned, filled, rate)
+        filled, worth = self._filled_rows(planned, self._pace.rate(planned.verify[1]), longest)
+        if worth < planned.layers_are_worth:
+            return None
+        return planned.plain() if filled is None else planned.take(filled)
 
-    def _filled_rows(self, planned: Round, rate: float, longest: float, *, probing: bool) -> FilledRows:
-        """The best rows without layers: copies or what a probe gave, and copies after that; and probes beside them."""
-        known, verify = self._known(), planned.verify
+    def _filled_rows(self, planned: Round, rate: float, longest: float) -> tuple[FilledRows | None, float]:
+        """The best rows without layers, and what they are worth; ``None`` for a step of plain decoding."""
+        least, known = plain(planned.verify).worth(rate), self._known()
         trust = self._trust[known.name].value
-        filled = fill_rows(known, planned.known, rate, longest, 0.0, trust)
-        gain = gain_of_guess(self._guesses.outlook(), verify[3] - verify[2], rate) if probing else 0.0
-        if gain:
-            probed = fill_rows(known, verify, rate, longest, gain, trust)
-            if probed.probed and probed.worth(rate, trust) > filled.worth(rate, trust):
-                return probed
-        return filled
+        filled = fill_rows(known, planned.known, rate, longest, planned.gain, trust)
+        worth = filled.worth(rate, trust)
+        return (filled, worth) if (filled.plan.length or filled.probed) and worth > least else (None, least)
 
     def _known(self) -> Known:
         """The tokens that are likeliest to come next."""
@@ -357,6 +339,8 @@ class AutoDrafter(Drafter):
         self._runs = True
         if rest := feedback.acceptance.token_ids[self._followed :]:
             self._learn_of_run(planned, rest)
+        if (guess := feedback.run[-1].guess) is not None:
+            self._guess = Guess(*guess)
         seconds, rows = feedback.seconds, [1 + len(each.drafted) for each in feedback.run]
         self.verify_costs.note(rows, seconds.verify)
         self._overhead.note_steps(len(rows), seconds.other)

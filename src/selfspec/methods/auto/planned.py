@@ -3,11 +3,12 @@
 import math
 from dataclasses import dataclass
 
-from selfspec.decoding.draft import Follow, NoDraft
+from selfspec.decoding.draft import Follow, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback
 from selfspec.methods.auto.acceptance import CopiesToConfirm
 from selfspec.methods.auto.allowance import SharedRound
 from selfspec.methods.auto.plans import Plan, plain
+from selfspec.methods.auto.rows import FilledRows
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.types import Forecast
 
@@ -37,6 +38,7 @@ class Round:
     name: str = PLAIN
     expected: float = 1.0  # tokens
     rows: int = 1  # of its verification, where its tokens are known
+    gain: float = 0.0  # tokens that a guess of the next round's first draft token is worth
     layers_are_worth: float = -math.inf  # a draft of layers; -inf where none can be made
     preparing: float = 0.0  # seconds in which low-bit weights were made
     costs: CostTable = ()  # of the forward of a layer draft; empty without one
@@ -46,6 +48,12 @@ class Round:
         """A step of plain decoding."""
         self.name, self.expected, self.rows = PLAIN, 1.0, 1
         return plain_draft(self.verify, self.follow, held_back=held_back)
+
+    def take(self, filled: FilledRows) -> TokenDraft:
+        """A draft of known tokens, and probes beside them."""
+        self.name = filled.known.name if filled.plan.length else PLAIN
+        self.expected, self.rows = filled.plan.tokens, 1 + filled.plan.length + len(filled.probed)
+        return filled.draft(self.follow, self.name, forecast_of(filled.plan, self.verify))
 
     def expected_drafting(self, feedback: Feedback) -> float:
         """Seconds of the draft's forwards if all that share them make as many; 0 if no layers drafted."""

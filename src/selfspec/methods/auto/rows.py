@@ -1,18 +1,16 @@
 """What fills the rows of a verification for which no layers draft: known tokens, and probes for the next round."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from selfspec.decoding.draft import Follow, TokenDraft
 from selfspec.methods.auto.plans import MOST_DRAFTED, Plan
 from selfspec.methods.auto.stopping import Outlook
+from selfspec.runtimes.chain import MOST_PROBES
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import Forecast
-
-MOST_PROBES = 3
-"""Most probes of a round."""
 
 _EPSILON = 1e-9
 _PROBED_LENGTHS = 8
@@ -55,7 +53,8 @@ def gain_of_guess(outlook: Outlook, row: float, rate: float) -> float:
 
     It is verified where it is likelier than what the row's time is worth; ``outlook`` is that of guesses.
     """
-    return float(outlook.weights @ (outlook.acceptances - rate * row).clip(min=0.0))
+    kinds: Iterable[tuple[float, float]] = zip(outlook.weights.tolist(), outlook.acceptances.tolist(), strict=True)
+    return sum(weight * max(0.0, acceptance - rate * row) for weight, acceptance in kinds)
 
 
 def fill_rows(known: Known, verify: CostTable, rate: float, longest: float, gain: float, trust: float) -> FilledRows:
