@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, TypeAlias
+from itertools import takewhile
+from typing import ClassVar, TypeAlias, Union
 
 import torch
 
@@ -35,8 +36,13 @@ that plans it.
 """
 
 
-MOST_STEPS = 16
-"""Most steps of plain decoding in one call. Where the host's share of their time is small, time ends them before."""
+Follow: TypeAlias = Callable[["RunRound"], Union["NoDraft", "TokenDraft", None]]
+"""Plans the next round of a run, given the last one; ``None`` ends the run.
+
+A run is several rounds in one native call, each a forward of the whole model over the last token and a chain of known
+tokens, or none. Where nothing but tokens is asked of a request, a draft that is followed begins one. ``learn`` is
+called once after it, without scores, with the tokens of all its rounds (``Feedback.run``).
+"""
 
 
 @dataclass(frozen=True)
@@ -44,15 +50,12 @@ class NoDraft:
     """Draft nothing: the round is one step of plain decoding.
 
     Attributes:
-        steps: most steps that may pass before the drafter plans again. ``learn`` is then called once for all of them,
-            with the tokens of all and without scores.
-        until: is given each token of several steps as it is chosen, and says whether to plan after it; or ``None``.
+        follow: plans the rounds after this one, where they run as one call; ``None`` where it has to be alone.
         name: of what planned it, where a method has several ways to draft.
         forecast: what the method expects of the round, if it says so.
     """
 
-    steps: int = 1
-    until: Callable[[int], bool] | None = None
+    follow: Follow | None = field(default=None, compare=False)
     name: str | None = None
     forecast: Forecast | None = None
 
@@ -67,6 +70,7 @@ class TokenDraft:
         probes: rows (0 is the pending token, ``i + 1`` node ``i``) after which a probe stands: a row without a token,
             verified beside the others and never accepted. The target's choice after it (``Feedback.guesses``) is what
             may come after the token that is not known yet.
+        follow: plans the rounds after this one, where they run as one call; ``None`` where it has to be alone.
         name: of what planned it, where a method has several ways to draft.
         forecast: what the method expects of the round, if it says so.
     """
@@ -74,6 +78,7 @@ class TokenDraft:
     token_ids: tuple[int, ...]
     tree: TokenTree
     probes: tuple[int, ...] = ()
+    follow: Follow | None = field(default=None, compare=False)
     name: str | None = None
     forecast: Forecast | None = None
 
@@ -184,6 +189,31 @@ class MtpDraft:
 
 Draft: TypeAlias = NoDraft | TokenDraft | LayerDraft | MtpDraft
 """What drafts one round of one sequence."""
+
+
+@dataclass(frozen=True)
+class RunRound:
+    """A round of a run: what was planned, what of it was verified, and what came of it.
+
+    Attributes:
+        draft: what was planned.
+        drafted: the known tokens that were verified.
+        probes: the rows after which there was a probe.
+        token_ids: the tokens of the round.
+        guess: what was chosen in the probe after the last of these rows, with its probability; ``None`` without one.
+    """
+
+    draft: NoDraft | TokenDraft
+    drafted: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    probes: tuple[int, ...] = ()
+    guess: tuple[int, float] | None = None
+
+    @cached_property
+    def accepted(self) -> int:
+        """How many of the drafted tokens were accepted."""
+        pairs = zip(self.drafted, self.token_ids, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def with_precision(draft: Draft, precision: AnyPrecision | None) -> Draft:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from selfspec.decoding.draft import Draft, Proposal
+from selfspec.decoding.draft import Draft, Proposal, RunRound
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.suffixes import SuffixAutomaton
 from selfspec.runtimes.logits import Logits
@@ -96,6 +96,7 @@ class Feedback:
         probed: the target's logits after each probe of the proposal; ``None`` without probes.
         hidden_states: by sublayer the residual stream ``h[i]`` that the drafter watched, ``[n + 1, hidden]``.
         seconds: the time of the round until now, its share where several sequences played theirs together.
+        run: the rounds of a run, of which ``acceptance`` has all tokens and ``proposal`` none; empty after one round.
     """
 
     draft: Draft
@@ -105,6 +106,7 @@ class Feedback:
     hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
     probed: Logits | None = None
+    run: tuple[RunRound, ...] = ()
 
     @property
     def guesses(self) -> list[tuple[int, float]]:

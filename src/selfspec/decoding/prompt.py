@@ -200,7 +200,7 @@ def _conclude(target: Target, chunk: Chunk, states: torch.Tensor, logits: Logits
     if verified is None:
         return [Failed(request, not_finite(sequence))]
     if request.max_new_tokens:
-        sequence.commit(verified.acceptance, logits, "prefill")
+        sequence.commit(verified.acceptance, logits, prefill=True)
     else:
         sequence.output.end_without_tokens()
     return [Prefilled(request), Finished(request)] if sequence.finished else [Prefilled(request)]

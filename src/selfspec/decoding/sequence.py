@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from selfspec.decoding.draft import Proposal
+from selfspec.decoding.draft import Proposal, RunRound
 from selfspec.decoding.drafter import Drafter, Prefill
 from selfspec.decoding.paths import choosing_path
 from selfspec.decoding.probe import Probe
@@ -159,22 +159,27 @@ class Sequence:
         self,
         acceptance: Acceptance,
         logits: Logits | None,
-        last: TokenOrigin = "target",
-        others: TokenOrigin = "draft",
+        run: Many[RunRound] = (),
+        *,
+        prefill: bool = False,
     ) -> tuple[int, ...]:
         """Hands accepted tokens to the output until that ends, and commits their rows; returns the tokens taken.
 
-        ``logits`` are the target's own of the verified rows. ``last`` says who chose the last token, ``others`` who
-        chose the others; the rows of a ``prefill`` are committed already.
+        ``logits`` are the target's own of the verified rows; the tokens of a ``run`` are those of its rounds. The rows
+        of a ``prefill`` are committed already.
         """
         token_ids, taken = acceptance.token_ids, 0
+        last: TokenOrigin = "prefill" if prefill else "target"
+        origins: list[TokenOrigin] = ["draft"] * len(token_ids)
+        origins[-1] = last
+        if run:
+            origins = [origin for each in run for origin in _origins(each)]
         transfer.write(self.ids, self.length, token_ids)
-        for token_id, logprobs in zip(token_ids, self._logprobs(acceptance, logits), strict=True):
+        for token_id, origin, logprobs in zip(token_ids, origins, self._logprobs(acceptance, logits), strict=True):
             taken += 1
-            origin = others if taken < len(token_ids) else last
             if self.output.append(token_id, origin, partial(self.drafted_context, taken), logprobs):
                 break
-        self.cache.commit(acceptance.rows[:taken] if last == "target" else ())
+        self.cache.commit(() if prefill else acceptance.rows[:taken])
         self.length += taken
         return token_ids[:taken]
 
@@ -191,3 +196,8 @@ class Sequence:
         assert logits is not None
         rows = logits.values[transfer.send(acceptance.rows, logits.values.device)]
         return token_logprobs(rows, acceptance.token_ids, self.request.logprobs)
+
+
+def _origins(played: RunRound) -> list[TokenOrigin]:
+    """Who chose the tokens of a round: the draft those that were accepted, the target the one after them."""
+    return ["draft" if index < played.accepted else "target" for index in range(len(played.token_ids))]

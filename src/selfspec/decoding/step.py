@@ -11,7 +11,7 @@ from selfspec.decoding.drafter import Drafter, DraftingMethod, Feedback
 from selfspec.decoding.drafting import propose
 from selfspec.decoding.request import Advanced, Event, Failed, Finished
 from selfspec.decoding.sequence import Sequence
-from selfspec.decoding.verification import Verified, not_finite, run_plain, verify
+from selfspec.decoding.verification import Verified, not_finite, run, verify
 from selfspec.runtimes.target import Target
 from selfspec.types import PhaseClock, PhaseSeconds, Round
 
@@ -28,7 +28,7 @@ def play(target: Target, sequences: Many[Sequence], *, alone: bool = True) -> li
 
 @torch.inference_mode()
 def play_round(target: Target, sequences: Many[Sequence], *, alone: bool = True) -> list[Event]:
-    """Plays one round for sequences whose prompts are read, or several rounds if all of them are plain.
+    """Plays one round for sequences whose prompts are read, or several where all of their drafts are followed.
 
     Args:
         target: the model.
@@ -45,7 +45,7 @@ def play_round(target: Target, sequences: Many[Sequence], *, alone: bool = True)
     drafts = plan(sequences)
     watched = [sequence.drafter.watched for sequence in sequences]
     clock.switch("verify")
-    verified = run_plain(target, sequences, drafts, watched) if alone else None
+    verified = run(target, sequences, drafts, watched, clock) if alone else None
     if verified is None:
         clock.switch("draft")
         proposals = propose(target, sequences, drafts, watched)
@@ -84,10 +84,11 @@ def _conclude(
     proposal, acceptance = verified.proposal, verified.acceptance
     try:
         clock.switch("other")
-        committed = sequence.commit(acceptance, verified.logits, others="draft" if proposal.tree else "target")
+        committed = sequence.commit(acceptance, verified.logits, verified.run)
         clock.switch("select")
+        states, probed, rounds = verified.hidden_states, verified.probed, verified.run
         sequence.drafter.learn(
-            Feedback(planned, proposal, acceptance, verified.scores, verified.hidden_states, seconds, verified.probed)
+            Feedback(planned, proposal, acceptance, verified.scores, states, seconds, probed, rounds)
         )
     except Exception as error:  # of a stopping criterion, or of the drafter
         return Failed.by(sequence.request, error)
@@ -104,7 +105,7 @@ def _share(total: PhaseSeconds, count: int) -> PhaseSeconds:
 
 
 def _records(planned: Draft, verified: Verified, committed: tuple[int, ...], seconds: PhaseSeconds) -> list[Round]:
-    """The round, or each step of a run of plain ones."""
+    """The round, or each one of a run."""
     proposal, layers = verified.proposal, planned if isinstance(planned, LayerDraft) else None
     whole = Round(
         drafted=proposal.drafted,
@@ -122,7 +123,20 @@ def _records(planned: Draft, verified: Verified, committed: tuple[int, ...], sec
         drafting=proposal.path,
         verification=verified.path,
     )
-    if proposal.tree or len(committed) == 1:
+    if not verified.run:
         return [whole]
-    each = _share(seconds, len(committed))
-    return [replace(whole, token_ids=(token_id,), seconds=each) for token_id in committed]
+    each = _share(seconds, len(verified.run))
+    return [
+        replace(
+            whole,
+            drafted=len(own.drafted),
+            candidates=len(own.drafted),
+            accepted=own.accepted,
+            token_ids=own.token_ids,
+            probes=len(own.probes),
+            seconds=each,
+            drafted_by=own.draft.name,
+            forecast=own.draft.forecast,
+        )
+        for own in verified.run
+    ]

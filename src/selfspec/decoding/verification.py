@@ -1,4 +1,4 @@
-"""What the target computes in a round: the verification of drafts, with one wait for the device, or plain steps."""
+"""What the target computes in a round: the verification of drafts, with one wait for the device; or a run of rounds."""
 
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -7,12 +7,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from selfspec.decoding.draft import Draft, NoDraft, Proposal
+from selfspec.decoding.draft import Draft, Follow, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.paths import run_path, verification_path
 from selfspec.decoding.sequence import Sequence
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.model import transfer
-from selfspec.runtimes.chain import NATIVE, PROBE, DraftRequest, Path, VerifiedRows, VerifyRequest
+from selfspec.runtimes.chain import (
+    MOST_PROBES,
+    NATIVE,
+    PROBE,
+    DraftRequest,
+    Path,
+    Rows,
+    VerifiedRows,
+    VerifyRequest,
+)
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching
@@ -21,7 +30,10 @@ from selfspec.sampling.tree import EMPTY_TREE
 from selfspec.types import PhaseClock
 
 LONGEST_SECONDS = 0.03
-"""How long a run of plain steps goes on. Pieces of text come together, and new requests wait, no longer than this."""
+"""How long a run goes on. Pieces of text come together, and new requests wait, hardly longer than this."""
+
+MOST_TOKENS = 64
+"""Most tokens of a run."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +41,8 @@ class Verified:
     """A verified draft of ``n`` tokens.
 
     ``scores`` gives the target's processed scores of every row, float32 ``[n + 1, vocab]``. ``logits`` are its own,
-    ``None`` after a run of plain steps. ``hidden_states`` are those that the drafter watches, ``[n + 1, hidden]`` by
-    sublayer. ``probed`` are the logits after the proposal's probes, if it has any.
+    ``None`` after a run. ``hidden_states`` are those that the drafter watches, ``[n + 1, hidden]`` by sublayer.
+    ``probed`` are the logits after the proposal's probes, if it has any. ``run`` are the rounds of a run.
     """
 
     proposal: Proposal
@@ -40,6 +52,7 @@ class Verified:
     hidden_states: Mapping[int, torch.Tensor]
     path: Path
     probed: Logits | None = None
+    run: tuple[RunRound, ...] = ()
 
 
 def verify(
@@ -110,52 +123,119 @@ def _request(sequence: Sequence, proposal: Proposal, watched: Collection[int]) -
     )
 
 
-def run_plain(
-    target: Target, sequences: Many[Sequence], drafts: Many[Draft], watched: Many[Collection[int]]
+def run(
+    target: Target,
+    sequences: Many[Sequence],
+    drafts: Many[Draft],
+    watched: Many[Collection[int]],
+    clock: PhaseClock,
 ) -> list[Verified | None] | None:
-    """Runs several steps of plain decoding in one native call, if all sequences plan them and need no more than tokens.
+    """Runs several rounds in one native call, if all sequences need no more than tokens, and their drafts are followed.
 
-    They are a chain of the whole model, whose tokens need no verification. What the host does between two steps is done
-    once for all of them; between them there is a call back, which looks for the end of the output.
+    They are a chain of the whole model, whose tokens are those of plain decoding. What the host does between two rounds
+    is done once for all of them; between them there is a call back, which plans the next one and looks for the end.
 
     Returns:
-        As ``verify``; ``None`` alone if the sequences draft, or take single steps.
+        As ``verify``; ``None`` alone if the sequences play single rounds.
     """
-    runs = [draft for draft in drafts if isinstance(draft, NoDraft) and draft.steps > 1]
-    steps = [min(run.steps, each.draft_limit + 1) for each, run in zip(sequences, runs, strict=False)]
-    if len(runs) < len(drafts) or max(steps) < 2:
+    room = [min(MOST_TOKENS, sequence.draft_limit + 1) for sequence in sequences]
+    if max(room) < 2:
         return None
     runner, every = target.at(None), tuple(range(target.sublayer_count))
-    model = runner.path()
-    for sequence, own in zip(sequences, watched, strict=True):
+    model, until = runner.path(), time.perf_counter() + LONGEST_SECONDS
+    runs: list[_Run] = []
+    requests: list[DraftRequest] = []
+    for sequence, draft, own, limit in zip(sequences, drafts, watched, room, strict=True):
+        if not isinstance(draft, NoDraft | TokenDraft) or (follow := draft.follow) is None:
+            return None
         if not run_path(sequence.output, own, sequence.request.logprobs, sequence.choosing, model).native:
             return None
-    until = time.perf_counter() + LONGEST_SECONDS
-    drafted = runner.draft([_run_request(*each, every, until) for each in zip(sequences, runs, steps, strict=True)])
+        assert runner.native is not None
+        steps = _Run(sequence, draft, _timed(follow, clock), until, limit, runner.native.most_rows)
+        runs.append(steps)
+        state, drawing = sequence.state, sequence.drawing
+        requests.append(DraftRequest(state, sequence.pending, every, limit, steps=steps, drawing=drawing))
+    drafted = runner.draft(requests)
     return [
-        _of_run(sequence, tuple(own.token_ids[: own.finite].tolist()))
-        for sequence, own in zip(sequences, drafted, strict=True)
+        _of_run(sequence, own.rounds(tokens.token_ids[: tokens.finite].tolist()))
+        for sequence, own, tokens in zip(sequences, runs, drafted, strict=True)
     ]
 
 
-def _run_request(
-    sequence: Sequence, run: NoDraft, steps: int, sublayers: tuple[int, ...], until: float
-) -> DraftRequest:
-    ends_with, stops, clock = sequence.output.ends_with, run.until, time.perf_counter
+def _timed(follow: Follow, clock: PhaseClock) -> Follow:
+    """Planning inside a run counts as selection."""
 
-    def ends(token_id: int) -> bool:
-        stopped = stops is not None and stops(token_id)  # it is given every token
-        return stopped or ends_with(token_id) or clock() > until
+    def timed(played: RunRound) -> NoDraft | TokenDraft | None:
+        clock.switch("select")
+        draft = follow(played)
+        clock.switch("verify")
+        return draft
 
-    return DraftRequest(sequence.state, sequence.pending, sublayers, steps, ends=ends, drawing=sequence.drawing)
+    return timed
 
 
-def _of_run(sequence: Sequence, token_ids: tuple[int, ...]) -> Verified | None:
-    """The tokens of a run of plain steps; ``None`` where the logits of the first are not all numbers."""
+class _Run:
+    """The rounds of one sequence in a run, as they are planned.
+
+    ``first`` is planned already; ``limit`` are the tokens for which there is room, ``most_rows`` those of a forward.
+    """
+
+    def __init__(
+        self, sequence: Sequence, first: NoDraft | TokenDraft, follow: Follow, until: float, limit: int, most_rows: int
+    ) -> None:
+        self.ends = sequence.output.ends_with
+        self._follow, self._until, self._limit, self._most_rows = follow, until, limit, most_rows
+        self._takes_probes = sequence.sibling_limit >= MOST_PROBES
+        self._planned: NoDraft | TokenDraft | None = first
+        self._coming = Rows()
+        self._written = 0  # tokens of the rounds so far
+        self._rounds: list[RunRound] = []
+
+    def next(self, drafted: Many[int], probed: tuple[int, float] | None) -> Rows | None:
+        """The rows of the next round."""
+        if drafted:
+            self._conclude(drafted, probed)
+            self._planned = None if time.perf_counter() > self._until else self._follow(self._rounds[-1])
+        if self._planned is None:
+            return None
+        self._coming = self._rows_of(self._planned, self._limit - len(drafted) - 1)
+        return self._coming
+
+    def _rows_of(self, draft: NoDraft | TokenDraft, room: int) -> Rows:
+        if isinstance(draft, NoDraft):
+            return Rows()
+        assert draft.tree.is_chain
+        known = draft.token_ids[: min(room, self._most_rows - 1)]
+        fits = self._takes_probes and room > 0 and len(known) + len(draft.probes) < self._most_rows
+        probes = draft.probes if fits and len(known) == len(draft.token_ids) else ()
+        return Rows(known, probes[:MOST_PROBES])
+
+    def _conclude(self, drafted: Many[int], probed: tuple[int, float] | None) -> None:
+        """Notes the round that has ended, if there was one."""
+        if self._planned is not None and len(drafted) > self._written:
+            known, probes = tuple(self._coming.known), tuple(self._coming.probes)
+            token_ids = tuple(drafted[self._written :])
+            self._rounds.append(RunRound(self._planned, known, token_ids, probes, probed))
+        self._written = len(drafted)
+
+    def rounds(self, token_ids: list[int]) -> tuple[RunRound, ...]:
+        """The rounds that gave these tokens, the first ones of those that were drafted."""
+        self._conclude(token_ids, None)
+        left, found = len(token_ids), list[RunRound]()
+        for each in self._rounds:
+            own, left = min(left, len(each.token_ids)), max(0, left - len(each.token_ids))
+            found += [replace(each, token_ids=each.token_ids[:own])] if own else []
+        return tuple(found)
+
+
+def _of_run(sequence: Sequence, rounds: tuple[RunRound, ...]) -> Verified | None:
+    """The tokens of a run; ``None`` where the logits of the first are not all numbers."""
+    token_ids = tuple(token_id for each in rounds for token_id in each.token_ids)
     if not token_ids:
         return None
     acceptance = Acceptance(tuple(range(len(token_ids))), token_ids)
-    return Verified(Proposal(sequence.no_tokens, EMPTY_TREE), acceptance, _no_scores, None, {}, NATIVE)
+    empty = Proposal(sequence.no_tokens, EMPTY_TREE)
+    return Verified(empty, acceptance, _no_scores, None, {}, NATIVE, run=rounds)
 
 
 def _no_scores() -> torch.Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, make_dataclass, replace
 from typing import ClassVar
 
-from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.errors import StateError, UnknownMethodError
 from selfspec.methods.base import Method
@@ -178,8 +178,8 @@ class CascadeDrafter(Drafter):
         self._level, self._planned = level, draft
         if level and self._method.settings.nested and isinstance(draft, LayerDraft):
             draft = replace(draft, guess=self._guess)
-        if isinstance(draft, NoDraft):
-            draft = NoDraft()  # the stages before it look again after each step
+        if isinstance(draft, NoDraft | TokenDraft):
+            draft = replace(draft, follow=None)  # all stages look again after each round
         return replace(draft, name=self._method.methods[level].name)
 
     @property

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from selfspec.decoding.draft import MOST_STEPS, LayerDraft, NoDraft
+from selfspec.decoding.draft import LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, FixedDrafter, Prefill, RepeatingDrafter
 from selfspec.decoding.stopping import ConfidenceThreshold, JointConfidence
 from selfspec.errors import InvalidSettingError
@@ -15,6 +15,9 @@ from selfspec.runtimes.formats import LOW_BITS
 from selfspec.runtimes.precision import FULL_BITS
 from selfspec.runtimes.target import Target
 
+_PLAIN = NoDraft(follow=lambda _: NoDraft())
+"""Step after step of plain decoding."""
+
 
 @register
 class Autoregressive(Method):
@@ -26,7 +29,7 @@ class Autoregressive(Method):
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        return FixedDrafter(NoDraft(steps=MOST_STEPS))
+        return FixedDrafter(_PLAIN)
 
 
 @dataclass(frozen=True)

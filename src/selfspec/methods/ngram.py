@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from selfspec.decoding.draft import Draft, NoDraft, TokenDraft
+from selfspec.decoding.draft import Draft, Follow, NoDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Continuation, Drafter, Feedback, Prefill
 from selfspec.decoding.suffixes import KnownText, Match, continuation
 from selfspec.errors import InvalidSettingError
@@ -14,9 +14,9 @@ from selfspec.methods.settings import MethodSettings, setting
 from selfspec.sampling.tree import TokenTree
 
 
-def chain_draft(tokens: Sequence[int]) -> Draft:
+def chain_draft(tokens: Sequence[int], follow: Follow | None = None) -> NoDraft | TokenDraft:
     """A draft of successive tokens; ``NoDraft`` for an empty sequence."""
-    return TokenDraft(tuple(tokens), TokenTree.chain(len(tokens))) if tokens else NoDraft()
+    return TokenDraft(tuple(tokens), TokenTree.chain(len(tokens)), follow=follow) if tokens else NoDraft(follow)
 
 
 class NgramIndex:
@@ -64,10 +64,20 @@ class _CopyDrafter(Drafter):
         self._text = text
         self._shortest = shortest
         self._length = length
+        self._followed = 0  # tokens of a run that are in the text already
 
     def plan(self) -> Draft:
+        self._followed = 0
+        return self._draft()
+
+    def _draft(self) -> NoDraft | TokenDraft:
         found = self.continue_after(())
-        return chain_draft(found.token_ids) if found.match_length >= self._shortest else NoDraft()
+        return chain_draft(found.token_ids if found.match_length >= self._shortest else (), self._follow)
+
+    def _follow(self, played: RunRound) -> NoDraft | TokenDraft:
+        self._text.extend(played.token_ids)
+        self._followed += len(played.token_ids)
+        return self._draft()
 
     def continue_after(self, drafted: Sequence[int]) -> Continuation:
         """What followed the longest match of the last tokens; nothing without a match."""
@@ -78,7 +88,8 @@ class _CopyDrafter(Drafter):
         return Continuation(tuple(copied), match.length)
 
     def learn(self, feedback: Feedback) -> None:
-        self._text.extend(feedback.acceptance.token_ids)
+        self._text.extend(feedback.acceptance.token_ids[self._followed :])
+        self._followed = 0
 
     observe = learn
 

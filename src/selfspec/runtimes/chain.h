@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <numeric>
+
 #include "forward.h"
 
 namespace {
@@ -16,6 +18,11 @@ struct ChainSequence {
     float* confidences;    // [limit]
     long* guesses;         // [limit], of the tokens after the last one, rows of the next forward
     long guess_count;
+    long* probes;          // [3], the rows of the next forward (0 is the last token's) after which a row without a token
+                           // stands, or null
+    long probe_count;
+    long* probed;               // what is chosen in the row after the last token that was taken, -1 if none stands there
+    float* probed_confidence;   // and its confidence; both null where there are no probes
     Drawing drawing;        // of the first token
     void* const* kept;      // by place in ``which``, and after it, where h of the drafted tokens' rows [limit, hidden] is
                             // copied to, or null; null where none is. Of a verification [1 + drafted, hidden]
@@ -58,7 +65,8 @@ template <class T> class Links {
         for (long index = 0; index < chain.count; index++) {
             const ChainSequence& s = chain.sequences[index];
             add_part(index, s.start, s.tokens, s.tokens + 1, s.drafted);
-            if (s.visible) set_tree(index);
+            if (s.visible)
+                set_tree(s, s.depths, [&s](long row, long other) { return s.visible[row * (1 + s.drafted) + other]; });
         }
         Head head = *f.head;
         head.drawings = drawings.data();
@@ -88,10 +96,12 @@ template <class T> class Links {
 
     // The rows of all sequences that go on: the last token of each, and guesses of the next ones.
     bool lay_out() {
-        parts.clear(), of_part.clear(), tokens.clear(), positions.clear(), drawings.clear();
+        parts.clear(), of_part.clear(), tokens.clear(), positions.clear(), drawings.clear(), masks.clear();
         for (long index = 0; index < chain.count; index++) {
             const ChainSequence& s = chain.sequences[index];
-            if (running[index]) add_part(index, s.start + s.drafted, s.tokens + s.drafted, s.guesses, s.guess_count);
+            if (!running[index]) continue;
+            add_part(index, s.start + s.drafted, s.tokens + s.drafted, s.guesses, s.guess_count);
+            if (s.probe_count) add_probes(s);
         }
         return !parts.empty();
     }
@@ -113,25 +123,38 @@ template <class T> class Links {
             drawings.back().position += start - s.start + row;
         }
     }
-    // Makes the latest part a tree: its rows are at their depths and see those above them.
-    void set_tree(long index) {
-        const ChainSequence& s = chain.sequences[index];
+    // Adds rows without a token to the latest part, after rows of it, which each sees up to its own.
+    void add_probes(const ChainSequence& s) {
+        const long known = 1 + s.guess_count;
+        std::vector<long> depths(known);
+        std::iota(depths.begin(), depths.end(), 0);
+        for (long probe = 0; probe < s.probe_count; probe++) {
+            depths.push_back(s.probes[probe] + 1);
+            tokens.push_back(-1), positions.push_back(0), drawings.push_back(s.drawing);
+        }
+        parts.back().rows += s.probe_count;
+        set_tree(s, depths.data(), [&s, known](long row, long other) {
+            return other == row || (other < known && other <= (row < known ? row : s.probes[row - known]));
+        });
+    }
+    // Makes the latest part a tree: its rows are at their depths, and see those above them.
+    template <class Sees> void set_tree(const ChainSequence& s, const long* depths, const Sees& sees) {
         const Part& part = parts.back();
-        const long rows = part.rows, first_row = part.first_row;
+        const long rows = part.rows, first_row = part.first_row, start = part.start;
         for (long row = 0; row < rows; row++) {
-            positions[first_row + row] = s.start + s.depths[row];
-            drawings[first_row + row].position = s.drawing.position + s.depths[row];
+            positions[first_row + row] = start + depths[row];
+            drawings[first_row + row].position = s.drawing.position + start - s.start + depths[row];
         }
         for (long view = 0; view < chain.window_count; view++) {
             View& own = views[(parts.size() - 1) * chain.window_count + view];
-            const long known = s.start - own.first, slots = known + rows;
+            const long known = start - own.first, slots = known + rows;
             masks.emplace_back(new bool[rows * slots]);
             bool* mask = masks.back().get();
             for (long row = 0; row < rows; row++, mask += slots) {
-                const long from = own.window ? s.start + s.depths[row] - own.window + 1 : 0;  // the first position
+                const long from = own.window ? start + depths[row] - own.window + 1 : 0;  // the first position
                 for (long slot = 0; slot < known; slot++) mask[slot] = own.first + slot >= from;
                 for (long other = 0; other < rows; other++)
-                    mask[known + other] = s.visible[row * rows + other] && s.start + s.depths[other] >= from;
+                    mask[known + other] = sees(row, other) && start + depths[other] >= from;
             }
             own.visible = masks.back().get(), own.window = 0;
         }
@@ -208,8 +231,8 @@ template <class T> class Links {
     // Takes the tokens that the rows of a part chose, up to the first that was not guessed.
     void take(long part) {
         ChainSequence& s = chain.sequences[of_part[part]];
-        const long first = parts[part].first_row, guesses = s.guess_count;
-        s.guess_count = 0;
+        const long first = parts[part].first_row, guesses = s.guess_count, probes = s.probe_count;
+        s.guess_count = s.probe_count = 0;
         for (long row = 0; row <= guesses; row++) {
             const long token = tokens[first + row];
             take_states(s, first + row, s.drafted);
@@ -218,6 +241,12 @@ template <class T> class Links {
             s.tokens[s.drafted] = token;
             s.guessed += row > 0;
             const bool goes_on = s.drafted < s.limit, guessed = row < guesses && s.guesses[row] == token;
+            if (s.probed) *s.probed = -1;
+            for (long probe = 0; probe < probes && !guessed; probe++)
+                if (s.probes[probe] == row) {
+                    *s.probed = tokens[first + 1 + guesses + probe];
+                    *s.probed_confidence = confidences[first + 1 + guesses + probe];
+                }
             const long more = chain.follow(of_part[part], token, confidences[first + row], goes_on && !guessed);
             running[of_part[part]] = goes_on && more >= 0;
             if (!running[of_part[part]] || !guessed) {

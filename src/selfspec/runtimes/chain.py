@@ -2,9 +2,9 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from ctypes import c_float, c_long, c_void_p
+from ctypes import c_float, c_long, c_void_p, pointer
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -31,6 +31,9 @@ class Path:
 PROBE = -1
 """Stands for the token of a row that has none: its embedding is zero, as if nothing were known of it."""
 
+MOST_PROBES = 3
+"""Most probes of a forward in a chain."""
+
 NATIVE = Path()
 NO_KERNELS = Path("no kernels run this model here")
 
@@ -48,6 +51,28 @@ Choose: TypeAlias = Callable[[Logits, int], DraftedToken]
 """Chooses the token of one row of logits; the number is that of the tokens drafted before it."""
 
 
+class Rows(NamedTuple):
+    """What the rows of a forward after the last token's are: known tokens, then probes, each after one of the rows."""
+
+    known: Sequence[int] = ()
+    probes: Sequence[int] = ()
+
+
+class Steps(Protocol):
+    """Follows a draft of the whole model, whose tokens are the output's: several rounds of decoding in one call."""
+
+    def next(self, drafted: Sequence[int], probed: tuple[int, float] | None) -> Rows | None:
+        """Asked before every forward for its rows; ``None`` ends the draft.
+
+        It is given the tokens so far, and what was chosen in the probe after the last one with its confidence.
+        """
+        ...
+
+    def ends(self, token_id: int) -> bool:
+        """Whether the draft ends with a token; it is given each one in order."""
+        ...
+
+
 @dataclass(frozen=True)
 class DraftRequest:
     """Tokens to draft after the text of a sequence, one forward of some sublayers a token.
@@ -63,7 +88,7 @@ class DraftRequest:
         capture: sublayers ``i`` (0 to ``2L``) whose ``h[i]`` to keep.
         stop: is given the confidence of each token in order, and says whether the draft ends with it.
         guess: is given the tokens drafted so far, and guesses those that follow.
-        ends: is given each token in order, and says whether the draft ends with it; only where kernels choose.
+        steps: in place of ``stop`` and ``guess``, where it is the whole model that drafts; only where kernels choose.
         choose: chooses the token of each row; ``None`` where kernels do, and all forwards are one native call.
         drawing: how the kernels draw tokens; ``None`` for those of the largest logits.
     """
@@ -75,7 +100,7 @@ class DraftRequest:
     capture: frozenset[int] = frozenset()
     stop: Callable[[float], bool] | None = None
     guess: Callable[[Sequence[int]], Sequence[int]] | None = None
-    ends: Callable[[int], bool] | None = None
+    steps: Steps | None = None
     choose: Choose | None = None
     drawing: Drawing | None = None
 
@@ -83,6 +108,10 @@ class DraftRequest:
         """Guesses of the tokens after the one that the coming forward drafts, as many as may still be drafted."""
         room = self.limit - len(drafted) - 1
         return [] if self.guess is None or room <= 0 else list(self.guess(drafted))[:room]
+
+    def rows(self, drafted: Sequence[int], probed: tuple[int, float] | None = None) -> Rows | None:
+        """The rows of the coming forward after the last token's; ``None`` ends the draft."""
+        return Rows(self.guesses(drafted)) if self.steps is None else self.steps.next(drafted, probed)
 
 
 @dataclass(frozen=True)
@@ -177,17 +206,21 @@ class Chained:
 
     Attributes:
         structure: for the C++ code; the memory it points to belongs to this object.
+        rows: of all forwards so far.
+        probe_count: of the next forward.
     """
 
     def __init__(self, request: DraftRequest, like: torch.Tensor) -> None:
-        cache, limit, guesses = request.state.cache, request.limit, request.guesses(())
-        start, sublayers = cache.length, request.sublayers
+        cache, limit, sublayers = request.state.cache, request.limit, request.sublayers
+        start = cache.length
         assert start + limit <= cache.capacity, f"{start + limit} slots do not fit a cache of {cache.capacity}"
         places = {index: bisect_left(sublayers, index) for index in request.capture}
         self._request, self._places = request, places
         self._drafted: list[int] = []
-        self._tokens, self._guesses = (c_long * (1 + limit))(int(request.pending)), (c_long * limit)(*guesses)
+        self._tokens, self._guesses = (c_long * (1 + limit))(int(request.pending)), (c_long * limit)()
         self._confidences = (c_float * limit)()
+        self._probes, self._probed, self._probed_confidence = (c_long * MOST_PROBES)(), c_long(-1), c_float()
+        self.rows, self.probe_count = 0, 0
         self._states = {place: like.new_empty(limit, like.shape[-1]) for place in places.values()}
         self.structure = ChainSequence(
             caches=cache.addresses,
@@ -197,7 +230,11 @@ class Chained:
             tokens=self._tokens,
             confidences=self._confidences,
             guesses=self._guesses,
-            guess_count=len(guesses),
+            guess_count=self._lay_out(request.rows(())),
+            probes=self._probes,
+            probe_count=self.probe_count,
+            probed=pointer(self._probed),
+            probed_confidence=pointer(self._probed_confidence),
             drawing=describe_drawing(request.drawing, start + 1),
         )
         if self._states:
@@ -213,16 +250,26 @@ class Chained:
             self._drafted.append(token_id)
             if request.stop is not None and request.stop(confidence):
                 return -1
-            if request.ends is not None and request.ends(token_id):
+            if request.steps is not None and request.steps.ends(token_id):
                 return -1
-            if not asks or request.guess is None:
+            if not asks:
                 return 0
-            guesses = request.guesses(self._drafted)
-            self._guesses[: len(guesses)] = [*guesses]
-            return len(guesses)
+            probed = self._probed.value
+            found = None if probed < 0 else (probed, self._probed_confidence.value)
+            return self._lay_out(request.rows(self._drafted, found))
         except BaseException as failure:  # it must not pass through the C++ code
             self._failure = failure
             return -1
+
+    def _lay_out(self, rows: Rows | None) -> int:
+        """Writes down the rows of the next forward; returns the number of known tokens, or -1 to end."""
+        if rows is None:
+            return -1
+        known, self.probe_count = len(rows.known), len(rows.probes)
+        self._guesses[:known] = [*rows.known]
+        self._probes[: self.probe_count] = [*rows.probes]
+        self.rows += 1 + known + self.probe_count
+        return known
 
     def output(self, structure: ChainSequence) -> Drafted:
         """What was drafted, by the structure as the chain has left it; raises what ``stop`` or ``guess`` raised."""

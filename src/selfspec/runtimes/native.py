@@ -189,7 +189,9 @@ class NativeForward:
         rope.reserve(like, max(each.state.cache.length + each.limit for each in requests))
 
         def follow(index: int, token_id: int, confidence: float, asks: int) -> int:
-            return chained[index].follow(token_id, confidence, asks=bool(asks))
+            guesses = chained[index].follow(token_id, confidence, asks=bool(asks))
+            sequences[index].probe_count = chained[index].probe_count
+            return guesses
 
         chain, held = self._describe_chain(sequences, sublayers, rope)
         chain.follow = Follow(follow)
@@ -200,7 +202,8 @@ class NativeForward:
         del held
         forwards = max(each.drafted - each.guessed for each in sequences)
         kind = ("draft", len(sublayers), len(requests))
-        THREADS.measured(kind, chain.forward.contents.threads, seconds / max(1, forwards))
+        if sum(each.rows for each in chained) <= forwards * len(requests):  # rows of guesses take time of their own
+            THREADS.measured(kind, chain.forward.contents.threads, seconds / max(1, forwards))
         return [each.output(structure) for each, structure in zip(chained, sequences, strict=True)]
 
     def verify(self, requests: Sequence[VerifyRequest], rope: Rope) -> tuple[Logits, list[dict[int, torch.Tensor]]]:

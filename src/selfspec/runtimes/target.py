@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -137,7 +137,7 @@ class Target:
         """Why rows cannot be a token tree, or others than consecutive ones; ``None`` where they can."""
         return self.decoder.tree_refusal
 
-    @property
+    @cached_property
     def parameter_count(self) -> int:
         """Number of weights, low-bit ones too; a shared one counts once."""
         return parameter_count(self.model)

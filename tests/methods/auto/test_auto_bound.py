@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, TokenDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto.acceptance import (
     CONFIDENCE,
@@ -21,8 +21,9 @@ from selfspec.methods.auto.acceptance import (
     Feature,
 )
 from selfspec.methods.auto.allowance import CREDITED
-from selfspec.methods.auto.drafter import CREDIT, AutoDrafter, Experience, LayerChoice, plan_together
+from selfspec.methods.auto.drafter import CREDIT, AutoDrafter, Experience, LayerChoice
 from selfspec.methods.auto.preparation import Assignment
+from selfspec.methods.auto.together import plan_together
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
@@ -37,6 +38,7 @@ VERIFY = RowCosts((1, 2, 4, 8, 16, 32), tuple(STEP * factor for factor in (1.0, 
 DRAFT = RowCosts((1, 2, 8), (0.35 * STEP, 0.37 * STEP, 0.6 * STEP))
 LAYERS = Assignment(KeptSet.full(8), Precision.of(4))
 PROMPT = (1, 2, 3, 1, 2, 3, 1, 2)
+RUN = "run"
 
 
 class Clock:
@@ -143,7 +145,34 @@ class Moment(NamedTuple):
     parts: list[str]
 
 
-def play(tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: float = 0.0) -> Iterator[Moment]:
+def play_run(
+    drafter: AutoDrafter, draft: NoDraft | TokenDraft, adversary: Adversary, overhead: float, most: int
+) -> Iterator[tuple[int, float]]:
+    """Plays rounds as one run, of at most ``most``; gives tokens and seconds of each, and lets the drafter learn."""
+    rounds: list[RunRound] = []
+    seconds, follow = 0.0, draft.follow
+    planned: NoDraft | TokenDraft | None = draft
+    assert follow is not None
+    while planned is not None:
+        played = drafted_by(planned, adversary)
+        accepted = adversary.accepts(len(played.tokens))
+        committed = (*played.tokens[:accepted], adversary.token())
+        guess = (adversary.token(), 0.9) if accepted in played.probes else None
+        rounds.append(RunRound(planned, tuple(played.tokens), committed, played.probes, guess))
+        own = VERIFY(1 + len(played.tokens) + len(played.probes))
+        seconds += own
+        yield len(committed), own + overhead
+        planned = follow(rounds[-1]) if len(rounds) < most else None
+    token_ids = tuple(token for each in rounds for token in each.token_ids)
+    outcome = acceptance.Acceptance(tuple(range(len(token_ids))), token_ids)
+    empty = Proposal(torch.empty(0, dtype=torch.long), TokenTree.chain(0))
+    took = PhaseSeconds(select=overhead * len(rounds), verify=seconds)
+    drafter.learn(Feedback(draft, empty, outcome, lambda: torch.empty(0), {}, took, None, tuple(rounds)))
+
+
+def play(
+    tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: float = 0.0, run: int = 1
+) -> Iterator[Moment]:
     """Plays rounds until every sequence has ``tokens`` tokens.
 
     Args:
@@ -151,6 +180,7 @@ def play(tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: 
         adversaries: one for each sequence.
         delta: share of plain decoding's time that may be lost.
         overhead: seconds of planning and learning in a round of a sequence.
+        run: most rounds of one sequence that follow each other in one call.
     """
     experience = Experience(*(AcceptanceRate(feature) for feature in (MATCH_LENGTH, PROBABILITY, CONFIDENCE)))
     verify, layers, clock = LiveCosts(VERIFY), LayerChoice(LAYERS, LiveCosts(DRAFT)), Clock(overhead / 2)
@@ -161,13 +191,19 @@ def play(tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: 
     written = [0] * len(drafters)
     while min(written) < tokens:
         drafts = plan_together(drafters)
+        if run > 1 and isinstance(draft := drafts[0], NoDraft | TokenDraft) and draft.follow is not None:
+            for count, seconds in play_run(drafters[0], draft, adversaries[0], overhead, run):
+                written[0] += count
+                clock.now += seconds
+                yield Moment(written[0], clock.now, 0.0, [RUN])
+            continue
         played = [drafted_by(*each) for each in zip(drafts, adversaries, strict=True)]
-        seconds = seconds_of(played)
-        clock.now += len(drafters) * (seconds.draft + seconds.verify)
+        shares = seconds_of(played)
+        clock.now += len(drafters) * (shares.draft + shares.verify)
         for index, (drafter, draft, own, adversary) in enumerate(
             zip(drafters, drafts, played, adversaries, strict=True)
         ):
-            feedback = feedback_of(draft, own, adversary, seconds)
+            feedback = feedback_of(draft, own, adversary, shares)
             drafter.learn(feedback)
             written[index] += len(feedback.acceptance.token_ids)
         plain = sum(written) * VERIFY(len(drafters)) / len(drafters)
@@ -194,10 +230,10 @@ def from_data(data: st.DataObject) -> Adversary:
     )
 
 
-@given(st.data(), st.floats(0.0, 0.1), st.floats(0.0, 1.0))
-def test_an_adversary_cannot_break_the_bound(data: st.DataObject, delta: float, overhead: float) -> None:
+@given(st.data(), st.floats(0.0, 0.1), st.floats(0.0, 1.0), st.integers(1, 20))
+def test_an_adversary_cannot_break_the_bound(data: st.DataObject, delta: float, overhead: float, run: int) -> None:
     overhead *= delta * STEP
-    for written, seconds, *_ in play(48, [from_data(data)], delta, overhead):
+    for written, seconds, *_ in play(48, [from_data(data)], delta, overhead, run):
         assert seconds <= most(written, delta, STEP, overhead)
 
 
@@ -247,15 +283,17 @@ POLICIES: dict[str, Callable[[], Callable[[int], int]]] = {
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("overhead", [0.0, 0.01 * STEP])
 @pytest.mark.parametrize("confidence", [0.4, 0.999])
+@pytest.mark.parametrize("run", [1, 12])
 def test_long_texts_stay_within_the_bound(
-    policy: Callable[[], Callable[[int], int]], overhead: float, confidence: float
+    policy: Callable[[], Callable[[int], int]], overhead: float, confidence: float, run: int
 ) -> None:
     adversary = Adversary(policy(), confidence=lambda: confidence, confirms=lambda: True, token=few_tokens())
     kinds: set[str] = set()
-    for written, seconds, _, parts in play(600, [adversary], 0.02, overhead):
+    for written, seconds, _, parts in play(600, [adversary], 0.02, overhead, run):
         assert seconds <= most(written, 0.02, STEP, overhead)
         kinds.update(parts)
     assert kinds - {"plain"}, "nothing was drafted"
+    assert (RUN in kinds) == (run > 1)
 
 
 def test_text_of_which_nothing_is_accepted_is_within_three_percent_after_64_tokens() -> None:
@@ -264,8 +302,10 @@ def test_text_of_which_nothing_is_accepted_is_within_three_percent_after_64_toke
 
 
 def test_a_draft_that_is_right_is_much_faster() -> None:
-    *_, (written, seconds, *_) = play(400, [Adversary(lambda drafted: drafted, confirms=lambda: True)], 0.02, 1e-4)
-    assert seconds < 0.5 * written * STEP
+    for run in (1, 12):
+        adversary = Adversary(lambda drafted: drafted, confirms=lambda: True)
+        *_, (written, seconds, *_) = play(400, [adversary], 0.02, 1e-4, run)
+        assert seconds < 0.5 * written * STEP
 
 
 @given(st.data(), st.integers(2, 4), st.floats(0.0, 0.1), st.floats(0.0, 1.0))

@@ -15,7 +15,7 @@ from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto import acceptance
 from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY
 from selfspec.methods.auto.allowance import SharedRound
-from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
+from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
 from selfspec.methods.auto.plans import (
     MOST_DRAFTED,
     best_guesses,
@@ -27,6 +27,7 @@ from selfspec.methods.auto.plans import (
 from selfspec.methods.auto.preparation import Assignment
 from selfspec.methods.auto.rows import Known, fill_rows
 from selfspec.methods.auto.stopping import DraftPolicy, Outlook
+from selfspec.methods.auto.together import plan_together
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts

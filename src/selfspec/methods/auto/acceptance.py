@@ -102,9 +102,9 @@ class AcceptanceRate:
 
     def rates(self, first: int, count: int) -> Iterator[float]:
         """Acceptance to expect at ``count`` successive whole numbers of the feature."""
-        rates, last = [self._rate(bucket) for bucket in range(len(self._trials))], len(self._buckets) - 1
+        buckets, last = self._buckets, len(self._buckets) - 1
         for value in range(first, first + count):
-            yield rates[self._buckets[min(value, last)]]
+            yield self._rate(buckets[min(value, last)])
 
     def _rate(self, bucket: int) -> float:
         shared = self._rates[bucket]  # one read needs no lock
@@ -123,8 +123,7 @@ class AcceptanceRate:
 
     def note(self, accepted: bool, value: float = 0.0) -> None:
         """Counts a verified token at a value of the feature."""
-        bucket = self.feature.bucket(value)
-        shared = self if self._shared is None else self._shared
+        bucket, shared = self.feature.bucket(value), self if self._shared is None else self._shared
         with self._lock:
             shared._count(bucket, accepted)
             self._rates[bucket] = shared._accepted[bucket] / shared._trials[bucket]

@@ -107,9 +107,9 @@ class RoundOverhead:
         self._count = self._rows = self._seconds = 0.0
         self._squares = self._products = 0.0
 
-    def note_steps(self, tokens: int, seconds: float) -> None:
-        """Counts steps of plain decoding by their tokens, and their seconds outside forwards."""
-        seconds /= tokens
+    def note_steps(self, steps: int, seconds: float) -> None:
+        """Counts steps of plain decoding, or rounds of a run, and their seconds outside forwards."""
+        seconds /= steps
         self.step += _WEIGHT * (min(seconds, 2 * self.step) - self.step) if self.step else seconds
 
     def note(self, rows: int, seconds: float) -> None:
@@ -133,6 +133,10 @@ class RoundOverhead:
         table = [seconds + planning + max(least, start + each * rows) for rows, seconds in enumerate(forwards)]
         table[1] = forwards[1] + least
         return table
+
+    def added_in_runs(self, forwards: Sequence[float], planning: float) -> CostTable:
+        """The same of the rounds of a run: all are planned, and take as long as steps beside that."""
+        return [seconds + self.step + planning for seconds in forwards]
 
 
 class PlanningTime:

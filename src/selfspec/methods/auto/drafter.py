@@ -4,20 +4,19 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from selfspec.decoding.draft import MOST_STEPS, Draft, LayerDraft, NoDraft
+from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.auto.acceptance import AcceptanceRate, Copies, CopiesToConfirm, Guess
 from selfspec.methods.auto.allowance import Allowance, Pace, PlanningTime, RoundOverhead, SharedRound, Trust
 from selfspec.methods.auto.late_copies import LateCopies
+from selfspec.methods.auto.planned import PLAIN, Round, forecast_of
 from selfspec.methods.auto.plans import (
     MOST_DRAFTED,
     MOST_GUESSES,
     Plan,
     best_guesses,
-    least_acceptance,
-    least_acceptance_of_layers,
     most_that_fits,
     plain,
     with_caution,
@@ -27,7 +26,6 @@ from selfspec.methods.auto.rows import FilledRows, Known, fill_rows, gain_of_gue
 from selfspec.methods.auto.stopping import DraftPolicy
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
-from selfspec.types import Forecast
 
 CREDIT = 1.6
 """Steps of plain decoding that a request may lose before anything was saved.
@@ -51,13 +49,16 @@ _UNKNOWN = 0.4
 _NEAR = 0.03
 """Relative difference up to which decisions by earlier costs and acceptances are as good."""
 
+_MOST_FOLLOWED = 16
+"""Tokens of a run after which layers are thought of again."""
+
 _LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 23, 32)
 """Lengths to which layer drafts are cut where time is short."""
 
 _EXPECTED_ROOM = 256
 """Tokens that an answer is expected to have at most."""
 
-PLAIN, COPIES, EARLIER, GUESS = "plain", "copies", "earlier", "guess"
+COPIES, EARLIER, GUESS = "copies", "earlier", "guess"
 
 
 @dataclass(frozen=True)
@@ -105,15 +106,17 @@ class AutoDrafter(Drafter):
         self._guesses = experience.guesses.of_request()
         self._confident = experience.confident.of_request()
         self._allowance = Allowance(delta, CREDIT)
-        self._overhead, self._planning, self._pace = RoundOverhead(), PlanningTime(), Pace()
+        self._overhead, self._pace = RoundOverhead(), Pace()
+        self._planning, self._planning_of_runs = PlanningTime(), PlanningTime()
         self._trust: dict[str, Trust] = defaultdict(Trust)
         self._guess = Guess()
         self._room = prefill.room
         self._policy: DraftPolicy | None = None
         self._clock = clock
         self._planned = 0.0
-        self._round: _Round | None = None
-        self._matched = 0  # tokens of the latest steps that are in the text of copies already
+        self._round: Round | None = None
+        self._followed = 0  # tokens of the run that was learned from already
+        self._runs = True  # whether rounds have followed each other in one call, as far as is known
         self._unread: list[int] = []  # tokens of plain rounds that copies have not been looked for in
 
     def plan(self) -> Draft:
@@ -129,11 +132,16 @@ class AutoDrafter(Drafter):
         self._read()
         forwards = self.verify_costs.now(sequences)
         verify = with_caution(self._overhead.added_to(forwards, self._planning.mean), sequences)
-        self._round = planned = _Round(sequences, drafting or sequences, forwards, verify, shared)
+        follow = self._follow if sequences == 1 and self.verify_costs.doubt <= _UNKNOWN else None
+        known = verify
+        if self._runs and follow is not None:
+            known = self._overhead.added_in_runs(forwards, self._planning_of_runs.mean)
+        self._round = planned = Round(sequences, drafting or sequences, verify, known, follow, shared)
+        self._followed = 0
         longest = self._allowance.longest(verify[1])
-        if longest <= verify[2] or self.verify_costs.doubt > _UNKNOWN:
-            steps = MOST_STEPS if sequences == 1 and self.verify_costs.doubt <= _UNKNOWN else 1
-            draft: Draft = _plain_draft(verify, held_back=True, steps=steps)
+        draft: Draft
+        if longest <= known[2] or self.verify_costs.doubt > _UNKNOWN:
+            draft = planned.plain(held_back=True)
         else:
             draft = self._best(planned, longest)
         self._planned += self._clock() - began - planned.preparing
@@ -141,7 +149,7 @@ class AutoDrafter(Drafter):
 
     def plan_nothing(self, plain: Draft, shared: SharedRound) -> Draft:
         """A round of plain decoding in a batch, of a request for which no draft could pay."""
-        self._round = _Round(2, 1, (), (), shared)
+        self._round = Round(2, 1, (), (), None, shared)
         return plain
 
     def may_gain(self, least: float, least_of_layers: float) -> bool:
@@ -163,62 +171,63 @@ class AutoDrafter(Drafter):
         """Whether it planned a layer draft for the coming round."""
         return self._round is not None and self._round.guess is not None
 
-    def _best(self, planned: "_Round", longest: float) -> Draft:
+    def _best(self, planned: Round, longest: float) -> Draft:
         """What is worth most of all that takes at most ``longest`` seconds."""
-        verify, rate = planned.verify, self._pace.rate(planned.verify[1])
-        filled = self._filled_rows(planned, rate, longest)
-        worth = plain(verify).worth(rate)
-        if filled.plan.length or filled.probed:
-            worth = max(worth, filled.worth(rate, self._trust[filled.known.name].value))
+        rate, rows = self._pace.rate(planned.verify[1]), planned.known
+        if planned.sequences == 1:
+            planned.gain = gain_of_guess(self._guesses.outlook(), rows[3] - rows[2], rate)
+        filled, worth = self._filled_rows(planned, rate, longest)
         layers = self._layers
         if layers is not None and not layers.copies.failed:
             draft = self._layer_draft(planned, layers, rate, longest, worth)
             if draft is not None:
                 return draft
-        if worth <= plain(verify).worth(rate):
-            return _plain_draft(verify) if planned.sequences > 1 else self._steps(verify, rate)
-        name = filled.known.name if filled.plan.length else PLAIN
-        planned.name, planned.expected = name, filled.plan.tokens
-        return _named(filled.draft(), name, filled.plan, verify)
+        return planned.plain() if filled is None else planned.take(filled)
 
-    def _steps(self, verify: CostTable, rate: float) -> Draft:
-        """Steps of plain decoding, until copies are likelier than now and may pay."""
-        rows = range(1, MOST_DRAFTED + 1)
-        pays = rate * min((verify[1 + drafted] - verify[1]) / drafted for drafted in rows)
-        least = max(pays, self._copies.likelihood)
+    def _follow(self, played: RunRound) -> NoDraft | TokenDraft | None:
+        """Plans the next round of a run: known tokens, or nothing; ``None`` where layers may be worth more."""
+        planned = self._round
+        assert planned is not None
+        self._learn_of_run(planned, played.token_ids)
+        self._guess = Guess() if played.guess is None else Guess(*played.guess)
+        if planned.layers_are_worth > -math.inf and self._followed >= _MOST_FOLLOWED:
+            return None
+        longest = self._allowance.longest(planned.verify[1])
+        if longest <= planned.known[2]:
+            return planned.plain(held_back=True)
+        filled, worth = self._filled_rows(planned, self._pace.rate(planned.verify[1]), longest)
+        if worth < planned.layers_are_worth:
+            return None
+        return planned.plain() if filled is None else planned.take(filled)
 
-        def until(token_id: int) -> bool:
-            self._matched += 1
-            self._copies.extend((token_id,))
-            return self._copies.likelihood > least
+    def _filled_rows(self, planned: Round, rate: float, longest: float) -> tuple[FilledRows | None, float]:
+        """The best rows without layers, and what they are worth; ``None`` for a step of plain decoding."""
+        least, known = plain(planned.verify).worth(rate), self._known()
+        trust = self._trust[known.name].value
+        filled = fill_rows(known, planned.known, rate, longest, planned.gain, trust)
+        worth = filled.worth(rate, trust)
+        return (filled, worth) if (filled.plan.length or filled.probed) and worth > least else (None, least)
 
-        return _plain_draft(verify, steps=MOST_STEPS, until=until)
-
-    def _filled_rows(self, planned: "_Round", rate: float, longest: float) -> FilledRows:
-        """The best rows without layers: copies or what a probe gave, and copies after that; and probes beside them."""
-        verify, guess = planned.verify, self._guess
-        gain = 0.0
-        if planned.sequences == 1:
-            gain = gain_of_guess(self._guesses.outlook(), verify[3] - verify[2], rate)
-        match = self._copies.match_after()
+    def _known(self) -> Known:
+        """The tokens that are likeliest to come next."""
+        guess, match = self._guess, self._copies.match_after()
         survival = self._copies.survival(match, MOST_DRAFTED)
         copied = self._copies.tokens(match, MOST_DRAFTED) if match.length else []
         chance = self._guesses.rate(guess.confidence) if guess.token is not None else 0.0
         name = EARLIER if match.earlier else COPIES
-        known = Known(name, copied, survival)
         if guess.token is not None and copied[:1] != [guess.token] and chance > (survival or [0.0])[0]:
             after = self._copies.match_after([guess.token])
             following = self._copies.survival(after, MOST_DRAFTED - 1)
             tokens = self._copies.tokens(after, MOST_DRAFTED - 1, [guess.token]) if after.length else []
-            known = Known(GUESS, [guess.token, *tokens], [chance, *(chance * each for each in following)])
-        elif guess.token is not None and copied[:1] == [guess.token]:
+            return Known(GUESS, [guess.token, *tokens], [chance, *(chance * each for each in following)])
+        if guess.token is not None and copied[:1] == [guess.token]:
             both = 1 - (1 - survival[0]) * (1 - chance) if survival else chance
             scale = both / survival[0] if survival else 0.0
-            known = Known(name, copied, [scale * each for each in survival] or [both])
-        return fill_rows(known, verify, rate, longest, gain, self._trust[known.name].value)
+            return Known(name, copied, [scale * each for each in survival] or [both])
+        return Known(name, copied, survival)
 
     def _layer_draft(
-        self, planned: "_Round", layers: LayerChoice, rate: float, longest: float, worth: float
+        self, planned: Round, layers: LayerChoice, rate: float, longest: float, worth: float
     ) -> Draft | None:
         """A layer draft that is worth more than ``worth``, if there is one and its weights are made."""
         verify, costs, name = planned.verify, layers.costs.now(planned.drafting), layers.assignment.name
@@ -229,7 +238,8 @@ class AutoDrafter(Drafter):
             return None
         policy = self._policy_for(each, verify, rate, max(limit for limit in _LIMITS if limit <= fits))
         plan = Plan(policy.limit, policy.expected_tokens, policy.expected_seconds)
-        if plan.worth(rate, self._trust[name].value) <= worth:
+        planned.layers_are_worth = plan.worth(rate, self._trust[name].value)
+        if planned.layers_are_worth <= worth:
             return None
         if not layers.copies.ready:
             began = self._clock()
@@ -237,18 +247,20 @@ class AutoDrafter(Drafter):
             made = layers.copies.make_if_it_pays(saving, min(self._room, _EXPECTED_ROOM))
             planned.preparing = self._clock() - began
             if not made:
+                planned.layers_are_worth = -math.inf
                 return None
         left = longest - plan.length * costs[1] - verify[1 + plan.length]
         planned.costs, planned.guess = costs, CopiesToConfirm(self._copies, costs, left)
         planned.name, planned.expected = name, plan.tokens
-        draft = LayerDraft(
+        return LayerDraft(
             layers.assignment.kept,
             plan.length,
             policy.begin(self._confident.rate),
             precision=layers.assignment.precision,
             guess=planned.guess,
+            name=name,
+            forecast=forecast_of(plan, verify),
         )
-        return _named(draft, name, plan, verify)
 
     def _policy_for(self, each: float, verify: CostTable, rate: float, limit: int) -> DraftPolicy:
         """When a layer draft ends; the last policy, where it would decide the same."""
@@ -268,6 +280,9 @@ class AutoDrafter(Drafter):
         """Scores what was drafted and what could have been copied, and counts the time."""
         began, planned, committed = self._clock(), self._round, feedback.acceptance.token_ids
         assert planned is not None
+        if feedback.run and planned.verify:
+            self._learn_from_run(planned, feedback)
+            return
         self._room -= len(committed)
         self._score_guess(committed)
         if not planned.verify:
@@ -276,8 +291,8 @@ class AutoDrafter(Drafter):
             self._forget(_faded(committed))
             planned.shared.note(1, feedback.seconds.verify / len(committed))
             return
-        self._copies.extend(committed[self._matched :])
-        self._matched = 0
+        self._runs = self._runs and planned.follow is None
+        self._copies.extend(committed)
         if planned.guess is not None:
             self._score_layers(feedback)
         else:
@@ -287,13 +302,13 @@ class AutoDrafter(Drafter):
         rows = 1 + len(feedback.proposal.rows)
         verifying, drafting = planned.verify[rows], planned.expected_drafting(feedback)
         if rows == 1:
-            verifying = verifying * len(committed) + self._planning.mean
-            self._overhead.note_steps(len(committed), feedback.seconds.other)
+            verifying += self._planning.mean
+            self._overhead.note_steps(1, feedback.seconds.other)
         else:
             self._overhead.note(rows, feedback.seconds.other)
         made = () if planned.guess is None else planned.guess.forwards
         if planned.sequences == 1:
-            self.verify_costs.note([rows] if rows > 1 else [1] * len(committed), feedback.seconds.verify)
+            self.verify_costs.note([rows], feedback.seconds.verify)
             if made and self._layers is not None:
                 self._layers.costs.note(made, feedback.seconds.draft)
         elif planned.shared is not None:
@@ -306,9 +321,35 @@ class AutoDrafter(Drafter):
         self._pace.note(len(committed), spent, planned.verify[1])
         self._allowance.note(len(committed), spent, planned.verify[1])
 
+    def _learn_of_run(self, planned: Round, token_ids: Sequence[int]) -> None:
+        """Learns from a round of a run that is under way."""
+        self._followed += len(token_ids)
+        self._room -= len(token_ids)
+        self._score_guess(token_ids)
+        self._copies.extend(token_ids)
+        self._forget(_faded(token_ids))
+        if planned.name != PLAIN:
+            self._trust[planned.name].note(planned.expected - 1, len(token_ids) - 1)
+        seconds, step = planned.known[planned.rows], planned.verify[1]
+        self._pace.note(len(token_ids), seconds, step)
+        self._allowance.note(len(token_ids), seconds, step)
+
+    def _learn_from_run(self, planned: Round, feedback: Feedback) -> None:
+        """Learns from the last round of a run, and from the time that all took."""
+        self._runs = True
+        if rest := feedback.acceptance.token_ids[self._followed :]:
+            self._learn_of_run(planned, rest)
+        if (guess := feedback.run[-1].guess) is not None:
+            self._guess = Guess(*guess)
+        seconds, rows = feedback.seconds, [1 + len(each.drafted) for each in feedback.run]
+        self.verify_costs.note(rows, seconds.verify)
+        self._overhead.note_steps(len(rows), seconds.other)
+        self._planning_of_runs.note(seconds.select / len(rows))
+
     def _forget(self, share: float) -> None:
         """Forgets a share of what went wrong in this request, so that it is tried again some time."""
-        self._confident.fade(share)
+        if self._layers is not None:
+            self._confident.fade(share)
         for trust in self._trust.values():
             trust.fade(_TRUST_FADE * share)
 
@@ -341,75 +382,6 @@ class AutoDrafter(Drafter):
             self._confident.note(index < accepted, confidence)
 
 
-def _named(draft: Draft, name: str, plan: Plan, verify: CostTable, *, held_back: bool = False) -> Draft:
-    """A draft with its name in reports and its forecast."""
-    return replace(draft, name=name, forecast=Forecast(plan.tokens_per_second, 1 / verify[1], held_back))
-
-
-def _plain_draft(
-    verify: CostTable, *, held_back: bool = False, steps: int = 1, until: Callable[[int], bool] | None = None
-) -> Draft:
-    return _named(NoDraft(steps, until), PLAIN, plain(verify), verify, held_back=held_back)
-
-
 def _faded(committed: Sequence[int]) -> float:
     """The share of a record that is forgotten while tokens were written without a layer draft."""
     return 1 - (1 - _FADE) ** len(committed)
-
-
-def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:
-    """What drafts the next round of several requests, whose rows share a forward."""
-    count = sharing = len(drafters)
-    if count == 1:
-        return [drafters[0].plan()]
-    costs = drafters[0].verify_costs
-    shared, verify = SharedRound(count, costs), with_caution(costs.now(count), count)
-    least = least_acceptance(verify)
-    of_layers = {
-        layers: math.inf if layers is None else least_acceptance_of_layers(verify, layers.now(count))
-        for layers in {drafter.layer_costs for drafter in drafters}
-    }
-    may_gain = [drafter.may_gain(least, of_layers[drafter.layer_costs]) for drafter in drafters]
-    plain_draft = _plain_draft(verify, steps=1 if any(may_gain) else MOST_STEPS)
-    drafts = {
-        drafter: drafter.plan_among(count, shared=shared) if gains else drafter.plan_nothing(plain_draft, shared)
-        for drafter, gains in zip(drafters, may_gain, strict=True)
-    }
-    while (drafting := [drafter for drafter in drafters if drafter.drafts_layers]) and len(drafting) < sharing:
-        # Fewer share the draft's forwards than was assumed: some may choose differently.
-        sharing = len(drafting)
-        drafts |= {drafter: drafter.plan_among(count, sharing, shared) for drafter in drafting}
-    return list(drafts.values())
-
-
-@dataclass(slots=True)
-class _Round:
-    """A planned round."""
-
-    sequences: int  # that share it
-    drafting: int  # of them share the forwards of a layer draft
-    forwards: CostTable  # of the target
-    verify: CostTable  # the same with what a round takes beside forwards; empty where no draft was looked for
-    shared: SharedRound | None
-    name: str = PLAIN
-    expected: float = 1.0  # tokens
-    preparing: float = 0.0  # seconds in which low-bit weights were made
-    costs: CostTable = ()  # of the forward of a layer draft; empty without one
-    guess: CopiesToConfirm | None = None  # of a layer draft
-
-    def expected_drafting(self, feedback: Feedback) -> float:
-        """Seconds of the draft's forwards if all that share them make as many; 0 if no layers drafted."""
-        if self.guess is None:
-            return 0.0
-        proposal = feedback.proposal
-        return (len(proposal.confidences) - proposal.guessed) * self.costs[1] + self.guess.seconds
-
-    def share_of_drafting(self, feedback: Feedback, expected: float) -> float:
-        """What the request pays of the forwards of the draft: what is expected if it drafts alone.
-
-        Where several draft, some stop earlier than others, whose later forwards are shared by fewer: then those that
-        drafted pay equal parts of what it took, and no less than is expected.
-        """
-        if self.drafting == 1:
-            return expected
-        return max(expected, feedback.seconds.draft * self.sequences / self.drafting) if expected else 0.0

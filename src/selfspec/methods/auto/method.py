@@ -9,13 +9,14 @@ from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
 from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
-from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice, plan_together
+from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
 from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.preparation import AutoSettings, Preparation, Trial, expect, prepare
-from selfspec.methods.auto.rows import MOST_PROBES
+from selfspec.methods.auto.together import plan_together
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.state import LearnedState
+from selfspec.runtimes.chain import MOST_PROBES
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.target import Target
 

@@ -296,13 +296,13 @@ def expect(target: Target, settings: AutoSettings) -> Preparation:
 def _estimate(target: Target, settings: AutoSettings) -> Preparation:
     """Costs by the bytes of the weights; weights of more than 8 bits are taken to have a good draft at 4."""
     verify, precision = estimate_row_costs(target), Precision.of(4, settings.group)
+    if target.dtype.itemsize * target.parameter_count * _LEAST_SHARE > weight_bytes(target):
+        return Preparation(verify, None, measured=False)  # the weights have few bits themselves
     try:
         needed = target.low_bit_bytes(precision)
         draft = estimate_row_costs(target, precision)
     except UnsupportedModelError:
         return Preparation(verify, None, measured=False)
-    if target.dtype.itemsize * target.parameter_count * _LEAST_SHARE > weight_bytes(target):
-        return Preparation(verify, None, measured=False)  # the weights have few bits themselves
     if needed > _limit(settings):
         return Preparation(verify, None, needed, measured=False)
     layers = Trial(Assignment(KeptSet.full(target.sublayer_count), precision), CONFIDENCE.mean, draft)

@@ -1,17 +1,16 @@
 """What fills the rows of a verification for which no layers draft: known tokens, and probes for the next round."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from selfspec.decoding.draft import TokenDraft
+from selfspec.decoding.draft import Follow, TokenDraft
 from selfspec.methods.auto.plans import MOST_DRAFTED, Plan
 from selfspec.methods.auto.stopping import Outlook
+from selfspec.runtimes.chain import MOST_PROBES
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.sampling.tree import TokenTree
-
-MOST_PROBES = 3
-"""Most probes of a round."""
+from selfspec.types import Forecast
 
 _EPSILON = 1e-9
 _PROBED_LENGTHS = 8
@@ -43,10 +42,10 @@ class FilledRows:
         """As ``Plan.worth``, with what the probes are worth."""
         return self.plan.worth(rate, trust) + self.gain
 
-    def draft(self) -> TokenDraft:
+    def draft(self, follow: Follow | None, name: str, forecast: Forecast) -> TokenDraft:
         """The tokens and the probes."""
-        length = self.plan.length
-        return TokenDraft(tuple(self.known.token_ids[:length]), TokenTree.chain(length), self.probed)
+        tokens = tuple(self.known.token_ids[: self.plan.length])
+        return TokenDraft(tokens, TokenTree.chain(len(tokens)), self.probed, follow, name, forecast)
 
 
 def gain_of_guess(outlook: Outlook, row: float, rate: float) -> float:
@@ -54,31 +53,36 @@ def gain_of_guess(outlook: Outlook, row: float, rate: float) -> float:
 
     It is verified where it is likelier than what the row's time is worth; ``outlook`` is that of guesses.
     """
-    return float(outlook.weights @ (outlook.acceptances - rate * row).clip(min=0.0))
+    kinds: Iterable[tuple[float, float]] = zip(outlook.weights.tolist(), outlook.acceptances.tolist(), strict=True)
+    return sum(weight * max(0.0, acceptance - rate * row) for weight, acceptance in kinds)
 
 
 def fill_rows(known: Known, verify: CostTable, rate: float, longest: float, gain: float, trust: float) -> FilledRows:
     """The number of known tokens, and the probes, that are worth most in a round of at most ``longest`` seconds.
 
+    Of numbers that are worth the same it is the largest: their rows cost nothing.
+
     A probe after a row is of use if that row turns out to be the last one accepted, which is worth ``gain``. Costs may
     have any shape: where more rows take less time, more tokens are verified. Of the known tokens' survival a share
     ``trust`` is believed.
     """
-    survival = known.survival
-    best, highest = FilledRows(known, Plan(0, 1.0, verify[1])), -inf
-    expected = 1.0
+    survival, most, likely = known.survival, longest + _EPSILON, len(known.survival)
+    best: tuple[Plan, tuple[int, ...], float] = Plan(0, 1.0, verify[1]), (), 0.0
+    highest, expected = -inf, 1.0
     for count in range(min(len(known.token_ids), MOST_DRAFTED) + 1):
-        expected += survival[count - 1] if 0 < count <= len(survival) else 0.0
-        plan = Plan(count, expected, verify[1 + count])
-        probes, own = _probes(survival, count, verify, rate, gain) if count <= _PROBED_LENGTHS else ((), 0.0)
-        for rows, worth in ((probes, own), ((), 0.0)) if probes else (((), 0.0),):
-            seconds = verify[1 + count + len(rows)]
-            if seconds <= longest + _EPSILON or not count + len(rows):
-                filled = FilledRows(known, plan._replace(seconds=seconds), rows, worth)
-                if (total := filled.worth(rate, trust)) > highest:
-                    best, highest = filled, total
-                break
-    return best
+        expected += survival[count - 1] if 0 < count <= likely else 0.0
+        seconds, own = verify[1 + count], 0.0
+        probes: tuple[int, ...] = ()
+        if gain and count <= _PROBED_LENGTHS:
+            probes, own = _probes(survival, count, verify, rate, gain)
+            if probes and verify[1 + count + len(probes)] <= most:
+                seconds = verify[1 + count + len(probes)]
+            else:
+                probes, own = (), 0.0
+        worth = trust * (expected - 1) + own - rate * seconds
+        if (seconds <= most or not count) and worth >= highest:
+            highest, best = worth, (Plan(count, expected, seconds), probes, own)
+    return FilledRows(known, *best)
 
 
 def _probes(

@@ -1,4 +1,4 @@
-"""Runs of plain decoding write what single steps write, end where they end, and give way to others."""
+"""Runs write what single rounds write, end where they end, and give way to others."""
 
 import copy
 from collections.abc import Iterator
@@ -18,10 +18,12 @@ from helpers.models import prompt
 from helpers.scripted import Scripted
 from selfspec import Engine
 from selfspec.decoding import verification
-from selfspec.decoding.draft import NoDraft
+from selfspec.decoding.draft import NoDraft, RunRound, TokenDraft
+from selfspec.decoding.drafter import Needs
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import Target
+from selfspec.sampling.tree import TokenTree
 from selfspec.types import Generation
 
 pytestmark = needs_kernels
@@ -60,9 +62,20 @@ def counted_runs() -> Iterator[list[int]]:
         yield lengths
 
 
+def steps_of(count: int) -> NoDraft:
+    """A run of that many steps of plain decoding."""
+    played = [0]
+
+    def follow(_: RunRound) -> NoDraft | None:
+        played[0] += 1
+        return NoDraft() if played[0] < count else None
+
+    return NoDraft(follow)
+
+
 def generate(steps: int, prompts: list[list[int]], name: str = "llama", **params: Any) -> list[Generation]:
     target = Target(build(name))
-    return Engine(target.model, method=Scripted(target, lambda _: NoDraft(steps))).generate(prompts, **params)
+    return Engine(target.model, method=Scripted(target, lambda _: steps_of(steps))).generate(prompts, **params)
 
 
 def assert_same(ours: Generation, wanted: Generation) -> None:
@@ -130,17 +143,115 @@ def test_a_run_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_run_ends_where_its_drafter_wants_to_plan() -> None:
     heard: list[int] = []
 
-    def until(token_id: int) -> bool:
-        heard.append(token_id)
-        return len(heard) % 3 == 0
+    def follow(round: RunRound) -> NoDraft | None:
+        heard.extend(round.token_ids)
+        return None if len(heard) % 3 == 0 else NoDraft()
 
     target = Target(build())
     with counted_runs() as lengths:
-        method = Scripted(target, lambda _: NoDraft(16, until))
+        method = Scripted(target, lambda written: NoDraft(follow))
         ours = Engine(target.model, method=method).generate(PROMPT, max_new_tokens=9)
     assert lengths == [3, 3, 2]
-    assert tuple(heard) == ours.token_ids[1:]
+    assert tuple(heard) == ours.token_ids[1:8]  # the last token's round has none after it
     assert_same(ours, generate(1, [PROMPT], max_new_tokens=9)[0])
+
+
+class Known:
+    """Plans what is known of a text, now and then with a mistake, round after round."""
+
+    def __init__(
+        self, text: tuple[int, ...], lengths: list[int], wrong: set[int], *, runs: bool, probed: bool = False
+    ) -> None:
+        self.text, self.lengths, self.wrong, self.runs, self.probed = text, lengths, wrong, runs, probed
+        self.rounds = 0
+        self.written = 1
+        self.guesses: list[tuple[int, int]] = []
+        """The choices of probes, by the number of tokens that were written."""
+
+    def plan(self, written: int) -> NoDraft | TokenDraft:
+        self.written = written
+        length = self.lengths[self.rounds % len(self.lengths)]
+        self.rounds += 1
+        tokens = [
+            token + 1 if place in self.wrong and token + 1 < SIZES["vocab_size"] else token
+            for place, token in enumerate(self.text[written : written + length], start=written)
+        ]
+        follow = self.follow if self.runs else None
+        probes = tuple(row for row in (0, 2, len(tokens)) if row <= len(tokens)) if self.probed else ()
+        if not tokens and not probes:
+            return NoDraft(follow)
+        return TokenDraft(tuple(tokens), TokenTree.chain(len(tokens)), tuple(sorted(set(probes))), follow)
+
+    def follow(self, round: RunRound) -> NoDraft | TokenDraft | None:
+        written = self.written + len(round.token_ids)
+        if round.guess is not None:
+            self.guesses.append((written, round.guess[0]))
+            assert 0 < round.guess[1] <= 1
+        if len(round.token_ids) == 3 and self.written % 2:
+            return None  # some runs end early
+        return self.plan(written)
+
+
+def generate_by(known: Known, target: Target, **params: Any) -> Generation:
+    method = Scripted(target, lambda written: known.plan(len(written)), Needs(sibling_rows=3))
+    generation = Engine(target.model, method=method).generate(PROMPT, **params)
+    written = 1
+    for feedback in method.feedbacks:
+        written += len(feedback.acceptance.token_ids)
+        last = feedback.acceptance.rows[-1]
+        for row, (token, _) in zip(feedback.proposal.probes, feedback.guesses, strict=True):
+            known.guesses += [(written, token)] if row == last else []
+    return generation
+
+
+def test_known_tokens_that_are_right_save_forwards() -> None:
+    target, params = Target(build()), {"max_new_tokens": 33, **CHOICES["greedy"]}
+    (plain,) = generate(1, [PROMPT], **params)
+    with counted_runs() as lengths:
+        ours = generate_by(Known(plain.token_ids, [3], {9}, runs=True), target, **params)
+    assert ours.token_ids == plain.token_ids
+    assert len(lengths) < len(ours.rounds) < 12
+    assert (ours.drafted, ours.accepted) == (26, 23)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_probes_in_a_run_choose_what_they_choose_in_rounds_of_their_own(name: str, choice: str) -> None:
+    target, params = Target(build(name)), {"max_new_tokens": 40, **CHOICES[choice]}
+    text = generate(1, [PROMPT], name, **params)[0].token_ids
+    run, alone = (Known(text, [4, 0, 1], {9, 20}, runs=runs, probed=True) for runs in (True, False))
+    ours = generate_by(run, target, **params)
+    assert ours.token_ids == generate_by(alone, target, **params).token_ids == text
+    assert sum(each.probes for each in ours.rounds) > 20
+    assert len(run.guesses) > 10
+    assert set(run.guesses) <= set(alone.guesses)
+
+
+@given(data=st.data())
+def test_known_tokens_in_a_run_are_verified_as_in_rounds_of_their_own(data: st.DataObject) -> None:
+    name, choice = data.draw(st.sampled_from(sorted(CONFIGS))), data.draw(st.sampled_from(sorted(CHOICES)))
+    room = data.draw(st.integers(3, 40), label="room")
+    target = Target(build(name))
+    params = {"max_new_tokens": room, **CHOICES[choice]}
+    (plain,) = generate(1, [PROMPT], name, **params)
+    drafted = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=8).filter(any), label="lengths")
+    wrong, probed = data.draw(st.sets(st.integers(1, 40)), label="wrong"), data.draw(st.booleans(), label="probed")
+    ends = tuple(data.draw(st.sets(st.sampled_from(plain.token_ids), max_size=1), label="ends"))
+
+    def play(*, runs: bool) -> tuple[Generation, dict[int, int]]:
+        known = Known(plain.token_ids, drafted, wrong, runs=runs, probed=probed)
+        return generate_by(known, target, stop_token_ids=ends, **params), dict(known.guesses)
+
+    alone, guesses = play(runs=False)
+    with counted_runs() as lengths:
+        ours, guessed = play(runs=True)
+    assert guessed.items() <= guesses.items() or len(drafted) > 1  # runs that end early plan other lengths
+    assert ours.token_ids == plain.token_ids[: len(ours.token_ids)]
+    assert sum(lengths) >= len(ours.token_ids) - 2  # the first, and a last one for which there is no room beside it
+    for generation in (ours, alone):
+        assert sum(len(each.token_ids) for each in generation.rounds) == len(generation.token_ids) - 1
+        assert generation.origins.count("draft") == generation.accepted
+    assert ours.token_ids == alone.token_ids
 
 
 def test_prompts_that_are_being_read_take_turns_with_single_steps() -> None:
@@ -162,7 +273,7 @@ def test_a_step_without_numbers_is_named() -> None:
     with torch.no_grad():  # no other token's logits have it in them, the head is another tensor
         model.get_input_embeddings().weight[text[first]] = torch.nan
     target = Target(model)
-    engine = Engine(model, method=Scripted(target, lambda _: NoDraft(4)))
+    engine = Engine(model, method=Scripted(target, lambda _: steps_of(4)))
     with counted_runs() as lengths, pytest.raises(NonFiniteLogitsError, match=f"for new token {first + 2} "):
         engine.generate(PROMPT, max_new_tokens=12)
     assert lengths

@@ -1,0 +1,73 @@
+"""A round of ``auto`` between plan and verification, and the drafts that it gives."""
+
+import math
+from dataclasses import dataclass
+
+from selfspec.decoding.draft import Follow, NoDraft, TokenDraft
+from selfspec.decoding.drafter import Feedback
+from selfspec.methods.auto.acceptance import CopiesToConfirm
+from selfspec.methods.auto.allowance import SharedRound
+from selfspec.methods.auto.plans import Plan, plain
+from selfspec.methods.auto.rows import FilledRows
+from selfspec.runtimes.costs.rows import CostTable
+from selfspec.types import Forecast
+
+PLAIN = "plain"
+
+
+def forecast_of(plan: Plan, verify: CostTable, *, held_back: bool = False) -> Forecast:
+    """What is expected of a plan, beside a step of plain decoding."""
+    return Forecast(plan.tokens_per_second, 1 / verify[1], held_back)
+
+
+def plain_draft(verify: CostTable, follow: Follow | None = None, *, held_back: bool = False) -> NoDraft:
+    """A step of plain decoding."""
+    return NoDraft(follow, PLAIN, forecast_of(plain(verify), verify, held_back=held_back))
+
+
+@dataclass(slots=True)
+class Round:
+    """A round of one request, as it is planned."""
+
+    sequences: int  # that share it
+    drafting: int  # of them share the forwards of a layer draft
+    verify: CostTable  # with what a round takes beside forwards; empty where no draft was looked for
+    known: CostTable  # the same where known tokens are verified, maybe in a run
+    follow: Follow | None  # plans the next round of a run; ``None`` where the round has to be alone
+    shared: SharedRound | None
+    name: str = PLAIN
+    expected: float = 1.0  # tokens
+    rows: int = 1  # of its verification, where its tokens are known
+    gain: float = 0.0  # tokens that a guess of the next round's first draft token is worth
+    layers_are_worth: float = -math.inf  # a draft of layers; -inf where none can be made
+    preparing: float = 0.0  # seconds in which low-bit weights were made
+    costs: CostTable = ()  # of the forward of a layer draft; empty without one
+    guess: CopiesToConfirm | None = None  # of a layer draft
+
+    def plain(self, *, held_back: bool = False) -> NoDraft:
+        """A step of plain decoding."""
+        self.name, self.expected, self.rows = PLAIN, 1.0, 1
+        return plain_draft(self.verify, self.follow, held_back=held_back)
+
+    def take(self, filled: FilledRows) -> TokenDraft:
+        """A draft of known tokens, and probes beside them."""
+        self.name = filled.known.name if filled.plan.length else PLAIN
+        self.expected, self.rows = filled.plan.tokens, 1 + filled.plan.length + len(filled.probed)
+        return filled.draft(self.follow, self.name, forecast_of(filled.plan, self.verify))
+
+    def expected_drafting(self, feedback: Feedback) -> float:
+        """Seconds of the draft's forwards if all that share them make as many; 0 if no layers drafted."""
+        if self.guess is None:
+            return 0.0
+        proposal = feedback.proposal
+        return (len(proposal.confidences) - proposal.guessed) * self.costs[1] + self.guess.seconds
+
+    def share_of_drafting(self, feedback: Feedback, expected: float) -> float:
+        """What the request pays of the forwards of the draft: what is expected if it drafts alone.
+
+        Where several draft, some stop earlier than others, whose later forwards are shared by fewer: then those that
+        drafted pay equal parts of what it took, and no less than is expected.
+        """
+        if self.drafting == 1:
+            return expected
+        return max(expected, feedback.seconds.draft * self.sequences / self.drafting) if expected else 0.0
