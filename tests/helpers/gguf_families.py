@@ -15,6 +15,7 @@ from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, quants
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from helpers.k_quants import quantise_k
 from selfspec.loading.gguf_file import GgufTensor
 
 ARCHITECTURES = {
@@ -76,7 +77,8 @@ def save_family(
         if tensor not in leave_out:
             numbers = np.ascontiguousarray(values, np.float32)
             kind = quantised if numbers.ndim > 1 and "gate_inp" not in tensor else GGMLQuantizationType.F32
-            writer.add_tensor(tensor, quants.quantize(numbers, kind), raw_dtype=kind)
+            blocks = quantise_k(numbers, kind.name) if kind.name.endswith("_K") else quants.quantize(numbers, kind)
+            writer.add_tensor(tensor, blocks, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
