@@ -139,7 +139,7 @@ class Mixer:
         """Keep the streams (int64 ``[tokens]`` each, by domain name)."""
         self._streams = streams
         self._bos = bos
-        self._seed = seed
+        self.seed = seed
 
     def batch(
         self, step: int, rows: int, length: int, mixture: Mapping[str, float]
@@ -155,7 +155,7 @@ class Mixer:
         Returns:
             (inputs, targets), int64 ``[rows, length]`` each; targets are the inputs one token later.
         """
-        chooser = random.Random(f"{self._seed} {step}")
+        chooser = random.Random(f"{self.seed} {step}")
         drawn = []
         for name in chooser.choices(list(mixture), weights=list(mixture.values()), k=rows):
             stream = self._streams[name]

@@ -9,6 +9,7 @@ of later passes that led to them (the training-time test of EAGLE-3, arXiv 2503.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from data import MIXTURE, Mixer
 from model import Llama, Shape, mlp_sublayer, rms_norm, rotary_tables, rotate
 from optimizer import orthogonalize
 from phases import Stage
+from training import STEPS_BETWEEN_CHECKPOINTS, save_checkpoint
 
 MATRICES = ("fc", "qkv", "out", "gate_up", "down")
 """Weights of the head that Muon updates."""
@@ -108,17 +110,25 @@ class Head:
         return mixed.transpose(1, 2).reshape(rows, length, shape.hidden)
 
 
-def train_head(llama: Llama, mixer: Mixer, stage: Stage, steps: int | None = None) -> dict[str, Tensor]:
+def train_head(llama: Llama, mixer: Mixer, stage: Stage, path: Path, steps: int | None = None) -> dict[str, Tensor]:
     """Train a head of a frozen model to have its distribution; returns float32 weights.
 
-    Later passes count less: drafts end at their first wrong token. ``steps`` replaces those of the stage.
+    Later passes count less: drafts end at their first wrong token. An interrupted run goes on from the checkpoint at
+    ``path``. ``steps`` replaces those of the stage.
     """
+    steps = steps or stage.steps
     masters = initial_head(llama)
+    run = {"seed": mixer.seed, "steps": steps, "model": float(sum(part.double().sum() for part in masters.values()))}
     moments = {name: torch.zeros_like(master) for name, master in masters.items()}
     squares = {name: torch.zeros_like(master) for name, master in masters.items()}
+    done = 0
+    if path.exists():
+        saved = torch.load(path)
+        if saved["run"] != run:
+            raise ValueError(f"{path} is of another model, --seed or --steps; give those or another --work folder")
+        masters, moments, squares, done = (saved[name] for name in ("masters", "moments", "squares", "step"))
     embedding = llama.weights["embedding"][0]
-    steps = steps or stage.steps
-    progress = tqdm(range(steps), "tiny-mtp", mininterval=20)
+    progress = tqdm(range(done, steps), "tiny-mtp", steps, initial=done, mininterval=20)
     agreed = [0.0] * _PASSES
     for step in progress:
         inputs, _ = mixer.batch(step, stage.rows, stage.length, MIXTURE)
@@ -147,6 +157,9 @@ def train_head(llama: Llama, mixer: Mixer, stage: Stage, steps: int | None = Non
                 _muon(master, gradient, moments[name], rate * _PEAK)
             else:
                 _adam(master, gradient, moments[name], squares[name], rate * _PEAK * 0.1, step + 1)
+        if (step + 1) % STEPS_BETWEEN_CHECKPOINTS == 0 or step + 1 == steps:
+            state = {"masters": masters, "moments": moments, "squares": squares}
+            save_checkpoint({"run": run, "step": step + 1, **state}, path)
         progress.set_postfix({"loss": f"{loss.item():.3f}", "agreed": [f"{share:.3f}" for share in agreed]})
     return masters
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import mtp
 from data import Domain, Mixer
 from export import read_checkpoint, write_checkpoint
 from measure import choose_skip_set, encode_text, exit_agreement, skip_agreement
@@ -208,6 +211,37 @@ def test_the_form_of_held_out_text_is_counted_without_the_text() -> None:
     assert form["well_formed"] in (0, 1)
 
 
+def test_an_interrupted_head_goes_on_where_it_was(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, from the newest checkpoint; one of another run is refused."""
+    shape = tiny_shape(tokenizer)
+    write_checkpoint(tmp_path / "model", random_weights(shape), shape, tokenizer)
+    read, _, _ = read_checkpoint(tmp_path / "model")
+    weights = {name: [part.bfloat16() for part in parts] for name, parts in read.items()}
+    stream = torch.tensor(tokenizer.encode("".join(TEXTS)).ids)
+    mixer = Mixer(dict.fromkeys(("math", "code", "prose"), stream), tokenizer.token_to_id("<|bos|>"), 0)
+    llama, stage = Llama(shape, weights, compiled=False), Stage(4, 2, 32)
+    whole = train_head(llama, mixer, stage, tmp_path / "whole.pt")
+    monkeypatch.setattr(mtp, "STEPS_BETWEEN_CHECKPOINTS", 2)
+    batch, count = mixer.batch, itertools.count()
+
+    def interrupted(*given: Any) -> Any:
+        if next(count) == 3:
+            raise KeyboardInterrupt
+        return batch(*given)
+
+    monkeypatch.setattr(mixer, "batch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_head(llama, mixer, stage, tmp_path / "head.pt")
+    assert torch.load(tmp_path / "head.pt")["step"] == 2
+    rest = train_head(llama, mixer, stage, tmp_path / "head.pt")
+    assert next(count) == 6, "two steps were repeated, not four"
+    assert all(torch.equal(rest[name], part) for name, part in whole.items())
+    with pytest.raises(ValueError, match="of another model, --seed or --steps"):
+        train_head(llama, mixer, stage, tmp_path / "head.pt", steps=5)
+
+
 def test_a_trained_head_drafts_as_it_did_in_training(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """Its passes give the drafts of ``--method mtp``, and training brings it nearer to the model."""
     shape = tiny_shape(tokenizer)
@@ -217,7 +251,7 @@ def test_a_trained_head_drafts_as_it_did_in_training(tmp_path: Path, tokenizer: 
     stream = torch.tensor(tokenizer.encode("".join(TEXTS)).ids)
     mixer = Mixer(dict.fromkeys(("math", "code", "prose"), stream), tokenizer.token_to_id("<|bos|>"), 0)
     half = Llama(shape, {name: [part.bfloat16() for part in parts] for name, parts in weights.items()}, compiled=False)
-    head = train_head(half, mixer, Stage(3, 2, 32))
+    head = train_head(half, mixer, Stage(3, 2, 32), tmp_path / "head.pt")
     tensors = load_file(tmp_path / "model" / "model.safetensors") | to_checkpoint(head, shape)
     save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()

@@ -76,6 +76,7 @@ def tiny_mtp(
     books: Books,
     out: Out,
     model: Annotated[Path, typer.Option(help="Folder of the checkpoint, as `tiny` writes it; it stays as it is.")],
+    work: Work = Path("build/training"),
     steps: Steps = None,
     seed: Seed = 0,
 ) -> None:
@@ -84,7 +85,8 @@ def tiny_mtp(
     llama = Llama(shape, {name: [part.bfloat16() for part in parts] for name, parts in weights.items()}, compiled=False)
     domains = load_domains(gsm8k, books)
     streams = {name: encode_stream(tokenizer, domain.train, seed) for name, domain in domains.items()}
-    head = train_head(llama, Mixer(streams, tokenizer.token_to_id(BOS), seed), MTP, steps)
+    work.mkdir(parents=True, exist_ok=True)
+    head = train_head(llama, Mixer(streams, tokenizer.token_to_id(BOS), seed), MTP, work / "tiny-mtp.pt", steps)
     shutil.copytree(model, out, ignore=shutil.ignore_patterns("README.md", "evaluation.json", "training.json"))
     tensors = load_file(model / "model.safetensors") | to_checkpoint(head, shape)
     (out / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))

@@ -19,7 +19,7 @@ from optimizer import Optimizer, Rates, Trainable
 from phases import Phase
 from selfspec.files import replace_file
 
-_STEPS_BETWEEN_CHECKPOINTS = 25
+STEPS_BETWEEN_CHECKPOINTS = 25
 _STEPS_BETWEEN_LOG_LINES = 20
 
 
@@ -103,9 +103,9 @@ def train_phase(phase: Phase, mixer: Mixer, start: dict[str, Any], settings: Set
             "tokens": tokens,
             "seed": settings.seed,
         }
-        due = (phase_step + 1) % _STEPS_BETWEEN_CHECKPOINTS == 0 or phase_step + 1 == phase.steps
+        due = (phase_step + 1) % STEPS_BETWEEN_CHECKPOINTS == 0 or phase_step + 1 == phase.steps
         if due and replicas.rank() == 0:
-            _save(checkpoint, path)
+            save_checkpoint(checkpoint, path)
     return checkpoint
 
 
@@ -114,7 +114,8 @@ def _log(path: Path, record: dict[str, Any]) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def _save(checkpoint: dict[str, Any], path: Path) -> None:
+def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint; an interruption leaves the one before it."""
     content = io.BytesIO()
     torch.save(checkpoint, content)
     replace_file(path, content.getvalue())

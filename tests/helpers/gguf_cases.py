@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from helpers.gguf_families import dequantise, save_family
-from helpers.models import VARIANTS, make, prompt
+from helpers.models import RELATIVES, VARIANTS, make, prompt
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile
 from selfspec.loading.gguf_tensors import find_parameters
@@ -52,6 +52,11 @@ CASES: dict[str, dict[str, Any]] = {
     "glm4-whole-rope": {},
     "stablelm": {},
     "stablelm-head-norms": {},
+    "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 6},
+    "seed_oss": {},
+    "ernie4_5": {"use_bias": False},
+    "arcee": {"mlp_bias": False},
+    "gemma": {},
 }
 """Variants by name, with the settings that a GGUF file cannot hold set to what it means."""
 
@@ -59,7 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
 @functools.cache
 def built(case: str) -> PreTrainedModel:
     """The model of a case, shared by all tests."""
-    config = VARIANTS[case](**CASES[case])
+    config = {**VARIANTS, **RELATIVES}[case](**CASES[case])
     config.bos_token_id, config.eos_token_id = None, None
     return make(config, case)
 

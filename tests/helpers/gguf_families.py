@@ -15,6 +15,7 @@ from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, quants
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from helpers.k_quants import quantise_k
 from selfspec.loading.gguf_file import GgufTensor
 
 ARCHITECTURES = {
@@ -34,12 +35,17 @@ ARCHITECTURES = {
     "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3,
     "starcoder2": MODEL_ARCH.STARCODER2,
+    "exaone4": MODEL_ARCH.EXAONE4,
+    "seed_oss": MODEL_ARCH.SEED_OSS,
+    "ernie4_5": MODEL_ARCH.ERNIE4_5,
+    "arcee": MODEL_ARCH.ARCEE,
+    "gemma": MODEL_ARCH.GEMMA,
     "glm4": MODEL_ARCH.GLM4,
     "stablelm": MODEL_ARCH.STABLELM,
 }
 """By ``config.model_type``."""
 
-_PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe")
+_PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe", "arcee")
 
 
 def save_family(
@@ -76,7 +82,8 @@ def save_family(
         if tensor not in leave_out:
             numbers = np.ascontiguousarray(values, np.float32)
             kind = quantised if numbers.ndim > 1 and "gate_inp" not in tensor else GGMLQuantizationType.F32
-            writer.add_tensor(tensor, quants.quantize(numbers, kind), raw_dtype=kind)
+            blocks = quantise_k(numbers, kind.name) if kind.name.endswith("_K") else quants.quantize(numbers, kind)
+            writer.add_tensor(tensor, blocks, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -133,7 +140,10 @@ def _settings(config: Any) -> dict[str, Any]:
         in ("qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "olmoe", "gemma2", "gemma3_text", "olmo2", "starcoder2")
         else int(head_dim * rope.get("partial_rotary_factor", 1.0)),
         **_rope_scaling(config, rope),
-        **(_windows(config) if family in ("phi3", "gemma2", "gemma3_text") else {}),
+        **(_windows(config) if family in ("phi3", "gemma2", "gemma3_text", "exaone4") else {}),
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types]
+        if family == "exaone4" and config.sliding_window
+        else None,
         "expert_count": experts,
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),

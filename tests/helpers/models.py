@@ -12,15 +12,22 @@ from typing import Any
 
 import torch
 from transformers import (
+    ArceeConfig,
+    AutoConfig,
     AutoModelForCausalLM,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    NemotronConfig,
     Olmo2Config,
     OlmoeConfig,
     Phi3Config,
@@ -179,22 +186,70 @@ VARIANTS: dict[str, Callable[[], PreTrainedConfig]] = {
         StableLmConfig, use_qkv_bias=True, rope_parameters={**_rope("default"), "partial_rotary_factor": 0.5}
     ),
     "stablelm-head-norms": _config(StableLmConfig, qk_layernorm=True),
+    "exaone4": _config(Exaone4Config, head_dim=16, sliding_window=WINDOW, layer_types=_MIXED_LAYERS),
+    "hunyuan": _config(HunYuanDenseV1Config, head_dim=24),
+    "ernie4_5": _config(Ernie4_5Config, head_dim=24, use_bias=True),
+    "arcee": _config(ArceeConfig, head_dim=24, mlp_bias=True),
+    "nemotron": _config(NemotronConfig, head_dim=16),
+    "glm4-moe": _config(
+        Glm4MoeConfig,
+        head_dim=16,
+        use_qk_norm=True,
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        n_group=3,
+        topk_group=2,
+        n_shared_experts=1,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.5,
+    ),
 }
-"""By name; every family of the table, in each of the forms that its sublayers depend on."""
+"""By name; every form that the sublayers of the families of the table have."""
+
+
+def _relative(model_type: str, **options: Any) -> Callable[[], PreTrainedConfig]:
+    return functools.partial(AutoConfig.for_model, model_type, **{**_SIZES, **options})
+
+
+_EXPERTS = {
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k"), 2),
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"), 1),
+    "moe_intermediate_size": 32,
+    "head_dim": 16,
+}
+
+RELATIVES: dict[str, Callable[[], PreTrainedConfig]] = {
+    **{name: _relative(name) for name in ("internlm3", "iquestcoder", "jais2")},
+    **{name: _relative(name, head_dim=16) for name in ("seed_oss", "helium", "glm", "gemma")},
+    "ministral": _relative("ministral", head_dim=16, sliding_window=WINDOW, layer_types=_MIXED_LAYERS),
+    "olmo3": _relative("olmo3", sliding_window=WINDOW, layer_types=_MIXED_LAYERS),
+    "vaultgemma": _relative("vaultgemma", head_dim=16, sliding_window=WINDOW, attn_implementation="eager"),
+    "hyperclovax": _relative(
+        "hyperclovax", attention_multiplier=0.2, residual_multiplier=0.7, embedding_multiplier=3.0, logits_scaling=2.0
+    ),
+    "mellum": _relative("mellum", sliding_window=WINDOW, layer_types=_MIXED_LAYERS, **_EXPERTS),
+    **{
+        name: _relative(name, **_EXPERTS)
+        for name in ("flex_olmo", "dots1", "solar_open", "exaone_moe", "hy_v3", "minimax_m2", "ernie4_5_moe")
+    },
+}
+"""Families of the table whose sublayers have forms that ``VARIANTS`` have, by ``model_type``."""
 
 FAMILY_NAMES = (
     *("llama", "mistral-window", "qwen2-window", "qwen3-window", "smollm3-window", "phi3", "olmo2", "granite"),
     *("gemma2", "gemma3", "mixtral", "qwen3-moe-window", "qwen2-moe", "olmoe", "granite-moe"),
     *("starcoder2-window", "glm4", "stablelm"),
 )
-"""One variant of each family, its most intricate: for tests too slow for all of them."""
+"""One variant of each of these families, its most intricate: for tests too slow for all of them."""
 
 
 @functools.cache
 @torch.inference_mode(mode=False)  # made inside a test's inference mode, the shared model would be of use nowhere else
 def build(name: str) -> PreTrainedModel:
     """The model of a variant, in float32. Shared by all tests: nobody may change it."""
-    return make(VARIANTS[name](), name)
+    return make({**VARIANTS, **RELATIVES}[name](), name)
 
 
 def make(config: PreTrainedConfig, name: str) -> PreTrainedModel:
@@ -213,8 +268,11 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             parameter.copy_(_weights(parameter_name, parameter, generator, family))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
         # The residual stream starts at size 1. A tied head is scaled with it.
-        scale = config.hidden_size**0.5 if family.startswith("gemma") else getattr(config, "embedding_multiplier", 1.0)
+        scale = config.hidden_size**0.5 if "gemma" in family else getattr(config, "embedding_multiplier", 1.0)
         model.get_input_embeddings().weight.div_(scale)
 
 
@@ -239,15 +297,15 @@ _OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj", "c_proj.we
 
 
 def _norm(name: str, norm: torch.Tensor, family: str) -> torch.Tensor:
-    gemma = family.startswith("gemma")
+    gemma = "gemma" in family
     if name == "model.norm.weight":
         # As many negative as positive, or a tied head would see the last token itself again.
         norm = norm * torch.where(norm.argsort() % 2 == 0, 1.0, -1.0) * (4.0 if gemma else 1.0)
     elif any(part in name for part in ("post_feedforward", "post_self_attn", "post_mlp")) or (
-        "post_attention" in name and (gemma or family == "olmo2")
+        "post_attention" in name and (gemma or family in ("olmo2", "exaone4"))
     ):
         norm = _strength(name) * norm
-    return norm - 1 if gemma else norm  # Gemma multiplies by one plus the weight.
+    return norm - 1 if gemma or family == "nemotron" else norm  # They multiply by one plus the weight.
 
 
 def _strength(name: str) -> float:

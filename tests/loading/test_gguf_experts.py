@@ -26,23 +26,29 @@ CASES: dict[str, dict[str, Any]] = {
     "granite-moe": {},
 }
 EXPERTS = pytest.mark.parametrize("name", CASES)
-TYPES = ("Q4_0", "Q8_0")
+EXPERTS_AND_TYPES = pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, kind) for name in CASES for kind in ("Q4_0", "Q8_0")), ("qwen3-moe", "Q4_K"), ("qwen2-moe", "Q6_K")],
+)
 PROMPT, NEW_TOKENS = [3, 9, 14, 3, 9, 14, 3, 9], 24
 
 
 @functools.cache
 @torch.inference_mode(mode=False)
-def built(name: str) -> Any:
-    """A model whose heads have 32 entries, as kernels need, and experts of 64."""
-    config = VARIANTS[name](**{"num_attention_heads": 2, "num_key_value_heads": 1, **CASES[name]})
-    for size in ("intermediate_size", "moe_intermediate_size"):
-        if hasattr(config, size):
-            setattr(config, size, 64)
+def built(name: str, width: int = 64) -> Any:
+    """A model whose heads have 32 entries, as kernels need, and experts of 64; or all sizes are the width's."""
+    heads = {"num_attention_heads": width // 32, "num_key_value_heads": width // 64}
+    config = VARIANTS[name](**{**heads, **CASES[name], "hidden_size": width})
+    for size in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
+        if hasattr(config, size) and (width > 64 or not size.startswith("shared")):
+            setattr(config, size, width)
     return make(config, name)
 
 
 def load(name: str, kind: str, folder: Path, dtype: torch.dtype, *, packed: bool) -> Any:
-    path = save_family(built(name), folder / "model.gguf", quantised=GGMLQuantizationType[kind])
+    """With blocks of 256 inputs where the type needs them."""
+    model = built(name, 256 if kind.endswith("_K") else 64)
+    path = save_family(model, folder / "model.gguf", quantised=GGMLQuantizationType[kind])
     with pytest.MonkeyPatch.context() as patch:  # the file has no tokenizer
         patch.setattr(gguf_model, "read_tokenizer", lambda _: None)
         model, _ = gguf_model.read_gguf(path, dtype, packed=packed)
@@ -64,8 +70,7 @@ def by_transformers(model: Any) -> tuple[int, ...]:
     return tuple(output.sequences[0, len(PROMPT) :].tolist())
 
 
-@EXPERTS
-@pytest.mark.parametrize("kind", TYPES)
+@EXPERTS_AND_TYPES
 def test_in_float32_the_text_is_that_of_the_dequantised_model(name: str, kind: str, tmp_path: Path) -> None:
     plain = load(name, kind, tmp_path, torch.float32, packed=False)
     model = load(name, kind, tmp_path, torch.float32, packed=True)

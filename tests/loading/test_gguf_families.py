@@ -48,7 +48,7 @@ def test_a_file_gives_the_config_that_was_written(case: str, tmp_path: Path) -> 
 
 
 def test_every_family_has_a_case() -> None:
-    assert {built(case).config.model_type for case in CASES} == FAMILIES.keys() == ARCHITECTURES.keys()
+    assert {built(case).config.model_type for case in CASES} == ARCHITECTURES.keys() <= FAMILIES.keys()
 
 
 @pytest.mark.parametrize("case", CASES)

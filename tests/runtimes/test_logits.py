@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import GraniteConfig, GraniteForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, LlamaForCausalLM, PreTrainedConfig
 
 from helpers.low_bit_model import SIZES, SUBLAYERS, random_model
 from helpers.models import build
@@ -96,13 +96,24 @@ def wide_model() -> LlamaForCausalLM:
     return model
 
 
-def test_scaled_logits_choose_from_what_is_scaled() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [GraniteConfig(**SIZES, logits_scaling=8.0), Gemma2Config(**SIZES, head_dim=32, final_logit_softcapping=2.0)],
+    ids=["divided", "capped"],
+)
+def test_scaled_logits_choose_from_what_is_scaled(config: PreTrainedConfig, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    target = Target(GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=8.0)).eval())
+    model = AutoModelForCausalLM.from_config(config).eval().to(dtype)
+    target = Target(model)
     output = forward_of(target, [3], logits=True)
     assert output.logits is not None
-    assert torch.equal(output.logits.values, target.logits(output.hidden_states))
-    assert torch.equal(output.logits.best, output.logits.values.argmax(-1))
+    values = output.logits.values
+    assert torch.equal(values, target.logits(output.hidden_states))
+    assert torch.equal(output.logits.best, values.argmax(-1))
+    close = 1e-5 if dtype == torch.float32 else 0.03
+    torch.testing.assert_close(values, Target(model, "eager").logits(output.hidden_states), rtol=close, atol=close)
+    assert float(values.abs().max()) > 0.1
 
 
 def test_a_model_without_native_head_has_logits_too() -> None:

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
+    Ernie4_5_MoeConfig,
+    Glm4MoeConfig,
     GraniteMoeConfig,
     MixtralConfig,
     OlmoeConfig,
@@ -38,6 +40,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
 }
 QWEN = {**SIZES, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+BIASED = {"moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 0, "routed_scaling_factor": 1.5}
 CONFIGS = {
     "mixtral": functools.partial(MixtralConfig, **SIZES, num_local_experts=4, num_experts_per_tok=2),
     "qwen3": functools.partial(Qwen3MoeConfig, **QWEN, head_dim=32, norm_topk_prob=True),
@@ -45,6 +48,19 @@ CONFIGS = {
     "olmoe": functools.partial(OlmoeConfig, **SIZES, num_experts=8, num_experts_per_tok=3),
     "granite": functools.partial(
         GraniteMoeConfig, **SIZES, num_local_experts=5, num_experts_per_tok=1, residual_multiplier=0.7
+    ),
+    "glm4": functools.partial(
+        Glm4MoeConfig,
+        **SIZES,
+        **BIASED,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_group=3,
+        topk_group=2,
+        head_dim=32,
+    ),
+    "ernie": functools.partial(
+        Ernie4_5_MoeConfig, **SIZES, moe_num_experts=6, moe_k=3, moe_num_shared_experts=1, moe_intermediate_size=32
     ),
 }
 NAMES = pytest.mark.parametrize("name", CONFIGS)
@@ -113,6 +129,44 @@ def test_a_mixture_is_transformers_module(
                 alone = stream[row : row + 1].clone()
                 native.run(alone, (1,), own.lay_out(state, 1))
                 assert torch.equal(alone[0], found[row])
+
+
+@settings(max_examples=25)
+@given(
+    groups=st.integers(1, 4),
+    size=st.integers(2, 4),
+    kept=st.integers(1, 4),
+    top=st.integers(1, 8),
+    normalizes=st.booleans(),
+    rows=st.integers(1, 40),
+)
+@torch.inference_mode(mode=False)
+def test_a_router_with_bias_and_groups_is_transformers_module(
+    groups: int, size: int, kept: int, top: int, normalizes: bool, rows: int
+) -> None:
+    """In bfloat16 too: its logits are float32, whatever the dtype."""
+    kept = min(kept, groups)
+    sizes = {**SIZES, "hidden_size": 32, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 8}
+    experts = {"n_routed_experts": groups * size, "num_experts_per_tok": min(top, kept * size)}
+    config = Glm4MoeConfig(
+        **{**sizes, **experts, **BIASED},
+        n_group=groups,
+        topk_group=kept,
+        norm_topk_prob=normalizes,
+    )
+    made = make(config, f"{groups} {size} {kept} {top} {rows}")
+    for dtype, close in ((torch.float32, 1e-5), (torch.bfloat16, 0.05)):
+        own = Target(made.to(dtype))
+        stream = torch.randn(rows, 32, generator=torch.Generator().manual_seed(rows)).to(dtype)
+        with torch.inference_mode():
+            forward = own.lay_out(own.new_sequence(rows, rows, rows), rows)
+            native = own._prepared.native
+            assert native is not None
+            found = stream.clone()
+            native.run(found, (1,), forward)
+            wanted = Target(made, "eager").run(stream, (1,), forward).hidden_states
+            torch.testing.assert_close(found, wanted, rtol=close, atol=close)
+            assert (wanted - stream).abs().max() > 0
 
 
 @NAMES

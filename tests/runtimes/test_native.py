@@ -12,11 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
+    Ernie4_5Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
+    GlmConfig,
     GraniteConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
     MistralConfig,
+    NemotronConfig,
     Olmo2Config,
     Phi3Config,
     Qwen2Config,
@@ -24,6 +29,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
+    Starcoder2Config,
 )
 
 from helpers.kernels import needs_kernels
@@ -85,6 +91,23 @@ CONFIGS = {
         moe_intermediate_size=24,
         shared_expert_intermediate_size=72,
     ),
+    "neighbours-in-part": functools.partial(GlmConfig, **SIZES, pad_token_id=None),
+    "neighbours-in-float32": functools.partial(Ernie4_5Config, **SIZES, use_bias=True),
+    "norms-after-rope": functools.partial(HunYuanDenseV1Config, **SIZES),
+    "layer-norms-and-no-gate": functools.partial(Starcoder2Config, **PLAIN, sliding_window=None),
+    "layer-norms-plus-one": functools.partial(NemotronConfig, **SIZES),
+    "biased-experts": functools.partial(
+        Glm4MoeConfig,
+        **SIZES,
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        n_group=3,
+        topk_group=2,
+        n_shared_experts=1,
+        moe_intermediate_size=40,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.5,
+    ),
     "turned-in-part": functools.partial(
         Phi3Config, **PLAIN, partial_rotary_factor=0.5, pad_token_id=None, bos_token_id=None, eos_token_id=None
     ),
@@ -108,6 +131,9 @@ def model(name: str, dtype: torch.dtype) -> Any:
                 parameter.add_(0.1 * torch.randn(parameter.shape))
             elif "embed" in parameter_name:
                 parameter.mul_(20)
+        for buffer_name, buffer in made.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape))
     return made
 
 

@@ -20,6 +20,7 @@ EVERY_BOUNDARY = range(SUBLAYERS + 1)
 
 _MIDDLES = {
     "olmo2": "mlp",
+    "exaone4": "mlp",
     "gemma2": "pre_feedforward_layernorm",
     "gemma3_text": "pre_feedforward_layernorm",
 }

@@ -59,24 +59,25 @@ template <class T> struct Model {
     static void* aligned(std::vector<uint8_t>& memory) {
         return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
     }
-    Norm norm() { return {tensor(HIDDEN, 0.2f, 1), 1e-5f, 0, 0}; }
+    Norm norm() { return {tensor(HIDDEN, 0.2f, 1), nullptr, 1e-5f, RMS_NORM, 0, 0}; }
 
     explicit Model(int bits) {
         for (long layer = 0; layer < LAYERS; layer++) {
             const Linear inputs = linear(ALL, HIDDEN, bits), output = linear(HIDDEN, HEADS * DIM, bits);
-            attention[layer] = {inputs, output, {}, {}, 0, {HEADS, KEY_HEADS, DIM}, 0.17f, 0, int(layer)};
+            attention[layer] = {inputs, output, {}, {}, 0, 0, 0, {HEADS, KEY_HEADS, DIM}, 0.17f, 0, int(layer)};
             const Linear gate_up = linear(2 * INNER, HIDDEN, bits), down = linear(HIDDEN, INNER, bits);
-            mlp[layer] = {gate_up, down, INNER, SILU};
+            mlp[layer] = {gate_up, down, INNER, SILU, 1};
             sublayers.push_back({&attention[layer], nullptr, norm(), {}, 1, 0, 0, HIDDEN, nullptr});
             sublayers.push_back({nullptr, &mlp[layer], norm(), {}, 1, 0, 0, HIDDEN, nullptr});
             const Linear gates = linear(EXPERTS * 2 * EXPERT_INNER, HIDDEN, bits);
             const Linear downs = linear(EXPERTS * HIDDEN, EXPERT_INNER, bits), router = linear(EXPERTS + 1, HIDDEN, 0);
-            mixtures[layer] = {router, {gates, downs, EXPERT_INNER, SILU}, mlp[layer], EXPERTS, TOP, 1};
+            mixtures[layer] = {router, {gates, downs, EXPERT_INNER, SILU, 1}, mlp[layer], EXPERTS, TOP, 1, 0, nullptr, 1, 1, 1, 0, 1};
             sublayers.push_back({nullptr, nullptr, norm(), {}, 1, 0, 0, HIDDEN, &mixtures[layer]});
         }
         for (int i = 0; i < 3 * LAYERS; i++) which.push_back(i);
         embedding = tensor(VOCAB * HIDDEN, 1);
         head.norm = norm(), head.linear = linear(VOCAB, HIDDEN, bits), head.hidden = HIDDEN, head.outputs = VOCAB;
+        head.divisor = 1;
         for (long position = 0; position < ROOM; position++)
             for (long i = 0; i < DIM; i++) {
                 const double angle = position * std::pow(1e-4, double(i % (DIM / 2)) / (DIM / 2));
@@ -151,7 +152,7 @@ template <class T> void run(int bits) {
     Forward forward = model.forward(&table);
     forward.head = &model.head;
     const long window = 0;
-    Links<T>({&forward, model.embedding, nullptr, &window, 1, &sequence, 1, go_on}).draft();
+    Links<T>({&forward, model.embedding, nullptr, 1, &window, 1, &sequence, 1, go_on}).draft();
     check(sequence.drafted == limit, "the chain ended early");
     for (long i = 0; i < limit; i++) {
         apart.run(one, start + i, one);

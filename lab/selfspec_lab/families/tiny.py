@@ -138,6 +138,9 @@ def tiny_model(model_type: str, dtype: torch.dtype = torch.float32) -> PreTraine
                 weight.copy_(normal if "emb" in name or "wte" in name else 4 * normal / weight.shape[-1] ** 0.5)
             else:
                 weight.copy_((1.0 if layer[1] == "0" else 0.3) * normal / weight.shape[-1] ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     made: PreTrainedModel = model
     return made
 

@@ -201,7 +201,15 @@ def _windows(header: Header, *, default: int, period: int) -> dict[str, Any]:
     return {"sliding_window": window, "layer_types": types}
 
 
-def _starcoder2(header: Header) -> dict[str, Any]:
+def _exaone4(header: Header) -> dict[str, Any]:
+    return {"sliding_window": None, **_windows(header, default=0, period=4)}
+
+
+def _seed_oss(header: Header) -> dict[str, Any]:
+    return {**_biases_and_mlp(header), "attention_out_bias": header.has("attn_output.bias")}
+
+
+def _one_for_biases(header: Header) -> dict[str, Any]:
     return {"use_bias": header.has_qkv_bias}
 
 
@@ -224,10 +232,15 @@ _FAMILIES = {
     "smollm3": _Family("smollm3", more=_smollm3),
     "phi3": _Family("phi3", partial_rope=True, more=_phi3),
     "olmo2": _Family("olmo2", more=_biases),
+    "exaone4": _Family("exaone4", more=_exaone4),
+    "seed_oss": _Family("seed_oss", more=_seed_oss),
+    "ernie4_5": _Family("ernie4_5", more=_one_for_biases),
+    "arcee": _Family("arcee", more=_biases_and_mlp),
+    "gemma": _Family("gemma"),
     "granite": _Family("granite", more=_granite),
     "gemma2": _Family("gemma2", more=_gemma2),
     "gemma3": _Family("gemma3_text", rope_by_layer_type=True, more=_gemma3),
-    "starcoder2": _Family("starcoder2", norm="norm_epsilon", more=_starcoder2),
+    "starcoder2": _Family("starcoder2", norm="norm_epsilon", more=_one_for_biases),
     "glm4": _Family("glm4", partial_rope=True, more=_biases),
     "stablelm": _Family("stablelm", norm="layer_norm_eps", partial_rope=True, more=_stablelm),
 }

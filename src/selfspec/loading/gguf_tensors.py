@@ -93,6 +93,8 @@ _AFTER_ATTENTION = {
 }
 _MODULES_OF: dict[str, dict[str, str]] = {
     "olmo2": _AFTER_ATTENTION,
+    "exaone4": _AFTER_ATTENTION,
+    "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
     "gemma2": _AFTER_ATTENTION,
     "gemma3_text": _AFTER_ATTENTION,
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
@@ -102,10 +104,10 @@ _MODULES_OF: dict[str, dict[str, str]] = {
 _JOINED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 """Tensors that stand for several ones, whose outputs they have one after another."""
 
-_INTERLEAVED = frozenset({"llama", "mixtral", "smollm3", "granite", "granitemoe"})
+_INTERLEAVED = frozenset({"llama", "mixtral", "smollm3", "granite", "granitemoe", "arcee"})
 """Families whose rotated projections llama.cpp stores with the two halves of a head interleaved."""
 
-_NORMS_PLUS_ONE = frozenset({"gemma2", "gemma3_text"})
+_NORMS_PLUS_ONE = frozenset({"gemma", "gemma2", "gemma3_text"})
 
 _NEEDLESS = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
 """Tensors that follow from the settings."""

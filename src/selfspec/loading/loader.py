@@ -1,6 +1,7 @@
 """Loads models and their tokenizers, from any source."""
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from selfspec.errors import (
     ModelLoadError,
     OutOfMemoryError,
     SelfSpecError,
+    UnsupportedModelError,
     first_line,
 )
 from selfspec.limits import is_out_of_memory
@@ -153,7 +155,14 @@ def _explain_failure(name: str | Path, part: str = "") -> Iterator[None]:
 
 
 def _check_family(source: str) -> None:
-    """Refuses a family that is not supported, also if transformers does not know it."""
+    """Refuses a family that is not supported, also if transformers does not know it, and an adapter."""
+    adapter = Path(source) / "adapter_config.json"
+    if adapter.is_file() and not adapter.with_name("config.json").exists():
+        base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        raise UnsupportedModelError(
+            f"'{source}' is an adapter of the model '{base}', which selfspec does not load; merge the two (PEFT's "
+            "merge_and_unload) and name the merged folder"
+        )
     content, _ = PreTrainedConfig.get_config_dict(source)
     known = content.get("model_type") in (None, *transformers.CONFIG_MAPPING)
     config: Any = transformers.AutoConfig.from_pretrained(source) if known else SimpleNamespace(**content)

@@ -8,7 +8,7 @@ from torch import nn
 
 from selfspec.errors import UnsupportedModelError
 from selfspec.model.cache import KeyValueCache
-from selfspec.model.families import Branch, Family, Windows
+from selfspec.model.families import Branch, Family, RopeLayout, Windows
 from selfspec.model.forward import Forward
 from selfspec.model.rope import Rope
 from selfspec.model.sublayers import AttentionSublayer, BranchSublayer, Sublayer
@@ -33,6 +33,8 @@ class Decoder:
         head: the LM head.
         tree_refusal: why rows cannot be a token tree, if they cannot.
         has_states: layers carry states from token to token, as recurrent ones do.
+        logits_divisor: the head's outputs are divided by it.
+        logits_softcap: caps them afterwards; ``None`` for no cap.
 
     Raises:
         UnsupportedModelError: the family, or a feature of this model, is not supported.
@@ -46,8 +48,8 @@ class Decoder:
         self.embedding_scale: torch.Tensor | float | None = None
         self.tree_refusal: str | None = None
         self.has_states = False
-        self._logits_divisor = 1.0
-        self._logits_softcap: float | None = None
+        self.logits_divisor = 1.0
+        self.logits_softcap: float | None = None
         self._take_apart()
 
     def _take_apart(self) -> None:
@@ -56,8 +58,9 @@ class Decoder:
         self.embedding: nn.Module = self._parts.embed_tokens
         self.final_norm: nn.Module = self._parts.norm
         self.embedding_scale = self._find_embedding_scale()
-        self._logits_divisor = float(getattr(self.config, self.family.logits_divisor or "", 1.0))
-        self._logits_softcap = getattr(self.config, "final_logit_softcapping", None)
+        self.logits_divisor = float(getattr(self.config, self.family.logits_divisor or "", 1.0))
+        self.logits_divisor /= float(getattr(self.config, self.family.logits_multiplier or "", 1.0))
+        self.logits_softcap = getattr(self.config, "final_logit_softcapping", None)
 
     @property
     def layer_count(self) -> int:
@@ -104,17 +107,12 @@ class Decoder:
         hidden_states: torch.Tensor = self.embedding(token_ids)
         return hidden_states if self.embedding_scale is None else hidden_states * self.embedding_scale
 
-    @property
-    def scales_logits(self) -> bool:
-        """Whether ``scale_logits`` changes anything."""
-        return self._logits_divisor != 1.0 or self._logits_softcap is not None
-
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Applies the family's divisor and soft cap to the head's outputs, ``[rows, outputs]``."""
-        if self._logits_divisor != 1.0:
-            logits = logits / self._logits_divisor
-        if self._logits_softcap is not None:
-            logits = torch.tanh(logits / self._logits_softcap) * self._logits_softcap
+        if self.logits_divisor != 1.0:
+            logits = logits / self.logits_divisor
+        if self.logits_softcap is not None:
+            logits = torch.tanh(logits / self.logits_softcap) * self.logits_softcap
         return logits
 
     def split(self) -> list[Sublayer]:
@@ -138,7 +136,8 @@ class Decoder:
     def new_rope(self) -> Rope:
         """The model's rope, by a private copy of its module."""
         layer_types = tuple(sorted(set(self.config.layer_types))) if self.family.rope_by_layer_type else ()
-        return Rope(self._parts.rotary_emb, layer_types, self._rope_switch)
+        neighbours = self.family.rope is RopeLayout.NEIGHBOURS
+        return Rope(self._parts.rotary_emb, layer_types, self._rope_switch, neighbours=neighbours)
 
     def new_cache(self, capacity: int) -> KeyValueCache:
         """An empty cache with ``capacity`` slots."""

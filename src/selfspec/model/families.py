@@ -3,11 +3,11 @@
 A layer of a supported family is two residual branches in sequence. Families differ in the positions of their norms and
 in a few multipliers. Projections, rope, q/k norms and score caps are inside transformers' own attention and MLP
 modules, which the eager runtime calls as they are. A row also names the linear layers that these modules must have
-(``decoder.py`` checks them when a model is loaded), and what the fused blocks (``runtimes/fused.py``) need: the
-modules' classes, the kind of norm, the layout of rope, whether the MLP has a gate.
+(``decoder.py`` checks them when a model is loaded), and what the fused blocks (``runtimes/fused.py``) and kernels need:
+the modules' classes, the layout of rope, whether the MLP has a gate, how rows choose experts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from transformers import PretrainedConfig
@@ -25,19 +25,11 @@ class Windows(Enum):
     """The layers that ``config.layer_types`` calls ``sliding_attention``."""
 
 
-class Norms(Enum):
-    """What the norms of a family compute."""
-
-    RMS = "RMS norm, times the weight"
-    RMS_PLUS_ONE = "RMS norm, times one plus the weight"
-    LAYER = "layer norm, with a bias"
-
-
 class RopeLayout(Enum):
     """Which entries of a head rope rotates against each other."""
 
     HALVES = "an entry of the first half and the one at its place in the second half"
-    INTERLEAVED = "two neighbours"
+    NEIGHBOURS = "two neighbours"
 
 
 @dataclass(frozen=True)
@@ -85,15 +77,32 @@ def _mlp(
 
 @dataclass(frozen=True)
 class Mixture:
-    """The mixture of experts that a branch's module may be: ``class_ending`` of its class, its module ``router``."""
+    """The mixture of experts that a branch's module may be.
+
+    Attributes:
+        class_ending: of its class.
+        router: its module that gives experts their logits.
+        sigmoid: an expert's score is the sigmoid of its logit, not its share in a softmax.
+        bias: what is added to scores where experts are chosen, which its weights do not have. Such routers have float32
+            logits.
+        shared: its module of an expert that all rows share; ``shared_expert`` has a gate.
+    """
 
     class_ending: str = "SparseMoeBlock"
     router: str = "gate"
+    sigmoid: bool = False
+    bias: str | None = None
+    shared: str = "shared_expert"
 
 
 _LLAMA_ATTENTION, _LLAMA_MLP = _attention(), _mlp()
+_AFTER_ATTENTION = _attention(before=None, after="post_attention_layernorm")
+_AFTER_MLP = _mlp(before=None, after="post_feedforward_layernorm")
 _SANDWICH_ATTENTION = _attention(after="post_attention_layernorm")
 _SANDWICH_MLP = _mlp(before="pre_feedforward_layernorm", after="post_feedforward_layernorm")
+_UNGATED_MLP = _mlp(inputs=("up_proj",))
+_FUSED_MLP = _mlp(inputs=("gate_up_proj",))
+_BIASED = Mixture("MoE", sigmoid=True, bias="gate.e_score_correction_bias", shared="shared_experts")
 
 
 @dataclass(frozen=True)
@@ -109,9 +118,14 @@ class Family:
         sqrt_embedding: embeddings are scaled by the root of the hidden size (by the embedding module itself in newer
             versions of transformers).
         logits_divisor: config attribute that the logits are divided by.
+        logits_multiplier: config attribute that they are multiplied by.
         rope_by_layer_type: each layer type has a rope of its own.
+        norms_plus_one: norms multiply by one plus their weight.
         rounds_normed: RMS norms round to the model's dtype before they multiply by their weight.
         rope: which entries of a head rope rotates against each other.
+        head_norms: modules that norm queries and keys, where an attention module has them.
+        head_norms_last: they follow rope.
+        local_rope: where there is a sliding window, layers without it have no rope.
         gated: the MLP multiplies two projections of its input; off where it has one alone.
         softcap: attribute of an attention module that caps its scores.
         mixture: what a layer may have in the place of its MLP.
@@ -127,11 +141,15 @@ class Family:
     embedding_multiplier: str | None = None
     sqrt_embedding: bool = False
     logits_divisor: str | None = None
+    logits_multiplier: str | None = None
     rope_by_layer_type: bool = False
     without: str | None = None
-    norms: Norms = Norms.RMS
+    norms_plus_one: bool = False
     rounds_normed: bool = True
     rope: RopeLayout = RopeLayout.HALVES
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")
+    head_norms_last: bool = False
+    local_rope: bool = False
     gated: bool = True
     softcap: str | None = None
     mixture: Mixture | None = None
@@ -145,6 +163,10 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("Llama", classes="Llama"),
+    "internlm3": Family("InternLM3", classes="Llama"),
+    "iquestcoder": Family("IQuest-Coder", classes="Llama"),
+    "seed_oss": Family("Seed-OSS", classes="SeedOss"),
+    "ministral": Family("Ministral", classes="Ministral", windows=Windows.BY_LAYER_TYPE),
     "mistral": Family("Mistral", classes="Mistral", windows=Windows.ALL),
     "qwen2": Family("Qwen2", classes="Qwen2", windows=Windows.BY_LAYER_TYPE),
     "qwen3": Family("Qwen3", classes="Qwen3", windows=Windows.BY_LAYER_TYPE),
@@ -153,16 +175,33 @@ FAMILIES: dict[str, Family] = {
         "Phi-3",
         classes="Phi3",
         attention=_attention(inputs=("qkv_proj",)),
-        mlp=_mlp(inputs=("gate_up_proj",)),
+        mlp=_FUSED_MLP,
         windows=Windows.ALL,
     ),
-    "olmo2": Family(
-        "OLMo-2",
-        classes="Olmo2",
+    "olmo2": Family("OLMo-2", "Olmo2", _AFTER_ATTENTION, _AFTER_MLP, rounds_normed=False),
+    "olmo3": Family(
+        "OLMo-3",
+        "Olmo3",
+        _AFTER_ATTENTION,
+        _AFTER_MLP,
         rounds_normed=False,
-        attention=_attention(before=None, after="post_attention_layernorm"),
-        mlp=_mlp(before=None, after="post_feedforward_layernorm"),
+        windows=Windows.BY_LAYER_TYPE,
+        rope_by_layer_type=True,
     ),
+    "exaone4": Family(
+        "EXAONE 4", "Exaone4", _AFTER_ATTENTION, _AFTER_MLP, windows=Windows.BY_LAYER_TYPE, local_rope=True
+    ),
+    "hunyuan_v1_dense": Family(
+        "Hunyuan",
+        classes="HunYuanDenseV1",
+        head_norms=("query_layernorm", "key_layernorm"),
+        head_norms_last=True,
+    ),
+    "helium": Family("Helium", classes="Helium", rope=RopeLayout.NEIGHBOURS, rounds_normed=False),
+    "ernie4_5": Family("ERNIE 4.5", classes="Ernie4_5", rope=RopeLayout.NEIGHBOURS),
+    "arcee": Family("Arcee", classes="Arcee", mlp=_UNGATED_MLP, gated=False),
+    "jais2": Family("Jais 2", classes="Jais2", mlp=_UNGATED_MLP, gated=False),
+    "nemotron": Family("Nemotron", classes="Nemotron", mlp=_UNGATED_MLP, gated=False, norms_plus_one=True),
     "granite": Family(
         "Granite",
         classes="Granite",
@@ -170,10 +209,37 @@ FAMILIES: dict[str, Family] = {
         embedding_multiplier="embedding_multiplier",
         logits_divisor="logits_scaling",
     ),
+    "hyperclovax": Family(
+        "HyperCLOVA X",
+        classes="HyperCLOVAX",
+        attention=_attention(after="post_norm1"),
+        mlp=_mlp(after="post_norm2"),
+        residual_multiplier="residual_multiplier",
+        embedding_multiplier="embedding_multiplier",
+        logits_multiplier="logits_scaling",
+    ),
+    "gemma": Family(
+        "Gemma",
+        classes="Gemma",
+        norms_plus_one=True,
+        rounds_normed=False,
+        sqrt_embedding=True,
+        without="use_bidirectional_attention",
+    ),
+    "vaultgemma": Family(
+        "VaultGemma",
+        classes="VaultGemma",
+        norms_plus_one=True,
+        rounds_normed=False,
+        softcap="attn_logit_softcapping",
+        mlp=_mlp(before="pre_feedforward_layernorm"),
+        windows=Windows.BY_LAYER_TYPE,
+        sqrt_embedding=True,
+    ),
     "gemma2": Family(
         "Gemma-2",
         classes="Gemma2",
-        norms=Norms.RMS_PLUS_ONE,
+        norms_plus_one=True,
         rounds_normed=False,
         softcap="attn_logit_softcapping",
         attention=_SANDWICH_ATTENTION,
@@ -184,7 +250,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": Family(
         "Gemma-3 (text)",
         classes="Gemma3",
-        norms=Norms.RMS_PLUS_ONE,
+        norms_plus_one=True,
         rounds_normed=False,
         attention=_SANDWICH_ATTENTION,
         mlp=_SANDWICH_MLP,
@@ -196,7 +262,33 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family("Mixtral", classes="Mixtral", windows=Windows.ALL, mixture=Mixture()),
     "qwen3_moe": Family("Qwen3-MoE", classes="Qwen3Moe", windows=Windows.ALL, mixture=Mixture()),
     "qwen2_moe": Family("Qwen2-MoE", classes="Qwen2Moe", windows=Windows.BY_LAYER_TYPE, mixture=Mixture()),
+    "mellum": Family(
+        "Mellum", classes="Mellum", windows=Windows.BY_LAYER_TYPE, rope_by_layer_type=True, mixture=Mixture()
+    ),
     "olmoe": Family("OLMoE", classes="Olmoe", without="clip_qkv", mixture=Mixture()),
+    "flex_olmo": Family("FlexOlmo", "FlexOlmo", _AFTER_ATTENTION, _AFTER_MLP, rounds_normed=False, mixture=Mixture()),
+    "glm4_moe": Family("GLM-4.5", classes="Glm4Moe", mixture=_BIASED),
+    "dots1": Family("dots.llm1", classes="Dots1", windows=Windows.BY_LAYER_TYPE, mixture=_BIASED),
+    "solar_open": Family("Solar Open", classes="SolarOpen", mixture=_BIASED),
+    "exaone_moe": Family(
+        "EXAONE MoE",
+        classes="ExaoneMoe",
+        windows=Windows.BY_LAYER_TYPE,
+        local_rope=True,
+        mixture=replace(_BIASED, class_ending="SparseMoEBlock"),
+    ),
+    "hy_v3": Family("Hunyuan 3", classes="HYV3", mixture=replace(_BIASED, bias="e_score_correction_bias")),
+    "minimax_m2": Family(
+        "MiniMax-M2",
+        classes="MiniMaxM2",
+        mixture=Mixture(sigmoid=True, bias="e_score_correction_bias"),
+    ),
+    "ernie4_5_moe": Family(
+        "ERNIE 4.5 MoE",
+        classes="Ernie4_5_Moe",
+        rope=RopeLayout.NEIGHBOURS,
+        mixture=Mixture(bias="gate.moe_statics.e_score_correction_bias", shared="shared_experts"),
+    ),
     "granitemoe": Family(
         "Granite-MoE",
         classes="GraniteMoe",
@@ -209,19 +301,19 @@ FAMILIES: dict[str, Family] = {
     "starcoder2": Family(
         "Starcoder2",
         classes="Starcoder2",
-        norms=Norms.LAYER,
         gated=False,
         mlp=_mlp(inputs=("c_fc",), output="c_proj"),
         windows=Windows.ALL,
     ),
+    "glm": Family("GLM-4", classes="Glm", rope=RopeLayout.NEIGHBOURS, mlp=_FUSED_MLP),
     "glm4": Family(
         "GLM-4-0414",
         classes="Glm4",
-        rope=RopeLayout.INTERLEAVED,
+        rope=RopeLayout.NEIGHBOURS,
         attention=_attention(after="post_self_attn_layernorm"),
         mlp=_mlp(after="post_mlp_layernorm", inputs=("gate_up_proj",)),
     ),
-    "stablelm": Family("StableLM", classes="StableLm", norms=Norms.LAYER, without="use_parallel_residual"),
+    "stablelm": Family("StableLM", classes="StableLm", without="use_parallel_residual"),
 }
 """By ``config.model_type``."""
 

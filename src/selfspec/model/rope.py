@@ -12,10 +12,10 @@ Rotation = Any
 """Cosine and sine, ``[1, rows, dim]`` each: transformers' ``position_embeddings``."""
 
 CosSin = tuple[torch.Tensor, torch.Tensor]
-"""Cosine and signed sine, ``[rows, 1, dim]`` each. The sine is negative in the first half, so that
-``x * cosine + swap_halves(x) * sine`` rotates ``x``."""
+"""Cosine and signed sine, ``[rows, 1, dim]`` each, in the order of a head's entries. The sine is negative for the first
+of two entries that rotate against each other, so that ``x * cosine + swap(x) * sine`` rotates ``x``."""
 
-_FIXED_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+_FIXED_TYPES = frozenset({"default", "linear", "llama3", "yarn", "ntk_alpha"})
 """Rope types whose rotation of a position never changes, so that a table can hold it."""
 
 _TABLE_STEP = 256
@@ -32,13 +32,17 @@ class Rope:
         rotary: the model's rotary embedding module.
         layer_types: the layer types that have a rope of their own, or empty where one rope serves all layers.
         switch_length: longest sequence that takes the short frequencies (``longrope``), or ``None``.
+        neighbours: neighbouring entries of a head rotate against each other, not its halves.
 
     Attributes:
         is_fixed: the rotation of a position never changes, so that it is read from a table.
         is_stateless: it depends on nothing but the position and on whether the frequencies are the long ones.
     """
 
-    def __init__(self, rotary: nn.Module, layer_types: tuple[str, ...], switch_length: int | None) -> None:
+    def __init__(
+        self, rotary: nn.Module, layer_types: tuple[str, ...], switch_length: int | None, *, neighbours: bool = False
+    ) -> None:
+        self._order = _as_neighbours if neighbours else lambda halves: halves
         self._short = copy.deepcopy(rotary)
         self._long = copy.deepcopy(rotary) if switch_length is not None else None
         self._layer_types = layer_types
@@ -107,7 +111,10 @@ class Rope:
 
     def _turns(self, hidden_states: torch.Tensor, positions: torch.Tensor, *, long: bool) -> dict[str | None, CosSin]:
         rotations = self.rotations(hidden_states, positions, long=long)
-        return {kind: (cosine[0, :, None], _signed(sine[0, :, None])) for kind, (cosine, sine) in rotations.items()}
+        return {
+            kind: (self._order(cosine[0, :, None]), self._order(_signed(sine[0, :, None])))
+            for kind, (cosine, sine) in rotations.items()
+        }
 
     def _rotate(self, hidden_states: torch.Tensor, positions: torch.Tensor, long: bool, *layer_type: str) -> Rotation:
         if not long:
@@ -130,6 +137,11 @@ class OwnRope(Rope):
     def __init__(self, *, is_stateless: bool) -> None:
         super().__init__(nn.Identity(), (), None)
         self.is_stateless = is_stateless
+
+
+def _as_neighbours(halves: torch.Tensor) -> torch.Tensor:
+    """Entries of two halves in turns."""
+    return torch.stack(halves.chunk(2, dim=-1), dim=-1).flatten(-2)
 
 
 def _signed(sine: torch.Tensor) -> torch.Tensor:

@@ -55,8 +55,7 @@ class BranchSublayer(Sublayer):
         self.spec = spec
         self.multiplier = multiplier
         self.module: nn.Module = getattr(layer, spec.module)
-        self.norm_before: nn.Module | None = getattr(layer, spec.norm_before) if spec.norm_before else None
-        self.norm_after: nn.Module | None = getattr(layer, spec.norm_after) if spec.norm_after else None
+        self.norm_before, self.norm_after = (_norm(layer, name) for name in (spec.norm_before, spec.norm_after))
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -83,6 +82,12 @@ class BranchSublayer(Sublayer):
         """The module's output, ``[1, rows, hidden]``."""
         output: torch.Tensor | tuple[torch.Tensor, ...] = self.module(hidden_states)
         return output[0] if isinstance(output, tuple) else output
+
+
+def _norm(layer: nn.Module, name: str | None) -> nn.Module | None:
+    """A norm of a layer; ``None`` where a config leaves it out."""
+    norm: nn.Module | None = getattr(layer, name) if name else None
+    return None if type(norm) is nn.Identity else norm
 
 
 class AttentionSublayer(BranchSublayer):

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from selfspec.model.decoder import Decoder
 from selfspec.model.families import Family
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.fused import FusedAttention, FusedBlock, FusedMLP, RmsNorm
+from selfspec.runtimes.fused import FusedAttention, FusedBlock, FusedMLP, LayerNorm, RowNorm
 from selfspec.runtimes.kernels import find
 from selfspec.runtimes.mixtures import CompiledMixture, compile_mixture
 from selfspec.runtimes.products import CompiledProduct, Function, has_kernels
@@ -32,7 +33,7 @@ class NativeBranch:
     """A sublayer in the form that a native forward takes. Its tensors have to outlive it."""
 
     weights: AttentionWeights | MlpWeights | MixtureWeights
-    norms: tuple[RmsNorm | None, ...]
+    norms: tuple[RowNorm | None, ...]
     multiplier: float
     hidden: int
     dtype: torch.dtype
@@ -101,14 +102,28 @@ def _describe(block: FusedBlock) -> AttentionWeights | MlpWeights | MixtureWeigh
     activation = native_activation(block.activate)
     if activation is None:
         return None
+    gated = isinstance(block, CompiledMixture) or block.gated
     mlps = [
-        MlpWeights(gate_up.linear, down.linear, down.shape[1], activation)
+        MlpWeights(gate_up.linear, down.linear, down.shape[1], activation, gated)
         for gate_up, down in zip(block.products[::2], block.products[1::2], strict=True)
     ]
     if isinstance(block, FusedMLP):
         return mlps[0]
+    routing = block.routing
     return MixtureWeights(
-        block.router.linear, *mlps[:1], *(mlps[1:] or [MlpWeights()]), block.count, block.top, block.normalizes
+        router=block.router.linear,
+        experts=mlps[0],
+        shared=mlps[1] if mlps[1:] else MlpWeights(),
+        count=block.count,
+        top=block.top,
+        normalizes=routing.normalizes,
+        sigmoid=routing.sigmoid,
+        bias=None if routing.bias is None else routing.bias.data_ptr(),
+        groups=routing.groups,
+        kept=routing.kept_groups,
+        scale=routing.scale,
+        exact=routing.exact and (1 if block.router.dtype == torch.float32 else 2),
+        shared_gated=routing.shared_gated,
     )
 
 
@@ -124,6 +139,8 @@ def _describe_attention(block: FusedAttention) -> AttentionWeights | None:
         query_norm=query_norm,
         key_norm=key_norm,
         norms_rows=block.norms_rows,
+        norms_last=block.norms_last,
+        neighbours=block.neighbours,
         sizes=Heads(block.heads, block.key_heads, block.head_dim),
         scale=block.scale,
         softcap=block.softcap or 0.0,
@@ -133,27 +150,39 @@ def _describe_attention(block: FusedAttention) -> AttentionWeights | None:
 
 def native_activation(function: Function) -> int | None:
     """The number by which ``rows.h`` knows an activation; ``None`` for one that it does not know."""
-    from transformers.activations import GELUTanh  # imports transformers' models
+    from transformers.activations import GELUTanh, ReLUSquaredActivation  # imports transformers' models
 
     if function is functional.silu:
         return find().constants["SILU"]
     kernel = function.act if isinstance(function, GELUTanh) else None
-    is_gelu = isinstance(kernel, partial) and kernel.func is functional.gelu
-    return find().constants["GELU_TANH"] if is_gelu else None
+    if isinstance(kernel, partial) and kernel.func is functional.gelu:
+        return find().constants["GELU_TANH"]
+    return find().constants["RELU_SQUARED"] if isinstance(function, ReLUSquaredActivation) else None
 
 
 def _known(*norms: Any) -> bool:
     """Whether the kernels compute each of the norms."""
-    return all(norm is None or isinstance(norm, RmsNorm) for norm in norms)
+    return all(norm is None or isinstance(norm, RowNorm) for norm in norms)
 
 
-def describe_head(norm: Function, head: Function) -> NativeHead | None:
-    """Final norm and LM head for the C++ code, if it knows them. Their tensors have to outlive it."""
-    if not isinstance(norm, RmsNorm) or not isinstance(head, CompiledProduct):
+def describe_head(norm: Function, head: Function, decoder: Decoder) -> NativeHead | None:
+    """Final norm, LM head and scaled logits for the C++ code, if it knows them. Their tensors have to outlive it."""
+    if not isinstance(norm, RowNorm) or not isinstance(head, CompiledProduct):
         return None
-    return NativeHead(describe_norm(norm), head.linear, hidden=head.shape[1], outputs=head.shape[0])
+    return NativeHead(
+        describe_norm(norm),
+        head.linear,
+        hidden=head.shape[1],
+        outputs=head.shape[0],
+        divisor=decoder.logits_divisor,
+        softcap=decoder.logits_softcap or 0.0,
+    )
 
 
 def describe_norm(norm: Any) -> Norm:
     """A norm, or that there is none, for the C++ code."""
-    return Norm() if norm is None else Norm(norm.weight.data_ptr(), norm.epsilon, norm.rounds, norm.added)
+    if norm is None:
+        return Norm()
+    kind = find().constants["LAYER_NORM" if isinstance(norm, LayerNorm) else "RMS_NORM"]
+    bias = None if norm.bias is None else norm.bias.data_ptr()
+    return Norm(norm.weight.data_ptr(), bias, norm.epsilon, kind, norm.rounds, norm.added)

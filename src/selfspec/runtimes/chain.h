@@ -37,6 +37,7 @@ struct Chain {
                               // outputs
     const void* embedding;    // [tokens, hidden], or null
     const Linear* table;      // the same of few bits, where there is no embedding
+    float scale;              // of embeddings
     const long* windows;      // by view, 0 for none
     long window_count;
     ChainSequence* sequences;
@@ -193,6 +194,8 @@ template <class T> class Links {
                 std::fill_n(to, hidden, T());  // a probe
             else if (embedding)
                 std::copy_n(embedding + tokens[row] * hidden, hidden, to);
+            if (chain.scale != 1)
+                for (long i = 0; i < hidden; i++) to[i] = down<T>(up(to[i]) * chain.scale);
         }
     }
     // The rotations of the rows.

@@ -9,6 +9,17 @@ namespace {
 
 constexpr long SPAN = 8192;  // logits of a task
 
+// Divides and caps logits in place, rounding as transformers does. No cap where it is 0.
+template <class T> void scale_logits(T* logits, long count, float divisor, float softcap) {
+    if (divisor != 1)
+#pragma omp simd
+        for (long i = 0; i < count; i++) logits[i] = down<T>(up(logits[i]) / divisor);
+    if (softcap != 0)
+#pragma omp simd
+        for (long i = 0; i < count; i++)
+            logits[i] = down<T>(rounded<T>(hyperbolic_tangent(rounded<T>(up(logits[i]) / softcap))) * softcap);
+}
+
 // Of some logits of a row, or of all of them.
 struct Choice {
     long token;

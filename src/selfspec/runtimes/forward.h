@@ -18,6 +18,8 @@ struct AttentionWeights {
     Linear inputs, output;  // inputs: queries, keys and values
     Norm query_norm, key_norm;
     int norms_rows;  // the head norms run over the heads of a row together, not over each head
+    int norms_last;  // they run after rope
+    int neighbours;  // rope rotates neighbouring entries of a head
     Heads sizes;
     float scale, softcap;  // of the scores; no cap where it is 0
     int layer;             // of the cache
@@ -52,6 +54,7 @@ struct Head {
     float* confidences;  // its probability, or null; not without tokens
     bool* finite;        // all logits of a row are numbers; not without tokens
     const Drawing* drawings;  // by row, or null
+    float divisor, softcap;   // of the logits; no cap where it is 0
 };
 
 struct Forward {
@@ -144,7 +147,7 @@ template <class T> class Team {
             for (const Part* part = f.parts; part < f.parts + f.part_count; part++)
                 most_slots = std::max(most_slots, part->start + part->rows - part->views[s.view].first);
         } else {
-            outputs = 2 * s.mlp->inner, inputs = s.mlp->inner, some = std::min(ROWS, rows);
+            outputs = s.mlp->entered(), inputs = s.mlp->inner, some = std::min(ROWS, rows);
         }
         most_between = std::max(most_between, some * std::max(outputs, hidden));
         most_joined = std::max(most_joined, some * inputs);
@@ -188,7 +191,7 @@ template <class T> class Team {
     void enter(const Sublayer& s, const Linear& linear, long n, long first, long last, Own& own) const {
         const auto input = [&](long row) {
             const T* from = stream + row * hidden;
-            if (!s.before.weight) return from;
+            if (!s.before.kind) return from;
             normalize<T>(s.before, from, own.normed.get(), hidden);
             return static_cast<const T*>(own.normed.get());
         };
@@ -197,7 +200,7 @@ template <class T> class Team {
     // The last product of a branch, of rows of ``joined``, and what it adds to rows of the stream.
     void leave(const Sublayer& s, const Linear& linear, long k, long first, long last, Own& own) const {
         const auto input = [&](long row) { return static_cast<const T*>(joined.get() + (row - first) * k); };
-        T* out = s.after.weight ? between.get() : nullptr;
+        T* out = s.after.kind ? between.get() : nullptr;
         multiply(linear, k, hidden, first, last, out, s.multiplier, input, own);
         if (!out) return;
 #pragma omp for
@@ -262,8 +265,11 @@ template <class T> class Team {
             T* values = between.get() + item * dim;
             if (head < sizes.heads + sizes.key_heads) {
                 const Norm& norm = head < sizes.heads ? a.query_norm : a.key_norm;
-                if (norm.weight && !a.norms_rows) normalize<T>(norm, values, values, dim);
-                turn.is_float ? rotate<T, float>(values, turn, row) : rotate<T, T>(values, turn, row);
+                const bool norms = norm.kind && !a.norms_rows;
+                if (norms && !a.norms_last) normalize<T>(norm, values, values, dim);
+                turn.is_float ? rotate<T, float>(values, turn, row, a.neighbours)
+                              : rotate<T, T>(values, turn, row, a.neighbours);
+                if (norms && a.norms_last) normalize<T>(norm, values, values, dim);
             }
             if (head >= sizes.heads) {
                 const Part& part = f.parts[part_of[row]];
@@ -289,13 +295,14 @@ template <class T> class Team {
             return static_cast<const T*>(own.normed.get());
         };
         multiply(head.linear, hidden, head.outputs, 0, rows, out, 1.0f, input, own);
-        if (!head.tokens) return;
         const long spans = spans_of(head);
 #pragma omp for
         for (long task = 0; task < rows * spans; task++) {
             const long from = task % spans * SPAN, to = std::min(head.outputs, from + SPAN);
             const long row = task / spans;
-            const T* logits = out + row * head.outputs;
+            T* logits = out + row * head.outputs;
+            scale_logits(logits + from, to - from, head.divisor, head.softcap);
+            if (!head.tokens) continue;
             choices[task] = choose(logits, from, to, head.confidences);
             if (draws_row(head, row)) draws[task] = draw(logits, head.drawings[row], choices[task].token, from, to);
         }
@@ -317,13 +324,14 @@ template <class T> class Team {
     void transform(const Sublayer& s, const MlpWeights& mlp, Own& own) const {
         for (long first = 0; first < rows; first += ROWS) {
             const long last = std::min(rows, first + ROWS), inner = mlp.inner;
-            enter(s, mlp.gate_up, 2 * inner, first, last, own);
+            enter(s, mlp.gate_up, mlp.entered(), first, last, own);
 #pragma omp for collapse(2)
             for (long row = 0; row < last - first; row++)
                 for (long from = 0; from < inner; from += ACTIVATED) {
-                    const T* gate = between.get() + row * 2 * inner + from;
+                    const T* gate = between.get() + row * mlp.entered() + from;
                     T* to = joined.get() + row * inner + from;
-                    activate<T>(mlp.activation, gate, gate + inner, to, std::min(ACTIVATED, inner - from));
+                    const T* other = mlp.gated ? gate + inner : nullptr;
+                    activate<T>(mlp.activation, gate, other, to, std::min(ACTIVATED, inner - from));
                 }
             leave(s, mlp.down, inner, first, last, own);
         }
@@ -336,19 +344,22 @@ template <class T> class Team {
             for (long row = first; row < last; row++) {
                 const T* from = stream + row * hidden;
                 T* to = mixed.input(row - first);
-                if (s.before.weight)
+                if (s.before.kind)
                     normalize<T>(s.before, from, to, hidden);
                 else
                     std::copy_n(from, hidden, to);
             }
             const auto input = [&](long row) { return static_cast<const T*>(mixed.input(row - first)); };
-            multiply(m.router, hidden, m.outputs(), first, last, mixed.outputs(), 1.0f, input, own);
+            if (m.exact)
+                mixed.score(m, last - first);
+            else
+                multiply(m.router, hidden, m.outputs(), first, last, mixed.outputs(), 1.0f, input, own);
             mixed.run(m, last - first, f.threads, own.values);
 #pragma omp for
             for (long row = first; row < last; row++) {
                 T* to = mixed.input(row - first);
                 mixed.output(m, row - first, to);
-                if (s.after.weight) normalize<T>(s.after, to, to, hidden);
+                if (s.after.kind) normalize<T>(s.after, to, to, hidden);
                 add_to(stream + row * hidden, to, hidden, s.multiplier);
             }
         }

@@ -2,19 +2,19 @@
 
 The families of the table share one form of attention and MLP. The fused blocks compute it with one product for queries,
 keys and values, rope in place, keys and values written straight into the cache, attention on views of the cache, and
-one product for gate and up. A sublayer that differs (other classes, other parts, interleaved rope, an MLP without a
-gate, hooks, adapters, quantised layers) keeps the module itself, and so does a mixture of experts, but where it has
-kernels (``mixtures.py``). Norms other than RMS norms are called as modules.
+one product for gate and up. A sublayer that differs (other classes, other parts, hooks, adapters, quantised layers)
+keeps the module itself, and so does a mixture of experts, but where it has kernels (``mixtures.py``).
 """
 
 import copy
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from selfspec.model.families import Branch, Family, Norms, RopeLayout
+from selfspec.model.families import Branch, Family, RopeLayout
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.sublayers import AttentionSublayer, BranchSublayer, Sublayer
 from selfspec.runtimes.products import Function, Product, can_join, is_plain, join, signature
@@ -22,8 +22,7 @@ from selfspec.runtimes.products import Function, Product, can_join, is_plain, jo
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_HEAD_NORMS = ("q_norm", "k_norm")
-_ACTIVATIONS = ("act_fn", "activation_fn")
+_ACTIVATIONS = ("act_fn", "activation_fn", "act")
 
 _PACKED_ROWS = 32
 """Up to this many, the query heads of a key head are the rows of one product, which reads the keys once."""
@@ -52,10 +51,10 @@ def fuse(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
     if not all(is_plain(part) for root in sublayer.modules for part in root.modules()):
         return sublayer
     if isinstance(sublayer, AttentionSublayer):
-        known = family.rope is RopeLayout.HALVES and _is_own(sublayer.module, family, family.attention, _HEAD_NORMS)
+        known = _is_own(sublayer.module, family, family.attention, family.head_norms)
         return FusedAttention(sublayer, family, layer) if known else sublayer
     assert isinstance(sublayer, BranchSublayer)
-    known = family.gated and _is_own(sublayer.module, family, family.mlp, _ACTIVATIONS)
+    known = _is_own(sublayer.module, family, family.mlp, _ACTIVATIONS)
     return FusedMLP(sublayer, family) if known else sublayer
 
 
@@ -73,19 +72,32 @@ def _inputs(module: nn.Module, branch: Branch) -> list[Any]:
     return [getattr(module, name) for name in branch.inputs]
 
 
-class RmsNorm:
-    """The function of a plain RMS norm module, over its very weight.
+class RowNorm(ABC):
+    """The function of a plain norm module, over its very weights.
 
-    It rounds to the dtype before it multiplies by the weight (``rounds``), as most families do. ``added`` is added to
-    the weight, in float32; 1 in Gemma.
+    Attributes:
+        weight: of each entry.
+        bias: of each entry, if any.
+        epsilon: added to the variance.
+        rounds: it rounds to the dtype before it multiplies by the weight.
+        added: to the weight.
     """
 
-    def __init__(self, norm: nn.Module, *, rounds: bool, added: float = 0.0) -> None:
+    def __init__(self, norm: nn.Module, *, rounds: bool = False, added: float = 0.0) -> None:
         module: Any = norm
         self.weight: torch.Tensor = module.weight
+        self.bias: torch.Tensor | None = getattr(module, "bias", None)
         self.epsilon = float(module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps)
         self.rounds, self.added = rounds, added
         self._shape = tuple(self.weight.shape)
+
+    @abstractmethod
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Norms the last dimension."""
+
+
+class RmsNorm(RowNorm):
+    """An RMS norm. Most families round before they multiply by the weight; Gemma adds 1 to it in float32."""
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Norms the last dimension."""
@@ -97,13 +109,24 @@ class RmsNorm:
         return torch.rms_norm(hidden_states, self._shape, None, self.epsilon).mul_(self.weight)
 
 
+class LayerNorm(RowNorm):
+    """A layer norm. Nemotron adds 1 to the weight."""
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Norms the last dimension."""
+        weight = self.weight + self.added if self.added else self.weight
+        return functional.layer_norm(hidden_states, self._shape, weight, self.bias, self.epsilon)
+
+
 def fast_norm(norm: nn.Module, family: Family) -> Function:
-    """A norm with as few operations as its rounding allows where it is an RMS norm, else the module itself."""
-    is_rms = family.norms in (Norms.RMS, Norms.RMS_PLUS_ONE)
-    known = is_rms and type(norm).__name__ == f"{family.classes}RMSNorm" and is_plain(norm)
-    if not known or not type(norm).__module__.startswith("transformers.models."):
+    """A norm with as few operations as its rounding allows where it is one of its family's, else the module itself."""
+    added = float(family.norms_plus_one)
+    if not is_plain(norm) or getattr(norm, "weight", None) is None:
         return norm
-    return RmsNorm(norm, rounds=family.rounds_normed, added=float(family.norms is Norms.RMS_PLUS_ONE))
+    if family.owns(norm, "RMSNorm"):
+        return RmsNorm(norm, rounds=family.rounds_normed, added=added)
+    is_layer_norm = type(norm) is nn.LayerNorm or family.owns(norm, "LayerNorm1P")
+    return LayerNorm(norm, added=added) if is_layer_norm else norm
 
 
 def fast_norms(sublayer: BranchSublayer, family: Family) -> tuple[Function | None, Function | None]:
@@ -121,21 +144,30 @@ def activation_of(module: nn.Module) -> Function:
 
 
 class FusedMLP(FusedBlock):
-    """Norm, gate and up in one product, activation, down. Made by ``fuse``."""
+    """Norm, gate and up in one product, activation, down. Made by ``fuse``.
+
+    Attributes:
+        gated: there is a gate; else the first product gives what is activated.
+    """
 
     def __init__(self, generic: BranchSublayer, family: Family) -> None:
         super().__init__(generic.layer, generic.spec, generic.multiplier)
         module: Any = self.module
         self.norms = fast_norms(self, family)
         self.products = join(_inputs(module, family.mlp)), join([getattr(module, family.mlp.output)])
-        self.activate = activation_of(module)
+        self.activate, self.gated = activation_of(module), family.gated
         self._signature = signature(self.modules)
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         (before, after), (gate_up, down), widest = self.norms, self.products, forward.widest
         normed = hidden_states if before is None else before(hidden_states)
-        gate, up = gate_up(normed, widest).chunk(2, dim=-1)
-        branch = down(self.activate(gate).mul_(up), widest)
+        entered = gate_up(normed, widest)
+        if self.gated:
+            gate, up = entered.chunk(2, dim=-1)
+            activated = self.activate(gate).mul_(up)
+        else:
+            activated = self.activate(entered)
+        branch = down(activated, widest)
         branch = branch if after is None else after(branch)
         return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
 
@@ -147,7 +179,9 @@ class FusedAttention(FusedBlock, AttentionSublayer):
 
     Attributes:
         turns: it has a rope.
+        neighbours: neighbouring entries of a head rotate against each other, not its halves.
         norms_rows: norms of queries and keys are over all heads of a row together, as in OLMo-2, not over each head.
+        norms_last: they follow rope.
     """
 
     def __init__(self, generic: AttentionSublayer, family: Family, layer: int) -> None:
@@ -169,10 +203,14 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         self.key_heads = (self.products[0].shape[0] // self.head_dim - self.heads) // 2
         self._group = self.heads // self.key_heads
         self.scale = float(module.scaling)
-        self.turns = bool(getattr(module, "use_rope", True))
+        local = family.local_rope and module.sliding_window is not None
+        self.turns = bool(getattr(module, "use_rope", True)) and not (local and self.window is None)
+        self.neighbours = family.rope is RopeLayout.NEIGHBOURS
         self.softcap: float | None = getattr(module, family.softcap) if family.softcap else None
-        self.head_norms = [fast_norm(getattr(module, name), family) for name in _HEAD_NORMS if hasattr(module, name)]
-        self.norms_rows = bool(self.head_norms) and module.q_norm.weight.numel() != self.head_dim
+        norms: list[Any] = [getattr(module, name) for name in family.head_norms if hasattr(module, name)]
+        self.head_norms = [fast_norm(norm, family) for norm in norms]
+        self.norms_rows = bool(norms) and norms[0].weight.numel() != self.head_dim
+        self.norms_last = family.head_norms_last
         self._signature = signature(self.modules)
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
@@ -193,10 +231,12 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         normed = hidden_states if before is None else before(hidden_states)
         turned = self.heads + self.key_heads
         heads = self.products[0](normed, forward.widest).view(-1, turned + self.key_heads, self.head_dim)
-        if self.head_norms:
+        if self.head_norms and not self.norms_last:
             self._norm_heads(heads)
         if self.turns:
-            _turn(heads.narrow(1, 0, turned), *forward.turn(self.rope))
+            _turn(heads.narrow(1, 0, turned), *forward.turn(self.rope), neighbours=self.neighbours)
+        if self.head_norms and self.norms_last:
+            self._norm_heads(heads)
         return heads
 
     def _norm_heads(self, heads: torch.Tensor) -> None:
@@ -244,11 +284,11 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         return unpacked.transpose(0, 1).reshape(rows.count, -1)
 
 
-def _turn(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
+def _turn(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, neighbours: bool) -> None:
     """Rope in place on the first ``dim`` entries of ``[rows, heads, head_dim]``, of a cosine and a signed sine."""
     dim = cosine.shape[-1]
     turned = heads if dim == heads.shape[-1] else heads.narrow(2, 0, dim)
-    swapped = turned.roll(dim // 2, -1)
+    swapped = turned.view(*turned.shape[:-1], -1, 2).flip(-1).flatten(-2) if neighbours else turned.roll(dim // 2, -1)
     if cosine.dtype == heads.dtype:
         turned.mul_(cosine).add_(swapped.mul_(sine))
     else:  # OLMo-2 computes rope in float32

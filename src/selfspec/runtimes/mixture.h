@@ -17,6 +17,9 @@ struct MlpWeights {
     Linear gate_up, down;
     long inner;
     int activation;
+    int gated;  // the first product gives the gate and what is multiplied by its activation, not the gate alone
+
+    long entered() const { return (1 + gated) * inner; }  // outputs of the first product
 };
 
 struct MixtureWeights {
@@ -25,34 +28,80 @@ struct MixtureWeights {
     MlpWeights shared;   // runs for every row; none where ``inner`` is 0
     long count, top;     // experts, and how many of them a row chooses
     int normalizes;      // the weights of a row's experts add up to one
+    int sigmoid;         // an expert's score is the sigmoid of its logit, not its share in a softmax
+    const float* bias;   // added to scores where experts are chosen, or null
+    long groups, kept;   // of experts, which are chosen from as many of the groups, those with the best two
+    float scale;         // of the weights of a row's experts
+    int exact;           // router logits are float; its weights are, or have the dtype of the rows where ``exact`` is 2
+    int shared_gated;    // the shared expert has a gate, else its weight is 1
 
     long each() const { return top + (shared.inner > 0); }  // of a row
-    long outputs() const { return count + (shared.inner > 0); }
+    long outputs() const { return count + (shared.inner > 0 && shared_gated); }
     long widest() const { return std::max(experts.inner, shared.inner); }
 };
 
+constexpr float LEAST = std::numeric_limits<float>::lowest(), TAKEN = -std::numeric_limits<float>::infinity();
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// The place of the largest value, which is taken.
+inline long take_best(float* values, long count) {
+    long best = -1;
+    for (long i = 0; i < count; i++)
+        if (values[i] > (best < 0 ? TAKEN : values[best])) best = i;
+    values[best] = TAKEN;
+    return best;
+}
+// Makes the values of experts of other groups than the best ones the least. ``sums`` has room for all groups.
+inline void keep_groups(const MixtureWeights& m, float* values, float* sums) {
+    const long size = m.count / m.groups;
+    for (long group = 0; group < m.groups; group++) {
+        float best = TAKEN, second = TAKEN;
+        for (long i = group * size; i < (group + 1) * size; i++) {
+            second = std::max(second, std::min(best, values[i]));
+            best = std::max(best, values[i]);
+        }
+        sums[group] = std::max(LEAST, best + second);
+    }
+    for (long place = 0; place < m.kept; place++) take_best(sums, m.groups);
+    for (long i = 0; i < m.count; i++)
+        if (sums[i / size] != TAKEN) values[i] = LEAST;
+}
+
 // Writes which experts a row chooses, the shared one last, and their weights. Not inlined: the compiler chooses the order of
-// the sum, which has to be the same for every caller. ``values`` has room for all experts.
-template <class T>
-__attribute__((noinline)) void choose_experts(const MixtureWeights& m, const T* logits, float* values, long* chosen,
+// the sum, which has to be the same for every caller. ``values`` has room for all experts and groups.
+template <class L>
+__attribute__((noinline)) void choose_experts(const MixtureWeights& m, const L* logits, float* values, long* chosen,
                                               float* weights) {
-    constexpr float least = std::numeric_limits<float>::lowest(), taken = -std::numeric_limits<float>::infinity();
-    for (long i = 0; i < m.count; i++) values[i] = up(logits[i]) > least ? up(logits[i]) : least;
-    for (long place = 0; place < m.top; place++) {
-        long best = -1;
-        for (long i = 0; i < m.count; i++)
-            if (values[i] > (best < 0 ? taken : values[best])) best = i;
-        chosen[place] = best, values[best] = taken;
+    float largest = LEAST, all = 0;
+    for (long i = 0; i < m.count; i++) largest = std::max(largest, up(logits[i]));
+    if (m.bias || !m.normalizes)
+        for (long i = 0; i < m.count; i++) all += exponential(up(logits[i]) - largest);
+    const auto score = [&](long i) {
+        return m.sigmoid ? sigmoid(up(logits[i])) : exponential(up(logits[i]) - largest) / all;
+    };
+    for (long i = 0; i < m.count; i++) {
+        const float value = m.bias ? score(i) + m.bias[i] : up(logits[i]);
+        values[i] = value > LEAST ? value : LEAST;
     }
-    const float largest = up(logits[chosen[0]]);
+    if (m.groups > 1) keep_groups(m, values, values + m.count);
     float sum = 0;
-    for (long place = 0; place < m.top; place++) sum += weights[place] = exponential(up(logits[chosen[place]]) - largest);
-    if (!m.normalizes) {
-        sum = 0;
-        for (long i = 0; i < m.count; i++) sum += exponential(up(logits[i]) - largest);
+    for (long place = 0; place < m.top; place++) {
+        chosen[place] = take_best(values, m.count);
+        const float logit = up(logits[chosen[place]]);
+        sum += weights[place] = m.sigmoid ? sigmoid(logit) : exponential(logit - largest);
     }
-    for (long place = 0; place < m.top; place++) weights[place] /= sum;
-    if (m.shared.inner) chosen[m.top] = m.count, weights[m.top] = 1.0f / (1.0f + exponential(-up(logits[m.count])));
+    if (!m.normalizes) sum = m.sigmoid ? 1 : all;
+    for (long place = 0; place < m.top; place++) weights[place] = weights[place] / sum * m.scale;
+    if (m.shared.inner) chosen[m.top] = m.count, weights[m.top] = m.shared_gated ? sigmoid(up(logits[m.count])) : 1;
+}
+
+// The sum of products in float. Not inlined; see ``choose_experts``.
+template <class T, class W> __attribute__((noinline)) float inner_product(const T* row, const W* weights, long k) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (long i = 0; i < k; i++) sum += up(row[i]) * up(weights[i]);
+    return sum;
 }
 
 // The linear layer of one expert of several with n outputs each. ``part`` holds its place among low-bit weights.
@@ -82,6 +131,7 @@ template <class T> class MixedRows {
         lines = lines_of<T>(1, std::max(hidden, inner));
         inputs.resize(std::max<size_t>(inputs.size(), some * hidden));
         logits.resize(std::max<size_t>(logits.size(), some * m.outputs()));
+        if (m.exact) exact.resize(std::max<size_t>(exact.size(), some * m.outputs()));
         pairs = std::max(pairs, most);
     }
     // Once everything is reserved.
@@ -92,15 +142,30 @@ template <class T> class MixedRows {
     }
     T* input(long row) { return inputs.data() + row * hidden; }
     T* outputs() { return logits.data(); }  // of the router
+    // Float logits of the router for rows whose inputs are there.
+    void score(const MixtureWeights& m, long rows) {
+        const long count = m.outputs();
+#pragma omp for
+        for (long task = 0; task < rows * count; task++) {
+            const T* row = input(task / count);
+            const long first = task % count * hidden;
+            exact[task] = m.exact == 2 ? inner_product(row, static_cast<const T*>(m.router.weights) + first, hidden)
+                                       : inner_product(row, static_cast<const float*>(m.router.weights) + first, hidden);
+        }
+    }
 
     // The experts of rows, whose inputs and router logits are there; what they add up to is given by ``output``.
     void run(const MixtureWeights& m, long rows, int threads, std::vector<float>& values) {
         const long each = m.each(), count = rows * each;
-        values.resize(m.count);
+        values.resize(m.count + m.groups);
 #pragma omp for
-        for (long row = 0; row < rows; row++)
-            choose_experts(m, logits.data() + row * m.outputs(), values.data(), chosen.data() + row * each,
-                           weights.data() + row * each);
+        for (long row = 0; row < rows; row++) {
+            const auto choose = [&](const auto& of) {
+                choose_experts(m, of.data() + row * m.outputs(), values.data(), chosen.data() + row * each,
+                               weights.data() + row * each);
+            };
+            m.exact ? choose(exact) : choose(logits);
+        }
 #pragma omp single
         sort(m, count, threads);
 #pragma omp for
@@ -111,9 +176,9 @@ template <class T> class MixedRows {
         for (long place = 0; place < count; place++) {
             const Batch& batch = batches[batch_of[place]];
             const MlpWeights& mlp = *batch.mlp;
-            const T* gate = row_of(batch, place, 2 * mlp.inner);
+            const T* gate = row_of(batch, place, mlp.entered());
             T* to = joined.get() + place * inner;
-            activate<T>(mlp.activation, gate, gate + mlp.inner, to, mlp.inner);
+            activate<T>(mlp.activation, gate, mlp.gated ? gate + mlp.inner : nullptr, to, mlp.inner);
             lay_out(batch, true, place, to);
         }
         multiply(true);
@@ -146,6 +211,7 @@ template <class T> class MixedRows {
     };
     long hidden = 0, width = 0, inner = 0, pairs = 0, lines = 0;
     std::vector<T> inputs, logits;
+    std::vector<float> exact;  // logits of a router whose logits are float
     std::unique_ptr<T[]> between, joined;  // outputs of the first product and of the second; inputs of the second
     std::unique_ptr<Line[]> laid;
     std::vector<long> chosen;           // by row and choice, the expert
@@ -156,10 +222,11 @@ template <class T> class MixedRows {
     std::vector<Task> tasks[2];  // of the first product and of the second
 
     void sort(const MixtureWeights& m, long count, int threads) {
-        std::vector<long> ends(m.outputs() + 1);  // of each expert in the order
+        const long experts = m.count + (m.shared.inner > 0);
+        std::vector<long> ends(experts + 1);  // of each expert in the order
         for (long pair = 0; pair < count; pair++) ends[chosen[pair] + 1]++;
         batches.clear(), tasks[0].clear(), tasks[1].clear();
-        for (long expert = 0; expert < m.outputs(); expert++) {
+        for (long expert = 0; expert < experts; expert++) {
             const long end = ends[expert] + ends[expert + 1];
             for (long first = ends[expert]; first < end; first += ROWS) {
                 const bool is_shared = expert == m.count;
@@ -191,7 +258,7 @@ template <class T> class MixedRows {
     // Calls a function with a product of a batch.
     template <class Function> void with_product(const Batch& batch, bool second, const Function& function) const {
         const MlpWeights& mlp = *batch.mlp;
-        const long k = second ? mlp.inner : hidden, n = second ? hidden : 2 * mlp.inner;
+        const long k = second ? mlp.inner : hidden, n = second ? hidden : mlp.entered();
         Stored part;
         const Linear& all = second ? mlp.down : mlp.gate_up;
         const Linear linear = batch.expert == SHARED ? all : one_of<T>(all, batch.expert, k, n, part);

@@ -4,11 +4,13 @@ Where a forward is not native, transformers' own module runs.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
-from selfspec.model.families import Family
+from selfspec.model.families import Family, Mixture
 from selfspec.model.sublayers import BranchSublayer, Sublayer
 from selfspec.runtimes.fused import FusedBlock, activation_of, fast_norms
 from selfspec.runtimes.packed import LowBitLinear
@@ -25,7 +27,51 @@ from selfspec.runtimes.products import (
     signature,
 )
 
-_PARTS = {"experts", "shared_expert", "shared_expert_gate"}
+_PARTS = {"experts", "shared_expert", "shared_experts", "shared_expert_gate"}
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """How rows choose experts; see ``mixture.h``.
+
+    Attributes:
+        normalizes: the weights of a row's experts add up to one.
+        sigmoid: scores are sigmoids of logits, not shares in a softmax.
+        bias: float32 ``[experts]``, added to scores where experts are chosen.
+        groups: of experts, which are chosen from ``kept_groups`` of them.
+        kept_groups: those with the best two experts.
+        scale: of the weights of a row's experts.
+        exact: logits are float32.
+        shared_gated: the shared expert has a gate.
+    """
+
+    normalizes: bool
+    sigmoid: bool
+    bias: torch.Tensor | None
+    groups: int
+    kept_groups: int
+    scale: float
+    exact: bool
+    shared_gated: bool
+
+
+def _routing(module: Any, router: Any, mixture: Mixture) -> Routing:
+    bias = None
+    if mixture.bias is not None:
+        bias = module
+        for name in mixture.bias.split("."):
+            bias = getattr(bias, name)
+        bias = bias.detach().float().flatten().contiguous()
+    return Routing(
+        normalizes=bool(getattr(router, "norm_topk_prob", True)),
+        sigmoid=mixture.sigmoid,
+        bias=bias,
+        groups=int(getattr(router, "num_group", 1)),
+        kept_groups=int(getattr(router, "topk_group", 1)),
+        scale=float(getattr(router, "routed_scaling_factor", getattr(router, "router_scaling_factor", 1.0))),
+        exact=bias is not None,
+        shared_gated=hasattr(module, "shared_expert_gate"),
+    )
 
 
 class CompiledMixture(FusedBlock):
@@ -33,10 +79,10 @@ class CompiledMixture(FusedBlock):
 
     Attributes:
         router: its logits, with that of the gate of the shared expert after them.
+        routing: which experts a row chooses by them.
         products: gate and up of all experts, down of all; the same of the shared expert if there is one.
         count: experts.
         top: how many of them a row chooses.
-        normalizes: the weights of a row's experts add up to one.
     """
 
     def __init__(self, generic: BranchSublayer, family: Family) -> None:
@@ -46,12 +92,13 @@ class CompiledMixture(FusedBlock):
         router, experts = getattr(module, family.mixture.router), module.experts
         self.norms = fast_norms(self, family)
         self.count, self.top = int(experts.num_experts), int(router.top_k)
-        self.normalizes = bool(getattr(router, "norm_topk_prob", True))
+        self.routing = _routing(module, router, family.mixture)
         self.activate = activation_of(experts)
         gates = [router.weight]
         products = [_all_experts(experts.gate_up_proj), _all_experts(experts.down_proj)]
-        if (shared := getattr(module, "shared_expert", None)) is not None:
-            gates.append(module.shared_expert_gate.weight)
+        if (shared := getattr(module, family.mixture.shared, None)) is not None:
+            if self.routing.shared_gated:
+                gates.append(module.shared_expert_gate.weight)
             products += [join([shared.gate_proj, shared.up_proj]), join([shared.down_proj])]
         self.router = DenseProduct(join_parameters(gates), None)
         self.products = tuple(map(CompiledProduct, products))
@@ -67,7 +114,12 @@ def compile_mixture(sublayer: Sublayer, family: Family) -> Sublayer:
     """The native form of a mixture of experts of a family that has them; any other sublayer as it is."""
     if not isinstance(sublayer, BranchSublayer) or not _is_own_mixture(sublayer, family):
         return sublayer
-    return CompiledMixture(sublayer, family) if has_kernels(list(sublayer.parameters())) else sublayer
+    assert family.mixture is not None
+    weights = list(sublayer.parameters())
+    if family.mixture.bias is not None:  # its router may be float32
+        router = {id(weight) for weight in getattr(sublayer.module, family.mixture.router).parameters()}
+        weights = [weight for weight in weights if id(weight) not in router]
+    return CompiledMixture(sublayer, family) if has_kernels(weights) else sublayer
 
 
 def _is_own_mixture(sublayer: BranchSublayer, family: Family) -> bool:
@@ -79,7 +131,7 @@ def _is_own_mixture(sublayer: BranchSublayer, family: Family) -> bool:
         return False
     if not {name for name, _ in module.named_children()} <= {family.mixture.router, *_PARTS}:
         return False
-    router, shared = getattr(module, family.mixture.router), getattr(module, "shared_expert", None)
+    router, shared = getattr(module, family.mixture.router), getattr(module, family.mixture.shared, None)
     linears = [] if shared is None else [shared.gate_proj, shared.up_proj, shared.down_proj]
     experts = (module.experts.gate_up_proj, module.experts.down_proj)
     weights = [router.weight, *(each for each in experts if not isinstance(each, LowBitLinear))]

@@ -48,8 +48,9 @@ class NativeForward:
         branches: by index of the sublayer; ``None`` for one that cannot take part.
         like: a tensor with the model's dtype, and its hidden size in the last dimension.
         head: final norm and LM head, if they can take part.
-        embedding: ``[vocab, hidden]``, perhaps of few bits, if embedding takes rows of it and logits are not scaled:
-            what chains need.
+        embedding: ``[vocab, hidden]``, perhaps of few bits, if embedding takes rows of it and scales them: what
+            chains need.
+        embedding_scale: what these rows are multiplied by.
         any_rows: take any number of rows; so does a forward with low-bit weights, which nothing else can multiply.
 
     Attributes:
@@ -65,6 +66,7 @@ class NativeForward:
         head: NativeHead | None = None,
         embedding: torch.Tensor | PackedWeights | None = None,
         *,
+        embedding_scale: float = 1.0,
         any_rows: bool = False,
     ) -> None:
         self._branches = tuple(branches)
@@ -80,6 +82,7 @@ class NativeForward:
         self._indices = lru_cache(_KEPT_SETS)(lambda indices: (c_int * len(indices))(*indices))
         self.limit = lru_cache(_KEPT_SETS)(self._limit)
         self._head, self._embedding, self._like = head if native else None, embedding, like
+        self._embedding_scale = embedding_scale
         self.has_head = self._head is not None
         self._all = tuple(range(len(branches)))
         self.is_whole = self.has_head and len(native) == len(branches)
@@ -161,7 +164,7 @@ class NativeForward:
         if self._head is None:
             return Path("the LM head has no kernel")
         if self._embedding is None:
-            return Path("embeddings or logits are scaled, or a hook changes them")
+            return Path("the embedding does more than take rows of a table, or a hook changes it")
         table = self._embedding
         tokens, dtype = (
             (table.outputs, self._like.dtype) if isinstance(table, PackedWeights) else (len(table), table.dtype)
@@ -252,6 +255,7 @@ class NativeForward:
         )
         chain = NativeChain(
             forward=ctypes.pointer(call),
+            scale=self._embedding_scale,
             windows=self._window_sizes,
             window_count=len(self._windows),
             sequences=sequences,

@@ -176,7 +176,8 @@ def _layer_parts(model: Any, precision: Precision) -> Iterator[tuple[nn.Module, 
             yield from ((module, name, getattr(module, name), form) for name in branch.parts)
             continue
         yield module, "experts", module.experts, form
-        if (shared := getattr(module, "shared_expert", None)) is not None:
+        assert family.mixture is not None
+        if (shared := getattr(module, family.mixture.shared, None)) is not None:
             yield from ((shared, name, getattr(shared, name), form) for name in branch.parts)
 
 

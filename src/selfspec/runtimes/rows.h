@@ -6,18 +6,38 @@
 
 namespace {
 
-// An RMS norm; none where ``weight`` is null.
+enum NormKind { NO_NORM, RMS_NORM, LAYER_NORM };
+
+// A norm of a row; its bias, of a layer norm, may be null.
 struct Norm {
-    const void* weight;
+    const void *weight, *bias;
     float epsilon;
-    int rounds;   // rounds to the dtype before it multiplies by the weight
+    int kind;
+    int rounds;   // an RMS norm rounds to the dtype before it multiplies by the weight
     float added;  // to the weight, in float
 };
+
+// A layer norm; see ``normalize``.
+template <class T> __attribute__((noinline)) void centre(const Norm& norm, const T* from, T* to, long k) {
+    const T *weight = static_cast<const T*>(norm.weight), *bias = static_cast<const T*>(norm.bias);
+    float sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
+    for (long i = 0; i < k; i++) sum += up(from[i]);
+    const float mean = sum / k;
+#pragma omp simd reduction(+ : squares)
+    for (long i = 0; i < k; i++) squares += (up(from[i]) - mean) * (up(from[i]) - mean);
+    const float scale = 1.0f / std::sqrt(squares / k + norm.epsilon);
+    for (long i = 0; i < k; i++) {
+        const float normed = (up(from[i]) - mean) * scale * (up(weight[i]) + norm.added);
+        to[i] = down<T>(bias ? normed + up(bias[i]) : normed);
+    }
+}
 
 // ``to`` may be ``from``. Not inlined: the compiler chooses the order of its sum, which has to be the same for every
 // caller.
 template <class T> __attribute__((noinline)) void normalize(const Norm& norm, const T* from, T* to, long k) {
     const T* weight = static_cast<const T*>(norm.weight);
+    if (norm.kind == LAYER_NORM) return centre<T>(norm, from, to, k);
     float squares = 0;
 #pragma omp simd reduction(+ : squares)
     for (long i = 0; i < k; i++) squares += up(from[i]) * up(from[i]);
@@ -35,33 +55,49 @@ struct CosSin {
     int is_float;
 };
 
-// Rotates the first ``dim`` entries of a head in place. C, the dtype of cosine and sine, is also what products round to.
-template <class T, class C> void rotate(T* head, const CosSin& turn, long row) {
+// Rotates two entries of a head against each other. C, the dtype of cosine and sine, is also what products round to.
+template <class T, class C> void rotate_pair(T* head, const C* cosine, const C* sine, long one, long other) {
+    const float a = up(head[one]), b = up(head[other]);
+    head[one] = down<T>(rounded<C>(a * up(cosine[one])) + rounded<C>(b * up(sine[one])));
+    head[other] = down<T>(rounded<C>(b * up(cosine[other])) + rounded<C>(a * up(sine[other])));
+}
+// Rotates the first ``dim`` entries of a head in place: neighbours, or an entry of the first half and one of the second.
+template <class T, class C> void rotate(T* head, const CosSin& turn, long row, bool neighbours) {
     const C *cosine = static_cast<const C*>(turn.cosine) + row * turn.dim;
     const C *sine = static_cast<const C*>(turn.sine) + row * turn.dim;
     const long half = turn.dim / 2;
-    for (long i = 0; i < half; i++) {
-        const float a = up(head[i]), b = up(head[i + half]);
-        head[i] = down<T>(rounded<C>(a * up(cosine[i])) + rounded<C>(b * up(sine[i])));
-        head[i + half] = down<T>(rounded<C>(b * up(cosine[i + half])) + rounded<C>(a * up(sine[i + half])));
-    }
+    if (neighbours)
+        for (long i = 0; i < turn.dim; i += 2) rotate_pair<T, C>(head, cosine, sine, i, i + 1);
+    else
+        for (long i = 0; i < half; i++) rotate_pair<T, C>(head, cosine, sine, i, i + half);
 }
 
-enum Activation { SILU, GELU_TANH };
+enum Activation { SILU, GELU_TANH, RELU_SQUARED };
 
 inline float silu(float x) { return x / (1.0f + exponential(-x)); }
 inline float gelu_tanh(float x) {
     return 0.5f * x * (1.0f + hyperbolic_tangent(0.79788456f * (x + 0.044715f * (x * x * x))));
 }
 
-// activation(gate) * other
-template <class T> void activate(int activation, const T* gate, const T* other, T* to, long count) {
-    if (activation == SILU)
+inline float relu_squared(float x) { return std::max(x, 0.0f) * std::max(x, 0.0f); }
+
+// activation(gate) * other, or activation(gate) where there is no other.
+template <class T, class Function>
+void activate(const Function& activation, const T* gate, const T* other, T* to, long count) {
+    if (other)
 #pragma omp simd
-        for (long i = 0; i < count; i++) to[i] = down<T>(rounded<T>(silu(up(gate[i]))) * up(other[i]));
+        for (long i = 0; i < count; i++) to[i] = down<T>(rounded<T>(activation(up(gate[i]))) * up(other[i]));
     else
 #pragma omp simd
-        for (long i = 0; i < count; i++) to[i] = down<T>(rounded<T>(gelu_tanh(up(gate[i]))) * up(other[i]));
+        for (long i = 0; i < count; i++) to[i] = down<T>(activation(up(gate[i])));
+}
+template <class T> void activate(int activation, const T* gate, const T* other, T* to, long count) {
+    if (activation == SILU)
+        activate<T>([](float x) { return silu(x); }, gate, other, to, count);
+    else if (activation == GELU_TANH)
+        activate<T>([](float x) { return gelu_tanh(x); }, gate, other, to, count);
+    else
+        activate<T>([](float x) { return relu_squared(x); }, gate, other, to, count);
 }
 
 }  // namespace

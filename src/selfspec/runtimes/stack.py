@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from selfspec.runtimes.graphs import Graphs
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.packed import LowBitEmbedding, PackedWeights, look_up
-from selfspec.runtimes.products import CompiledProduct, Function, Product, is_plain, signature
+from selfspec.runtimes.products import CompiledProduct, Function, Product, is_ordinary, is_plain, signature
 
 
 @dataclass
@@ -83,7 +84,8 @@ class Stack:
     Attributes:
         native: runs several of the sublayers in one call, if there are kernels.
         embedding: the weights of the embedding, ``[vocab, hidden]``, perhaps of few bits, where there are kernels, and
-            it does nothing but take rows of them, and logits are not scaled.
+            it does nothing but take rows of them and scale them.
+        embedding_scale: what these rows are multiplied by.
         graphs: replays of the sublayers, if the runtime has them.
     """
 
@@ -104,14 +106,20 @@ class Stack:
         self._every = tuple(range(len(self.sublayers)))
         self._modules = [decoder.final_norm, decoder.head, decoder.embedding]
         self._signature = signature(self._modules)
-        self.embedding = _embedding_table(decoder) if compiled else None
+        self.embedding, self.embedding_scale = _embedding_table(decoder) if compiled else (None, 1.0)
         self.native: NativeForward | None = None
         if compiled:
             branches = [describe_branch(sublayer) for sublayer in self.sublayers]
-            table, like = self.embedding, decoder.like
-            self.native = NativeForward(branches, like, describe_head(norm, head), table, any_rows=any_rows)
+            self.native = NativeForward(
+                branches,
+                decoder.like,
+                describe_head(norm, head, decoder),
+                self.embedding,
+                embedding_scale=self.embedding_scale,
+                any_rows=any_rows,
+            )
         self._most_rows = min(self._limits(), default=sys.maxsize)
-        self._selects_natively = self.native is not None and self.native.has_head and not decoder.scales_logits
+        self._selects_natively = self.native is not None and self.native.has_head
 
     def is_current(self) -> bool:
         """Whether the model's modules still are those, with those weights, that this was made of."""
@@ -157,9 +165,13 @@ class Stack:
         ``forward`` has the rows' positions; see ``Decoder.embed``.
         """
         table = self.embedding
+        if table is None:
+            return self._decoder.embed(token_ids, forward)
         if isinstance(table, PackedWeights):
-            return look_up([table], token_ids, self._decoder.like.dtype)
-        return self._decoder.embed(token_ids, forward) if table is None else table.index_select(0, token_ids)
+            rows = look_up([table], token_ids, self._decoder.like.dtype)
+        else:
+            rows = table.index_select(0, token_ids)
+        return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale
 
     def run(
         self,
@@ -202,7 +214,7 @@ class Stack:
         what they get in each alone.
         """
         if (native := self._native_head(len(hidden_states) if widest is None else widest)) is not None:
-            return self._decoder.scale_logits(native.score(hidden_states).values)
+            return native.score(hidden_states).values
         normed, head = self._norm(hidden_states), self.head
         return self._decoder.scale_logits(head(normed, widest) if isinstance(head, Product) else head(normed))
 
@@ -337,13 +349,14 @@ def _last(rows: torch.Tensor, count: int) -> torch.Tensor:
     return rows[len(rows) - count :]
 
 
-def _embedding_table(decoder: Decoder) -> torch.Tensor | PackedWeights | None:
-    """The weights of an embedding that takes rows of them and does nothing else, of a model with plain logits."""
-    module = decoder.embedding
-    if not is_plain(module) or decoder.embedding_scale is not None or decoder.scales_logits:
-        return None
+def _embedding_table(decoder: Decoder) -> tuple[torch.Tensor | PackedWeights | None, float]:
+    """The weights of an embedding that takes rows of them and scales them, and the scale; ``None`` for another one."""
+    module: Any = decoder.embedding
+    scale = torch.tensor(float(getattr(module, "embed_scale", 1.0))).to(decoder.like.dtype)
+    factor = float(scale) * float(1.0 if decoder.embedding_scale is None else decoder.embedding_scale)
     if type(module) is LowBitEmbedding:
-        return None if hasattr(module, "embed_scale") else module.packed
-    if type(module) is not nn.Embedding or module.max_norm is not None:
-        return None
-    return module.weight.detach() if type(module.weight) is nn.Parameter and module.weight.is_contiguous() else None
+        return (module.packed if is_plain(module) else None), factor
+    known = type(module) is nn.Embedding or decoder.family.owns(module, "TextScaledWordEmbedding")
+    if not known or not is_plain(module) or module.max_norm is not None or not is_ordinary(module.weight):
+        return None, factor
+    return module.weight.detach(), factor

@@ -30,9 +30,14 @@ class Linear(Structure):
 
 
 class Norm(Structure):
-    """An RMS norm; none where ``weight`` is null."""
+    """A norm of a row; none where ``kind`` is 0."""
 
-    _fields_ = (("weight", c_void_p), ("epsilon", c_float), ("rounds", c_int), ("added", c_float))
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "bias")),
+        ("epsilon", c_float),
+        *((name, c_int) for name in ("kind", "rounds")),
+        ("added", c_float),
+    )
 
 
 class Heads(Structure):
@@ -47,7 +52,7 @@ class AttentionWeights(Structure):
     _fields_ = (
         *((name, Linear) for name in ("inputs", "output")),
         *((name, Norm) for name in ("query_norm", "key_norm")),
-        ("norms_rows", c_int),
+        *((name, c_int) for name in ("norms_rows", "norms_last", "neighbours")),
         ("sizes", Heads),
         *((name, c_float) for name in ("scale", "softcap")),
         ("layer", c_int),
@@ -57,7 +62,11 @@ class AttentionWeights(Structure):
 class MlpWeights(Structure):
     """An MLP branch."""
 
-    _fields_ = (("gate_up", Linear), ("down", Linear), ("inner", c_long), ("activation", c_int))
+    _fields_ = (
+        *((name, Linear) for name in ("gate_up", "down")),
+        ("inner", c_long),
+        *((name, c_int) for name in ("activation", "gated")),
+    )
 
 
 class MixtureWeights(Structure):
@@ -67,7 +76,11 @@ class MixtureWeights(Structure):
         ("router", Linear),
         *((name, MlpWeights) for name in ("experts", "shared")),
         *((name, c_long) for name in ("count", "top")),
-        ("normalizes", c_int),
+        *((name, c_int) for name in ("normalizes", "sigmoid")),
+        ("bias", c_void_p),
+        *((name, c_long) for name in ("groups", "kept")),
+        ("scale", c_float),
+        *((name, c_int) for name in ("exact", "shared_gated")),
     )
 
 
@@ -122,6 +135,7 @@ class NativeHead(Structure):
         *((name, c_long) for name in ("hidden", "outputs")),
         *((name, c_void_p) for name in ("out", "tokens", "confidences", "finite")),
         ("drawings", POINTER(NativeDrawing)),
+        *((name, c_float) for name in ("divisor", "softcap")),
     )
 
 
@@ -175,6 +189,7 @@ class NativeChain(Structure):
         ("forward", POINTER(NativeCall)),
         ("embedding", c_void_p),
         ("table", POINTER(Linear)),
+        ("scale", c_float),
         ("windows", POINTER(c_long)),
         ("window_count", c_long),
         ("sequences", POINTER(ChainSequence)),

@@ -1,0 +1,1 @@
+"""Training of models of one's own."""

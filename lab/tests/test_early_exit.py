@@ -1,0 +1,101 @@
+"""Early exits for a model of one's own: the exit comes nearer to the last layer, which stays as it was."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from helpers.checkpoints import save_checkpoint
+from helpers.models import LAYERS, VOCABULARY, build, prompt
+from selfspec import Engine, load_model
+from selfspec.errors import InvalidParameterError, ModelLoadError, UnsupportedModelError
+from selfspec_lab.cli.train import train
+from selfspec_lab.training.early_exit import EarlyExit, ExitTraining
+
+TRAINING = ExitTraining(2, steps=60, rows=4, length=32, rank=16, rate=5e-3, dropout=0.05)
+TOKENS = torch.randint(VOCABULARY, (96,), generator=torch.Generator().manual_seed(0))
+"""Few enough to be learned by heart."""
+
+
+def logits(model: Any, token_ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        scores: torch.Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
+    return scores
+
+
+def test_the_exit_learns_what_the_last_layer_chooses() -> None:
+    original: Any = build("llama")
+    exits = EarlyExit(copy.deepcopy(original), TRAINING)
+    before, losses = exits.measure(TOKENS), []
+    assert torch.equal(logits(exits.model, prompt(20)), logits(original, prompt(20)))
+    exits.train(TOKENS, lambda _, loss: losses.append(loss))
+    assert len(losses) == TRAINING.steps
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    after = exits.measure(TOKENS)
+    assert after["agreement"] > before["agreement"] + 0.1
+    assert after["perplexity"] < 1.05 * before["perplexity"]
+    with exits.unchanged():
+        torch.testing.assert_close(logits(exits.model, prompt(20)), logits(original, prompt(20)))
+    changed = logits(exits.model, prompt(20))
+    merged = exits.merge()
+    torch.testing.assert_close(logits(merged, prompt(20)), changed)
+    assert not torch.allclose(changed, logits(original, prompt(20)))
+
+
+@pytest.mark.parametrize("exit_layer", [0, LAYERS])
+def test_an_exit_that_leaves_no_layers_is_refused(exit_layer: int) -> None:
+    with pytest.raises(InvalidParameterError, match=f"choose 1 to {LAYERS - 1} of {LAYERS}"):
+        EarlyExit(copy.deepcopy(build("llama")), ExitTraining(exit_layer))
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    model: Any = copy.deepcopy(build("llama"))
+    for layer in model.model.layers:
+        layer.self_attn = layer.mlp = torch.nn.Identity()
+    with pytest.raises(UnsupportedModelError, match="no ordinary linear layers"):
+        EarlyExit(model, TRAINING)
+
+
+def run(*arguments: str) -> Result:
+    result: Any = CliRunner().invoke(train, ["early-exit", *arguments])
+    return result
+
+
+def test_the_command_writes_a_checkpoint(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("def mean(values):\n    return sum(values) / len(values)\n" * 60, encoding="utf-8")
+    short = ("--model", "tiny", "--texts", str(texts), "--steps", "2", "--rows", "1", "--length", "16", "--rank", "2")
+    result = run(*short, "--out", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    figures = json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))
+    assert figures["training"]["steps"] == 2
+    assert 0 < figures["after"]["perplexity"] < 1.5 * figures["before"]["perplexity"]
+    model, tokenizer = load_model(tmp_path / "out")
+    original, _ = load_model("tiny")
+    assert model.dtype == original.dtype
+    result = Engine(model, tokenizer, method="layerskip").generate("def mean(", max_new_tokens=8)
+    assert result.drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [("short", InvalidParameterError, "give more texts"), (None, InvalidParameterError, "cannot read")],
+)
+def test_texts_that_do_not_do_are_named(text: str | None, error: type[Exception], message: str, tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "model")
+    if text is not None:
+        (tmp_path / "texts.txt").write_text(text, encoding="utf-8")
+    result = run("--model", str(folder), "--texts", str(tmp_path / "texts.txt"), "--out", str(tmp_path / "out"))
+    assert isinstance(result.exception, error)
+    assert message in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_files_is_not_written_to(tmp_path: Path) -> None:
+    result = run("--model", "tiny", "--texts", "none.txt", "--out", str(Path(__file__).parent))
+    assert isinstance(result.exception, ModelLoadError)
+    assert "not empty" in str(result.exception)
