@@ -9,7 +9,6 @@ take turns, repeat by repeat, and every time is divided by that of its own runti
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import statistics
 from collections import defaultdict
@@ -22,9 +21,7 @@ import torch
 
 from rows import BITS, step_seconds
 from selfspec.files import replace_file
-from selfspec_lab.bench.llama_cpp.decoding import LlamaCpp
-from selfspec_lab.bench.llama_cpp.library import import_library
-from selfspec_lab.bench.llama_cpp.weights import GgufFile, WeightsFile
+from selfspec_lab.bench.llama_cpp import GgufFile, LlamaCpp, WeightsFile, quantise_gguf
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 from selfspec_lab.measuring import Target
 from selfspec_lab.widening import load_model
@@ -41,14 +38,8 @@ class QuantisedFile(GgufFile):
     """
 
     def __init__(self, weights: WeightsFile, kind: str) -> None:
-        library = import_library()
-        params = library.llama_model_quantize_default_params()
-        params.ftype = getattr(library, f"LLAMA_FTYPE_MOSTLY_{kind}")
-        params.pure = True
         super().__init__(weights.path.with_name(f"{kind}.gguf"), weights.context, weights.dtype)
-        status = library.llama_model_quantize(str(weights.path).encode(), str(self.path).encode(), ctypes.byref(params))
-        if status != 0:
-            raise RuntimeError(f"llama.cpp cannot quantise the model to {kind}: status {status}")
+        quantise_gguf(weights.path, self.path, f"MOSTLY_{kind}")
 
 
 def measure(model: Any, context: int, repeats: int) -> dict[str, list[float]]:

@@ -2,12 +2,13 @@
 
 ``python benchmarks/rows.py --model smollm2``
 ``python benchmarks/rows.py --model tiny --widen 8``
+``python benchmarks/rows.py --rows 1,2,3,4,5,6,7,8 --bits 16 --out FILE``
 
 A step is all sublayers and the LM head over rows of one sequence, after ``--context`` cached tokens; steps of all bits
 and all numbers of rows take turns. Times are divided by that of one row in bfloat16. The bound beside each is the
 larger one of two times: all weights read at the speed at which memory is copied, and all products at the speed of
-the level's own instruction with operands in registers (``peak.cpp``), with as many threads. Writes
-``benchmarks/results/rows-NAME.json``; ``--table`` prints the table of a file that was written before.
+the level's own instruction with operands in registers (``peak.cpp``), with as many threads. Writes ``--out``, by
+default ``benchmarks/results/rows-NAME.json``; ``--table`` prints the table of a file that was written before.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def peak() -> dict[str, float]:
 
 @torch.inference_mode()
 def step_seconds(
-    target: Target, context: int, repeats: int, row_counts: Sequence[int] = ROWS
+    target: Target, context: int, repeats: int, row_counts: Sequence[int] = ROWS, all_bits: Sequence[int] = BITS
 ) -> dict[int, dict[int, list[float]]]:
     """The seconds of steps by bits and rows, in turns.
 
@@ -58,11 +59,12 @@ def step_seconds(
         context: cached tokens before the rows.
         repeats: steps of each kind.
         row_counts: numbers of rows.
+        all_bits: of the weights.
     """
     state = target.new_sequence(context, context + max(row_counts), context + max(row_counts))
     state.cache.commit(range(context))
-    models = {bits: target.at(Precision.of(bits)) for bits in BITS}
-    found: dict[int, dict[int, list[float]]] = {bits: defaultdict(list) for bits in BITS}
+    models = {bits: target.at(Precision.of(bits)) for bits in all_bits}
+    found: dict[int, dict[int, list[float]]] = {bits: defaultdict(list) for bits in all_bits}
     for repeat in range(repeats + 1):
         for rows in row_counts:
             states = target.embed(torch.arange(rows) + repeat)
@@ -75,12 +77,14 @@ def step_seconds(
     return found
 
 
-def bounds(target: Target, context: int, bandwidth: float, speeds: dict[str, float]) -> dict[int, dict[int, float]]:
+def bounds(
+    target: Target, options: argparse.Namespace, bandwidth: float, speeds: dict[str, float]
+) -> dict[int, dict[int, float]]:
     """The least seconds of a step by bits and rows.
 
     Args:
         target: the model.
-        context: cached tokens before the rows.
+        options: of the command line.
         bandwidth: bytes a second.
         speeds: products a second of one thread, as ``peak`` gives them.
     """
@@ -88,21 +92,22 @@ def bounds(target: Target, context: int, bandwidth: float, speeds: dict[str, flo
     products = (sum(costs.sublayers) + costs.outside) / target.dtype.itemsize  # one a weight
     own = speeds[str(target.dtype).removeprefix("torch.")]
     found: dict[int, dict[int, float]] = {}
-    for bits in BITS:
+    for bits in options.bits:
         speed = torch.get_num_threads() * (own if bits == FULL_BITS else speeds["low_bit"])
         precision = None if bits == FULL_BITS else Precision.of(bits)
-        read = costs.step(range(target.sublayer_count), context, precision) / bandwidth
-        found[bits] = {rows: max(read, rows * products / speed) for rows in ROWS}
+        read = costs.step(range(target.sublayer_count), options.context, precision) / bandwidth
+        found[bits] = {rows: max(read, rows * products / speed) for rows in options.rows}
     return found
 
 
 def table(result: dict[str, Any]) -> str:
     """The figures of a file as a table in Markdown: each cell the step, and what is bound."""
-    unit = result["seconds"][str(FULL_BITS)]["1"]["median"]
-    lines = ["| rows | " + " | ".join(map(str, ROWS)) + " |", "| --- " * (1 + len(ROWS)) + "|"]
-    for bits in map(str, BITS):
-        pairs = [(result["seconds"][bits][str(rows)]["median"], result["bounds"][bits][str(rows)]) for rows in ROWS]
-        cells = (f"{seconds / unit:.2f} ({bound / unit:.2f})" for seconds, bound in pairs)
+    seconds, bound_seconds = result["seconds"], result["bounds"]
+    unit, counts = seconds[str(FULL_BITS)]["1"]["median"], list(seconds[str(FULL_BITS)])
+    lines = ["| rows | " + " | ".join(counts) + " |", "| --- " * (1 + len(counts)) + "|"]
+    for bits in seconds:
+        pairs = [(seconds[bits][rows]["median"], bound_seconds[bits][rows]) for rows in counts]
+        cells = (f"{own / unit:.2f} ({bound / unit:.2f})" for own, bound in pairs)
         lines.append(f"| {bits} bits | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -112,6 +117,10 @@ def _quartiles(seconds: Sequence[float]) -> dict[str, float]:
     return {"median": median, "first": first, "third": third}
 
 
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -119,6 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--widen", type=int, default=1)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--rows", type=_counts, default=ROWS, metavar="1,A,B", help="numbers of rows, 1 among them")
+    parser.add_argument("--bits", type=_counts, default=BITS, metavar="16,A", help="bits of weights, 16 among them")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="print the table of this file, and measure nothing")
     options = parse_and_check(parser, arguments, lambda given: not given.table)
     if options.table:
@@ -127,21 +139,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model, _ = load_model(options.model, dtype="bfloat16", device="cpu", widen=options.widen, unpack=True)
     target = Target(model)
     speeds, bandwidth = peak(), copy_bytes_per_second(target.device)
-    seconds = step_seconds(target, options.context, options.repeats)
+    seconds = step_seconds(target, options.context, options.repeats, options.rows, options.bits)
     result = {
-        "options": {key: value for key, value in vars(options).items() if key != "table"},
+        "options": {key: value for key, value in vars(options).items() if key not in ("table", "out")},
         **make_stamp(target.device),
         "level": choose_level().name,
         "threads": torch.get_num_threads(),
         "products_per_second_of_a_thread": speeds,
         "copy_bytes_per_second": bandwidth,
         "seconds": {bits: {rows: _quartiles(each) for rows, each in found.items()} for bits, found in seconds.items()},
-        "bounds": bounds(target, options.context, bandwidth, speeds),
+        "bounds": bounds(target, options, bandwidth, speeds),
     }
     text = json.dumps(result, indent=1)
     print(table(json.loads(text)))
     label = options.model + (f"-x{options.widen}" if options.widen > 1 else "")
-    replace_file(HERE / "results" / f"rows-{label}-bf16-cpu.json", text + "\n")
+    replace_file(options.out or HERE / "results" / f"rows-{label}-bf16-cpu.json", text + "\n")
 
 
 if __name__ == "__main__":

@@ -46,6 +46,20 @@ template <class F> std::vector<uint8_t> random_grid() {
     return made;
 }
 
+// Tiles of floats between -1 and 1; of F16 some that are not normal, too.
+template <int NUMBER> std::vector<uint8_t> random_floats() {
+    std::vector<uint8_t> made = random_tiles<Format<NUMBER>>(false, 0);
+    constexpr long size = Format<NUMBER>::bits / 8;
+    for (size_t at = 0; at < made.size(); at += size) {
+        const float value = next_float();
+        uint32_t bits = down<bf16>(value).bits;
+        if (NUMBER == F32) std::memcpy(&bits, &value, 4);
+        if (NUMBER == F16) bits = (next() % 16 ? 0x2000 + (next() & 0xfff) : next() & 0x3ff) | (next() & 0x8000);
+        std::memcpy(made.data() + at, &bits, size);
+    }
+    return made;
+}
+
 template <class T> std::vector<T> run(const Linear& linear, const std::vector<T>& rows, long count, int threads) {
     std::vector<T> out(count * OUTPUTS);
     product<T>(linear, rows.data(), out.data(), count, INPUTS, OUTPUTS, threads);
@@ -85,9 +99,13 @@ int main() {
     for (int format = 1; format < FORMATS; format++)
         with_format(format, [&](auto number) {
             using F = Format<number>;
-            constexpr bool is_grid = number >= GRID2;
+            constexpr bool is_grid = number >= GRID2 && number < F16;
             const int numbers = F::has_minimum ? 2 : 1;
-            const auto tiles = is_grid ? random_grid<F>() : random_tiles<F>(F::is_symmetric, numbers);
+            std::vector<uint8_t> tiles;
+            if constexpr (F::is_float)
+                tiles = random_floats<number>();
+            else
+                tiles = is_grid ? random_grid<F>() : random_tiles<F>(F::is_symmetric, numbers);
             const Stored part{tiles.data(), OUTPUTS, format};
             std::vector<int32_t> order(INPUTS);  // of grids: backwards
             for (long i = 0; i < INPUTS; i++) order[i] = int32_t(INPUTS - 1 - i);

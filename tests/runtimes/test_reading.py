@@ -86,12 +86,12 @@ def _simulate(monkeypatch: pytest.MonkeyPatch, costs: dict[int, float]) -> _Cloc
     def set_ways(dtype: torch.dtype, ways: Any) -> None:
         clock.way = ways[0]
 
-    def measure(products: Any, rows: int, threads: int, own: Any) -> float:
+    def measure(kernels: Any, products: Any, rows: int, threads: int, own: Any) -> float:
         clock.now += costs[clock.way]
         return costs[clock.way]
 
     monkeypatch.setattr(reading, "set_ways", set_ways)
-    monkeypatch.setattr(reading, "_time", measure)
+    monkeypatch.setattr(reading, "product_seconds", measure)
     return clock
 
 
@@ -155,8 +155,8 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_the_parts_of_a_sample_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_SMALLEST", 0)
-    sample = reading._sample(products(8))
+    sample = reading.take_sample(products(8))
     monkeypatch.setattr(reading, "_AT_ONCE", 3 * sum(map(reading._bytes, sample[:2])))
-    parts = reading._parts(sample)
+    parts = reading.split_sample(sample)
     for _ in range(5):
         assert sorted(each.shape[0] for each in next(parts)) == [60, 60, 60, 100, 100, 100]

@@ -1,10 +1,11 @@
-"""Writes a model's weights as a GGUF file for llama.cpp, with the same values in the same dtype, without a tokenizer.
+"""Writes a model's weights as a GGUF file for llama.cpp, with the same values in the same dtype.
 
-Prompts and outputs are token ids, so the file has ``no_vocab`` and the size of the vocabulary. Tensors are written one
-by one; at most one is copied at a time.
+Prompts and outputs are token ids, so without a tokenizer the file has ``no_vocab`` and the size of the vocabulary.
+Tensors are written one by one; at most one is copied at a time.
 """
 
 import importlib
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
@@ -31,7 +32,7 @@ def gguf_bytes(model: PreTrainedModel) -> int:
     return header + norms + sum(weight.nbytes + aligned for weight in model.parameters())
 
 
-def write_gguf(model: PreTrainedModel, path: Path) -> None:
+def write_gguf(model: PreTrainedModel, path: Path, tokenizer: Any = None) -> None:
     """Writes a model that has passed ``check_writable``.
 
     Matrices keep the model's dtype; vectors (norms and biases) are float32, as llama.cpp requires.
@@ -39,6 +40,7 @@ def write_gguf(model: PreTrainedModel, path: Path) -> None:
     Args:
         model: the model, on any device.
         path: the file.
+        tokenizer: a byte-level one whose words are those of Qwen2's, or ``None``.
 
     Raises:
         SelfSpecError: the package ``gguf`` is not installed.
@@ -55,7 +57,7 @@ def write_gguf(model: PreTrainedModel, path: Path) -> None:
     writer = gguf.GGUFWriter(path, ARCHITECTURES[config.model_type].name)
     try:
         with closing(writer):
-            _write(writer, model, gguf)
+            _write(writer, model, tokenizer, gguf)
     except OSError as error:
         raise InvalidParameterError(
             f"the GGUF file cannot be written to '{path}': {error.strerror or error}; make room, or set TMPDIR to a "
@@ -63,9 +65,13 @@ def write_gguf(model: PreTrainedModel, path: Path) -> None:
         ) from error
 
 
-def _write(writer: Any, model: PreTrainedModel, gguf: Any) -> None:
+def _write(writer: Any, model: PreTrainedModel, tokenizer: Any, gguf: Any) -> None:
     """Writes the header, the list of tensors, and the tensors."""
     _add_config(writer, model, gguf)
+    if tokenizer is None:
+        writer.add_tokenizer_model("no_vocab")
+    else:
+        _add_tokenizer(writer, tokenizer, gguf.TokenType)
     for name, tensor in _tensors(model):
         kind = TYPES[torch.float32 if tensor.dim() == 1 else tensor.dtype]
         array = np.dtype(np.float32) if kind == "F32" else np.dtype(np.int16)
@@ -111,7 +117,22 @@ def _add_config(writer: Any, model: PreTrainedModel, gguf: Any) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
     writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
+
+
+def _add_tokenizer(writer: Any, tokenizer: Any, kinds: Any) -> None:
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    special = {*tokenizer.all_special_ids}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([kinds.CONTROL if i in special else kinds.NORMAL for i in range(len(tokens))])
+    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    writer.add_bos_token_id(tokenizer.bos_token_id)
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_add_bos_token(True)
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.chat_template)
 
 
 def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

@@ -132,6 +132,7 @@ def info(
     target = Target(loaded)
     facts = {"model": model, **describe_target(target)}
     facts["kernels"] = describe()
+    facts["level"] = str(target.level or "by name")
     facts["reading"] = str(target.reading or "default")
     costs = measure_row_costs(target, range(target.sublayer_count), row_counts=_ROWS, most_seconds=4.0)
     facts["row_seconds"] = dict(zip(costs.rows, costs.seconds, strict=True))

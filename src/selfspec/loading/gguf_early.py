@@ -19,10 +19,10 @@ _REORDERED = ("attn_q", "attn_k")
 
 
 class EarlyLayout:
-    """Matrices of few bits, whole and in the order of the file. A context manager that ends the thread.
+    """Matrices, whole and in the order of the file. A context manager that ends the thread.
 
     Args:
-        tensors: those of the file, which stays open meanwhile.
+        tensors: those of the file that keep their numbers; it stays open meanwhile.
         room: bytes that the weights may take; where they need more, nothing is laid out. ``None`` for any number.
     """
 

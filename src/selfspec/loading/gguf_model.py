@@ -48,14 +48,14 @@ def read_gguf(
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """The model in a GGUF file, on the CPU in eval mode, and its tokenizer.
 
-    Weights of few bits keep the file's own numbers where ``packed``: linear layers and embedding become low-bit
-    modules, whose tiles are laid out from the mapped file. Its pages are given back as they have been read. Other
-    weights, and all where not ``packed``, are numbers of the dtype. Nothing is written to disk.
+    Matrices keep the file's own numbers where ``packed``: unless these are of the dtype, linear layers and embedding
+    become low-bit modules, whose tiles are laid out from the mapped file. Its pages are given back as they have been
+    read. Other weights, and all where not ``packed``, are numbers of the dtype. Nothing is written to disk.
 
     Args:
         path: the file, or a part of a split one.
-        dtype: ``auto`` for that of the file's matrices, bfloat16 where they have few bits.
-        packed: weights of few bits keep their numbers where there are kernels for them.
+        dtype: ``auto`` for that of the file's matrices, bfloat16 where it has no kernels.
+        packed: matrices keep their numbers where there are kernels for them.
         expected: the model whose hash the file must have.
 
     Raises:
@@ -67,10 +67,12 @@ def read_gguf(
         check_file(expected, path)
     with GgufFile.open(path) as file:
         file.check_runnable()
-        chosen = dtype if isinstance(dtype, torch.dtype) else auto_dtype(file)
         no_kernels, available = _why_no_kernels(), available_bytes()
-        keeps = packed and no_kernels is None and chosen in DTYPES
-        with EarlyLayout(file.tensors if keeps else {}, available) as early:
+        packed = packed and no_kernels is None
+        chosen = dtype if isinstance(dtype, torch.dtype) else auto_dtype(file, packed=packed)
+        keeps = packed and chosen in DTYPES
+        kept = {name: tensor for name, tensor in file.tensors.items() if keeps and _own_form(tensor, chosen)}
+        with EarlyLayout(kept, available) as early:
             with naming(f"cannot load '{path}'"):
                 config = read_config(file.metadata, file.tensors)
                 model = build_on_meta(config)
@@ -88,14 +90,28 @@ def read_gguf_config(path: Path) -> PreTrainedConfig:
     """The config of the model in a GGUF file, with the dtype that ``auto`` means."""
     with GgufFile.open(path) as file, naming(f"cannot load '{path}'"):
         config = read_config(file.metadata, file.tensors)
-        config.dtype = auto_dtype(file)
+        config.dtype = auto_dtype(file, packed=True)
         return config
 
 
-def auto_dtype(file: GgufFile) -> torch.dtype:
-    """The dtype of a file's matrices, or bfloat16 where they differ or have few bits."""
+def auto_dtype(file: GgufFile, *, packed: bool) -> torch.dtype:
+    """The dtype of a file's matrices, or bfloat16 where they differ or have few bits.
+
+    It is bfloat16, too, where matrices that stay as they are (``packed``) have a dtype without kernels.
+    """
     kinds = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) > 1}
-    return _PLAIN[kinds.pop()] if len(kinds) == 1 and kinds <= _PLAIN.keys() else _QUANTISED_DTYPE
+    dtype = _PLAIN[kinds.pop()] if len(kinds) == 1 and kinds <= _PLAIN.keys() else _QUANTISED_DTYPE
+    return _QUANTISED_DTYPE if packed and dtype not in DTYPES else dtype
+
+
+def _own_form(tensor: GgufTensor, dtype: torch.dtype) -> PackedFormat | None:
+    """The format in which a tensor stays; ``None`` for numbers of the dtype, and where blocks or tiles do not fit."""
+    form = GGUF_FORMATS.get(tensor.type)
+    if form is None or tensor.type not in _PLAIN:
+        return form
+    *outputs, inputs = tensor.shape
+    fits = inputs % form.unit == 0 and bool(outputs) and outputs[-1] >= TILE
+    return form if fits and _PLAIN[tensor.type] != dtype else None
 
 
 class _Filling:
@@ -175,8 +191,8 @@ class _Filling:
 
     def _form_of(self, name: str) -> PackedFormat | None:
         source = self._sources[name]
-        types = {self._file.tensors[each].type for each in source.tensors}
-        return GGUF_FORMATS.get(types.pop()) if len(types) == 1 and not source.added else None
+        forms = {_own_form(self._file.tensors[each], self._dtype) for each in source.tensors}
+        return forms.pop() if len(forms) == 1 and not source.added else None
 
     def _fit_tiles(self, path: str) -> bool:
         """Whether all tensors of experts have whole tiles of outputs for each expert."""

@@ -3,7 +3,8 @@
 // Weights are stored in tiles of 16 weight rows, one unit of inputs after the other. A unit has its scales first and then
 // the codes of its blocks. The symmetric formats are those of our own low-bit copies. GGUF's have its names: they keep the
 // numbers of the file and take as many bytes (Q3_K and IQ4_XS 4 and 2 of 110 and 136 more). The grids are those of quantised
-// checkpoints (GPTQ, AWQ and others), whose scales they keep in 32 bits.
+// checkpoints (GPTQ, AWQ and others), whose scales they keep in 32 bits. Matrices of floats that are not of the rows' dtype
+// have neither codes nor scales: a block has its 32 inputs one after the other, each with those of 16 weight rows.
 
 #pragma once
 
@@ -18,7 +19,8 @@ enum FormatNumber {
     SYMMETRIC8 = 1, SYMMETRIC6 = 4, SYMMETRIC4 = 7,  // each with groups of 32, 64, 128
     Q4_0 = 10, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS,
     GRID2 = 22, GRID3 = 25, GRID4 = 28, GRID8 = 31,  // each with groups of 32, 64, 128
-    FORMATS = 34
+    F16 = 34, BF16, F32,
+    FORMATS = 37
 };
 
 // What all formats have. UNIT: inputs of a unit; SCALED: inputs that share a scale.
@@ -26,7 +28,7 @@ template <int BITS, int UNIT, int SCALED, int OFFSET, long HEAD> struct FormatBa
     static constexpr int bits = BITS, unit = UNIT, scaled = SCALED, offset = OFFSET;
     static constexpr int blocks = UNIT / BLOCK, scales = UNIT / SCALED;  // of a unit
     static constexpr long head = HEAD, bytes = HEAD + blocks * Codes<BITS>::bytes;
-    static constexpr bool has_minimum = false, looks_up = false, is_symmetric = false;
+    static constexpr bool has_minimum = false, looks_up = false, is_symmetric = false, is_float = false;
 };
 
 // What is read of the head of a unit for LANES weight rows from ``first`` on: scale(index) and, where there are any,
@@ -131,6 +133,14 @@ template <class Format> struct Table : Format {
     static constexpr bool looks_up = true;
     static constexpr uint8_t values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 };
+// Numbers as they are.
+template <class T> struct Real : FormatBase<8 * int(sizeof(T)), BLOCK, BLOCK, 0, 0> {
+    static constexpr bool is_float = true;
+    // An input of LANES weight rows from ``first`` on.
+    static Floats read(const uint8_t* unit, int input, int first) {
+        return widen(reinterpret_cast<const T*>(unit) + input * TILE + first);
+    }
+};
 
 template <int NUMBER> struct Format;
 template <> struct Format<SYMMETRIC4> : Symmetric<4, 32> {};
@@ -166,6 +176,9 @@ template <> struct Format<GRID4 + 2> : Grid<4, 128> {};
 template <> struct Format<GRID8> : Grid<8, 32> {};
 template <> struct Format<GRID8 + 1> : Grid<8, 64> {};
 template <> struct Format<GRID8 + 2> : Grid<8, 128> {};
+template <> struct Format<F16> : Real<f16> {};
+template <> struct Format<BF16> : Real<bf16> {};
+template <> struct Format<F32> : Real<float> {};
 
 template <class Function, int... PLACE>
 void with_format(int number, const Function& function, std::integer_sequence<int, PLACE...>) {

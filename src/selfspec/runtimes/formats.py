@@ -1,7 +1,7 @@
 """The formats of weights of few bits: our own symmetric ones, those of GGUF files, and grids of other checkpoints.
 
-The integers of weights are read in blocks of inputs, and weight rows stand side by side in tiles; ``formats.h`` and
-``codes.h`` describe both.
+Floats of a GGUF file that are not of the model's dtype have formats, too. Weights are read in blocks of inputs, and
+weight rows stand side by side in tiles; ``formats.h`` and ``codes.h`` describe both.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,11 @@ _GGUF = {
     "Q6_K": (19, 6, 256, 210),
     "IQ4_NL": (20, 4, 32, 18),
     "IQ4_XS": (21, 4, 256, 138),
+    "F16": (34, 16, 32, 64),
+    "BF16": (35, 16, 32, 64),
+    "F32": (36, 32, 32, 128),
 }
-"""Number, bits of an integer, inputs of a unit, and bytes of a unit of one weight row, by GGUF's name."""
+"""Number, bits of a weight, inputs of a unit, and bytes of a unit of one weight row, by GGUF's name."""
 
 GRID_BITS = (2, 3, 4, 8)
 """The numbers of bits of weights that are a scale times the distance of an integer from a zero point."""

@@ -164,10 +164,29 @@ template <class F, class Read> void lay_out_tiles(uint8_t* to, long units, long 
     }
 }
 
+// The same for floats.
+template <class F> void lay_out_floats(const uint8_t* from, const int64_t* order, uint8_t* to, long k, long n, int threads) {
+    constexpr long size = F::bits / 8;
+#pragma omp parallel for num_threads(threads) schedule(guided)
+    for (long tile = 0; tile < (n + TILE - 1) / TILE; tile++) {
+        uint8_t* own = to + tile * k * TILE * size;
+        const long rows = std::min(TILE, n - tile * TILE);
+        if (rows < TILE) std::fill_n(own, k * TILE * size, uint8_t(0));
+        for (long row = 0; row < rows; row++) {
+            const long place = tile * TILE + row;
+            const uint8_t* numbers = from + (order ? order[place] : place) * k * size;
+            for (long input = 0; input < k; input++)
+                std::memcpy(own + (input * TILE + row) * size, numbers + input * size, size);
+        }
+    }
+}
+
 // Lays out weight rows [n, k] of a file, of which ``order`` gives the place of each where it is not null.
 inline void lay_out(int number, const uint8_t* from, const int64_t* order, uint8_t* to, long k, long n, int threads) {
     with_format(number, [&](auto constant) {
-        if constexpr (constant >= Q4_0 && constant < GRID2) {
+        if constexpr (Format<constant>::is_float) {
+            lay_out_floats<Format<constant>>(from, order, to, k, n, threads);
+        } else if constexpr (constant >= Q4_0 && constant < GRID2) {
             const long units = k / Format<constant>::unit;
             lay_out_tiles<Format<constant>>(to, units, n, threads, [=](long row, long unit, uint8_t* codes, uint8_t* head, int at) {
                 using Raw = ::Raw<constant>;

@@ -25,7 +25,7 @@ struct Codes2D {
 inline void lay_out(int number, const Codes2D& from, const float* scales, const int8_t* zeros, uint8_t* to, long k, long n,
                     int threads) {
     with_format(number, [&](auto constant) {
-        if constexpr (constant >= GRID2) {
+        if constexpr (constant >= GRID2 && constant < F16) {
             using F = Format<constant>;
             const long units = k / F::unit;
             lay_out_tiles<F>(to, units, n, threads, [=](long row, long unit, uint8_t* codes, uint8_t* head, int at) {

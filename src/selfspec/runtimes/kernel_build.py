@@ -30,7 +30,10 @@ _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
 _SECONDS = 600
 
 LEVEL_VARIABLE = "SELFSPEC_KERNELS"
-"""The environment variable that names the level to load instead of the highest."""
+"""The environment variable that names the level to load; then no trial chooses one."""
+
+_preferred: list[str] = []
+"""The level that a trial has chosen for this process, last."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +140,15 @@ def usable_levels(architecture: str, features: Collection[str]) -> tuple[Level, 
     return (levels[0], *(level for level in levels[1:] if level.features <= set(features)))
 
 
+def prefer(name: str) -> None:
+    """Makes a level the one that this process loads, unless ``SELFSPEC_KERNELS`` names another."""
+    _preferred[:] = [name]
+
+
 def choose_level() -> Level:
-    """The highest level that this processor has, or the one that ``SELFSPEC_KERNELS`` names."""
+    """The level that ``SELFSPEC_KERNELS`` names, or that a trial has chosen, or the highest that this processor has."""
     usable = {level.name: level for level in usable_levels(machine(), processor_features())}
-    name = os.environ.get(LEVEL_VARIABLE) or list(usable)[-1]
+    name = os.environ.get(LEVEL_VARIABLE) or [*usable, *_preferred][-1]
     if name not in usable:
         reason = f". {refusal()}" if refusal() else ""
         raise InvalidParameterError(

@@ -9,7 +9,7 @@ these kernels, which widen weights in registers, take prompts of any length.
 import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from ctypes import POINTER, c_int, c_long, c_void_p
 from dataclasses import dataclass
@@ -29,7 +29,11 @@ from selfspec.runtimes.kernel_build import (
     build_key,
     choose_level,
     library_name,
+    machine,
+    prefer,
+    processor_features,
     refusal,
+    usable_levels,
 )
 from selfspec.runtimes.structures import Linear, NativeCall, NativeChain, disagreements, read_layout
 
@@ -58,17 +62,27 @@ class Kernels:
 def find() -> Kernels:
     """The kernels for this processor: the wheel's, or those built before in the user's cache folder, or built now."""
     level = choose_level()
-    carried = BUILT_FOLDER / library_name(level)
-    if carried.exists():
-        return _open(carried, level, "from the wheel")
-    built = cache_folder() / f"kernels-{level.name}-{build_key(level)}.so"
-    if not built.exists():
-        _build_once(level, built)
-    try:
-        check_own(built)
-    except OSError as error:
-        raise KernelBuildError(f"the kernels in {error.filename} are not loaded: {error.strerror}") from error
-    return _open(built, level, "built on this machine")
+    path, origin = _find_library(level)
+    if not path.exists():
+        _build_once(level, path)
+    return _open(path, level, origin)
+
+
+def find_all() -> list[Kernels]:
+    """The kernels of each level that this processor has and that need not be built, the highest first."""
+    found = []
+    for level in reversed(usable_levels(machine(), processor_features())):
+        path, origin = _find_library(level)
+        if path.exists():
+            with suppress(KernelBuildError):
+                found.append(_open(path, level, origin))
+    return found
+
+
+def use(level: str) -> None:
+    """Makes this process run the kernels of a level from now on."""
+    prefer(level)
+    find.cache_clear()
 
 
 def load() -> ctypes.CDLL:
@@ -139,6 +153,14 @@ def start_overlapped() -> None:
         task()
 
 
+def _find_library(level: Level) -> tuple[Path, str]:
+    """Where the library of a level is, or is put when it is built, and its origin in words."""
+    carried = BUILT_FOLDER / library_name(level)
+    if carried.exists():
+        return carried, "from the wheel"
+    return cache_folder() / f"kernels-{level.name}-{build_key(level)}.so", "built on this machine"
+
+
 def _build_once(level: Level, built: Path) -> None:
     """Builds a library; one of several processes that need it builds it, and the others wait."""
     try:
@@ -152,6 +174,11 @@ def _build_once(level: Level, built: Path) -> None:
 
 def _open(path: Path, level: Level, origin: str) -> Kernels:
     """Loads a library, and refuses one whose structures or constants are not those of ``structures.py``."""
+    try:
+        if path.parent != BUILT_FOLDER:
+            check_own(path)
+    except OSError as error:
+        raise KernelBuildError(f"the kernels in {error.filename} are not loaded: {error.strerror}") from error
     try:
         library = _with_openmp(path)
         layout = read_layout(library)

@@ -7,7 +7,8 @@
 //
 // Where a processor multiplies bytes, an integer is split into planes of 8 bits with a sign, which are summed up one after
 // the other: the sum over one plane is the start of the next, times 256. Elsewhere integers are multiplied in pairs of 16 bits,
-// but those of 8 bits by codes of up to six bits as bytes, whose products are summed up in 16 bits first.
+// but those of 8 bits by codes of up to six bits as bytes, whose products are summed up in 16 bits first. Weights that are
+// floats are multiplied with what the integers stand for.
 
 #pragma once
 
@@ -120,6 +121,19 @@ template <int PLANES> struct RowBlock {
         for (int half = 0; half < 2; half++)
             scaled_sums[half] = joined(float(sums[0][half]), float(sums[PARTS - 1][half])) * scale;
         scaled_sum = scaled_sums[0] + scaled_sums[1];
+    }
+    // The values that the integers stand for.
+    void write(float* to) const {
+#pragma omp simd
+        for (int i = 0; i < BLOCK; i++) {
+            int32_t integer = 0;
+            if constexpr (multiplies_bytes)
+                for (int plane = 0; plane < PLANES; plane++) integer = integer * 256 + planes[plane][i];
+            else
+                for (int part = 0; part < PARTS; part++)
+                    integer = integer * 256 + pairs[part][i - i % 4 + (i % 2 * 2 + i % 4 / 2)];
+            to[i] = float(integer) * scale;
+        }
     }
     // What the sums of both parts are together.
     template <class V> static V joined(V high, V low) { return PARTS == 1 ? high : high * 256.0f + low; }
@@ -343,6 +357,53 @@ __attribute__((noinline)) void add_tile(const uint8_t* tile, int lane, const Row
     }
 }
 
+// Adds the products of R rows and a block of floats of a tile.
+template <class F, int R, int PLANES>
+void add_floats(const uint8_t* unit, const RowBlock<PLANES>* rows, float* sums, long stride) {
+    constexpr int PARTS = TILE / LANES;
+    float values[R][BLOCK];
+    Floats products[2][R][PARTS] = {};  // of the even and of the odd inputs: a sum waits for each of its additions
+    for (int row = 0; row < R; row++) rows[row].write(values[row]);
+    for (int input = 0; input < BLOCK; input += 2)
+#pragma GCC unroll 2
+        for (int odd = 0; odd < 2; odd++)
+#pragma GCC unroll 4
+            for (int part = 0; part < PARTS; part++) {
+                const Floats weight = F::read(unit, input + odd, part * LANES);
+#pragma GCC unroll 4
+                for (int row = 0; row < R; row++) {
+                    Floats& own = products[odd][row][part];
+                    own = multiply_add(own, weight, spread(values[row][input + odd]));
+                }
+            }
+#pragma GCC unroll 4
+    for (int row = 0; row < R; row++)
+#pragma GCC unroll 4
+        for (int part = 0; part < PARTS; part++) {
+            float* own = sums + row * stride + part * LANES;
+            const Floats total = load<Floats>(own) + (products[0][row][part] + products[1][row][part]);
+            std::memcpy(own, &total, sizeof(Floats));
+        }
+}
+// The same for all rows, at most R at a time.
+template <class F, int R, int PLANES>
+void add_floats(const uint8_t* unit, const RowBlock<PLANES>* rows, long count, float* sums, long stride) {
+    long row = 0;
+    for (; row + R <= count; row += R) add_floats<F, R>(unit, rows + row, sums + row * stride, stride);
+    if constexpr (R > 1) add_floats<F, R / 2>(unit, rows + row, count - row, sums + row * stride, stride);
+}
+// The same for the blocks of a tile from ``first`` to ``last``.
+template <class F, int PLANES>
+__attribute__((noinline)) void add_float_tile(const uint8_t* tile, const RowBlock<PLANES>* rows, long count, long first,
+                                              long last, float* sums, long stride) {
+    constexpr int R = std::min(BESIDE, std::max(1, BESIDE * 2 * LANES / int(TILE)));
+    for (long block = first; block < last; block++, rows += count) {
+        const uint8_t* unit = tile + block * F::bytes;
+        fetch(unit, F::bytes);
+        add_floats<F, R>(unit, rows, count, sums, stride);
+    }
+}
+
 // Weights of few bits of a product of rows that are multiplied as integers of 8 * PLANES bits.
 template <class T, int PLANES> struct Packed {
     using Row = RowBlock<PLANES>;
@@ -374,8 +435,11 @@ template <class T, int PLANES> struct Packed {
                 const long bytes = blocks() / F::blocks * F::bytes;
                 const auto* tile = static_cast<const uint8_t*>(part->tiles) + (column - before) / TILE * bytes;
                 float* own = sums + column - from;
-                for (int lane = 0; lane < TILE; lane += LANES)
-                    add_tile<F, PLANES>(tile, lane, rows, count, first, last, own + lane, stride);
+                if constexpr (F::is_float)
+                    add_float_tile<F>(tile, rows, count, first, last, own, stride);
+                else
+                    for (int lane = 0; lane < TILE; lane += LANES)
+                        add_tile<F, PLANES>(tile, lane, rows, count, first, last, own + lane, stride);
             });
         }
     }
@@ -383,15 +447,20 @@ template <class T, int PLANES> struct Packed {
 
 // The values of a weight row of a unit.
 template <class F> void unpack_unit(const uint8_t* unit, int row, float* to) {
-    const typename F::Scales scales(unit, row / LANES * LANES);
-    for (int index = 0; index < F::scales; index++) {
-        const float scale = scales.scale(index)[row % LANES];
-        float minimum = 0;
-        if constexpr (F::has_minimum) minimum = scales.minimum(index)[row % LANES];
-        for (int input = index * F::scaled; input < (index + 1) * F::scaled; input++) {
-            int code = Codes<F::bits>::one(unit + F::head + input / BLOCK * Codes<F::bits>::bytes, row, input % BLOCK);
-            if constexpr (F::looks_up) code = F::values[code];
-            to[input] = float(code - F::offset) * scale - minimum;
+    if constexpr (F::is_float) {
+        for (int input = 0; input < F::unit; input++) to[input] = F::read(unit, input, row / LANES * LANES)[row % LANES];
+    } else {
+        const typename F::Scales scales(unit, row / LANES * LANES);
+        for (int index = 0; index < F::scales; index++) {
+            const float scale = scales.scale(index)[row % LANES];
+            float minimum = 0;
+            if constexpr (F::has_minimum) minimum = scales.minimum(index)[row % LANES];
+            for (int input = index * F::scaled; input < (index + 1) * F::scaled; input++) {
+                const uint8_t* codes = unit + F::head + input / BLOCK * Codes<F::bits>::bytes;
+                int code = Codes<F::bits>::one(codes, row, input % BLOCK);
+                if constexpr (F::looks_up) code = F::values[code];
+                to[input] = float(code - F::offset) * scale - minimum;
+            }
         }
     }
 }

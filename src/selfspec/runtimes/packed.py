@@ -254,7 +254,7 @@ ACTIVATIONS = ("auto", "exact", "int8")
 def set_activations(model: nn.Module, activations: str) -> None:
     """Makes linear layers of few bits round rows to 8 bits (``int8``), in blocks of 32 that share a scale.
 
-    ``auto`` makes those with a file's own numbers do it in bfloat16.
+    ``auto`` makes those with a file's own integers do it in bfloat16.
     """
     layers = [module for module in model.modules() if isinstance(module, LowBitLinear)]
     if activations == "int8" and not layers:
@@ -263,7 +263,7 @@ def set_activations(model: nn.Module, activations: str) -> None:
             "GGUF file, or choose weights int8 or int4"
         )
     for layer in layers:
-        is_file = bool(layer.form.name) and layer.dtype == torch.bfloat16
+        is_file = bool(layer.form.name) and layer.form.bits <= 8 and layer.dtype == torch.bfloat16
         layer.short_rows = activations == "int8" or (activations == "auto" and is_file)
 
 

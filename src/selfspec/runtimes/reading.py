@@ -10,20 +10,21 @@ import ctypes
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import version
 from itertools import cycle, islice
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from selfspec.files import cache_folder, replace_file
+from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.kernel_build import processor_name
-from selfspec.runtimes.kernels import DTYPES, find, load
-from selfspec.runtimes.products import CompiledProduct
+from selfspec.runtimes.kernels import DTYPES, Kernels, find
+from selfspec.runtimes.products import CompiledProduct, Product
+
+AnyProduct = TypeVar("AnyProduct", bound=Product)
 
 WAYS = (0, 1, 2, 4)
 """Weight rows side by side; 0 for single ones past the outer caches. The number of columns in ``product.h``."""
@@ -61,18 +62,24 @@ class Reading:
         return ", ".join(f"{name}: {texts[WAYS.index(way)]} ({gain:.2f})" for name, way, gain in each)
 
 
-def set_ways(dtype: torch.dtype, ways: Sequence[int]) -> None:
-    """Sets how this process reads weights of a dtype; default ways where none were set."""
-    default_ways(dtype)
-    getattr(load(), f"read_{DTYPES[dtype]}")((ctypes.c_int * len(_ROWS))(*ways))
+def set_ways(dtype: torch.dtype, ways: Sequence[int], kernels: Kernels | None = None) -> None:
+    """Sets how this process reads weights of a dtype by kernels, its own if not given; until then in default ways."""
+    default_ways(dtype, kernels)
+    library = (kernels or find()).library
+    getattr(library, f"read_{DTYPES[dtype]}")((ctypes.c_int * len(_ROWS))(*ways))
 
 
-@cache
-def default_ways(dtype: torch.dtype) -> tuple[int, ...]:
-    """The ways of the level of the kernels."""
-    ways = (ctypes.c_int * len(_ROWS))()
-    getattr(load(), f"reading_{DTYPES[dtype]}")(ways)
-    return tuple(ways)
+def default_ways(dtype: torch.dtype, kernels: Kernels | None = None) -> tuple[int, ...]:
+    """The ways of the level of kernels, those of the process if not given."""
+    kernels = kernels or find()
+    if (kernels.level, dtype) not in _defaults:
+        ways = (ctypes.c_int * len(_ROWS))()
+        getattr(kernels.library, f"reading_{DTYPES[dtype]}")(ways)
+        _defaults[kernels.level, dtype] = tuple(ways)
+    return _defaults[kernels.level, dtype]
+
+
+_defaults: dict[tuple[str, torch.dtype], tuple[int, ...]] = {}
 
 
 def choose_reading(products: Sequence[CompiledProduct]) -> Reading | None:
@@ -80,50 +87,70 @@ def choose_reading(products: Sequence[CompiledProduct]) -> Reading | None:
 
     ``None``, and nothing is set, for models that nearly fit the caches, and where a trial could not end in time.
     """
-    sample = _sample(products)
+    sample = take_sample([product for product in products if product.bits == 0])
     if not sample or (find().level == "amx" and sample[0].dtype == torch.bfloat16):
         return None
-    key = _key(sample)
-    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
-    path = cache_folder() / "readings" / f"{name}.json"
-    found = _read(path, key)
+    choice = KeptChoice("readings", {**describe_sample(sample), "level": find().level})
+    found = _parse(choice.read())
     if found is None:
         threads = torch.get_num_threads()
         found = measure_reading(sample, threads) or measure_reading(sample, 1)
         if found is None:
             return None
-        with contextlib.suppress(OSError):  # then it is measured again another time
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps({"key": key, "ways": found.ways, "gains": found.gains}))
+        choice.write({"ways": found.ways, "gains": found.gains})
     set_ways(sample[0].dtype, found.ways)
     return found
 
 
-def _read(path: Path, key: dict[str, Any]) -> Reading | None:
-    """What was kept in a file for a key, if it is there and whole."""
+def _parse(kept: Mapping[str, Any]) -> Reading | None:
     try:
-        kept: Any = json.loads(path.read_text(encoding="utf-8"))
         found = Reading(tuple(kept["ways"]), tuple(map(float, kept["gains"])))
-        valid = (
-            kept["key"] == key and set(found.ways) <= set(WAYS) and len(found.ways) == len(found.gains) == len(_ROWS)
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        valid = set(found.ways) <= set(WAYS) and len(found.ways) == len(found.gains) == len(_ROWS)
+    except (ValueError, KeyError, TypeError):
         return None
     return found if valid else None
 
 
+class KeptChoice:
+    """What a trial has chosen, in a file of the cache folder.
+
+    Args:
+        folder: of the kind of trial.
+        key: what the choice is valid for.
+    """
+
+    def __init__(self, folder: str, key: Mapping[str, Any]) -> None:
+        self._key = json.loads(json.dumps(key))
+        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+        self._path = cache_folder() / folder / f"{name}.json"
+
+    def read(self) -> Mapping[str, Any]:
+        """What was kept; nothing if there is no such file, or a damaged one."""
+        try:
+            kept: Any = json.loads(self._path.read_text(encoding="utf-8"))
+            return kept if kept["key"] == self._key else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def write(self, found: Mapping[str, Any]) -> None:
+        """Keeps it; where that fails it is measured again another time."""
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self._path, json.dumps({"key": self._key, **found}))
+
+
 def measure_reading(
-    sample: Sequence[CompiledProduct], threads: int, clock: Callable[[], float] = time.perf_counter
+    sample: Sequence[Product], threads: int, clock: Callable[[], float] = time.perf_counter
 ) -> Reading | None:
     """The best ways for products, each measured in turns; ``None`` if there was no time for a few of each."""
     end, default = clock() + _SECONDS, default_ways(sample[0].dtype)
     seconds: dict[tuple[int, int], list[float]] = {(kind, way): [] for kind in range(len(_ROWS)) for way in WAYS}
-    parts = _parts(sample)
+    parts = split_sample(sample)
     try:
         for _ in range(_ROUNDS):
             for (kind, way), times in seconds.items():
                 set_ways(sample[0].dtype, [way] * len(_ROWS))
-                times.append(_time(next(parts), _ROWS[kind], threads, clock))
+                times.append(product_seconds(find(), next(parts), _ROWS[kind], threads, clock))
                 if clock() > end:
                     break
             if clock() > end:
@@ -143,27 +170,35 @@ def measure_reading(
     return Reading(tuple(ways), tuple(gains))
 
 
-def _bytes(product: CompiledProduct) -> int:
+def _outputs(product: Product) -> int:
+    """The outputs of a product that are measured: whole tiles where there are more."""
     outputs, inputs = product.shape
-    return min(outputs * inputs * product.dtype.itemsize, _OF_PRODUCT)
+    return min(outputs, 8 * _OF_PRODUCT // (inputs * _bits(product)) // TILE * TILE)
 
 
-def _sample(products: Sequence[CompiledProduct]) -> list[CompiledProduct]:
+def _bits(product: Product) -> int:
+    return product.bits or 8 * product.dtype.itemsize
+
+
+def _bytes(product: Product) -> int:
+    return _outputs(product) * product.shape[1] * _bits(product) // 8
+
+
+def take_sample(products: Sequence[AnyProduct]) -> list[AnyProduct]:
     """Those of the two shapes with most bytes, up to ``_LARGEST``; none if there is not enough to measure."""
-    dense = [product for product in products if product.bits == 0]
     total: dict[tuple[int, int], int] = {}
-    for product in dense:
+    for product in products:
         total[product.shape] = total.get(product.shape, 0) + _bytes(product)
     largest = sorted(total, key=lambda shape: -total[shape])[:2]
     sample, size = [], 0
-    for product in dense:
+    for product in products:
         if product.shape in largest and size < _LARGEST:
             sample.append(product)
             size += _bytes(product)
     return sample if size >= _SMALLEST else []
 
 
-def _parts(sample: Sequence[CompiledProduct]) -> Iterator[list[CompiledProduct]]:
+def split_sample(sample: Sequence[Product]) -> Iterator[list[Product]]:
     """Equal parts of a sample, each read right before it comes again as long ago as possible."""
     shapes = len({product.shape for product in sample})
     of_layer = sum(map(_bytes, sample[:shapes]))
@@ -173,26 +208,27 @@ def _parts(sample: Sequence[CompiledProduct]) -> Iterator[list[CompiledProduct]]
         yield list(islice(products, count))
 
 
-def _time(products: Sequence[CompiledProduct], rows: int, threads: int, clock: Callable[[], float]) -> float:
+def product_seconds(
+    kernels: Kernels, products: Sequence[Product], rows: int, threads: int, clock: Callable[[], float]
+) -> float:
     """The seconds of products of some rows, with zeros: their values do not matter."""
     dtype = products[0].dtype
-    call = getattr(load(), f"product_{DTYPES[dtype]}")
+    call = getattr(kernels.library, f"product_{DTYPES[dtype]}")
     inputs = torch.zeros(rows, max(product.shape[1] for product in products), dtype=dtype)
     results = torch.empty(rows, max(product.shape[0] for product in products), dtype=dtype)
     start = clock()
     for product in products:
-        outputs = _bytes(product) // (product.shape[1] * dtype.itemsize)
         linear = ctypes.byref(product.linear)
-        call(linear, inputs.data_ptr(), results.data_ptr(), rows, product.shape[1], outputs, threads)
+        call(linear, inputs.data_ptr(), results.data_ptr(), rows, product.shape[1], _outputs(product), threads)
     return clock() - start
 
 
-def _key(sample: Sequence[CompiledProduct]) -> dict[str, Any]:
+def describe_sample(sample: Sequence[Product]) -> dict[str, Any]:
     """What a choice is valid for."""
     return {
         "processor": processor_name(),
-        "level": find().level,
         "dtype": str(sample[0].dtype),
+        "bits": max(product.bits for product in sample),
         "threads": torch.get_num_threads(),
         "shapes": sorted(list(shape) for shape in {product.shape for product in sample}),
         "selfspec": version("selfspec"),

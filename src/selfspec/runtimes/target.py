@@ -16,6 +16,7 @@ from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.graphs import FEWEST_SLOTS, Graphs
+from selfspec.runtimes.levels import LevelChoice, settle_level
 from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitCopies
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, parameter_count
 from selfspec.runtimes.precision import AnyPrecision
@@ -67,6 +68,7 @@ class Target:
         decoder: the model taken apart.
         config: the model's config.
         family: the row of its family.
+        level: what a trial found about levels of instructions in this process; see ``levels.settle_level``.
         reading: how kernels read the weights, where a trial chose it; see ``reading.choose_reading``.
         version: grows when modules or weights of the model were replaced; older keys and values are of no use then.
 
@@ -90,6 +92,7 @@ class Target:
         self.hidden_size = self.decoder.hidden_size
         self.vocab_size = int(self.config.vocab_size)
         self.context_limit = self.decoder.context_limit
+        self.level: LevelChoice | None = None
         self.version = 0
         if isinstance(self.decoder, ObservedDecoder) and runtime not in ("auto", "eager"):
             raise UnsupportedModelError(
@@ -260,6 +263,9 @@ class Target:
         if self.version > 0 and self._prepared.graphs is not None and self._prepared.graphs.gave_up:
             self._uses_graphs = False
         self.version += 1
+        may_compile = self.runtime in ("auto", "compiled") and not isinstance(self.decoder, ObservedDecoder)
+        if may_compile and self.device.type == "cpu":
+            self.level = settle_level(self.model)
         self._prepared = make_runner(self.decoder, self.runtime)
         if isinstance(self.decoder, ObservedDecoder):
             prove(self.decoder, self._prepared)

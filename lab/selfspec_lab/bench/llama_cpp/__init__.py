@@ -3,7 +3,7 @@
 from selfspec_lab.bench.llama_cpp.decoding import LlamaCpp
 from selfspec_lab.bench.llama_cpp.library import describe_build, import_library, is_installed, obstacle
 from selfspec_lab.bench.llama_cpp.lookup import LlamaCppLookup
-from selfspec_lab.bench.llama_cpp.weights import GgufFile, WeightsFile
+from selfspec_lab.bench.llama_cpp.weights import GgufFile, WeightsFile, quantise_gguf
 
 __all__ = [
     "GgufFile",
@@ -14,4 +14,5 @@ __all__ = [
     "import_library",
     "is_installed",
     "obstacle",
+    "quantise_gguf",
 ]

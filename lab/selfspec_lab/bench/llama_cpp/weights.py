@@ -1,5 +1,6 @@
-"""GGUF files for llama.cpp: one that is there, or a model's weights as a temporary one."""
+"""GGUF files for llama.cpp: one that is there, or a model's weights as a temporary one; its own quantiser."""
 
+import ctypes
 import tempfile
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from transformers import PreTrainedModel
 from selfspec.errors import ContextLengthError
 from selfspec_lab.bench.gguf_names import check_writable
 from selfspec_lab.bench.gguf_writer import write_gguf
+from selfspec_lab.bench.llama_cpp.library import import_library
 
 
 class GgufFile:
@@ -69,3 +71,30 @@ class WeightsFile(GgufFile):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def quantise_gguf(
+    source: Path, target: Path, ftype: str, *, pure: bool = True, head: str = "", threads: int = 0
+) -> None:
+    """Writes a file again as llama.cpp quantises it.
+
+    Args:
+        source: the file.
+        target: where to.
+        ftype: llama.cpp's name of what it quantises to, without ``LLAMA_FTYPE_``, as in ``MOSTLY_Q4_0``.
+        pure: all matrices get the same type.
+        head: type of the LM head where it is another, as in ``F16``.
+        threads: that quantise; as many as the processor has if 0.
+
+    Raises:
+        RuntimeError: llama.cpp cannot do it.
+    """
+    library = import_library()
+    params = library.llama_model_quantize_default_params()
+    params.ftype = getattr(library, f"LLAMA_FTYPE_{ftype}")
+    params.pure, params.nthread = pure, threads
+    if head:
+        params.output_tensor_type = getattr(library, f"GGML_TYPE_{head}")
+    status = library.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params))
+    if status != 0:
+        raise RuntimeError(f"llama.cpp cannot quantise the model to {ftype}: status {status}")

@@ -6,7 +6,6 @@
 import contextlib
 import hashlib
 import json
-import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 
 from selfspec.files import cache_folder, replace_file
 from selfspec.runtimes.costs.parts import LatencyProfile, device_name, measure_latencies
-from selfspec.runtimes.kernel_build import LEVEL_VARIABLE, processor_name
+from selfspec.runtimes.kernel_build import choose_level, processor_name
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target, fingerprint
 
@@ -31,7 +30,7 @@ def profile_key(target: Target) -> dict[str, Any]:
         "device": device_name(target.device),
         "runtime": target.runtime,
         "processor": processor_name(),
-        "kernels": os.environ.get(LEVEL_VARIABLE) if on_cpu else None,
+        "kernels": choose_level().name if on_cpu else None,
         "threads": torch.get_num_threads() if on_cpu else None,
         "torch": torch.__version__,
         "selfspec": version("selfspec"),
