@@ -112,7 +112,8 @@ class Service:
     async def response(self, body: bytes, request_id: str, scope: str = "") -> Reply:
         """Begins to answer a request to ``/v1/responses``; see ``chat``."""
         prepared = await self._prepare(RequestReader.response, body)
-        return await self._reply(prepared, ResponseBodies(self.names[0], prepared.said), request_id, scope)
+        bodies = ResponseBodies(self.names[0], prepared.repeated, prepared.namespaces)
+        return await self._reply(prepared, bodies, request_id, scope)
 
     async def infill(self, body: bytes, request_id: str, scope: str = "") -> Reply:
         """Begins to answer a request to ``/infill``; see ``chat``."""
@@ -186,7 +187,7 @@ class Service:
         ]
         check_logprobs([params for _, params in asked], [len(prompt) for prompt, _ in asked], self.limits)
         method = request.speculative.method if request.speculative.enabled else PLAIN
-        salt = f"{scope}\n{request.cache_salt or ''}".strip()
+        salt = f"{scope}\n{request.cache_salt}" if request.cache_salt else scope
         try:
             streams = await self.engine.submit(asked, method=method, request_id=request_id, cache_salt=salt)
         except Exception as error:
