@@ -13,7 +13,7 @@ from agent_model import make_agent_model
 from client import HERE, Client, Setting
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-EXAMPLES, QUICK_EXAMPLES = 3000, 20
+EXAMPLES, QUICK_EXAMPLES = 2000, 20
 """Requests to draw at most for each operation in a phase."""
 
 LEAST = 20_000
