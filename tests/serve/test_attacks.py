@@ -316,6 +316,21 @@ def test_a_body_that_takes_too_long_or_too_much_loses_its_process_and_the_next_i
     assert seconds < 60
 
 
+def test_large_bodies_are_refused_while_small_ones_wait() -> None:
+    async def act(pool: ReaderPool) -> bytes:
+        body = json.dumps({"prompt": "abc"}).encode()
+        pool._waiting = 64
+        with pytest.raises(QueueFullError, match="64 requests"):
+            await pool.run(RequestReader.tokenize, body + b" " * 2**16)
+        found: bytes = await pool.run(RequestReader.tokenize, body)
+        pool._waiting = 256
+        with pytest.raises(QueueFullError, match="256 requests"):
+            await pool.run(RequestReader.tokenize, body)
+        return found
+
+    assert json.loads(in_pool(act))["count"] >= 3
+
+
 def test_kernels_that_others_could_change_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = tmp_path / f"kernels-{kernels.choose_level().name}-{kernels.build_key(kernels.choose_level())}.so"
     built.write_bytes(b"")
