@@ -4,7 +4,8 @@
 ``--append`` adds repeats to a file. ``table FILE`` prints its medians in Markdown, ``page FILE`` writes them into
 ``docs/serving.md``. ``soak`` lets many clients of all interfaces, good and bad ones, use a server of SmolLM2 (with a
 template that knows tools) for minutes, and says at the end what was wrong. ``attacks`` sends what should not be sent,
-and measures how long ``/health`` and another client's stream take meanwhile.
+and measures how long ``/health`` and another client's stream take meanwhile. ``conversation`` asks about a long text,
+and asks again, alone and while another client reads a stream.
 
 Needs a quiet machine for ``load``. Servers: ``selfspec:METHOD``; ``engine:METHOD``, which is ``selfspec generate``
 without a server; ``transformers`` and ``transformers-cb`` (continuous batching); ``llama.cpp``; ``vllm`` and
@@ -37,11 +38,12 @@ from typing import Any
 
 import torch
 
-from clients.agent_model import make_chat_model
+from clients.agent_model import make_chat_model, make_long_model
 from selfspec.files import replace_file
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 from serving.alone import generate_alone
 from serving.attacks import attacks, watch_attack
+from serving.conversation import converse
 from serving.figures import aims, table
 from serving.known import Chat, answer_alone, varied
 from serving.load import levels_of
@@ -119,20 +121,39 @@ def soak_server(options: argparse.Namespace) -> None:
 
 def attack_server(options: argparse.Namespace) -> None:
     """Attacks a server in many ways, writes what others noticed of it, and ends with an error if it was too much."""
-    result = _begin(options, "serve-attacks", ("model", "method"))
-    port, files, faults = free_port(), Files(options.model, Path()), []
-    command = command_of(f"selfspec:{options.method}", files, port)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running(command, options.model, port, Path(folder)) as started,
-        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as attacker,
-    ):
-        for name in attacks(started.server):
-            if re.search(options.only, name):
-                noticed = asyncio.run(watch_attack(started, name, attacker))
-                result["samples"].append(noticed.fields())
-                faults += noticed.faults()
-                print(json.dumps(noticed.fields()), flush=True)
+    result, faults = _begin(options, "serve-attacks", ("method",)), []
+    with tempfile.TemporaryDirectory() as folder:
+        model, port = make_chat_model(Path(folder) / "smollm2-tools"), free_port()
+        command = command_of(f"selfspec:{options.method}", Files(str(model), Path()), port)
+        with (
+            running([*command, "--cache-dir", f"{folder}/kept"], model.name, port, Path(folder)) as started,
+            ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as attacker,
+        ):
+            for name in attacks(started.server):
+                if re.search(options.only, name):
+                    noticed = asyncio.run(watch_attack(started, name, attacker))
+                    result["samples"].append(noticed.fields())
+                    faults += noticed.faults()
+                    print(json.dumps(noticed.fields()), flush=True)
+    _write(options.out, result)
+    if faults:
+        raise SystemExit("\n".join(faults))
+
+
+def hold_conversations(options: argparse.Namespace) -> None:
+    """Holds long conversations, writes how long they waited, and ends with an error if it was too long."""
+    result, faults = _begin(options, "serve-conversation", ("method", "tokens")), []
+    with tempfile.TemporaryDirectory() as folder:
+        model, port = make_long_model(Path(folder) / "smollm2-long", 2 * options.tokens), free_port()
+        command = command_of(f"selfspec:{options.method}", Files(str(model), Path()), port)
+        with running(command, model.name, port, Path(folder)) as started:
+            asyncio.run(converse(started.server, 1000, "warm-up", beside=False))
+            for number in range(options.repeats):
+                for beside in (False, True):
+                    found = asyncio.run(converse(started.server, options.tokens, f"{number} {beside}", beside=beside))
+                    result["samples"].append(found.fields())
+                    faults += found.faults()
+                    print(found, flush=True)
     _write(options.out, result)
     if faults:
         raise SystemExit("\n".join(faults))
@@ -210,22 +231,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     attacking.add_argument("--only", default="", help="a regular expression for the names of the attacks to run")
     attacking.add_argument("--out", type=Path, required=True)
     attacking.add_argument("--append", action="store_true", help="add to --out")
+    conversing = commands.add_parser("conversation", help="hold long conversations, and measure how long they wait")
+    conversing.add_argument("--tokens", type=int, default=16_000, help="of the text that it is about, roughly")
+    conversing.add_argument("--repeats", type=int, default=2)
+    conversing.add_argument("--out", type=Path, required=True)
+    conversing.set_defaults(append=False)
     single = commands.add_parser("alone", help="answer the chats of standard input without a server")
-    for each in (soaking, attacking, single):
+    for each in (soaking, attacking, conversing, single):
         each.add_argument("--method", default="auto")
-    for each in (loading, attacking, single):
+    for each in (loading, single):
         each.add_argument("--model", default="smollm2")
     showing = commands.add_parser("table", help="print a file of load as tables")
     writing = commands.add_parser("page", help="write a file of load into docs/serving.md")
     for each in (showing, writing):
         each.add_argument("file", type=Path)
-    options = parse_and_check(parser, arguments, lambda given: given.command in ("load", "soak", "attacks"))
+    options = parse_and_check(parser, arguments, lambda given: given.command not in ("alone", "table", "page"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that servers are ended
     commands_by_name = {
         "load": load,
         "alone": alone,
         "attacks": attack_server,
         "soak": soak_server,
+        "conversation": hold_conversations,
         "table": show,
         "page": write_page,
     }

@@ -68,6 +68,24 @@ def make_agent_model(folder: Path, context: int) -> Path:
     return folder
 
 
+def make_long_model(folder: Path, context: int) -> Path:
+    """Writes SmolLM2 with a longer context, for times: after its own 8,192 tokens its texts mean little.
+
+    Args:
+        folder: to make.
+        context: tokens of its context.
+
+    Returns:
+        The folder.
+    """
+    model, tokenizer = load_model("smollm2", dtype="bfloat16", unpack=True)
+    assert tokenizer is not None
+    model.config.max_position_embeddings = context
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def make_chat_model(folder: Path) -> Path:
     """Writes SmolLM2 with a template that knows tools. It writes texts, and calls tools where it has to.
 

@@ -62,7 +62,9 @@ def run(client: Client, environment: Path, stamp: dict[str, Any], *, quick: bool
         version = versions(python, [client.name])[client.name]
     with tempfile.TemporaryDirectory() as folder:
         made = not isinstance(client.model, str)
-        path = client.model(Path(folder) / "agent") if not isinstance(client.model, str) else _folder_of(client.model)
+        path = (
+            client.model(Path(folder) / "agent") if not isinstance(client.model, str) else _save(client.model, folder)
+        )
         name = path.name if made else str(client.model)
         arguments = ("--model", str(path) if made else name, *client.options)
         with serve(arguments, Path(folder), client.program) as server:
@@ -78,10 +80,13 @@ def run(client: Client, environment: Path, stamp: dict[str, Any], *, quick: bool
     }
 
 
-def _folder_of(model: str) -> Path:
-    """The folder that a model's float32 weights and its tokenizer are loaded from."""
-    loaded, _ = load_model(model, dtype="float32", unpack=True)
-    return Path(loaded.name_or_path)
+def _save(model: str, folder: str) -> Path:
+    """A new folder with a model's float32 weights and its tokenizer."""
+    loaded, tokenizer = load_model(model, dtype="float32", unpack=True)
+    assert tokenizer is not None
+    for each in (loaded, tokenizer):
+        each.save_pretrained(Path(folder) / "model")
+    return Path(folder) / "model"
 
 
 def main() -> int:

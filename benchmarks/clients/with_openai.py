@@ -201,15 +201,16 @@ def tools() -> str:
     raise AssertionError("they were taken")
 
 
-@check("responses: the text of the chat, and the client's own accumulation of their stream")
+@check("responses: the text of the chat, also as a stream; they are sent back")
 def responses() -> str:
     ask: dict[str, Any] = {"model": MODEL, "input": PROMPTS[0], "temperature": 0, "max_output_tokens": 48}
     text = client.chat.completions.create(messages=chat(PROMPTS[0]), **{**GREEDY, "max_tokens": 48}).choices[0]
     whole = client.responses.create(**ask)
     assert whole.output_text == text.message.content
     with client.responses.stream(**ask) as stream:
-        kinds = {event.type for event in stream}
-        final = stream.get_final_response()
+        events = list(stream)
+    kinds, final = {event.type for event in events}, events[-1].response  # incomplete, after as many tokens
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
     assert final.output_text == whole.output_text
     assert final.usage.output_tokens == whole.usage.output_tokens
     again = [{"role": "user", "content": PROMPTS[0]}, *final.output, {"role": "user", "content": "Why?"}]

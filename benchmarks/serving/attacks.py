@@ -92,6 +92,12 @@ def schema(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "n", "schema": asked}}
 
 
+def tool(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool that takes some arguments."""
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
 def raw(*parts: bytes, count: int = 1, wait: float = 0.0, reads: bool = True) -> Attack:
     """An attack by connections that send some bytes, and stay for a while."""
 
@@ -132,6 +138,20 @@ def attacks(server: Server) -> dict[str, Attack]:
         "very many prompts": posts(COMPLETION, {"prompt": ["a"] * 1024, "n": 128}),
         "a nested body": posts(
             CHAT, b'{"messages": ' + b"[" * 1_000_000, b'{"messages":[],"tools":' + b'{"a":' * 50_000
+        ),
+        "numbers instead of texts": posts(CHAT, *[chat(chat_template_kwargs={"a": [1] * 1_300_000})] * 4),
+        "much to repeat": posts(
+            "/v1/responses", *[{"input": "Hi", "metadata": {"a": [{}] * 700_000}, "max_output_tokens": 4}] * 4
+        ),
+        "tools with large schemas": posts(CHAT, *[chat(tools=[tool(wide)], tool_choice="required")] * 4),
+        "bodies of one-byte chunks": raw(
+            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 1_000_000 + b"0\r\n\r\n",
+            count=2,
+        ),
+        "large bodies that come slowly": raw(length + b" " * 90_000, count=40, wait=3, reads=False),
+        "a salt for each request": posts(
+            COMPLETION, *[{"prompt": "a", "max_tokens": 1, "cache_salt": str(number)} for number in range(200)]
         ),
         "nested variables": posts(
             CHAT, json.dumps(chat()).encode()[:-1] + b', "chat_template_kwargs": ' + b'{"a":' * 900 + b"1" + b"}" * 901

@@ -18,7 +18,8 @@ from helpers.auto import give
 from helpers.low_bit_model import random_model
 from helpers.models import build, plain_text, prompt
 from selfspec import AsyncEngine, Engine, Generation
-from selfspec.decoding import kept_texts
+from selfspec.decoding import kept_texts, prefix_cache
+from selfspec.decoding.prefix_cache import PrefixCache
 from selfspec.decoding.suffixes import SEPARATOR, KnownText, SuffixAutomaton
 from selfspec.errors import InvalidParameterError
 from selfspec.methods.auto.preparation import Preparation
@@ -321,6 +322,78 @@ def test_texts_are_bounded_in_number_and_in_memory(tmp_path: Path, monkeypatch: 
     for salt in "abc":
         engine.kept.earlier(salt)
     assert len(engine.kept._earlier) == 2
+
+
+def test_salts_fill_neither_the_folder_nor_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_texts, "_MOST_FILES", 20)
+    monkeypatch.setattr(kept_texts, "_MOST_NAMES", 6)
+    kept = engine_with(tmp_path, cache_dir_limit=2**16).kept
+    assert kept is not None
+    for number in range(100):
+        kept.earlier(f"salt {number}")
+        kept.keep(ASKED, [1, 2, 3], [], f"salt {number}", False)
+        kept.flush()
+    assert 20 <= len(files(tmp_path)) <= 45  # the folder is looked through at times
+    assert len(kept._entries) <= 6
+
+
+def test_files_that_went_are_forgotten(tmp_path: Path) -> None:
+    engine = engine_with(tmp_path, cache_dir_limit=200 * Engine(build("llama")).target.slot_bytes)
+    for seed in range(20):
+        ask(engine, [seed, *prompt(40, seed)])
+    assert engine.kept is not None
+    known = {entry.path for entries in engine.kept._entries.values() for entry in entries}
+    assert known <= set(files(tmp_path, "keys"))
+    assert known
+
+
+def test_what_is_known_of_a_prompt_is_taken_over_in_parts_while_others_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 16 * Engine(build("llama")).target.slot_bytes
+    monkeypatch.setattr(kept_texts, "PART_BYTES", size)
+    monkeypatch.setattr(prefix_cache, "PART_BYTES", size)
+    asked, other = prompt(160), prompt(10, 1)
+    expected = ask(engine_with(tmp_path, "autoregressive"), asked).token_ids
+    engine = engine_with(tmp_path, "autoregressive")
+    parts: list[tuple[int, int]] = []  # tokens of a part, and those that the other has then
+    writing: list[Any] = []
+    assert engine.kept is not None
+    find, fill = engine.kept.find, PrefixCache.fill
+
+    def note(count: int) -> None:
+        if count and writing:
+            parts.append((count, len(writing[0].request.output.token_ids)))
+
+    def noted_find(*arguments: Any) -> Any:
+        found = find(*arguments)
+        note(0 if found is None else found.length - found.start)
+        return found
+
+    def noted_fill(*arguments: Any, **options: Any) -> Any:
+        count = fill(*arguments, **options)
+        note(count)
+        return count
+
+    monkeypatch.setattr(engine.kept, "find", noted_find)
+    monkeypatch.setattr(PrefixCache, "fill", noted_fill)
+
+    async def run() -> Generation:
+        async with AsyncEngine(engine) as served:
+            writes = served.submit(other, max_new_tokens=600, ignore_eos=True)
+            await anext(writes)
+            writing.append(writes)
+            result = await served.generate(asked, max_new_tokens=TOKENS, ignore_eos=True)
+            async for _ in writes:
+                pass
+            return result
+
+    result = asyncio.run(run())
+    assert (result.token_ids, result.cached_prompt_tokens) == (expected, 159)
+    counts, tokens = zip(*parts, strict=True)
+    assert sum(counts) >= 2 * 159  # from files, and from memory
+    assert max(counts) <= 16
+    assert len(set(tokens)) == len(tokens)  # a token of the other between any two of them
 
 
 def test_a_file_that_a_process_left_half_written_goes(tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 import asyncio
 import json
 import logging
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
-from helpers.serving import InlineReaders, ScriptedEngine, events, make_client
+from helpers.serving import NAME, InlineReaders, ScriptedEngine, events, make_client
 from selfspec.errors import EngineFailedError, RequestFailedError
+from selfspec.serve import app as app_module
 from selfspec.serve.app import create_app
 from selfspec.serve.encoding import RequestLimits
 from selfspec.serve.logs import JsonFormatter
@@ -29,6 +33,36 @@ def test_health_readiness_and_version() -> None:
         for answer in (client.get("/health"), client.get("/ready"), client.post(PATH, json=CHAT)):
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
             assert answer.headers["Retry-After"] == "1"
+
+
+class LoadingEngine(ScriptedEngine):
+    """Loads until it is told that it has."""
+
+    ready = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded = threading.Event()
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self.loaded.wait)
+        self.ready = True
+
+
+def test_while_the_model_loads_the_status_is_503() -> None:
+    engine = LoadingEngine()
+    posts = (PATH, "/v1/completions", "/v1/messages", "/v1/responses", "/infill", "/tokenize", "/detokenize")
+    with TestClient(create_app(Service(engine, [NAME], readers=InlineReaders()))) as client:
+        asked = [client.get(path) for path in ("/health", "/ready", "/v1/models")]
+        for answer in (*asked, *(client.post(path, json=CHAT) for path in posts)):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+            assert answer.headers["Retry-After"] == "1"
+        for path in ("/version", "/metrics", "/", "/openapi.json"):
+            assert client.get(path).status_code == 200
+        engine.loaded.set()
+        while client.get("/health").status_code != 200:
+            time.sleep(0.01)
+        assert client.post(PATH, json=CHAT).status_code == 200
 
 
 def test_a_server_whose_engine_failed_is_not_healthy() -> None:
@@ -182,7 +216,9 @@ def test_an_unexpected_exception_is_answered_and_logged(caplog: pytest.LogCaptur
     assert sum(record.exc_info is not None for record in caplog.records) == 2
 
 
-def run_until_gone(scripted: ScriptedEngine, body: dict[str, Any], gone: Callable[[Sequence[Any]], bool]) -> list[Any]:
+def run_until_gone(
+    scripted: ScriptedEngine, body: dict[str, Any], gone: Callable[[Sequence[Any]], bool], path: str = PATH
+) -> list[Any]:
     """Sends a request from a client that goes away when ``gone`` says so of what it has received."""
 
     async def run() -> list[Any]:
@@ -212,7 +248,7 @@ def run_until_gone(scripted: ScriptedEngine, body: dict[str, Any], gone: Callabl
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
-            **{"http_version": "1.1", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "query_string": b""},
+            **{"http_version": "1.1", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""},
             "headers": [(b"content-type", b"application/json")],
         }
         await asyncio.wait_for(asyncio.gather(app(scope, receive, send), leave()), 10)  # type: ignore[arg-type]
@@ -233,6 +269,41 @@ def test_a_client_that_does_not_wait_cancels_its_answer() -> None:
     scripted.pauses_at = 4
     run_until_gone(scripted, CHAT, lambda _: bool(scripted.streams))
     assert scripted.streams[0].cancelled
+
+
+PING = ": ping\n\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, CHAT),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/messages", {**CHAT, "max_tokens": 20}),
+        ("/v1/responses", {"input": "Hi"}),
+    ],
+)
+def test_a_stream_that_waits_gets_comments(path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(engine: ScriptedEngine, pings: int) -> str:
+        """The stream of an engine that waits for some pings."""
+
+        def ended(received: Sequence[Any]) -> bool:
+            if sum(PING.encode() == each.get("body") for each in received) >= pings:
+                engine.resumed.set()
+            return bool(received) and received[-1].get("more_body") is False
+
+        received = run_until_gone(engine, {**body, "stream": True}, ended, path)
+        assert received[0]["status"] == 200
+        return b"".join(each.get("body", b"") for each in received).decode()
+
+    plain, waits = ScriptedEngine(), ScriptedEngine()
+    expected = read(plain, 0)
+    assert PING not in expected
+    monkeypatch.setattr(app_module, "PING_SECONDS", 0.01)
+    waits.pauses_at = 4
+    text = read(waits, 3)
+    assert text.count(PING) >= 3
+    assert len(text.replace(PING, "").split("\n\n")) == len(expected.split("\n\n"))
 
 
 def test_the_document_names_what_requests_may_have() -> None:

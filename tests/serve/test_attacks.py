@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
 
 from helpers.checkpoints import CHAT_TEMPLATE, EOS, make_tokenizer
@@ -21,6 +22,7 @@ from selfspec.engine import Engine
 from selfspec.errors import QueueFullError
 from selfspec.files import check_own
 from selfspec.runtimes import kernels
+from selfspec.serve import middleware
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.control_tokens import ControlTokens
 from selfspec.serve.encoding import RequestEncoder, RequestLimits
@@ -68,6 +70,8 @@ TOO_LARGE: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "user", "content": "x" * 150}] * 2}, "context_length_exceeded"),
     (CHAT, {**HI, "tools": [TOOL]}, "context_length_exceeded"),
     (CHAT, {**HI, "chat_template_kwargs": {"a": {"b": ["x" * 300]}}}, "context_length_exceeded"),
+    (CHAT, {**HI, "chat_template_kwargs": {"a": [1] * 100}}, "context_length_exceeded"),
+    (CHAT, {**HI, "chat_template_kwargs": {"a": [[]] * 100}}, "context_length_exceeded"),
     (CHAT, {**HI, "response_format": {"type": "json_schema", "json_schema": SCHEMA}}, "invalid_value"),
     ("/tokenize", {"prompt": "x" * 201}, "context_length_exceeded"),
     ("/detokenize", {"tokens": [1] * 1025}, "context_length_exceeded"),
@@ -121,6 +125,40 @@ def test_nested_values(client: TestClient) -> None:
     assert answer.status_code == 400
 
 
+def test_a_large_body_that_comes_slowly_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "_MOST_LARGE", 2)
+    monkeypatch.setattr(middleware, "_LARGE_SECONDS", 0.0)
+
+    async def run() -> list[int]:
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            await JSONResponse({})(scope, receive, send)
+
+        limit = middleware.BodyLimit(answer, 2**20, 60.0)
+        statuses: list[int] = []
+
+        async def post(*, ends: bool) -> None:
+            parts = [{"type": "http.request", "body": b"x" * 2**17, "more_body": not ends}]
+
+            async def receive() -> Any:
+                return parts.pop() if parts else await asyncio.Event().wait()
+
+            async def send(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    statuses.append(message["status"])
+
+            await limit({"type": "http", "headers": []}, receive, send)
+
+        slow = [asyncio.create_task(post(ends=False)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await post(ends=True)
+        await asyncio.wait_for(slow[0], 10)
+        assert not slow[1].done()
+        slow[1].cancel()
+        return sorted(statuses)
+
+    assert asyncio.run(run()) == [200, 408]
+
+
 def test_a_page_of_another_origin_cannot_send_a_body(client: TestClient) -> None:
     """Without asking first, a browser sends no JSON."""
     answer = client.post(CHAT, content=json.dumps(HI), headers={"Content-Type": "text/plain"})
@@ -160,7 +198,7 @@ def test_other_hosts_are_refused() -> None:
 
 def test_requests_with_other_keys_or_salts_share_no_prefixes() -> None:
     scripted = ScriptedEngine()
-    asked = (("one", None), ("one", None), ("two", None), ("one", "x"), ("two", "x"))
+    asked = (("one", None), ("one", None), ("two", None), ("one", "x"), ("two", "x"), ("one", "x "), ("one", " "))
     for keys in (["one", "two"], ["new", "two", "one"]):  # what is kept in files is found by the same keys
         with make_client(scripted, api_keys=keys) as client:
             for key, salt in asked:
@@ -170,7 +208,7 @@ def test_requests_with_other_keys_or_salts_share_no_prefixes() -> None:
     assert not any(key in salt for key in ("one", "two") for salt in scripted.salts)
     first, again, *others = scripted.salts[: len(asked)]
     assert first == again
-    assert len({first, *others}) == 4
+    assert len({first, *others}) == 6
 
 
 def test_a_stranger_does_not_learn_what_was_cached() -> None:
@@ -276,6 +314,21 @@ def test_a_body_that_takes_too_long_or_too_much_loses_its_process_and_the_next_i
     seconds, expected = in_pool(act)
     assert json.loads(expected)["count"] >= 3
     assert seconds < 60
+
+
+def test_large_bodies_are_refused_while_small_ones_wait() -> None:
+    async def act(pool: ReaderPool) -> bytes:
+        body = json.dumps({"prompt": "abc"}).encode()
+        pool._waiting = 64
+        with pytest.raises(QueueFullError, match="64 requests"):
+            await pool.run(RequestReader.tokenize, body + b" " * 2**16)
+        found: bytes = await pool.run(RequestReader.tokenize, body)
+        pool._waiting = 256
+        with pytest.raises(QueueFullError, match="256 requests"):
+            await pool.run(RequestReader.tokenize, body)
+        return found
+
+    assert json.loads(in_pool(act))["count"] >= 3
 
 
 def test_kernels_that_others_could_change_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ def test_unknown_and_missing_fields_have_codes_of_their_own(client: TestClient) 
         (b'{"prompt": "\xff"}', None),
         (b"[" * 50_000, None),
         (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", None),
-        (b'{"prompt": "x", "temperature": NaN}', "invalid_value"),
+        (b'{"prompt": "x", "temperature": NaN}', None),
         (b'{"prompt": "\\ud800"}', "invalid_value"),
         (b'{"prompt": "x", "\\ud800": 1}', "invalid_value"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from selfspec.serve.connection import Connection, ConnectionLimits
 
@@ -91,6 +92,23 @@ def test_a_connection_that_waits_is_closed(port: int, sent: bytes) -> None:
     received = answer(port, sent)
     assert received.startswith(b"HTTP/1.1 200 ") == (GET in sent)
     assert SECONDS / 2 < time.monotonic() - began < 10
+
+
+def test_a_body_of_many_parts_is_handed_over_in_few(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would copy all before it, and there can be one for each byte."""
+    handed: list[bytes] = []
+    on_body = HttpToolsProtocol.on_body
+
+    def noted(self: HttpToolsProtocol, body: bytes) -> None:
+        handed.append(body)
+        on_body(self, body)
+
+    monkeypatch.setattr(HttpToolsProtocol, "on_body", noted)
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    received = answer(port, head + b"1\r\nx\r\n" * 5000 + b"0\r\n\r\n")
+    assert received.startswith(b"HTTP/1.1 200 ")
+    assert b"".join(handed) == b"x" * 5000
+    assert len(handed) < 100
 
 
 def test_a_client_that_does_not_read_is_dropped(port: int) -> None:

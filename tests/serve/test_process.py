@@ -42,6 +42,26 @@ main()
 """``selfspec`` with an engine whose thread ends by an exception after twenty steps."""
 
 
+LOADING = """
+import sys, time
+from pathlib import Path
+
+from selfspec.cli.app import main
+from selfspec.serve.served_engine import ServedEngine
+
+go, prepare = Path(sys.argv.pop(1)), ServedEngine._prepare
+
+def prepare_late(self):
+    while not go.exists():
+        time.sleep(0.05)
+    return prepare(self)
+
+ServedEngine._prepare = prepare_late
+main()
+"""
+"""``selfspec`` with a model that is loaded once there is a file."""
+
+
 @pytest.fixture(scope="module")
 def chat_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_checkpoint(tmp_path_factory.mktemp("model") / "tiny-chat", chat_template=CHAT_TEMPLATE))
@@ -55,7 +75,9 @@ def free_port() -> int:
 class Process:
     """A server in a process of its own."""
 
-    def __init__(self, model: str, *arguments: str, program: Sequence[str] = ("-m", "selfspec")) -> None:
+    def __init__(
+        self, model: str, *arguments: str, program: Sequence[str] = ("-m", "selfspec"), status: int = 200
+    ) -> None:
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self.process = subprocess.Popen(
@@ -65,14 +87,18 @@ class Process:
             text=True,
             env=environment,
         )
-        wait_for(lambda: self.is_ready() or self.process.poll() is not None)
+        wait_for(lambda: self.status("/ready") == status or self.process.poll() is not None)
         assert self.process.poll() is None, self.process.communicate()
 
     def is_ready(self) -> bool:
+        return self.status("/ready") == 200
+
+    def status(self, path: str) -> int | None:
+        """What the server answers; ``None`` if it does not."""
         try:
-            return httpx.get(f"{self.url}/ready", timeout=10).status_code == 200
+            return httpx.get(f"{self.url}{path}", timeout=10).status_code
         except httpx.TransportError:
-            return False
+            return None
 
     def complete(self, tokens: int = 20, **fields: Any) -> httpx.Response:
         body = {"prompt": "abcabcabc", "max_tokens": tokens, "temperature": 0, **fields}
@@ -173,6 +199,18 @@ def test_an_engine_that_fails_ends_the_process(chat_model: str) -> None:
     *log, line = err.splitlines()
     assert line == "error: the engine failed: Broken: out of order"
     assert any("Broken" in json.loads(each).get("error", "") for each in log)  # with its traceback
+
+
+@pytest.mark.slow
+def test_the_port_answers_while_the_model_loads(chat_model: str, tmp_path: Path) -> None:
+    program = ("-c", LOADING, str(tmp_path / "go"))
+    with serving(chat_model, "--method", "autoregressive", program=program, status=503) as server:
+        answer = server.complete(1)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+        assert (answer.headers["Retry-After"], server.status("/health")) == ("1", 503)
+        (tmp_path / "go").touch()
+        wait_for(server.is_ready)
+        assert (server.status("/health"), server.complete(1).status_code) == (200, 200)
 
 
 def test_there_are_no_workers() -> None:

@@ -122,6 +122,52 @@ def test_prompts_that_begin_alike_are_read_once(client: TestClient) -> None:
     assert float(hits.split()[-1]) >= counts[1]  # other tests' prompts are among them
 
 
+def test_the_next_turn_of_a_chat_reads_what_is_new(client: TestClient) -> None:
+    messages = [{"role": "user", "content": "A long story, of which every word counts. " * 12}]
+    body = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    first = client.post("/v1/chat/completions", json={"messages": messages, **body}).json()
+    messages += [first["choices"][0]["message"], {"role": "user", "content": "Why?"}]
+    messages[1] = {"role": "assistant", "content": messages[1]["content"]}
+    second = client.post("/v1/chat/completions", json={"messages": messages, **body}).json()["usage"]
+    # The template writes the prompt of the first turn again; where the answer's text is other tokens, these are read.
+    assert second["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"]
+    assert first["usage"]["prompt_tokens"] > 400
+
+
+def test_others_write_while_a_long_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(build("llama"), make_tokenizer(), "autoregressive", max_read_seconds=1e-6)
+    short, long = engine.encode("abc"), engine.encode("a long prompt " * 30)
+    expected = [engine.generate(each, max_new_tokens=tokens).token_ids for each, tokens in ((short, 600), (long, 5))]
+    forwards: list[tuple[int, int]] = []  # rows of one that reads, and tokens that the other has then
+    writing: list[Any] = []
+    run = engine.target.run
+
+    def noted(states: Any, *arguments: Any, **options: Any) -> Any:
+        if options.get("copies") is not None and writing:
+            forwards.append((len(states), len(writing[0].request.output.token_ids)))
+        return run(states, *arguments, **options)
+
+    monkeypatch.setattr(engine.target, "run", noted)
+
+    async def read() -> None:
+        served = serve(engine)
+        await served.start()
+        [other] = await served.submit([(short, SamplingParams(max_new_tokens=600))], method=None, request_id="a")
+        begun = [piece.token_id for piece in await other.next_pieces()]
+        writing.append(other)
+        [asked] = await served.submit([(long, SamplingParams(max_new_tokens=5))], method=None, request_id="b")
+        texts = [[*begun, *[piece.token_id async for piece in other]], [piece.token_id async for piece in asked]]
+        assert texts == [list(each) for each in expected]
+        await served.close()
+
+    asyncio.run(read())
+    rows, tokens = zip(*forwards, strict=True)
+    assert sum(rows) >= len(long) - 1  # its first letter is the other's, too
+    assert max(rows) <= 64  # the first chunk's, from which the speed is learned
+    assert len(rows) > 10
+    assert len(set(tokens[:-1])) == len(rows) - 1  # a token of the other between any two of them
+
+
 def test_log_probabilities_of_prompt_and_answer(client: TestClient, engine: Engine) -> None:
     expected = engine.generate(PROMPT, max_new_tokens=5, logprobs=2, prompt_logprobs=2)
     assert expected.logprobs is not None

@@ -171,7 +171,11 @@ def test_fields_that_change_no_text_are_ignored() -> None:
     control = {"type": "ephemeral"}
     part = {"type": "text", "text": "Hi", "cache_control": control}
     engine = scripted()
-    ask(engine, messages=[{"role": "user", "content": [part], "cache_control": control}], **fields)
+    ask(
+        engine,
+        messages=[{"role": "user", "content": [part], "cache_control": control, "provider_specific_fields": {}}],
+        **fields,
+    )
     assert prompt(engine) == "user: Hiassistant:"
 
 

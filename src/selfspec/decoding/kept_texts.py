@@ -10,7 +10,7 @@ import threading
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +36,18 @@ _MOST_TOKENS = 2**15
 """Most tokens of earlier texts that are read, the newest; with twice as many in memory they are read anew."""
 
 _MOST_SALTS = 8
+_MOST_NAMES = 1024
+"""Most pairs of a salt and a rope whose files are known without looking into the folder."""
+
 _MOST_TEXTS = 512
+_MOST_FILES = 8192
+"""Most files in the folder: clients choose the salts, and each makes files of its own, however small."""
+
 _MOST_WAITING = 16
 """Most requests whose files are still to be written; those of further ones are not."""
+
+PART_BYTES = 2**25
+"""About as many bytes of keys and values are read, or copied, while others wait."""
 
 _ABANDONED = 3600 * 10**9
 """Nanoseconds after which a file that is still being written belongs to a process that has ended."""
@@ -69,8 +78,18 @@ class _Entry(NamedTuple):
     """A file of keys and values: the text up to their last token, and how many tokens are before their first."""
 
     path: Path
-    token_ids: tuple[int, ...]
+    tokens: bytes  # as in the file, four bytes each
     start: int
+
+    def shared(self, tokens: bytes, known: int) -> int:
+        """How many tokens it has of a text, if it goes on after the first ``known`` of it; otherwise 0."""
+        own, low, high = self.tokens, known, min(len(self.tokens), len(tokens)) // 4
+        if self.start > known or high <= known or own[: 4 * known + 4] != tokens[: 4 * known + 4]:
+            return 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if own[: 4 * middle] == tokens[: 4 * middle] else (low, middle - 1)
+        return low
 
 
 class KeptTexts:
@@ -93,7 +112,7 @@ class KeptTexts:
                 f"cache_dir: '{folder}' cannot be used: {error.strerror or error}; give a folder of your own"
             ) from error
         self._lock = threading.Lock()
-        self._entries: dict[str, list[_Entry]] = {}
+        self._entries: OrderedDict[str, list[_Entry]] = OrderedDict()
         self._earlier: OrderedDict[str, SuffixAutomaton] = OrderedDict()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="selfspec-cache-dir")
         self._waiting = 0
@@ -102,32 +121,38 @@ class KeptTexts:
         self._warned = False
 
     def earlier(self, salt: str) -> SuffixAutomaton:
-        """The latest texts of requests with a salt, which grow with each further one."""
+        """The latest texts of requests with a salt, which grow with each further one.
+
+        Reads what ``find`` needs to know of the salt, too, so that the thread that decodes does not wait for it.
+        """
+        for rope in (False, True):
+            self._index(self._name(salt, "keys", rope))
         name = self._name(salt, "text")
         with self._lock:
             found = self._earlier.get(name)
-            if found is None:
-                self._earlier[name] = found = SuffixAutomaton()
-                for text in reversed(list(self._latest_texts(name))):
-                    found.extend((*text, SEPARATOR))
-                if len(self._earlier) > _MOST_SALTS:
-                    self._earlier.popitem(last=False)
+        if found is None:
+            found = SuffixAutomaton()
+            for text in reversed(list(self._latest_texts(name))):
+                found.extend((*text, SEPARATOR))
+        with self._lock:
+            found = self._earlier.setdefault(name, found)
             self._earlier.move_to_end(name)
+            if len(self._earlier) > _MOST_SALTS:
+                self._earlier.popitem(last=False)
             return found
 
     def find(self, token_ids: Sequence[int], known: int, salt: str, long_rope: bool) -> Stretch | None:
         """Keys and values that go on where those of the first ``known`` tokens of a text end; the most there are."""
         if self.target.version != self._version:
             return None
-        name = self._name(salt, "keys", long_rope)
+        name, tokens = self._name(salt, "keys", long_rope), array("i", token_ids).tobytes()
         while True:
-            shared = {entry: common(entry.token_ids, token_ids) for entry in self._index(name) if entry.start <= known}
-            best = max(shared, key=lambda entry: shared[entry], default=None)
-            if best is None or shared[best] <= known:
+            best = max(self._index(name), key=lambda entry: entry.shared(tokens, known), default=None)
+            if best is None or best.shared(tokens, known) <= known:
                 return None
             if (content := self._read(best.path, name)) is not None:
                 return self._stretch(content)
-            self._forget(name, best)
+            self._forget([best.path])
 
     def keep(
         self, prompt_ids: Sequence[int], output_ids: Sequence[int], stretches: Sequence[Stretch], salt: str, rope: bool
@@ -173,16 +198,24 @@ class KeptTexts:
     def _index(self, name: str) -> list[_Entry]:
         """The files of keys and values of a name; their contents are not checked yet."""
         with self._lock:
-            if name not in self._entries:
-                heads = ((path, self._read(path, name, head=True)) for path in self._paths(name))
-                self._entries[name] = [
-                    _Entry(path, _tokens(head), _HEAD.unpack_from(head)[2]) for path, head in heads if head is not None
-                ]
-            return list(self._entries[name])
-
-    def _forget(self, name: str, entry: _Entry) -> None:
+            found = self._entries.get(name)
+        if found is None:
+            heads = ((path, self._read(path, name, head=True)) for path in self._paths(name))
+            found = [
+                _Entry(path, bytes(head[_HEAD.size :]), _HEAD.unpack_from(head)[2]) for path, head in heads if head
+            ]
         with self._lock:
-            self._entries[name] = [each for each in self._entries[name] if each is not entry]
+            found = self._entries.setdefault(name, found)
+            self._entries.move_to_end(name)
+            if len(self._entries) > _MOST_NAMES:
+                self._entries.popitem(last=False)
+            return list(found)
+
+    def _forget(self, gone: Collection[Path]) -> None:
+        """Forgets files that are not there, or not usable."""
+        with self._lock:
+            for entries in self._entries.values():
+                entries[:] = [entry for entry in entries if entry.path not in gone]
 
     def _read(self, path: Path, name: str, *, head: bool = False) -> bytearray | None:
         """The contents of a file, or with ``head`` what is before keys and values, unchecked; ``None`` if unusable."""
@@ -222,26 +255,37 @@ class KeptTexts:
     def _write_all(self, text_name: str, text: Sequence[int], name: str, stretches: Sequence[Stretch]) -> None:
         try:
             self._write(text_name, text, len(text), b"")
-            for stretch in reversed(stretches):  # beginnings last, so that they are the last to go
+            for stretch in reversed([*self._parts(stretches)]):  # beginnings last, so that they are the last to go
                 if not self._holds(name, stretch):
                     rows = stretch.content.cpu().contiguous().view(torch.uint8).numpy().tobytes()
                     path = self._write(name, stretch.token_ids, stretch.start, rows)
+                    entry = _Entry(path, array("i", stretch.token_ids).tobytes(), stretch.start)
                     with self._lock:
-                        self._entries[name].append(_Entry(path, tuple(stretch.token_ids), stretch.start))
+                        if name in self._entries:  # otherwise it is found in the folder
+                            self._entries[name].append(entry)
         except (OSError, MemoryError, RuntimeError) as error:
             self._warn(f"texts cannot be kept in '{self._folder}': {getattr(error, 'strerror', None) or error}")
         finally:
             with self._lock:
                 self._waiting -= 1
 
+    def _parts(self, stretches: Sequence[Stretch]) -> Iterator[Stretch]:
+        """The stretches, long ones in parts, since a file is read as a whole while others wait."""
+        size = max(1, PART_BYTES // self.target.slot_bytes)
+        for stretch in stretches:
+            for start in range(stretch.start, stretch.length, size):
+                end = min(stretch.length, start + size)
+                rows = stretch.content[:, :, :, start - stretch.start : end - stretch.start]
+                yield Stretch(stretch.token_ids[:end], start, rows)
+
     def _holds(self, name: str, stretch: Stretch) -> bool:
         """Whether one file has all of a stretch, which is then the latest used."""
-        text = tuple(stretch.token_ids)
+        text = array("i", stretch.token_ids).tobytes()
         for entry in self._index(name):
-            if entry.start <= stretch.start and entry.token_ids[: len(text)] == text:
+            if entry.start <= stretch.start and entry.tokens.startswith(text):
                 if _touch(entry.path):
                     return True
-                self._forget(name, entry)
+                self._forget([entry.path])
         return False
 
     def _write(self, name: str, token_ids: Sequence[int], start: int, rows: bytes) -> Path:
@@ -270,15 +314,19 @@ class KeptTexts:
         if self._unseen <= self._limit >> 5:
             return
         self._unseen = 0
-        left, texts = most - size, dict[str, int]()
-        for changed, own, path in sorted(_files(self._root.glob("selfspec-*/*")), reverse=True):
+        left, texts, gone = most - size, dict[str, int](), set[Path]()
+        found = sorted(_files(self._root.glob("selfspec-*/*")), reverse=True)
+        for place, (changed, own, path) in enumerate(found):
             group = path.name.partition("-")[0]
             texts[group] = texts.get(group, 0) + (path.suffix == ".text")
             left -= own
             abandoned = path.suffix == ".part" and time.time_ns() - changed > _ABANDONED
-            if left < 0 or texts[group] > _MOST_TEXTS or abandoned:
+            if left < 0 or place >= _MOST_FILES or texts[group] > _MOST_TEXTS or abandoned:
                 path.unlink(missing_ok=True)
+                gone.add(path)
                 left += own
+        if gone:
+            self._forget(gone)
 
     def _warn(self, message: str) -> None:
         """Once: there are many files."""

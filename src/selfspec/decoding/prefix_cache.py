@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from selfspec.decoding.kept_texts import KeptTexts, Stretch, common
+from selfspec.decoding.kept_texts import PART_BYTES, KeptTexts, Stretch, common
 from selfspec.decoding.request import Request
 from selfspec.decoding.sequence import Sequence as Running
 from selfspec.errors import RequestTooLargeError
@@ -112,17 +112,19 @@ class PrefixCache:
         *,
         long_rope: bool = False,
         grain: int = 1,
+        most: int | None = None,
         salt: str = "",
     ) -> int:
         """Appends to a cache what is known of a text after the cache's committed slots; returns how many slots.
 
         The cache then has a multiple of ``grain`` slots, or as many as before. ``long_rope``: the keys are rotated with
-        the long frequencies.
+        the long frequencies. At most about ``most`` slots are appended.
         """
         with self._lock:
             before, start = cache.length, 0
             path = self._find(token_ids, (salt, long_rope))
-            end = sum(count for _, count in path) // grain * grain
+            known = sum(count for _, count in path)
+            end = (known if most is None else min(known, before + max(most, grain))) // grain * grain
             for node, count in path:
                 first, last = max(cache.length - start, 0), min(count, end - start)
                 if first < last:
@@ -289,36 +291,48 @@ class CacheMemory:
             self.prefixes.shrink(left)
         return left >= 0
 
-    def recall(self, sequence: Running, held: int) -> None:
-        """Reads keys and values of a prompt from files into the prefix cache; the requests hold ``held`` bytes."""
-        if self._kept is None or self.prefixes is None:
-            return
-        rope, salt = sequence.state.long_rope, sequence.request.cache_salt
-        text, before = sequence.request.prompt_ids[: sequence.reusable], -1
-        with self._within_memory():
-            while (known := self.prefixes.known(text, long_rope=rope, salt=salt)) > before:
-                before, found = known, self._kept.find(text, known, salt, rope)
-                if found is not None:
-                    self.prefixes.store(
-                        found,
-                        found.token_ids,
-                        version=sequence.version,
-                        long_rope=rope,
-                        room=self._room(held),
-                        salt=salt,
-                    )
+    def recall(self, sequence: Running, held: int) -> bool:
+        """Takes over a part of what is known of a prompt; returns whether there may be more of it.
 
-    def fill(self, sequence: Running) -> None:
-        """Copies known keys and values of a prompt that is not read to its end."""
+        First keys and values of a file go into the prefix cache, until no file goes on; then those of the prefix cache
+        into the sequence's own. The requests hold ``held`` bytes.
+        """
+        if not sequence.recalled:
+            sequence.recalled = not self._read_file(sequence, held)
+            return not sequence.recalled or self.recall(sequence, held)
+        return self.fill(sequence, max(1, PART_BYTES // self._target.slot_bytes)) > 0
+
+    def _read_file(self, sequence: Running, held: int) -> bool:
+        """Reads the file that goes on where the prefix cache ends; returns whether this has more then."""
+        if self._kept is None or self.prefixes is None:
+            return False
+        rope, salt = sequence.state.long_rope, sequence.request.cache_salt
+        text = sequence.request.prompt_ids[: sequence.reusable]
+        known = self.prefixes.known(text, long_rope=rope, salt=salt)
+        with self._within_memory():
+            if (found := self._kept.find(text, known, salt, rope)) is not None:
+                room = self._room(held)
+                self.prefixes.store(
+                    found, found.token_ids, version=sequence.version, long_rope=rope, room=room, salt=salt
+                )
+        return self.prefixes.known(text, long_rope=rope, salt=salt) > known
+
+    def fill(self, sequence: Running, most: int | None = None) -> int:
+        """Copies known keys and values of a prompt that is not read to its end, of at most about ``most`` tokens.
+
+        Returns of how many.
+        """
         if self.prefixes is None:
-            return
+            return 0
         request, state = sequence.request, sequence.state
-        known = request.prompt_ids[: sequence.reusable]
-        if found := self.prefixes.fill(
-            state.cache, known, long_rope=state.long_rope, grain=self._grain, salt=request.cache_salt
-        ):
+        known, rope = request.prompt_ids[: sequence.reusable], state.long_rope
+        found = self.prefixes.fill(
+            state.cache, known, long_rope=rope, grain=self._grain, most=most, salt=request.cache_salt
+        )
+        if found:
             request.cached_tokens += found
             sequence.filled = state.cache.length
+        return found
 
     def count(self, request: Request) -> None:
         """Counts how much of a prompt that is read was known."""

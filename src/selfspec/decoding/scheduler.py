@@ -95,7 +95,8 @@ class Scheduler:
         self._admit(events)
         writing = [sequence for sequence in self._running if not sequence.unread]
         unread = [sequence for sequence in self._running if sequence.unread]
-        events += self._prompts.read(unread, step=self._steps, writing=bool(writing), held=self.held)
+        known = self._recall(unread, writing=bool(writing))
+        events += self._prompts.read(known, step=self._steps, writing=bool(writing), held=self.held)
         events += play(self._target, writing, alone=not unread) if writing else []
         self._steps += 1
         ended = {event.request for event in events if isinstance(event, Finished | Failed)}
@@ -106,6 +107,19 @@ class Scheduler:
                 self._memory.count(event.request)
             elif isinstance(event, Finished):
                 self._memory.keep(sequences[event.request], held)
+
+    def _recall(self, unread: Iterable[Sequence], *, writing: bool) -> list[Sequence]:
+        """Takes over what is known of prompts, a part of one in a step while outputs are written.
+
+        Returns the prompts of which no more is known.
+        """
+        known: list[Sequence] = []
+        for sequence in unread:
+            while self._memory.recall(sequence, self.held):
+                if writing:
+                    return known
+            known.append(sequence)
+        return known
 
     def _admit(self, events: list[Event]) -> None:
         while self._waiting and len(self._running) < self._max_batch:
@@ -121,7 +135,6 @@ class Scheduler:
                 continue
             sequence.last_read = self._steps
             self._running.append(sequence)
-            self._memory.recall(sequence, self.held)
             events.append(Started(request, at=admitted))
 
     def _note(self, events: Iterable[Event]) -> None:

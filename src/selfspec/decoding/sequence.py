@@ -39,6 +39,7 @@ class Sequence:
         bytes: that it holds.
         version: of the target that computes it.
         last_read: the step in which a part of its prompt was read last; before, that of its admission.
+        recalled: whether the prefix cache has all that files have of its prompt.
         filled: where the last rows end that a prefix cache gave; no states of them and those before them are known.
         prompt_states: by sublayer the hidden states of the prompt that the method asked for, ``[k, hidden]``, until
             the drafter begins.
@@ -55,7 +56,7 @@ class Sequence:
         self.drawing = self._find_drawing()
         self.takes_best = self.choosing.native and self.drawing is None
         self.bytes = request.bytes(target)
-        self.last_read, self.filled = -1, 0
+        self.last_read, self.filled, self.recalled = -1, 0, False
         self.prompt_length = self.length = len(prompt_ids)
         self.max_length = self.length + request.max_new_tokens
         self.takes_trees = target.tree_refusal is None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from selfspec.constraint import WHITESPACE, Constraint, as_lark
+from selfspec.constraint import Constraint, definition, parser_limits
 from selfspec.errors import InvalidParameterError, MissingPackageError, first_line
 from selfspec.model import transfer
 
@@ -21,9 +21,6 @@ KEPT_MASKS = 64
 
 MOST_COMPILED = 32
 """Compiled grammars that are kept; the one that was not used for longest goes first."""
-
-_STEP_FUEL, _STEP_ITEMS, _STATES = 100_000, 20_000, 20_000
-"""Limits of llguidance: some milliseconds for a mask, for which all requests wait, some tens of MiB for a schema."""
 
 
 class GrammarMask(LogitsProcessor):
@@ -180,14 +177,13 @@ class Grammars:
         kind = constraint.kind
         with self._reading:
             vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary(kind)
-        from llguidance import LLMatcher, LLParserLimits
+        from llguidance import LLMatcher
 
         try:
-            grammar = _definition(constraint)
+            grammar = definition(constraint)
         except (ValueError, RecursionError) as error:
             raise InvalidParameterError(f"{kind} cannot be compiled: {first_line(error)}") from error
-        limits = LLParserLimits(step_lexer_fuel=_STEP_FUEL, step_max_items=_STEP_ITEMS, max_lexer_states=_STATES)
-        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
         if matcher.is_error():
             reason = first_line(ValueError(matcher.get_error()))
             raise InvalidParameterError(f"{kind} cannot be compiled: {reason}")
@@ -212,16 +208,3 @@ class Grammars:
             return from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos_ids)
         except ValueError as error:
             raise InvalidParameterError(f"{kind} cannot be used with this tokenizer: {first_line(error)}") from error
-
-
-def _definition(constraint: Constraint) -> str:
-    """The definition of a constraint that llguidance compiles."""
-    from llguidance import LLMatcher
-
-    if constraint.kind == "json_schema":
-        return str(LLMatcher.grammar_from_json_schema(constraint.text, overrides={"whitespace_pattern": WHITESPACE}))
-    if constraint.kind == "regex":
-        return str(LLMatcher.grammar_from_regex(constraint.text))
-    if constraint.text.startswith("{"):  # llguidance's own form, of several grammars
-        return constraint.text
-    return str(LLMatcher.grammar_from_lark(as_lark(constraint.text)))

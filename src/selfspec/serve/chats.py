@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.formats.dialect import Asked, Dialect
 from selfspec.serve.forms import asked_form
-from selfspec.serve.requests import AllowedTools, ChatAllowedTools, ChatRequest, Message, NamedTool
+from selfspec.serve.requests import AllowedTools, ChatAllowedTools, ChatRequest, FunctionTool, Message, NamedTool
 
 _ROLES = {"developer": "system"}
 """Roles that chat templates do not know, and what they are there."""
@@ -34,7 +34,7 @@ def asked_of(request: ChatRequest, dialect: Dialect) -> Asked:
         return Asked({}, form=None if form is None else form[0])
     if not dialect.reads("tools"):
         raise _refused("the chat template of this model knows no tools; leave tools out", "tools")
-    schemas = {tool.function.name: tool.function.parameters or _NONE for tool in tools}
+    schemas = {tool.function.name: _schema_of(tool.function) for tool in tools}
     names, must_call = list(schemas), choice == "required"
     if isinstance(choice, NamedTool):
         names, must_call = [choice.function.name], True
@@ -52,6 +52,26 @@ def asked_of(request: ChatRequest, dialect: Dialect) -> Asked:
         strict=dialect.can_be_strict() and any(tool.function.strict for tool in tools),
         form=None if form is None else form[0],
     )
+
+
+def _schema_of(function: FunctionTool) -> Mapping[str, Any]:
+    """The schema of a tool's arguments; refuses one whose outermost keywords are not what JSON Schema has there."""
+    given = {key: value for key, value in (function.parameters or _NONE).items() if value is not None}
+    properties, required = given.get("properties", {}), given.get("required", [])
+    kinds = properties.values() if isinstance(properties, dict) else [None]
+    fits = (
+        all(isinstance(kind, bool) or _is_schema(kind) for kind in kinds)
+        and isinstance(required, list)
+        and all(isinstance(name, str) for name in required)
+    )
+    if not fits:
+        text = f"the parameters of '{function.name:.64}' are no JSON schema: see their properties and required"
+        raise _refused(text, "tools")
+    return given
+
+
+def _is_schema(kind: object) -> bool:
+    return isinstance(kind, dict) and isinstance(kind.get("enum", []), list)
 
 
 def variables_of(request: ChatRequest, dialect: Dialect, reserved: Collection[str]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class Connection(HttpToolsProtocol):
         self._head: asyncio.TimerHandle | None = None  # until a head has to be complete
         self._written: asyncio.TimerHandle | None = None  # until the client has to have read
         self._unfinished = self._head_bytes = 0
+        self._parts: list[bytes] = []  # of the body, not handed over yet
         self._refusal = ApiError(400, "the request is not valid HTTP", code="invalid_http")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -64,6 +65,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(431, "the head of the request is too large")
             return
         super().data_received(data)
+        self._hand_over()
         if self._head is not None:  # the head has not ended yet
             self._unfinished += len(data)
         elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
@@ -94,8 +96,18 @@ class Connection(HttpToolsProtocol):
         self._head, self._unfinished, self._head_bytes = None, 0, 0
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Collects parts of a body, of which there can be one for each byte."""
+        self._parts.append(body)
+
+    def _hand_over(self) -> None:
+        if self._parts:
+            parts, self._parts = self._parts, []
+            super().on_body(b"".join(parts))
+
     def on_message_complete(self) -> None:
         """From now on the client waits for the server."""
+        self._hand_over()
         self._limits.waiting.pop(self, None)
         super().on_message_complete()
 

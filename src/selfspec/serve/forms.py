@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfspec.constraint import Constraint
+from selfspec.constraint import Constraint, as_lark
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.strict import Strict
 
@@ -76,6 +76,9 @@ class Ignored(Strict):
     priority: Any = Field(default=None, description="Has no effect.")
 
 
+_ANY_OBJECT = Constraint("json_schema", '{"type": "object"}')
+
+
 def asked_form(request: Formed) -> tuple[Constraint, str] | None:
     """What the text has to be, and the field that says so; refuses several such fields."""
     found = list(_forms(request))
@@ -94,25 +97,44 @@ def _forms(request: Formed) -> Iterator[tuple[Constraint, str]]:
     if wanted is not None and wanted.type != "text":
         given = wanted.json_schema
         if given is None:
-            yield _schema({"type": "object"}), "response_format"
+            yield _ANY_OBJECT, "response_format"
         else:
-            yield _schema(given.schema_), "response_format.json_schema.schema"
+            field = "response_format.json_schema.schema"
+            yield _schema(given.schema_, field), field
     outputs = request.structured_outputs or StructuredOutputs()
     for field, schema, regex, choice, grammar in (
         ("guided_", request.guided_json, request.guided_regex, request.guided_choice, request.guided_grammar),
         ("structured_outputs.", outputs.json_, outputs.regex, outputs.choice, outputs.grammar),
     ):
         if schema is not None:
-            yield _schema(schema), f"{field}json"
+            yield _schema(schema, f"{field}json"), f"{field}json"
         if regex is not None:
             yield Constraint("regex", regex), f"{field}regex"
         if choice is not None:
             yield Constraint("grammar", "start: " + " | ".join(map(json.dumps, choice))), f"{field}choice"
         if grammar is not None:
-            yield Constraint("grammar", grammar), f"{field}grammar"
+            yield _grammar(grammar, f"{field}grammar"), f"{field}grammar"
     if outputs.json_object:
-        yield _schema({"type": "object"}), "structured_outputs.json_object"
+        yield _ANY_OBJECT, "structured_outputs.json_object"
 
 
-def _schema(schema: object) -> Constraint:
-    return Constraint("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+def _grammar(text: str, field: str) -> Constraint:
+    """The constraint of a grammar in either notation."""
+    try:
+        return Constraint("grammar", as_lark(text))
+    except ImportError:  # llguidance is not installed, which the engine says
+        return Constraint("grammar", text)
+    except ValueError as error:
+        raise ApiError(400, f"{field} cannot be read: {error}", param=field, code="invalid_value") from error
+
+
+def _schema(schema: object, field: str) -> Constraint:
+    """The constraint of a schema, which may be given as its JSON."""
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    try:
+        is_object = not isinstance(schema, str) or isinstance(json.loads(schema), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise ApiError(400, f"{field} is not the JSON of an object", param=field, code="invalid_value")
+    return Constraint("json_schema", text)

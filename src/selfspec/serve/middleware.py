@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+import anyio
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,6 +25,9 @@ _WATCHED = ("/health", "/ready", "/metrics")
 _SMALL = 64 * 2**10
 _MOST_LARGE = 16
 """Bodies of more than 64 KiB that may arrive at a time; after that those who read them have limits of their own."""
+
+_LARGE_SECONDS = 1.0
+"""Seconds that a body of more than 64 KiB has to arrive, where others wait for its place."""
 
 _PROTECTED = ("/v1/", "/infill", "/tokenize", "/detokenize")
 
@@ -142,21 +146,25 @@ class BodyLimit:
 
     def __init__(self, app: ASGIApp, most_bytes: int, most_seconds: float) -> None:
         self._app, self._most_bytes, self._most_seconds = app, most_bytes, most_seconds
-        self._large = 0  # bodies above _SMALL that are arriving
+        self._large: dict[anyio.CancelScope, float] = {}  # when those above _SMALL began that are arriving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        body = None
         try:
-            body = await asyncio.wait_for(self._read(scope, receive), self._most_seconds)
+            with anyio.move_on_after(self._most_seconds) as time_left:
+                body = await self._read(scope, receive, time_left)
+            if time_left.cancelled_caught:
+                raise ApiError(
+                    408,
+                    f"the body did not arrive within {self._most_seconds:g} seconds, or slowly while others waited",
+                    code="timeout",
+                )
         except ApiError as error:
             await respond(error, close=True)(scope, receive, send)
-            return
-        except asyncio.TimeoutError:
-            late = ApiError(408, f"the body did not arrive within {self._most_seconds:g} seconds", code="timeout")
-            await respond(late, close=True)(scope, receive, send)
             return
         if body is None:  # the client went away
             return
@@ -169,12 +177,12 @@ class BodyLimit:
         del body  # what reads it is to hold the only copy
         await self._app(scope, receive_body, send)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+    async def _read(self, scope: Scope, receive: Receive, time_left: anyio.CancelScope) -> bytes | None:
         """The whole body, unless it is too large; ``None`` if the client went away."""
         declared = _header(scope, b"content-length")
         if declared.isdigit() and int(declared[:20]) > self._most_bytes:
             raise self._too_large()
-        body, is_large = bytearray(), False
+        body = bytearray()
         try:
             while True:
                 message = await receive()
@@ -183,14 +191,23 @@ class BodyLimit:
                 body += message.get("body", b"")
                 if len(body) > self._most_bytes:
                     raise self._too_large()
-                if len(body) > _SMALL and not is_large:
-                    if self._large >= _MOST_LARGE:
-                        raise ApiError(429, "too many large requests at a time; try again", code="busy", retry=True)
-                    self._large, is_large = self._large + 1, True
+                if len(body) > _SMALL and time_left not in self._large:
+                    self._make_room()
+                    self._large[time_left] = time.monotonic()
                 if not message.get("more_body", False):
                     return bytes(body)
         finally:
-            self._large -= is_large
+            self._large.pop(time_left, None)
+
+    def _make_room(self) -> None:
+        """Gives up the large body that has been arriving for longest, so that slow clients do not keep others out."""
+        if len(self._large) < _MOST_LARGE:
+            return
+        slowest, began = next(iter(self._large.items()))
+        if time.monotonic() - began < _LARGE_SECONDS:
+            raise ApiError(429, "too many large requests at a time; try again", code="busy", retry=True)
+        del self._large[slowest]
+        slowest.cancel()
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self._most_bytes} bytes; send less", code="body_too_large")

@@ -21,7 +21,9 @@ from selfspec.serve.reader import RequestReader, read, too_much
 LARGE = 64 * 2**10
 """Bytes of a body from which on it never takes the last process: small ones are read meanwhile."""
 
-_MOST_WAITING = 64
+_MOST_WAITING, _MOST_LARGE_WAITING = 256, 64
+"""Bodies that are read or wait for it; beyond the second number, no large ones."""
+
 _MEMORY = 2 * 2**30
 """Bytes of a process."""
 
@@ -72,8 +74,9 @@ class ReaderPool:
             ApiError: the body is refused, or takes too long.
             QueueFullError: too many bodies wait, or this one has waited too long.
         """
-        if self._waiting >= _MOST_WAITING:
-            raise QueueFullError(f"{_MOST_WAITING} requests wait to be read; try again later")
+        most = _MOST_LARGE_WAITING if len(body) > LARGE else _MOST_WAITING
+        if self._waiting >= most:
+            raise QueueFullError(f"{most} requests wait to be read; try again later")
         self._waiting += 1
         try:
             async with contextlib.AsyncExitStack() as places:

@@ -4,6 +4,7 @@ Imports no torch: such a process is small, and starts in a second.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from selfspec.constraint import Constraint
+from selfspec.constraint import Constraint, problem_of
 from selfspec.serve.api_errors import ApiError, as_invalid
 from selfspec.serve.encoding import RequestEncoder, RequestLimits
 from selfspec.serve.formats.dialect import Asked
@@ -39,7 +40,8 @@ class Prepared:
     ``choices`` are those of each prompt. ``constraint`` is what the answers have to be, and ``constraint_field`` what
     asks for it. ``echoed`` are the texts and ids of each prompt's tokens, where answers begin with their prompts; one
     text where no log-probabilities are reported. ``asked`` and ``thinks`` say how the answer of a chat is to be read.
-    ``names`` are those of fields in the interface that the request came by, and ``said`` what its response repeats.
+    ``names`` are those of fields in the interface that the request came by; ``repeated`` and ``namespaces`` are what
+    ``ResponseBodies`` takes.
     """
 
     request: GenerationRequest
@@ -51,7 +53,8 @@ class Prepared:
     asked: Asked | None = None
     thinks: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
-    said: dict[str, Any] = field(default_factory=dict)
+    repeated: str = ""
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 class RequestReader:
@@ -102,7 +105,8 @@ class RequestReader:
         request = _parse(ResponsesRequest, body)
         with _renaming(request.fields):
             prepared = self.prepare_chat(_translated(request.as_chat))
-        return replace(prepared, names=request.fields, said=request.echoed())
+        repeated, namespaces = request.repeated(), request.namespaces()
+        return replace(prepared, names=request.fields, repeated=repeated, namespaces=namespaces)
 
     def _completion(self, request: CompletionRequest, files: Sequence[tuple[str, str]] = ()) -> Prepared:
         self._check(request)
@@ -126,6 +130,7 @@ class RequestReader:
             echoed = [[(self._encoder.decode(prompt[: self._context]), 0)] for prompt in prompts]
         form, name = asked_form(request) or (None, "")
         self._check_constraint(form, name)
+        _try_constraint(form, name)
         return Prepared(request.without_texts(), prompts, n, form, name, echoed)
 
     def tokenize(self, body: bytes) -> bytes:
@@ -160,6 +165,8 @@ class RequestReader:
         form, name = asked_form(request) or (None, "tools")
         self._check_constraint(form, name)
         chat = self._encoder.chat(request)
+        self._check_constraint(chat.constraint, name)  # of tools, too
+        _try_constraint(chat.constraint, name)
         return Prepared(
             request.without_texts(),
             [chat.token_ids],
@@ -186,7 +193,7 @@ class RequestReader:
             raise unknown_model(name, self._names)
 
     def _check_characters(self, value: object, field: str) -> None:
-        count = sum(map(len, _texts(value)))
+        count = _characters(value)
         if count > self._most:
             raise _too_long(f"the text has {count} characters, and this server takes {self._most}", field)
 
@@ -198,6 +205,19 @@ class RequestReader:
                 param=name,
                 code="invalid_value",
             )
+
+
+def _try_constraint(constraint: Constraint | None, name: str) -> None:
+    """Refuses what cannot be compiled, or not in the time that a process has: in the server nothing could end it."""
+    if constraint is None:
+        return
+    try:
+        problem = problem_of(constraint)
+    except ImportError:  # which the engine says
+        return
+    if problem:
+        text = f"{constraint.kind} cannot be compiled: {problem}"
+        raise ApiError(400, text, param=name, code="invalid_value")
 
 
 def read(reader: RequestReader, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
@@ -228,7 +248,7 @@ def unknown_model(name: str, names: Sequence[str]) -> ApiError:
 def _parse(model: type[Parsed], body: bytes) -> Parsed:
     """The request of a body."""
     try:
-        parsed = json.loads(body)
+        parsed = json.loads(body, parse_float=_number, parse_constant=_number)
     except UnicodeDecodeError as error:
         raise ApiError(400, "the body cannot be read: it must be JSON in UTF-8") from error
     except json.JSONDecodeError as error:
@@ -239,6 +259,14 @@ def _parse(model: type[Parsed], body: bytes) -> Parsed:
         return model.model_validate(parsed)
     except ValidationError as error:
         raise as_invalid(error.errors(include_url=False, include_input=False), parsed) from error
+
+
+def _number(text: str) -> float:
+    """A number of a body; none that is infinite or no number, which could not be repeated as JSON."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.32} is no number")
+    return number
 
 
 def _translated(make: Callable[[], Parsed]) -> Parsed:
@@ -263,18 +291,25 @@ def _plain(part: BaseModel) -> dict[str, Any]:
     return part.model_dump(exclude_none=True)
 
 
-def _texts(value: object) -> Iterator[str]:
-    """All texts in a JSON value, names of fields included."""
-    waiting = [value]
+def _characters(value: object) -> int:
+    """How many characters a template may write for a JSON value: its texts, and for what is not text, its JSON."""
+    count, waiting = 0, [value]
     while waiting:
         match waiting.pop():
             case str() as text:
-                yield text
+                count += len(text)
             case dict() as fields:
+                count += 2 + 4 * len(fields)  # brackets, quotes, colons and commas
                 waiting += fields.keys()
                 waiting += fields.values()
             case list() as values:
+                count += 2 + len(values)
                 waiting += values
+            case None:
+                pass
+            case number:
+                count += len(str(number))
+    return count
 
 
 def _too_long(message: str, field: str) -> ApiError:

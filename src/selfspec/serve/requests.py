@@ -159,6 +159,7 @@ class ToolCall(Strict):
     id: Text
     type: Literal["function"] = "function"
     function: FunctionCall
+    provider_specific_fields: Any = Field(default=None, description="Has no effect; litellm sends it back.")
 
 
 class Message(Strict):
@@ -176,6 +177,7 @@ class Message(Strict):
     reasoning: Text | None = Field(default=None, description="Another name of `reasoning_content`.")
     prefix: bool | None = None
     cache_control: Any = Field(default=None, description="Has no effect: every prompt is looked up.")
+    provider_specific_fields: Any = Field(default=None, description="Has no effect; litellm sends it back.")
     refusal: Text | None = None
     annotations: Annotated[list[dict[str, Any]], Field(max_length=MOST_PARTS, fail_fast=True)] | None = None
     audio: None = None

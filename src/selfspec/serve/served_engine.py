@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from anyio import CapacityLimiter, to_thread
 from transformers import PreTrainedTokenizerBase
 
 from selfspec.async_engine import AsyncEngine, EngineStats, RequestStream
@@ -22,6 +23,9 @@ from selfspec.serve.logs import log
 from selfspec.types import SamplingParams
 
 _SEQUENCES = (1, 2, 4, 8, 16)
+
+_MOST_COMPILING = 2
+"""Requests with schemas that are prepared at a time, so that others find a thread."""
 
 
 class ServedEngine:
@@ -60,6 +64,7 @@ class ServedEngine:
         self._state, self._state_seconds = state, state_seconds
         self._engine: AsyncEngine | None = None
         self._saver: asyncio.Task[None] | None = None
+        self._compiling = CapacityLimiter(_MOST_COMPILING)
 
     @property
     def failure(self) -> BaseException | None:
@@ -123,7 +128,8 @@ class ServedEngine:
         def prepare() -> list[Request]:
             return [engine.prepare(*each, method=method, cache_salt=cache_salt) for each in asked]
 
-        requests = await asyncio.to_thread(prepare)
+        constrained = any(params.constraint is not None for _, params in asked)
+        requests = await to_thread.run_sync(prepare, limiter=self._compiling if constrained else None)
         ids = [request_id if len(asked) == 1 else f"{request_id}-{index}" for index in range(len(asked))]
         return engine.enqueue(requests, ids)
 

@@ -45,7 +45,9 @@ INTERFACES = {
         RequestReader.completion, lambda read, model, tokenizer: CompletionBodies(read.request, model, tokenizer)
     ),
     "messages": Interface(RequestReader.message, lambda read, model, _: MessageBodies(model)),
-    "responses": Interface(RequestReader.response, lambda read, model, _: ResponseBodies(model, read.said)),
+    "responses": Interface(
+        RequestReader.response, lambda read, model, _: ResponseBodies(model, read.repeated, read.namespaces)
+    ),
     "infill": Interface(RequestReader.infill, lambda read, model, _: InfillBodies(model)),
 }
 """The interfaces that write text."""
@@ -172,7 +174,7 @@ class Service:
         ]
         check_logprobs([params for _, params in asked], [len(prompt) for prompt, _ in asked], self.limits)
         method = request.speculative.method if request.speculative.enabled else PLAIN
-        salt = f"{scope}\n{request.cache_salt or ''}".strip()
+        salt = f"{scope}\n{request.cache_salt}" if request.cache_salt else scope
         try:
             streams = await self.engine.submit(asked, method=method, request_id=request_id, cache_salt=salt)
         except Exception as error:

@@ -16,8 +16,8 @@ class Event:
     fields: dict[str, Any]
 
     def to_json(self) -> str:
-        """The JSON of it."""
-        return json.dumps(self.fields, ensure_ascii=False)
+        """The JSON of it. A model can write escapes of lone surrogates into arguments, which are no UTF-8."""
+        return json.dumps(self.fields, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
 
 
 class JsonBodies(Bodies):

@@ -2,31 +2,41 @@
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from selfspec.serve.answer import Answer, Block, Growth
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.interfaces.json_bodies import Event, JsonBodies
-from selfspec.serve.interfaces.responses import qualified
 from selfspec.serve.responses import Usage
 from selfspec.types import TextPiece
 
 _PREFIXES = {"call": "fc", "reasoning": "rs", "text": "msg"}
 
 
-class ResponseBodies(JsonBodies):
-    """The bodies of a response. Its items are the blocks of the answer: reasoning, messages and calls."""
+@dataclass(frozen=True)
+class _WithResponse(Event):
+    """A response, or an event that ends with one. What it repeats of its request is JSON already."""
 
-    def __init__(self, model: str, echoed: dict[str, Any]) -> None:
+    repeated: str
+
+    def to_json(self) -> str:
+        """See ``Event``."""
+        ends = "}}" if self.name else "}"
+        return f"{super().to_json().removesuffix(ends)}, {self.repeated.removeprefix('{')}{ends[1:]}"
+
+
+class ResponseBodies(JsonBodies):
+    """The bodies of a response. Its items are the blocks of the answer: reasoning, messages and calls.
+
+    ``repeated`` is a JSON object of the request's fields that a response has, too. ``namespaces`` are those of tools,
+    with their names there, by the names that the model sees.
+    """
+
+    def __init__(self, model: str, repeated: str, namespaces: Mapping[str, tuple[str, str]]) -> None:
         self._head = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time())}
-        self._model, self._echoed = model, echoed
-        self._names = {  # of tools in namespaces, as the model sees them
-            qualified(space["name"], tool["name"]): {"name": tool["name"], "namespace": space["name"]}
-            for space in echoed["tools"]
-            if space["type"] == "namespace"
-            for tool in space["tools"]
-        }
+        self._model, self._repeated, self._namespaces = model, repeated, namespaces
         self._number = 0
         self._ids: list[str] = []  # of the items so far
         self._open: Block | None = None
@@ -34,13 +44,13 @@ class ResponseBodies(JsonBodies):
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
         """The body that is not a stream."""
         [answer] = answers
-        return Event("", self._response(answer, usage))
+        return _WithResponse("", self._response(answer, usage), self._repeated)
 
     def start(self, usage: Usage) -> Iterator[Event]:
         """The events that a stream begins with."""
         response = self._response(None, None)
-        yield self._event("response.created", response=response)
-        yield self._event("response.in_progress", response=response)
+        yield self._with_response("response.created", response)
+        yield self._with_response("response.in_progress", response)
 
     def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Event]:
         """The events of what some pieces add."""
@@ -67,7 +77,7 @@ class ResponseBodies(JsonBodies):
         """The event with the whole response."""
         [answer] = answers
         response = self._response(answer, usage)
-        yield self._event(f"response.{response['status']}", response=response)
+        yield self._with_response(f"response.{response['status']}", response)
 
     def failed(self, error: ApiError) -> Event:
         """The event of an error, after which nothing comes."""
@@ -91,11 +101,17 @@ class ResponseBodies(JsonBodies):
 
     def _called(self, block: Block) -> dict[str, str]:
         """The name of a tool that is called, and its namespace if it has one."""
-        return self._names.get(block.name, {"name": block.name})
+        if block.name not in self._namespaces:
+            return {"name": block.name}
+        namespace, name = self._namespaces[block.name]
+        return {"name": name, "namespace": namespace}
 
     def _event(self, name: str, /, **fields: Any) -> Event:
         number, self._number = self._number, self._number + 1
         return Event(name, {"type": name, "sequence_number": number, **fields})
+
+    def _with_response(self, name: str, response: dict[str, Any]) -> Event:
+        return _WithResponse(name, self._event(name, response=response).fields, self._repeated)
 
     def _item_event(self, name: str, index: int, /, **fields: Any) -> Event:
         return self._event(name, item_id=self._ids[index], output_index=index, **fields)
@@ -135,9 +151,8 @@ class ResponseBodies(JsonBodies):
             "output": items,
             "previous_response_id": None,
             "store": False,
-            "truncation": "disabled",
             "usage": None if usage is None else _usage(usage),
-            **self._echoed,
+            "truncation": "disabled",
         }
 
 

@@ -1,5 +1,6 @@
 """Requests to ``/v1/responses``, as OpenAI's API has them, and the chats that they are. Nothing is stored."""
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -240,13 +241,18 @@ class ResponsesRequest(Ignored):
             **fields,
         )
 
-    def echoed(self) -> dict[str, Any]:
-        """The fields of the request that its response repeats."""
+    def namespaces(self) -> dict[str, tuple[str, str]]:
+        """The namespaces of tools, with their names there, by the names that the model sees."""
+        spaces = [tool for tool in self.tools or () if isinstance(tool, NamespaceTool)]
+        return {qualified(space.name, tool.name): (space.name, tool.name) for space in spaces for tool in space.tools}
+
+    def repeated(self) -> str:
+        """The fields of the request that its response repeats, as a JSON object."""
         said = self.model_dump(by_alias=True, include={"tools", "tool_choice", "text", "reasoning", "metadata"})
         default = {"strict": False, "parameters": {}}
         tools = [{**(default if tool["type"] == "function" else {}), **_given(tool)} for tool in said["tools"] or []]
         choice = self.tool_choice
-        return {
+        fields = {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": said["metadata"] if isinstance(said["metadata"], dict) else {},
@@ -258,6 +264,7 @@ class ResponsesRequest(Ignored):
             "tools": tools,
             "top_p": 1.0 if self.top_p is None else self.top_p,
         }
+        return json.dumps(fields)
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
