@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Starcoder2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, StableLmConfig
 
 from helpers.kernels import needs_kernels
 from selfspec import loading
@@ -536,7 +536,7 @@ def test_a_runtime_without_kernels() -> None:
 
 def test_models_without_a_native_form() -> None:
     torch.manual_seed(0)
-    other = AutoModelForCausalLM.from_config(Starcoder2Config(**SIZES), dtype=torch.float32).eval()
+    other = AutoModelForCausalLM.from_config(StableLmConfig(**SIZES, qk_layernorm=True), dtype=torch.float32).eval()
     half = AutoModelForCausalLM.from_config(CONFIGS["llama"](), dtype=torch.float16).eval()
     for model in (other, half):
         with pytest.raises(UnsupportedModelError, match="native form"):
