@@ -25,12 +25,14 @@ class Probing(Method):
     source = "this test"
     probed: tuple[int, ...] = (0, 1)
 
+    blank: torch.Tensor | None = None
+
     @property
     def needs(self) -> Needs:
         return Needs(sibling_rows=2)
 
     def begin(self, prefill: Prefill) -> Drafter:
-        return _Prober(self.probed)
+        return _Prober(self.probed, self.blank)
 
 
 class ChainProbing(Probing):
@@ -41,8 +43,8 @@ class ChainProbing(Probing):
 
 
 class _Prober(Drafter):
-    def __init__(self, probed: tuple[int, ...]) -> None:
-        self._probed, self._guess = probed, ()
+    def __init__(self, probed: tuple[int, ...], blank: torch.Tensor | None) -> None:
+        self._probed, self._guess, self._blank = probed, (), blank
         self.seen: list[tuple[int, tuple[int, float]]] = []
         self.right = 0
         self.written = 0
@@ -51,6 +53,10 @@ class _Prober(Drafter):
     def plan(self) -> Draft:
         rows = tuple(row % (1 + len(self._guess)) for row in self._probed if row <= len(self._guess))
         return TokenDraft(self._guess, TokenTree.chain(len(self._guess)), rows)
+
+    @property
+    def blank(self) -> torch.Tensor | None:
+        return self._blank
 
     def learn(self, feedback: Feedback) -> None:
         self.right += feedback.accepted
@@ -89,12 +95,15 @@ def test_probes_change_nothing(method: type[Method], runtime: str, sampling: dic
 
 @pytest.mark.parametrize("runtime", ["eager", pytest.param("auto", marks=needs_kernels)])
 @pytest.mark.parametrize("method", [Probing, ChainProbing])
-def test_what_follows_a_probe_is_what_the_model_chooses_after_an_embedding_of_zero(
-    method: type[Method], runtime: str
+@pytest.mark.parametrize("zero", [True, False])
+def test_what_follows_a_probe_is_what_the_model_chooses_after_its_embedding(
+    method: type[Probing], runtime: str, zero: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, given = build("llama"), prompt(12)
     if runtime == "auto":
         model = random_model()
+    blank = model.get_input_embeddings().weight.detach()[:7].mean(0)
+    monkeypatch.setattr(method, "blank", None if zero else blank)
     result = Engine(model, method=method, runtime=runtime).generate(given, max_new_tokens=LENGTH, ignore_eos=True)
     text = [*given, *result.token_ids]
     assert SEEN[0].seen
@@ -102,9 +111,9 @@ def test_what_follows_a_probe_is_what_the_model_chooses_after_an_embedding_of_ze
         # The probe stood where the last committed token is now.
         known = torch.tensor([text[: len(given) + written]])
         embedded = model.get_input_embeddings()(known)
-        zero = torch.zeros_like(embedded[:, :1])
+        last = torch.zeros_like(embedded[:, :1]) if zero else blank[None, None]
         with torch.inference_mode():
-            logits = model(inputs_embeds=torch.cat([embedded, zero], 1)).logits[0, -1].float()
+            logits = model(inputs_embeds=torch.cat([embedded, last], 1)).logits[0, -1].float()
         assert token == logits.argmax()
         assert probability == pytest.approx(float(logits.softmax(-1).max()), rel=1e-3)
 

@@ -163,6 +163,7 @@ class Known:
         self, text: tuple[int, ...], lengths: list[int], wrong: set[int], *, runs: bool, probed: bool = False
     ) -> None:
         self.text, self.lengths, self.wrong, self.runs, self.probed = text, lengths, wrong, runs, probed
+        self.blank = False  # whether probes have an embedding other than zero
         self.rounds = 0
         self.written = 1
         self.guesses: list[tuple[int, int]] = []
@@ -193,7 +194,8 @@ class Known:
 
 
 def generate_by(known: Known, target: Target, **params: Any) -> Generation:
-    method = Scripted(target, lambda written: known.plan(len(written)), Needs(sibling_rows=3))
+    blank = target.embed(torch.tensor([5]))[0].detach() * 0.5 if known.blank else None
+    method = Scripted(target, lambda written: known.plan(len(written)), Needs(sibling_rows=3), blank=blank)
     generation = Engine(target.model, method=method).generate(PROMPT, **params)
     written = 1
     for feedback in method.feedbacks:
@@ -219,12 +221,17 @@ def test_known_tokens_that_are_right_save_forwards() -> None:
 def test_probes_in_a_run_choose_what_they_choose_in_rounds_of_their_own(name: str, choice: str) -> None:
     target, params = Target(build(name)), {"max_new_tokens": 40, **CHOICES[choice]}
     text = generate(1, [PROMPT], name, **params)[0].token_ids
-    run, alone = (Known(text, [4, 0, 1], {9, 20}, runs=runs, probed=True) for runs in (True, False))
-    ours = generate_by(run, target, **params)
-    assert ours.token_ids == generate_by(alone, target, **params).token_ids == text
-    assert sum(each.probes for each in ours.rounds) > 20
-    assert len(run.guesses) > 10
-    assert set(run.guesses) <= set(alone.guesses)
+    found = []
+    for blank in (False, True):
+        run, alone = (Known(text, [4, 0, 1], {9, 20}, runs=runs, probed=True) for runs in (True, False))
+        run.blank = alone.blank = blank
+        ours = generate_by(run, target, **params)
+        assert ours.token_ids == generate_by(alone, target, **params).token_ids == text
+        assert sum(each.probes for each in ours.rounds) > 20
+        assert len(run.guesses) > 10
+        assert set(run.guesses) <= set(alone.guesses)
+        found.append(run.guesses)
+    assert found[0] != found[1]
 
 
 @given(data=st.data())

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Collection
 
+import torch
+
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.methods.base import Method
@@ -20,6 +22,7 @@ class Scripted(Method):
         script: plans each round.
         needs: what the method asks of a request.
         watched: sublayers whose states the verifications keep.
+        blank: what stands for the embedding of probes.
     """
 
     name = "scripted"
@@ -28,10 +31,15 @@ class Scripted(Method):
     Settings = MethodSettings
 
     def __init__(
-        self, target: Target, script: Script, needs: Needs | None = None, watched: Collection[int] = ()
+        self,
+        target: Target,
+        script: Script,
+        needs: Needs | None = None,
+        watched: Collection[int] = (),
+        blank: torch.Tensor | None = None,
     ) -> None:
         super().__init__(target, MethodSettings())
-        self.watched = watched
+        self.watched, self.blank = watched, blank
         self.prefills: list[Prefill] = []
         self.feedbacks: list[Feedback] = []
         self.script = script
@@ -57,6 +65,10 @@ class _ScriptedDrafter(Drafter):
     @property
     def watched(self) -> Collection[int]:
         return self._method.watched
+
+    @property
+    def blank(self) -> torch.Tensor | None:
+        return self._method.blank
 
     def learn(self, feedback: Feedback) -> None:
         self._written += feedback.acceptance.token_ids

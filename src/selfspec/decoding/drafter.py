@@ -155,6 +155,14 @@ class Drafter(ABC):
         return ()
 
     @property
+    def blank(self) -> torch.Tensor | None:
+        """What stands for the embedding of the probes of the coming rounds, ``[hidden]``; ``None`` for zero.
+
+        Asked for after ``plan``. It is in the model's dtype and contiguous, and lasts as long as the rounds.
+        """
+        return None
+
+    @property
     def followed(self) -> Collection[int]:
         """Sublayers ``i`` whose ``h[i]`` it needs of every round, also of those that another drafter plans."""
         return ()

@@ -120,6 +120,7 @@ def _request(sequence: Sequence, proposal: Proposal, watched: Collection[int]) -
         capture=watched,
         shared_prefix=proposal.shared_prefix,
         shared_states=proposal.shared_states,
+        blank=sequence.drafter.blank if proposal.probes else None,
     )
 
 
@@ -154,7 +155,8 @@ def run(
         steps = _Run(sequence, draft, _timed(follow, clock), until, limit, runner.native.most_rows)
         runs.append(steps)
         state, drawing = sequence.state, sequence.drawing
-        requests.append(DraftRequest(state, sequence.pending, every, limit, steps=steps, drawing=drawing))
+        blank = sequence.drafter.blank
+        requests.append(DraftRequest(state, sequence.pending, every, limit, blank=blank, steps=steps, drawing=drawing))
     drafted = runner.draft(requests)
     return [
         _of_run(sequence, own.rounds(tokens.token_ids[: tokens.finite].tolist()))

@@ -29,7 +29,7 @@ class Path:
 
 
 PROBE = -1
-"""Stands for the token of a row that has none: its embedding is zero, as if nothing were known of it."""
+"""Stands for the token of a row that has none."""
 
 MOST_PROBES = 3
 """Most probes of a forward in a chain."""
@@ -88,6 +88,7 @@ class DraftRequest:
         capture: sublayers ``i`` (0 to ``2L``) whose ``h[i]`` to keep.
         stop: is given the confidence of each token in order, and says whether the draft ends with it.
         guess: is given the tokens drafted so far, and guesses those that follow.
+        blank: ``[hidden]``, what stands for the embedding of a probe; ``None`` for zero.
         steps: in place of ``stop`` and ``guess``, where it is the whole model that drafts; only where kernels choose.
         choose: chooses the token of each row; ``None`` where kernels do, and all forwards are one native call.
         drawing: how the kernels draw tokens; ``None`` for those of the largest logits.
@@ -100,6 +101,7 @@ class DraftRequest:
     capture: frozenset[int] = frozenset()
     stop: Callable[[float], bool] | None = None
     guess: Callable[[Sequence[int]], Sequence[int]] | None = None
+    blank: torch.Tensor | None = None
     steps: Steps | None = None
     choose: Choose | None = None
     drawing: Drawing | None = None
@@ -139,6 +141,7 @@ class VerifyRequest:
     Attributes:
         state: the sequence; keys and values go to the slots after the committed ones.
         token_ids: long ``[rows]``; ``PROBE`` in rows without a token.
+        blank: ``[hidden]``, what stands for their embedding; ``None`` for zero.
         drawing: how the tokens that the rows choose are drawn, where kernels compute the logits.
         depths: position of each row, counted from the first; ``None`` for ``0, 1, 2 …``.
         visible: bool ``[rows, rows]``, which rows each row sees; ``None`` for those up to itself.
@@ -155,6 +158,7 @@ class VerifyRequest:
     capture: Collection[int] = ()
     shared_prefix: int = 0
     shared_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    blank: torch.Tensor | None = None
 
     @property
     def end(self) -> int:
@@ -174,6 +178,7 @@ class VerifyRequest:
             start=cache.length,
             tokens=(c_long * len(tokens))(*tokens),
             drafted=len(tokens) - 1,
+            blank=None if self.blank is None else self.blank.data_ptr(),
             drawing=describe_drawing(self.drawing, cache.length + 1),
         )
         if self.depths is not None and self.visible is not None:
@@ -235,6 +240,7 @@ class Chained:
             probe_count=self.probe_count,
             probed=pointer(self._probed),
             probed_confidence=pointer(self._probed_confidence),
+            blank=None if request.blank is None else request.blank.data_ptr(),
             drawing=describe_drawing(request.drawing, start + 1),
         )
         if self._states:

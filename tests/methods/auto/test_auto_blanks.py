@@ -1,0 +1,52 @@
+"""The embedding of probes after which guesses are best is found out, and used."""
+
+import random
+
+import pytest
+import torch
+
+from helpers.models import build, prompt
+from selfspec.methods.auto.blanks import BlankRecord, Blanks, BlanksOfModel
+from selfspec.runtimes.target import Target
+
+
+@pytest.mark.parametrize("rates", [(0.1, 0.08, 0.2), (0.31, 0.36, 0.02), (0.3, 0.0, 0.0)])
+@pytest.mark.parametrize(("guesses", "share"), [(100, 0.75), (2000, 0.93)])
+def test_guesses_are_soon_nearly_as_good_as_with_the_best_embedding(
+    rates: tuple[float, ...], guesses: int, share: float
+) -> None:
+    expected = 0.0
+    for seed in range(20):
+        draws, record = random.Random(seed), BlankRecord(len(rates))
+        for _ in range(guesses):
+            kind = record.best()
+            expected += rates[kind] / (20 * guesses)
+            record.note(kind, draws.random() < rates[kind])
+    assert expected > share * max(rates)
+
+
+def test_what_changes_is_followed() -> None:
+    record = BlankRecord(2)
+    for rates in ((1.0, 0.0), (0.0, 1.0)):
+        for _ in range(1500):
+            kind = record.best()
+            record.note(kind, rates[kind] > 0)
+        assert record.best() == rates.index(1.0)
+
+
+def test_the_embeddings_are_means() -> None:
+    target, given = Target(build("llama")), prompt(12)
+    of_model = BlanksOfModel(target)
+    blanks = of_model.of_request(given)
+    weight = target.model.get_input_embeddings().weight.detach()
+    wanted = [None, weight[torch.tensor(given)].mean(0), weight.mean(0)]
+    seen = set()
+    for _ in range(6):
+        blanks.choose()
+        seen.add(blanks.kind)
+        mean = wanted[blanks.kind]
+        assert (blanks.vector is None) == (mean is None)
+        if mean is not None:
+            torch.testing.assert_close(blanks.vector, mean)
+        blanks.note(blanks.kind, right=False)
+    assert seen == set(range(Blanks.COUNT))
