@@ -352,7 +352,7 @@ class AutoDrafter(Drafter):
             self._learn_of_run(planned, rest)
         if (guess := feedback.run[-1].guess) is not None:
             self._guess = Guess(*guess, self._blanks.kind)
-        seconds, rows = feedback.seconds, [1 + len(each.drafted) for each in feedback.run]
+        seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
         self.verify_costs.note(rows, seconds.verify)
         self._overhead.note_steps(len(rows), seconds.other)
         self._planning_of_runs.note(seconds.select / len(rows))
