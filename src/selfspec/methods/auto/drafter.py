@@ -206,6 +206,8 @@ class AutoDrafter(Drafter):
         longest = self._allowance.longest(planned.verify[1])
         if longest <= planned.known[2]:
             return planned.plain(held_back=True)
+        if not planned.gain and self._guess.token is None and not self._copies.match_length:
+            return planned.plain()
         filled, worth = self._filled_rows(planned, self._pace.rate(planned.verify[1]), longest)
         if worth < planned.layers_are_worth:
             return None

@@ -1,7 +1,7 @@
 """A round of ``auto`` between plan and verification, and the drafts that it gives."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from selfspec.decoding.draft import Follow, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback
@@ -38,6 +38,7 @@ class Round:
     name: str = PLAIN
     expected: float = 1.0  # tokens
     rows: int = 1  # of its verification, where its tokens are known
+    plains: dict[bool, NoDraft] = field(default_factory=dict)
     gain: float = 0.0  # tokens that a guess of the next round's first draft token is worth
     layers_are_worth: float = -math.inf  # a draft of layers; -inf where none can be made
     preparing: float = 0.0  # seconds in which low-bit weights were made
@@ -47,7 +48,9 @@ class Round:
     def plain(self, *, held_back: bool = False) -> NoDraft:
         """A step of plain decoding."""
         self.name, self.expected, self.rows = PLAIN, 1.0, 1
-        return plain_draft(self.verify, self.follow, held_back=held_back)
+        if held_back not in self.plains:
+            self.plains[held_back] = plain_draft(self.verify, self.follow, held_back=held_back)
+        return self.plains[held_back]
 
     def take(self, filled: FilledRows) -> TokenDraft:
         """A draft of known tokens, and probes beside them."""
