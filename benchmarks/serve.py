@@ -144,7 +144,7 @@ def hold_conversations(options: argparse.Namespace) -> None:
     """Holds long conversations, writes how long they waited, and ends with an error if it was too long."""
     result, faults = _begin(options, "serve-conversation", ("method", "tokens")), []
     with tempfile.TemporaryDirectory() as folder:
-        model, port = make_long_model(Path(folder) / "smollm2-long", 2 * options.tokens), free_port()
+        model, port = make_long_model(Path(folder) / "smollm2-long", 8192 + 2 * options.tokens), free_port()
         command = command_of(f"selfspec:{options.method}", Files(str(model), Path()), port)
         with running(command, model.name, port, Path(folder)) as started:
             asyncio.run(converse(started.server, 1000, "warm-up", beside=False))

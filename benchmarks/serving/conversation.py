@@ -114,6 +114,7 @@ async def _writing(server: Server, gap: list[float]) -> AsyncIterator[None]:
         body = {"prompt": "Once upon a time", "max_tokens": 4000, "stream": True, "ignore_eos": True}
         while True:
             async with request(server, "POST", COMPLETION, json.dumps(body).encode()) as reply:
+                assert reply.status == 200, f"a stream has status {reply.status}"
                 last = 0.0
                 async for event in reply.events():
                     now = time.perf_counter()
