@@ -39,6 +39,7 @@ ACTIVATIONS_HELP = (
     "exact, or int8: round what is multiplied with weights of few bits to 8 bits; faster, with a text of its own. "
     "auto is int8 for a quantised GGUF file or checkpoint in bfloat16."
 )
+CACHE_HELP = "8: keep keys and values in 8 bits, which halves their memory. The default is the model's dtype."
 JSON_HELP = "Print one JSON object and nothing else."
 
 Prompt = Annotated[
@@ -52,6 +53,7 @@ Device = Annotated[str, typer.Option(help=DEVICE_HELP)]
 Weights = Annotated[str | None, typer.Option(metavar="int8|int4", help=WEIGHTS_HELP)]
 Unpack = Annotated[bool, typer.Option("--unpack", help=UNPACK_HELP)]
 Activations = Annotated[str, typer.Option(metavar="auto|exact|int8", help=ACTIVATIONS_HELP)]
+CacheBits = Annotated[int | None, typer.Option(metavar="8", help=CACHE_HELP)]
 KeepCopies = Annotated[
     bool,
     typer.Option("--keep-copies", help="Keep low-bit draft weights in the user's cache folder, for later runs."),
@@ -153,6 +155,7 @@ class ModelChoice:
     activations: Activations = "auto"
     device: Device = "auto"
     runtime: Runtime = "auto"
+    cache_bits: CacheBits = None
 
     def load(self, **others: Any) -> "Engine":
         """Loads the model, with what other options of the engine a command sets, its method among them."""

@@ -30,6 +30,7 @@ def profile_key(target: Target) -> dict[str, Any]:
         **fingerprint(target),
         "device": device_name(target.device),
         "runtime": target.runtime,
+        "cache_bits": target.cache_bits,
         "processor": processor_name(),
         "kernels": os.environ.get(LEVEL_VARIABLE) if on_cpu else None,
         "threads": torch.get_num_threads() if on_cpu else None,
