@@ -227,6 +227,7 @@ def test_options_are_one_object_or_keywords_and_unknown_ones_are_refused() -> No
 @pytest.mark.parametrize(
     "wrong",
     [{"prefill_chunk": 0}, {"prefix_cache": -1}, {"max_batch": 0}, {"max_waiting": -1}, {"memory_limit": 0}]
+    + [{"cache_bits": bits} for bits in (0, 4, 16)]
     + [{"max_read_seconds": seconds} for seconds in (0.0, -1.0)],
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:

@@ -97,7 +97,7 @@ class Engine:
             self.target, self.method = method.target, method
         else:
             model = model if options.weights is None else quantise(model, options.weights)
-            self.target = Target(model, options.runtime, keep_copies=options.keep_copies)
+            self.target = Target(model, options.runtime, keep_copies=options.keep_copies, cache_bits=options.cache_bits)
             self.method = make_method(method, self.target, options.settings)
         self.tokenizer = tokenizer
         self.eos_ids = _eos_ids(model, tokenizer)
@@ -372,6 +372,8 @@ def _check_own_target(method: Method, model: "PreTrainedModel", options: EngineO
         raise InvalidParameterError("this method has a target with a runtime of its own; pass its name instead")
     if options.weights is not None:
         raise InvalidParameterError("this method has a target with weights of its own; pass its name instead")
+    if options.cache_bits not in (None, method.target.cache_bits):
+        raise InvalidParameterError("this method has a target with a cache of its own; pass its name instead")
 
 
 def _kept_texts(target: Target, options: EngineOptions, grain: int) -> KeptTexts | None:

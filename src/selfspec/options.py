@@ -45,6 +45,8 @@ class EngineOptions:
         unpack: turn the weights of a quantised file into numbers of the dtype (see ``load_model``). Only for a
             model that is loaded by name.
         runtime: how the model's sublayers run, one of ``selfspec.runtimes.target.RUNTIMES``.
+        cache_bits: 8 to keep keys and values in 8 bits, in half of the memory, with a text of its own; ``None`` for the
+            model's dtype.
         keep_copies: keep low-bit draft weights in the user's cache folder, for later processes.
         prefill_chunk: longest part of a prompt to run at once, in tokens; if not given, what suits the model and the
             device (``decoding.prompt.chunks_of``).
@@ -76,6 +78,7 @@ class EngineOptions:
     unpack: bool = False
     activations: str = "auto"
     runtime: str = "auto"
+    cache_bits: int | None = None
     keep_copies: bool = False
     prefill_chunk: int | None = None
     prefix_cache: int | PrefixCache | None = None
@@ -88,6 +91,8 @@ class EngineOptions:
     rule: Callable[[SamplingParams, torch.device], Rule] = rule_of
 
     def __post_init__(self) -> None:
+        if self.cache_bits not in (None, 8):
+            raise InvalidParameterError(f"cache_bits must be 8, or not given, not {self.cache_bits}")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if isinstance(value, int) and value < least:
@@ -115,6 +120,7 @@ class EngineKeywords(QueueKeywords, total=False):
     unpack: bool
     activations: str
     runtime: str
+    cache_bits: int | None
     keep_copies: bool
     prefill_chunk: int | None
     prefix_cache: int | PrefixCache | None

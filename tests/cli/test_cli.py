@@ -297,6 +297,7 @@ def test_who_gets_colour(
         (("x", "--max-new-tokens", "1024"), "a prompt of 1 tokens and 1024 new tokens do not fit"),
         (("x", "--stop", ""), "stop strings must be non-empty"),
         (("x", "--dtype", "float63"), "unknown dtype 'float63'"),
+        (("x", "--cache-bits", "4"), "cache_bits must be 8, or not given, not 4"),
         (("x", "--device", "gpu"), "device 'gpu' cannot be used"),
         (("x", "--model", "./nowhere"), "there is no model './nowhere'"),
         (("",), "the prompt is empty and there is no BOS"),

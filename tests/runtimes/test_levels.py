@@ -167,6 +167,10 @@ def test_every_level(level: str) -> None:
         for chunk in (2, 5, 13, 39):
             if chunk <= kernels.most_attending(torch.bfloat16):
                 assert torch.equal(states(half, chunk, precision), alone)
+    packed, packed_modules = (Target(random_model(), runtime, cache_bits=8) for runtime in ("compiled", "eager"))
+    assert torch.equal(states(packed, 13), states(packed, 1))
+    rounded = states(packed_modules, 39)
+    assert (states(packed, 13) - rounded).norm() < 0.01 * rounded.norm() < (rounded - states(modules, 39)).norm() * 10
     low, full = states(half, 39, Precision.of(8)).float(), states(modules, 39)
     assert 0 < (low - full).norm() / full.norm() < 0.1
 

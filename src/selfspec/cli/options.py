@@ -36,6 +36,7 @@ ACTIVATIONS_HELP = (
     "exact, or int8: round what is multiplied with weights of few bits to 8 bits; faster, with a text of its own. "
     "auto is int8 for a quantised GGUF file or checkpoint in bfloat16."
 )
+CACHE_HELP = "8: keep keys and values in 8 bits, which halves their memory. The default is the model's dtype."
 JSON_HELP = "Print one JSON object and nothing else."
 
 Prompt = Annotated[
@@ -104,6 +105,7 @@ class ModelChoice(Choice):
     activations: str = option("auto", ACTIVATIONS_HELP, metavar="auto|exact|int8")
     device: Device = "auto"
     runtime: str = option("auto", RUNTIME_HELP)
+    cache_bits: int | None = option(None, CACHE_HELP, metavar="8")
 
     def load(self, **others: Any) -> "Engine":
         """Loads the model, with what other options of the engine a command sets, its method among them."""

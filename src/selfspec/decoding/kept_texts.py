@@ -244,10 +244,9 @@ class KeptTexts:
 
     def _stretch(self, content: bytearray) -> Stretch:
         token_ids, start = _tokens(content), _HEAD.unpack_from(content)[2]
-        decoder = self.target.decoder
-        heads, head_dim = decoder.slot_shape
-        rows = torch.frombuffer(content, dtype=self.target.dtype, offset=_HEAD.size + 4 * len(token_ids))
-        shape = decoder.slot_layers, 2, heads, len(token_ids) - start, head_dim
+        like = self.target.new_cache(1).rows(0, 1)
+        rows = torch.frombuffer(content, dtype=like.dtype, offset=_HEAD.size + 4 * len(token_ids))
+        shape = *like.shape[:3], len(token_ids) - start, like.shape[4]
         return Stretch(token_ids, start, rows.view(shape).to(self.target.device))
 
     # Writing, in the thread

@@ -13,7 +13,7 @@ from selfspec.decoding.request import Request
 from selfspec.decoding.sequence import Sequence as Running
 from selfspec.errors import RequestTooLargeError
 from selfspec.limits import is_out_of_memory
-from selfspec.model.cache import KeyValueCache
+from selfspec.model.cache import KeyValueCache, are_finite
 from selfspec.runtimes.target import Target
 
 
@@ -32,8 +32,8 @@ class PrefixCacheStats:
 class _Node:
     """A stretch of text after the one of its parent, with keys and values; children are found by their first token.
 
-    ``rows`` is ``[layers, 2, key_value_heads, tokens, head_dim]``; a root has neither tokens nor rows, and is its own
-    ``key`` among the roots. ``used`` is when it was last used.
+    ``rows`` is ``[layers, 2, key_value_heads, tokens, head_dim]``, as caches have it; a root has neither tokens nor
+    rows, and is its own ``key`` among the roots. ``used`` is when it was last used.
     """
 
     token_ids: tuple[int, ...]
@@ -208,7 +208,7 @@ class PrefixCache:
 
     def _add(self, parent: _Node, token_ids: tuple[int, ...], rows: torch.Tensor) -> None:
         # A token whose states are not numbers spoils rows before it, through attention weights of 0 times NaN.
-        if bool(torch.isfinite(rows).all()):
+        if are_finite(rows):
             parent.children[token_ids[0]] = child = _Node(token_ids, rows, parent)
             self._tokens += len(token_ids)
             self._use(child)

@@ -69,9 +69,9 @@ def chunks_of(target: Target, longest: int | None = None) -> Chunks:
     """The chunks in which a model's prompts are read.
 
     Where rows do not depend on each other, a prompt has the same keys and values however it is cut. In float32 they
-    differ by rounding that no text shows, as those of a verification do. Elsewhere the cuts are the same for every
-    request, so that a prompt is computed alike alone, beside others, and after a beginning that was found in a prefix
-    cache.
+    differ by rounding that no text shows, as those of a verification do, unless they have 8 bits, where it may change
+    a code. Elsewhere the cuts are the same for every request, so that a prompt is computed alike alone, beside others,
+    and after a beginning that was found in a prefix cache.
 
     If ``longest`` is not given: as many rows as do not depend on each other, where these are as fast as more; else 256
     on a CPU, where a chunk takes long, and 1024 elsewhere.
@@ -80,7 +80,7 @@ def chunks_of(target: Target, longest: int | None = None) -> Chunks:
     if longest is None:
         longest = _CPU_CHUNK if target.device.type == "cpu" else _CHUNK
         longest = min(independent, _CHUNK) if independent else longest
-    is_free = longest <= independent or target.dtype == torch.float32
+    is_free = longest <= independent or (target.dtype == torch.float32 and target.cache_bits is None)
     return Chunks(longest, 1 if is_free else longest)
 
 

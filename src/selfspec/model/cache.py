@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from selfspec.model.mxint8 import are_numbers, pack, packed_size, unpack, unpacked_size
 from selfspec.model.transfer import send
 
 _LARGE = 2**25
@@ -21,6 +22,9 @@ class KeyValueCache:
     The first ``length`` slots hold the target's keys and values of the committed tokens. Slots from ``length`` on are
     scratch: drafts write there, verifications overwrite it, and rejected rows are dropped by leaving ``length`` as it
     is. Nothing is cloned or concatenated.
+
+    Where it is ``packed``, it holds them in 8 bits (``mxint8``): the last dimension of all below is then the bytes of a
+    row. Rows are packed as they are written, so that every row of a forward sees the packed ones, itself included.
 
     Attributes:
         states: the states of recurrent layers after the last rows.
@@ -39,10 +43,13 @@ class KeyValueCache:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        packed: bool = False,
     ) -> None:
         # Zeros, because attention multiplies the values of hidden slots by zero, and garbage may hold NaN.
         self.states = RowStates(self)
-        pairs = _zeros((layer_count, 2, key_value_heads, capacity, head_dim), dtype, device)
+        self._unpacked = dtype
+        width, stored = (packed_size(head_dim), torch.uint8) if packed else (head_dim, dtype)
+        pairs = _zeros((layer_count, 2, key_value_heads, capacity, width), stored, device)
         self._hold([pairs[layer] for layer in range(layer_count)])
 
     def _hold(self, pairs: Sequence[torch.Tensor]) -> None:
@@ -60,6 +67,26 @@ class KeyValueCache:
         return self._pairs[0].device
 
     @property
+    def packed(self) -> bool:
+        """Whether keys and values are in 8 bits."""
+        return self._pairs[0].dtype == torch.uint8
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of rows that are written and ``seen``."""
+        return self._unpacked if self.packed else self._pairs[0].dtype
+
+    @property
+    def head_dim(self) -> int:
+        """The numbers of such a row."""
+        width = self._pairs[0].shape[3]
+        return unpacked_size(width) if self.packed else width
+
+    def stored(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of keys or values, ``[..., head_dim]``, as the cache has them."""
+        return pack(rows) if self.packed else rows
+
+    @property
     def size_in_bytes(self) -> int:
         """Bytes reserved for keys and values."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
@@ -68,8 +95,8 @@ class KeyValueCache:
         """Writes rows of one layer, ``[1, key_value_heads, rows, head_dim]`` each, into the slots from ``start`` on."""
         rows = keys.shape[2]
         assert start + rows <= self.capacity, f"slots {start}..{start + rows} do not fit a cache of {self.capacity}"
-        self.keys[layer].narrow(2, start, rows).copy_(keys)
-        self.values[layer].narrow(2, start, rows).copy_(values)
+        self.keys[layer].narrow(2, start, rows).copy_(self.stored(keys))
+        self.values[layer].narrow(2, start, rows).copy_(self.stored(values))
 
     def write_pairs(self, layer: int, start: int, pairs: torch.Tensor) -> None:
         """Writes keys and values of one tensor, as a fused projection gives them, in one copy.
@@ -78,7 +105,7 @@ class KeyValueCache:
         """
         rows = pairs.shape[0]
         pair = self.slots_for(layer, start, rows)
-        pair.narrow(2, start, rows).copy_(pairs.view(rows, *pair.shape[:2], -1).permute(1, 2, 0, 3))
+        pair.narrow(2, start, rows).copy_(self.stored(pairs.view(rows, *pair.shape[:2], -1).permute(1, 2, 0, 3)))
 
     def slots_for(self, layer: int, start: int, rows: int) -> torch.Tensor:
         """Keys and values of one layer to write to, after a check that the slots exist.
@@ -100,8 +127,9 @@ class KeyValueCache:
         self.length += count
 
     def seen(self, layer: int, first: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of consecutive slots: views of ``[1, key_value_heads, slots, head_dim]`` each."""
-        return self.keys[layer].narrow(2, first, slots), self.values[layer].narrow(2, first, slots)
+        """Keys and values of consecutive slots, ``[1, key_value_heads, slots, head_dim]`` each; views if not packed."""
+        keys, values = self.keys[layer].narrow(2, first, slots), self.values[layer].narrow(2, first, slots)
+        return (unpack(keys, self.dtype), unpack(values, self.dtype)) if self.packed else (keys, values)
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keeps rows of the last verification and drops the others.
@@ -155,6 +183,11 @@ class RowStates:
 def addresses_of(tensors: Sequence[torch.Tensor]) -> Array[c_void_p]:
     """The memory addresses of tensors, as a C array."""
     return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def are_finite(rows: torch.Tensor) -> bool:
+    """Whether keys and values, as a cache has them, are all finite."""
+    return are_numbers(rows) if rows.dtype == torch.uint8 else bool(torch.isfinite(rows).all())
 
 
 def _is_prefix(rows: Sequence[int]) -> bool:

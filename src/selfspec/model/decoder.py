@@ -139,11 +139,13 @@ class Decoder:
         neighbours = self.family.rope is RopeLayout.NEIGHBOURS
         return Rope(self._parts.rotary_emb, layer_types, self._rope_switch, neighbours=neighbours)
 
-    def new_cache(self, capacity: int) -> KeyValueCache:
-        """An empty cache with ``capacity`` slots."""
+    def new_cache(self, capacity: int, *, packed: bool = False) -> KeyValueCache:
+        """An empty cache with ``capacity`` slots, ``packed`` in 8 bits or not."""
         heads, head_dim = self.slot_shape
         like = self.like
-        return KeyValueCache(self.slot_layers, heads, capacity, head_dim, dtype=like.dtype, device=like.device)
+        return KeyValueCache(
+            self.slot_layers, heads, capacity, head_dim, dtype=like.dtype, device=like.device, packed=packed
+        )
 
     def new_slots(self, slots: int) -> torch.Tensor:
         """Zeros for the keys and values of all layers, ``[layers, 2, key_value_heads, slots, head_dim]``."""

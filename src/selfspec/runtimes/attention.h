@@ -5,11 +5,10 @@
 
 #pragma once
 
-#include "vectors.h"
+#include "slots.h"
 
 namespace {
 
-constexpr long MOST_DIM = 512;  // of a head
 constexpr long DIM_STEP = 32;   // the size of a head is a multiple of it
 constexpr float LOWEST = std::numeric_limits<float>::lowest();
 constexpr long QUERIES = REGISTERS == 32 ? 6 : 4;  // most queries that read the keys and values of a key head together
@@ -30,14 +29,15 @@ struct View {
 };
 
 // Rows of all heads' queries, keys and values, [rows, all heads, dim]; out is [rows, heads * dim].
-template <class T> struct Attention {
+template <class T, class Slots> struct Attention {
     using L = Lanes<T>;
     using P = ProductLanes<T>;
     const Heads& sizes;
     const View& view;
-    const T *queries, *keys, *values;  // keys and values [key_heads, capacity, dim] from slot ``view.first`` on
-    long capacity, rows, slots;        // slots from ``view.first`` to the last row's
-    float scale, softcap;              // scores are capped where ``softcap`` is not 0
+    const T* queries;
+    const Slots& cached;   // from slot ``view.first`` on
+    long rows, slots;      // slots from ``view.first`` to the last row's
+    float scale, softcap;  // scores are capped where ``softcap`` is not 0
     T* out;
     long dim = sizes.dim, group = sizes.group(), count = rows * group;  // queries of a key head
 
@@ -75,20 +75,20 @@ template <class T> struct Attention {
     template <int R, int PARTS>
     __attribute__((noinline)) void mix(long head, long query, long start, const Range& seen, const float* scores, const float* whole) const {
         Floats total[R][PARTS] = {};
-        const T* from = values + head * capacity * dim + start;
-        for (long slot = seen.from; slot < seen.to; slot++) add_value<R, PARTS>(total, from + slot * dim, scores + slot);
+        const typename Slots::Cached* row = cached.row(sizes.key_heads + head, seen.from);
+        for (long slot = seen.from; slot < seen.to; slot++, row += cached.width)
+            add_value<R, PARTS>(total, row, start, scores + slot);
         for (int r = 0; r < R; r++) {
-            T* to = out + ((query + r) / group * sizes.heads + head * group + (query + r) % group) * dim + start;
-            for (int i = 0; i < PARTS; i += L::parts) {
-                for (int p = 0; p < L::parts; p++) total[r][i + p] /= whole[r];
-                L::store(to + i * LANES, total[r] + i);
-            }
+            for (int i = 0; i < PARTS; i++) total[r][i] /= whole[r];
+            Slots::template store<PARTS>(
+                out + ((query + r) / group * sizes.heads + head * group + (query + r) % group) * dim + start, total[r]);
         }
     }
-    template <int R, int PARTS> void add_value(Floats (&total)[R][PARTS], const T* value, const float* scores) const {
+    template <int R, int PARTS>
+    void add_value(Floats (&total)[R][PARTS], const typename Slots::Cached* row, long start, const float* scores) const {
 #pragma GCC unroll 8
         for (int i = 0; i < PARTS; i++) {
-            const Floats part = L::part(value + i / L::parts * L::width, i % L::parts);
+            const Floats part = cached.part(row, start, i);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) total[r][i] = L::add(total[r][i], spread(scores[r * slots]), part);
         }
@@ -102,11 +102,15 @@ template <class T> struct Attention {
                 for (int part = 0; part < P::parts; part++)
                     laid[block * R + r].parts[part] = P::part(from + block * P::width, part);
         }
-        const T* from = keys + head * capacity * dim;
         constexpr int C = R > 3 ? columns<T>(R) : std::min(LANES, 2 * columns<T>(R));
-        long slot = seen.from;
-        for (; slot + C <= seen.to; slot += C) score_slots<R, C>(laid, from, slot, scores);
-        for (; slot < seen.to; slot++) score_slots<R, 1>(laid, from, slot, scores);
+        T room[Slots::room];
+        for (long first = seen.from, count; first < seen.to; first += count) {
+            count = std::min(Slots::some, seen.to - first);
+            const T* from = cached.rows(head, first, count, room);
+            long i = 0;
+            for (; i + C <= count; i += C) score_slots<R, C>(laid, from, i, scores + first);
+            for (; i < count; i++) score_slots<R, 1>(laid, from, i, scores + first);
+        }
     }
     template <int R, int C> void score_slots(const Block<T>* laid, const T* from, long slot, float* scores) const {
         Floats total[R][C] = {};

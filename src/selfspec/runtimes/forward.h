@@ -13,6 +13,7 @@ namespace {
 
 constexpr long FEW = 4;          // most rows that every thread lays out for itself, which is faster than a barrier
 constexpr long ACTIVATED = 512;  // inputs of a task of an activation
+constexpr long STRETCH = 256;    // slots of a task that unpacks keys and values
 
 struct AttentionWeights {
     Linear inputs, output;  // inputs: queries, keys and values
@@ -38,7 +39,7 @@ struct Sublayer {
 
 // The rows of one sequence.
 struct Part {
-    void* const* caches;         // by layer [2, key_heads, capacity, head_dim]
+    void* const* caches;         // by layer [2, key_heads, capacity, head_dim], the last of them bytes where packed
     long capacity, start;        // slot of the first row
     long first_row, rows;        // in the stream
     const View* views;
@@ -69,12 +70,14 @@ struct Forward {
     const CosSin* turns;    // of the rows of all parts
     int threads;
     const Head* head;  // or null
+    int packed;        // keys and values are in 8 bits
 };
 
 // The threads that run a forward, and what they share.
 template <class T> class Team {
   public:
-    Team(const Forward& forward, T* stream, long rows) : f(forward), stream(stream), rows(rows) {
+    Team(const Forward& forward, T* stream, long rows)
+        : f(forward), stream(stream), rows(rows), most_unpacked(f.part_count), unpacked(f.part_count) {
         for (long i = 0; i < f.count; i++) measure(f.sublayers[f.which[i]]);
         if (f.head) hidden = f.head->hidden, widest = std::max(widest, hidden);
         mixed.allocate();
@@ -83,6 +86,8 @@ template <class T> class Team {
         if (rows > FEW) laid.reset(new Line[lines_of<T>(std::min(ROWS, rows), widest)]);
         if (f.head && f.head->tokens) choices.resize(rows * spans_of(*f.head));
         if (f.head && f.head->drawings) draws.resize(choices.size());
+        for (long part = 0; part < f.part_count; part++)
+            if (most_unpacked[part]) unpacked[part].reset(new T[most_unpacked[part]]);
         part_of.resize(rows);
         for (long part = 0; part < f.part_count; part++)
             std::fill_n(part_of.begin() + f.parts[part].first_row, f.parts[part].rows, part);
@@ -120,6 +125,8 @@ template <class T> class Team {
     std::unique_ptr<Line[]> laid;
     MixedRows<T> mixed;
     std::vector<long> part_of;  // by row
+    std::vector<long> most_unpacked;
+    std::vector<std::unique_ptr<T[]>> unpacked;  // by part, keys and values of the slots that a sublayer sees, or null
     std::vector<Choice> choices;  // of the spans of the logits of each row
     std::vector<Draw> draws;      // likewise, where tokens are drawn
 
@@ -144,8 +151,13 @@ template <class T> class Team {
         if (s.attention) {
             outputs = s.attention->sizes.all() * s.attention->sizes.dim;
             inputs = s.attention->sizes.heads * s.attention->sizes.dim;
-            for (const Part* part = f.parts; part < f.parts + f.part_count; part++)
-                most_slots = std::max(most_slots, part->start + part->rows - part->views[s.view].first);
+            for (long part = 0; part < f.part_count; part++) {
+                const Heads& sizes = s.attention->sizes;
+                const long slots = slots_of(s, f.parts[part]);
+                most_slots = std::max(most_slots, slots);
+                if (f.packed && divided(*s.attention, f.parts[part]) > 1)
+                    most_unpacked[part] = std::max(most_unpacked[part], 2 * sizes.key_heads * slots * sizes.dim);
+            }
         } else {
             outputs = s.mlp->entered(), inputs = s.mlp->inner, some = std::min(ROWS, rows);
         }
@@ -215,12 +227,14 @@ template <class T> class Team {
         enter(s, a.inputs, sizes.all() * sizes.dim, 0, rows, own);
         if (a.norms_rows) norm_rows(a);
         place_heads(s, a);
+        for (long part = 0; part < f.part_count; part++)
+            if (unpacked[part]) unpack_slots(s, f.parts[part], unpacked[part].get());
         long tasks = 0;
         for (long part = 0; part < f.part_count; part++) own.tasks[part] = tasks += tasks_of(a, f.parts[part]);
 #pragma omp for schedule(dynamic)
         for (long task = 0; task < tasks; task++) {
             const long part = std::upper_bound(own.tasks.begin(), own.tasks.end(), task) - own.tasks.begin();
-            attend_some(s, f.parts[part], task - (part ? own.tasks[part - 1] : 0), own);
+            attend_some(s, part, task - (part ? own.tasks[part - 1] : 0), own);
         }
         leave(s, a.output, sizes.heads * sizes.dim, 0, rows, own);
     }
@@ -229,18 +243,38 @@ template <class T> class Team {
         return (part.rows * a.sizes.group() + QUERIES - 1) / QUERIES;
     }
     static long tasks_of(const AttentionWeights& a, const Part& part) { return a.sizes.key_heads * divided(a, part); }
-    // One task of a part.
-    void attend_some(const Sublayer& s, const Part& part, long task, Own& own) const {
+    // Slots of a part that any of its rows sees.
+    static long slots_of(const Sublayer& s, const Part& part) { return part.start + part.rows - part.views[s.view].first; }
+    // Unpacks keys and values for a part of which several tasks attend to the same ones.
+    void unpack_slots(const Sublayer& s, const Part& part, T* to) const {
+        const Heads& sizes = s.attention->sizes;
+        const long slots = slots_of(s, part), stretches = (slots + STRETCH - 1) / STRETCH;
+        const PackedSlots<T> from(part.caches[s.attention->layer], part.views[s.view].first, part.capacity, sizes.dim);
+#pragma omp for
+        for (long task = 0; task < 2 * sizes.key_heads * stretches; task++) {
+            const long head = task / stretches, slot = task % stretches * STRETCH;
+            from.rows(head, slot, std::min(STRETCH, slots - slot), to + (head * slots + slot) * sizes.dim);
+        }
+    }
+    // One task of a part. Where it is the only one of its key head, it unpacks for itself.
+    void attend_some(const Sublayer& s, long index, long task, Own& own) const {
+        const Part& part = f.parts[index];
+        const void* cache = part.caches[s.attention->layer];
+        const long first = part.views[s.view].first, dim = s.attention->sizes.dim;
+        if (unpacked[index])
+            attend_to(PlainSlots<T>(unpacked[index].get(), 0, slots_of(s, part), dim), s, part, task, own);
+        else if (f.packed)
+            attend_to(PackedSlots<T>(cache, first, part.capacity, dim), s, part, task, own);
+        else
+            attend_to(PlainSlots<T>(cache, first, part.capacity, dim), s, part, task, own);
+    }
+    template <class Slots> void attend_to(const Slots& cached, const Sublayer& s, const Part& part, long task, Own& own) const {
         const AttentionWeights& a = *s.attention;
         const Heads& sizes = a.sizes;
-        const View& view = part.views[s.view];
-        const T *keys = static_cast<const T*>(part.caches[a.layer]) + view.first * sizes.dim;
-        const T *values = keys + sizes.key_heads * part.capacity * sizes.dim;
         const T* queries = between.get() + part.first_row * sizes.all() * sizes.dim;
-        const long slots = part.start + part.rows - view.first, tasks = divided(a, part);
-        const Attention<T> attention{sizes, view, queries, keys, values, part.capacity, part.rows, slots, a.scale,
-                                     a.softcap,
-                                     joined.get() + part.first_row * sizes.heads * sizes.dim};
+        const long tasks = divided(a, part);
+        const Attention<T, Slots> attention{sizes, part.views[s.view], queries, cached, part.rows, slots_of(s, part), a.scale,
+                                            a.softcap, joined.get() + part.first_row * sizes.heads * sizes.dim};
         const long first = task % tasks * attention.count / tasks, last = (task % tasks + 1) * attention.count / tasks;
         attention.run_some(task / tasks, first, last - first, own.scores.get());
     }
@@ -273,9 +307,12 @@ template <class T> class Team {
             }
             if (head >= sizes.heads) {
                 const Part& part = f.parts[part_of[row]];
-                const long slot = part.start + row - part.first_row;
-                T* cache = static_cast<T*>(part.caches[a.layer]);
-                std::memcpy(cache + ((head - sizes.heads) * part.capacity + slot) * dim, values, dim * sizeof(T));
+                const long place = (head - sizes.heads) * part.capacity + part.start + row - part.first_row;
+                void* cache = part.caches[a.layer];
+                if (f.packed)
+                    pack_row(values, static_cast<uint8_t*>(cache) + place * packed_bytes(dim), dim);
+                else
+                    std::memcpy(static_cast<T*>(cache) + place * dim, values, dim * sizeof(T));
             }
         }
     }

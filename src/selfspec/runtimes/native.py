@@ -144,6 +144,7 @@ class NativeForward:
             part_count=len(parts),
             turns=turns,
             threads=THREADS.take(),
+            packed=forward.parts[0].sequence.cache.packed,
         )
         if kept:
             addresses, lengths = (c_void_p * len(sublayers))(), (c_long * len(sublayers))()
@@ -196,7 +197,7 @@ class NativeForward:
             sequences[index].probe_count = chained[index].probe_count
             return guesses
 
-        chain, held = self._describe_chain(sequences, sublayers, rope)
+        chain, held = self._describe_chain(sequences, sublayers, rope, packed=requests[0].state.cache.packed)
         chain.follow = Follow(follow)
         start_overlapped()
         start = time.perf_counter()
@@ -221,7 +222,7 @@ class NativeForward:
         structures, captured = zip(*(each.structure(self._like, len(self._all)) for each in requests), strict=True)
         sequences = (ChainSequence * len(requests))(*structures)
         rope.reserve(self._like, max(each.end for each in requests))
-        chain, held = self._describe_chain(sequences, self._all, rope)
+        chain, held = self._describe_chain(sequences, self._all, rope, packed=requests[0].state.cache.packed)
         head = chain.forward.contents.head.contents
         head.out, head.tokens, head.finite = values.data_ptr(), addressof(tokens), addressof(finite)
         confidences = None
@@ -239,7 +240,7 @@ class NativeForward:
         return logits, list(captured)
 
     def _describe_chain(
-        self, sequences: "Array[ChainSequence]", sublayers: tuple[int, ...], rope: Rope
+        self, sequences: "Array[ChainSequence]", sublayers: tuple[int, ...], rope: Rope, *, packed: bool
     ) -> tuple[NativeChain, object]:
         """The structure of a chain, and what has to be held while it runs."""
         assert self._head is not None
@@ -252,6 +253,7 @@ class NativeForward:
             turns=(NativeCosSin * len(tables))(*(_rotation((table, 0)) for table in tables)),
             threads=THREADS.take(),
             head=ctypes.pointer(NativeHead.from_buffer_copy(self._head)),
+            packed=packed,
         )
         chain = NativeChain(
             forward=ctypes.pointer(call),

@@ -6,6 +6,7 @@
 from collections.abc import Iterator, Mapping
 from ctypes import CDLL, CFUNCTYPE, POINTER, Structure, c_char_p, c_float, c_int, c_long, c_uint64, c_void_p, sizeof
 
+from selfspec.model.mxint8 import SHARED
 from selfspec.runtimes.formats import BLOCK, FORMATS, TILE
 
 
@@ -153,6 +154,7 @@ class NativeCall(Structure):
         ("turns", POINTER(NativeCosSin)),
         ("threads", c_int),
         ("head", POINTER(NativeHead)),
+        ("packed", c_int),
     )
 
 
@@ -222,6 +224,7 @@ STRUCTURES: Mapping[str, type[Structure]] = {
 CONSTANTS = {
     "BLOCK": BLOCK,
     "TILE": TILE,
+    "SHARED": SHARED,
     **{f"format.{name}": form.number for name, form in FORMATS.items()},
     **{f"inputs.{name}": form.unit for name, form in FORMATS.items()},
     **{f"bytes.{name}": form.unit_bytes for name, form in FORMATS.items()},

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
+from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
+from selfspec.model.mxint8 import SHARED, packed_size
 from selfspec.model.observed import ObservedDecoder, take_apart
 from selfspec.model.splitting import Nothing
 from selfspec.model.stored import stored_tensors
@@ -63,8 +65,10 @@ class Target:
         runtime: one of ``RUNTIMES``. Hooks, adapters and quantised layers keep the sublayer that has them on
             transformers' modules; those that come later are noticed at the next request.
         keep_copies: keep low-bit copies of weights in files of the user's cache folder; see ``copy_store.CopyStore``.
+        cache_bits: 8 to keep keys and values in 8 bits (see ``mxint8``); ``None`` for the dtype of the weights.
 
     Attributes:
+        cache_bits: see above.
         decoder: the model taken apart.
         config: the model's config.
         family: the row of its family.
@@ -73,12 +77,19 @@ class Target:
         version: grows when modules or weights of the model were replaced; older keys and values are of no use then.
 
     Raises:
-        InvalidParameterError: there is no such runtime.
+        InvalidParameterError: there is no such runtime, or it cannot have ``cache_bits``.
         UnsupportedModelError: the family, or a feature of this model, is not supported, or nothing of it can be fused
-            where that was asked for.
+            where that was asked for, or its keys and values cannot be in 8 bits.
     """
 
-    def __init__(self, model: "PreTrainedModel", runtime: str = "auto", *, keep_copies: bool = False) -> None:
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        runtime: str = "auto",
+        *,
+        keep_copies: bool = False,
+        cache_bits: int | None = None,
+    ) -> None:
         if runtime not in RUNTIMES:
             raise InvalidParameterError(f"there is no runtime '{runtime}'; choose one of {', '.join(RUNTIMES)}")
         self.runtime = runtime
@@ -99,6 +110,8 @@ class Target:
                 f"a '{self.config.model_type}' model runs by transformers' own modules, which runtime '{runtime}' does "
                 "not use; use runtime 'auto' or 'eager'"
             )
+        self.cache_bits = cache_bits
+        self._check_cache()
         self._uses_graphs = runtime == "graphs"
         self._prepared: Runner
         self._prepare()
@@ -151,7 +164,7 @@ class Target:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the weights, and of keys and values."""
+        """Dtype of the weights, and of keys and values if they are not in 8 bits."""
         return self.decoder.like.dtype
 
     @property
@@ -175,7 +188,8 @@ class Target:
     def slot_bytes(self) -> int:
         """Bytes of keys and values of one token, all layers together."""
         heads, head_dim = self.decoder.slot_shape
-        return 2 * self.decoder.slot_layers * heads * head_dim * self.decoder.like.element_size()
+        row = head_dim * self.dtype.itemsize if self.cache_bits is None else packed_size(head_dim)
+        return 2 * self.decoder.slot_layers * heads * row
 
     @property
     def independent_rows(self) -> int:
@@ -205,7 +219,11 @@ class Target:
         long_rope = rope.is_long(prompt_length, last_length)
         rope.reserve(self.decoder.like, capacity)
         leased = None if graphs is None else graphs.lease(capacity)
-        return SequenceState(self.decoder.new_cache(capacity) if leased is None else leased, long_rope)
+        return SequenceState(self.new_cache(capacity) if leased is None else leased, long_rope)
+
+    def new_cache(self, capacity: int) -> KeyValueCache:
+        """An empty cache with ``capacity`` slots."""
+        return self.decoder.new_cache(capacity, packed=self.cache_bits is not None)
 
     lay_out = _of_runner(Stack.lay_out)
     embed = _of_runner(Stack.embed)
@@ -257,6 +275,22 @@ class Target:
             for end in [rows] if graphs is None else graphs.ends(rows, capacity):
                 forward = self.lay_out(sequence, rows, start=end - rows, prefix=0)
                 self.logits(self.run(self.embed(tokens, forward), range(self.sublayer_count), forward).hidden_states)
+
+    def _check_cache(self) -> None:
+        """Refuses a cache of 8 bits where something else than our own sublayers reads and writes it."""
+        assert self.cache_bits in (None, 8)
+        if self.cache_bits is None:
+            return
+        if self.runtime == "graphs":
+            raise InvalidParameterError("runtime 'graphs' keeps keys and values in the model's dtype; use another one")
+        _, head_dim = self.decoder.slot_shape
+        if isinstance(self.decoder, ObservedDecoder):
+            reason = f"'{self.config.model_type}' runs by transformers' own modules, which write to the cache"
+        elif head_dim % SHARED:
+            reason = f"its heads have {head_dim} numbers, which is no multiple of {SHARED}"
+        else:
+            return
+        raise UnsupportedModelError(f"the cache of this model cannot have 8 bits: {reason}; leave cache_bits out")
 
     def _prepare(self) -> None:
         """Makes the runtime's form of the model as the model is now."""

@@ -208,10 +208,17 @@ class SharedCache(KeyValueCache):
     """
 
     def __init__(self, like: KeyValueCache, slots: int) -> None:
-        slot = like.keys[0]
-        super().__init__(_BUFFERS, slot.shape[1], slots, slot.shape[3], dtype=slot.dtype, device=slot.device)
+        super().__init__(
+            _BUFFERS,
+            like.keys[0].shape[1],
+            slots,
+            like.head_dim,
+            dtype=like.dtype,
+            device=like.device,
+            packed=like.packed,
+        )
         for buffer in (*self.keys, *self.values):
-            buffer.fill_(1.0)
+            buffer.copy_(self.stored(torch.ones(like.head_dim, dtype=like.dtype, device=like.device)))
         self.addresses = addresses_of([self.slots_for(layer, 0, slots) for layer in range(len(like.keys))])
 
     def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -29,6 +29,7 @@ def profile_key(target: Target) -> dict[str, Any]:
         **fingerprint(target),
         "device": device_name(target.device),
         "runtime": target.runtime,
+        "cache_bits": target.cache_bits,
         "processor": processor_name(),
         "kernels": choose_level().name if on_cpu else None,
         "threads": torch.get_num_threads() if on_cpu else None,

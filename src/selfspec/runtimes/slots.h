@@ -1,0 +1,124 @@
+// Keys and values in the cache: as numbers of the model's dtype, or in 8 bits (MXINT8; model/mxint8.py says how).
+
+#pragma once
+
+#include "vectors.h"
+
+namespace {
+
+constexpr long MOST_DIM = 512;  // of a head
+constexpr long SHARED = 32;     // numbers of a head with one exponent
+constexpr uint32_t LEAST = 7, NO_NUMBER = 255;  // exponents: the least of a block that is not zero; of one that has none
+
+inline long packed_bytes(long dim) { return dim + dim / SHARED; }
+inline float float_of(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+// A row of a head in 8 bits: its codes, then the exponents of its blocks.
+template <class T> void pack_row(const T* from, uint8_t* to, long dim) {
+    for (long start = 0; start < dim; start += SHARED) {
+        float numbers[SHARED];
+        for (long i = 0; i < SHARED; i++) numbers[i] = up(from[start + i]);
+        uint32_t bits[SHARED], largest = 0;
+        std::memcpy(bits, numbers, sizeof(bits));
+        for (long i = 0; i < SHARED; i++) largest = std::max(largest, bits[i] & 0x7fffffff);
+        const uint32_t exponent = largest >> 23;
+        const bool known = exponent >= LEAST && exponent < NO_NUMBER;
+        const float scale = float_of((260 - exponent) << 23);  // 64 over the block's power of two
+        for (long i = 0; i < SHARED; i++) {
+            const float code = known ? std::nearbyint(numbers[i] * scale) : 0.0f;
+            to[start + i] = uint8_t(int8_t(std::min(std::max(code, -127.0f), 127.0f)));
+        }
+        to[dim + start / SHARED] = uint8_t(exponent < LEAST ? 0 : exponent);
+    }
+}
+
+// What a code of 1 stands for, by the exponent of its block.
+struct Units {
+    float by_exponent[256] = {};
+    Units() {
+        for (uint32_t exponent = LEAST; exponent < NO_NUMBER; exponent++) by_exponent[exponent] = float_of((exponent - 6) << 23);
+        by_exponent[NO_NUMBER] = NAN;
+    }
+};
+const Units UNITS;
+
+// LANES codes as the numbers that they stand for. Written out, because compilers convert bytes one by one.
+inline Floats unpack(const uint8_t* codes, float unit) {
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(codes))) * unit;
+#elif defined(__AVX2__) && defined(__FMA__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)))) * unit;
+#else
+    Vector<LANES>::Ints numbers;
+    for (int i = 0; i < LANES; i++) numbers[i] = int8_t(codes[i]);
+    return __builtin_convertvector(numbers, Floats) * unit;
+#endif
+}
+// Numbers that the dtype has.
+inline void write(float* to, Floats numbers) { std::memcpy(to, &numbers, sizeof(numbers)); }
+inline void write(bf16* to, Floats numbers) {
+#if defined(__AVX512F__)
+    const __m256i halves = _mm512_cvtepi32_epi16((__m512i)((Words)numbers >> 16));
+    std::memcpy(to, &halves, sizeof(halves));
+#else
+    const Words words = (Words)numbers >> 16;
+    for (int i = 0; i < LANES; i++) to[i].bits = uint16_t(words[i]);
+#endif
+}
+
+// Keys and values of a layer, [2 * key_heads, capacity, dim], from a slot on: as numbers of the dtype.
+template <class T> struct PlainSlots {
+    using L = Lanes<T>;
+    using Cached = T;
+    static constexpr long some = std::numeric_limits<long>::max(), room = 1;
+    const T* from;
+    long capacity, dim, width = dim;
+    PlainSlots(const void* cache, long first, long capacity, long dim)
+        : from(static_cast<const T*>(cache) + first * dim), capacity(capacity), dim(dim) {}
+
+    const T* row(long head, long slot) const { return from + (head * capacity + slot) * width; }
+    // Some rows, one after the other, as numbers of the dtype.
+    const T* rows(long head, long slot, long, T*) const { return row(head, slot); }
+    // Vector ``index`` of the entries of a row from one on, in the order that ``store`` takes.
+    Floats part(const T* row, long start, int index) const {
+        return L::part(row + start + index / L::parts * L::width, index % L::parts);
+    }
+    template <int COUNT> static void store(T* to, const Floats* parts) {
+        for (int i = 0; i < COUNT; i += L::parts) L::store(to + i * LANES, parts + i);
+    }
+};
+
+// The same in 8 bits; every number of them is one of the dtype. Rows are unpacked some at a time, parts of them one by one.
+template <class T> struct PackedSlots {
+    using Cached = uint8_t;
+    static constexpr long some = 32, room = some * MOST_DIM;
+    const uint8_t* from;
+    long capacity, dim, width = packed_bytes(dim);
+    PackedSlots(const void* cache, long first, long capacity, long dim)
+        : from(static_cast<const uint8_t*>(cache) + first * packed_bytes(dim)), capacity(capacity), dim(dim) {}
+
+    const uint8_t* row(long head, long slot) const { return from + (head * capacity + slot) * width; }
+    const T* rows(long head, long slot, long count, T* to) const {
+        const uint8_t* each = row(head, slot);
+        for (T* next = to; next < to + count * dim; next += dim, each += width) {
+            for (long byte = 0; byte < width; byte += LINE) __builtin_prefetch(each + 2 * some * width + byte);
+            for (long i = 0; i < dim; i += LANES) write(next + i, part(each, i, 0));
+        }
+        return to;
+    }
+    Floats part(const uint8_t* row, long start, int index) const {
+        const long entry = start + index * LANES;
+        return unpack(row + entry, UNITS.by_exponent[row[dim + entry / SHARED]]);
+    }
+    template <int COUNT> static void store(T* to, const Floats* parts) {
+        float numbers[COUNT * LANES];
+        std::memcpy(numbers, parts, sizeof(numbers));
+        for (int i = 0; i < COUNT * LANES; i++) to[i] = down<T>(numbers[i]);
+    }
+};
+
+}  // namespace
