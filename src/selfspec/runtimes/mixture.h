@@ -40,7 +40,7 @@ struct MixtureWeights {
     long widest() const { return std::max(experts.inner, shared.inner); }
 };
 
-constexpr float LEAST = std::numeric_limits<float>::lowest(), TAKEN = -std::numeric_limits<float>::infinity();
+constexpr float LEAST_SUM = std::numeric_limits<float>::lowest(), TAKEN = -std::numeric_limits<float>::infinity();
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 
@@ -61,11 +61,11 @@ inline void keep_groups(const MixtureWeights& m, float* values, float* sums) {
             second = std::max(second, std::min(best, values[i]));
             best = std::max(best, values[i]);
         }
-        sums[group] = std::max(LEAST, best + second);
+        sums[group] = std::max(LEAST_SUM, best + second);
     }
     for (long place = 0; place < m.kept; place++) take_best(sums, m.groups);
     for (long i = 0; i < m.count; i++)
-        if (sums[i / size] != TAKEN) values[i] = LEAST;
+        if (sums[i / size] != TAKEN) values[i] = LEAST_SUM;
 }
 
 // Writes which experts a row chooses, the shared one last, and their weights. Not inlined: the compiler chooses the order of
@@ -73,7 +73,7 @@ inline void keep_groups(const MixtureWeights& m, float* values, float* sums) {
 template <class L>
 __attribute__((noinline)) void choose_experts(const MixtureWeights& m, const L* logits, float* values, long* chosen,
                                               float* weights) {
-    float largest = LEAST, all = 0;
+    float largest = LEAST_SUM, all = 0;
     for (long i = 0; i < m.count; i++) largest = std::max(largest, up(logits[i]));
     if (m.bias || !m.normalizes)
         for (long i = 0; i < m.count; i++) all += exponential(up(logits[i]) - largest);
@@ -82,7 +82,7 @@ __attribute__((noinline)) void choose_experts(const MixtureWeights& m, const L* 
     };
     for (long i = 0; i < m.count; i++) {
         const float value = m.bias ? score(i) + m.bias[i] : up(logits[i]);
-        values[i] = value > LEAST ? value : LEAST;
+        values[i] = value > LEAST_SUM ? value : LEAST_SUM;
     }
     if (m.groups > 1) keep_groups(m, values, values + m.count);
     float sum = 0;
