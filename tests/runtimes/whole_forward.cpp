@@ -147,7 +147,7 @@ template <class T> void run(int bits) {
     std::vector<float> confidences(limit);
     tokens[0] = drawn.back();
     ChainSequence sequence{together.caches.data(), ROOM, start, limit, tokens.data(), confidences.data(), guesses.data(), 0,
-                           {77, start + 1, 0.8f}, nullptr, 0, 0};
+                           nullptr, 0, nullptr, nullptr, nullptr, {77, start + 1, 0.8f}};
     const CosSin table{model.cosine.data(), model.sine.data(), DIM, 1};
     Forward forward = model.forward(&table);
     forward.head = &model.head;

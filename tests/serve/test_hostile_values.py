@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from selfspec.serve.inputs import RequestLimits
 
 from helpers.dialects import MODELS, tokenizer_of
 from helpers.serving import ScriptedEngine, make_client
+from selfspec.serve.encoding import RequestLimits
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -159,8 +159,12 @@ def test_the_page_follows_the_system_until_the_button_is_pressed(server: PageSer
 
     def is_dark() -> bool:
         colour = page.locator("body").evaluate("body => getComputedStyle(body).backgroundColor")
-        assert button.get_attribute("aria-pressed") == str(luminance(parse(colour)) < 0.5).lower()
-        return luminance(parse(colour)) < 0.5
+        dark = luminance(parse(colour)) < 0.5
+        for _ in range(100):  # the page hears of it after its colours have changed
+            if button.get_attribute("aria-pressed") == str(dark).lower():
+                return dark
+            page.wait_for_timeout(20)
+        raise AssertionError("the button says something else than the colours")
 
     assert not is_dark()
     page.emulate_media(color_scheme="dark")

@@ -14,6 +14,9 @@ _SAMPLE = 4096
 _LATEST = 256
 """Tokens of a prompt's end whose mean is taken."""
 
+_PIECE = 64
+"""Tokens that are embedded at a time."""
+
 _BOLDNESS = 0.3
 _EXPECTED = 0.25
 _MEMORY = 400.0
@@ -83,6 +86,8 @@ class BlanksOfModel:
 
     def of_request(self, prompt_ids: Sequence[int]) -> Blanks:
         """The embeddings of a request with this prompt."""
+        if self._target.whole_layers is not None:
+            return Blanks()  # embeddings may depend on positions there
         if self._vocabulary is None:
             count = self._target.vocab_size
             self._vocabulary = self._mean(torch.arange(0, count, max(1, count // _SAMPLE)))
@@ -91,5 +96,7 @@ class BlanksOfModel:
 
     def _mean(self, token_ids: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            states = self._target.embed(token_ids.to(self._target.device))
-            return states.float().mean(0).to(states.dtype).contiguous()
+            total, dtype = torch.zeros((), device=self._target.device), self._target.dtype
+            for piece in torch.split(token_ids.to(self._target.device), _PIECE):
+                total = total + self._target.embed(piece).float().sum(0)
+            return (total / len(token_ids)).to(dtype)
