@@ -28,9 +28,9 @@ def test_commands_that_load_an_engine_take_all_of_its_options(command: Callable[
 
 
 @pytest.mark.parametrize("command", [overhead, bench_run.run, bench_batches.batches])
-def test_benchmarks_take_all_but_low_bit_targets(command: Callable[..., Any]) -> None:
+def test_benchmarks_take_all_but_low_bit_targets_and_caches(command: Callable[..., Any]) -> None:
     taken = signature(command).parameters
-    assert {field.name for field in fields(ModelChoice)} - taken.keys() == {"weights"}
+    assert {field.name for field in fields(ModelChoice)} - taken.keys() == {"weights", "cache_bits"}
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def changed_round(**values: Any) -> str:
         (changed(token_ids=[]), "has tokens"),
         (changed(token_ids=[1, 2]), "other tokens than the output"),
         (changed(unknown=1), "unknown"),
-        (changed(rounds=[{}]), "'kept' is missing"),
+        (changed(rounds=[{}]), "'token_ids' is missing"),
         (changed(bytes={"tokens": 1}), "plain"),
         (changed(bytes=dict.fromkeys(("tokens", "plain", "draft_steps", "draft", "verify"), -1)), "whole numbers"),
         (changed_round(drafted="1"), "whole numbers"),
