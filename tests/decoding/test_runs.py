@@ -23,6 +23,7 @@ from selfspec.decoding.drafter import Needs
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import Target
+from selfspec.runtimes.threads import THREADS
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import Generation
 
@@ -209,8 +210,11 @@ def generate_by(known: Known, target: Target, **params: Any) -> Generation:
 def test_known_tokens_that_are_right_save_forwards() -> None:
     target, params = Target(build()), {"max_new_tokens": 33, **CHOICES["greedy"]}
     (plain,) = generate(1, [PROMPT], **params)
-    with counted_runs() as lengths:
+    timed: list[object] = []
+    with counted_runs() as lengths, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(THREADS, "measured", lambda kind, count, seconds: timed.append(kind))
         ours = generate_by(Known(plain.token_ids, [3], {9}, runs=True), target, **params)
+    assert len(timed) >= len(lengths)  # the number of threads follows the time of every run
     assert ours.token_ids == plain.token_ids
     assert len(lengths) < len(ours.rounds) < 12
     assert (ours.drafted, ours.accepted) == (26, 23)

@@ -204,10 +204,10 @@ class NativeForward:
         self._draft(ctypes.byref(chain))
         seconds = time.perf_counter() - start
         del held
-        forwards = max(each.drafted - each.guessed for each in sequences)
-        kind = ("draft", len(sublayers), len(requests))
-        if sum(each.rows for each in chained) <= forwards * len(requests):  # rows of guesses take time of their own
-            THREADS.measured(kind, chain.forward.contents.threads, seconds / max(1, forwards))
+        forwards = max(1, *(each.drafted - each.guessed for each in sequences))
+        rows = sum(each.rows for each in chained)  # those of a run differ from forward to forward
+        kind = ("draft", len(sublayers), len(requests), round(rows / forwards))
+        THREADS.measured(kind, chain.forward.contents.threads, seconds / forwards)
         return [each.output(structure) for each, structure in zip(chained, sequences, strict=True)]
 
     def verify(self, requests: Sequence[VerifyRequest], rope: Rope) -> tuple[Logits, list[dict[int, torch.Tensor]]]:
