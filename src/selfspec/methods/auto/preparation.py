@@ -229,6 +229,9 @@ _FOLDER = "auto"
 _TEXT = 192
 _SHARE_FOR_TEXT = 0.25
 _FREE_SHARE = 0.5
+_LEAST_GAIN = 1.1
+"""Times plain decoding that a layer draft has to promise for the memory of its weights."""
+
 _LEAST_SHARE = 0.9
 """Share of the bytes of weights in the model's dtype that its own take, if low-bit copies are expected to pay."""
 
@@ -338,7 +341,7 @@ def _find_out(target: Target, settings: AutoSettings, progress: Callable[[str], 
         fits=lambda assignment: target.low_bit_bytes(assignment.precision) <= limit,
     )
     best = best_trial(trials)
-    chosen = best if best is not None and best.tokens_per_second > 1 / verify(1) else None
+    chosen = best if best is not None and best.tokens_per_second > _LEAST_GAIN / verify(1) else None
     target.release_copies(None if chosen is None else chosen.assignment.precision)
     return Preparation(verify, chosen, _lacking(target, settings.group, limit))
 
