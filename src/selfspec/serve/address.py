@@ -10,8 +10,11 @@ from pathlib import Path
 
 from selfspec.errors import ServeError
 
-BACKLOG = 256
-"""Connections that wait to be accepted; all of them are accepted at once, for which everybody waits."""
+BACKLOG = 1536
+"""Connections that wait to be accepted; all of them are accepted at once, for which everybody waits (some 50 us each).
+
+A connection for which there is no place is tried again a second later.
+"""
 
 
 @dataclass(frozen=True)
