@@ -184,7 +184,7 @@ def test_renewed_samples_start_from_own_prompts_and_keep_the_figures(tmp_path: P
     """The card shows the new samples; neither its text before them nor any figure changes."""
     folder = shutil.copytree(CHECKPOINT, tmp_path / "tiny")
     before = json.loads((CHECKPOINT / "evaluation.json").read_text(encoding="utf-8"))
-    quoted = {"prompt": "A sentence of somebody else.", "completion": " It goes on.", "well_formed": True}
+    quoted = {"prompt": "A sentence of another text.", "completion": " It goes on.", "well_formed": True}
     (folder / "evaluation.json").write_text(json.dumps({**before, "samples": {"math": [quoted]}}), encoding="utf-8")
     renew_samples(folder, samples=1)
     after = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
@@ -193,7 +193,7 @@ def test_renewed_samples_start_from_own_prompts_and_keep_the_figures(tmp_path: P
     assert prompts == {name: [own[0]] for name, own in PROMPTS.items()}
     renewed, bundled = ((each / "README.md").read_text(encoding="utf-8") for each in (folder, CHECKPOINT))
     assert renewed.split("## Samples")[0] == bundled.split("## Samples")[0]
-    assert "somebody else" not in renewed
+    assert "another text" not in renewed
     assert all(
         f"{samples[0]['prompt']}>>>{samples[0]['completion']}" in renewed for samples in after["samples"].values()
     )

@@ -64,7 +64,7 @@ class Conversation:
 
 
 async def converse(server: Server, tokens: int, salt: str, *, beside: bool) -> Conversation:
-    """Asks about a text of so many tokens, asks again, and asks in a chat of its own.
+    """Asks about a text of ``tokens`` tokens, asks again, and asks in a chat of its own.
 
     Args:
         server: answers.

@@ -54,7 +54,7 @@ def check_memory(needed: int, what: str, remedy: str, device: torch.device | Non
     """Refuses what takes more bytes than can be allocated, on the CPU if no device is given.
 
     Raises:
-        OutOfMemoryError: ``what`` takes so many bytes, as its text says; and ``remedy``.
+        OutOfMemoryError: names ``what``, which says how many bytes are needed, and the ``remedy``.
     """
     available = free_bytes(device or torch.device("cpu"))
     if available is not None and needed > available:

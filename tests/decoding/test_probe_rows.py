@@ -25,14 +25,14 @@ class Probing(Method):
     source = "this test"
     probed: tuple[int, ...] = (0, 1)
 
-    blank: torch.Tensor | None = None
+    mask_embedding: torch.Tensor | None = None
 
     @property
     def needs(self) -> Needs:
         return Needs(sibling_rows=2)
 
     def begin(self, prefill: Prefill) -> Drafter:
-        return _Prober(self.probed, self.blank)
+        return _Prober(self.probed, self.mask_embedding)
 
 
 class ChainProbing(Probing):
@@ -43,8 +43,8 @@ class ChainProbing(Probing):
 
 
 class _Prober(Drafter):
-    def __init__(self, probed: tuple[int, ...], blank: torch.Tensor | None) -> None:
-        self._probed, self._guess, self._blank = probed, (), blank
+    def __init__(self, probed: tuple[int, ...], mask_embedding: torch.Tensor | None) -> None:
+        self._probed, self._guess, self._blank = probed, (), mask_embedding
         self.seen: list[tuple[int, tuple[int, float]]] = []
         self.right = 0
         self.written = 0
@@ -55,7 +55,7 @@ class _Prober(Drafter):
         return TokenDraft(self._guess, TokenTree.chain(len(self._guess)), rows)
 
     @property
-    def blank(self) -> torch.Tensor | None:
+    def mask_embedding(self) -> torch.Tensor | None:
         return self._blank
 
     def learn(self, feedback: Feedback) -> None:
@@ -102,8 +102,8 @@ def test_what_follows_a_probe_is_what_the_model_chooses_after_its_embedding(
     model, given = build("llama"), prompt(12)
     if runtime == "auto":
         model = random_model()
-    blank = model.get_input_embeddings().weight.detach()[:7].mean(0)
-    monkeypatch.setattr(method, "blank", None if zero else blank)
+    mask_embedding = model.get_input_embeddings().weight.detach()[:7].mean(0)
+    monkeypatch.setattr(method, "mask_embedding", None if zero else mask_embedding)
     result = Engine(model, method=method, runtime=runtime).generate(given, max_new_tokens=LENGTH, ignore_eos=True)
     text = [*given, *result.token_ids]
     assert SEEN[0].seen
@@ -111,7 +111,7 @@ def test_what_follows_a_probe_is_what_the_model_chooses_after_its_embedding(
         # The probe stood where the last committed token is now.
         known = torch.tensor([text[: len(given) + written]])
         embedded = model.get_input_embeddings()(known)
-        last = torch.zeros_like(embedded[:, :1]) if zero else blank[None, None]
+        last = torch.zeros_like(embedded[:, :1]) if zero else mask_embedding[None, None]
         with torch.inference_mode():
             logits = model(inputs_embeds=torch.cat([embedded, last], 1)).logits[0, -1].float()
         assert token == logits.argmax()

@@ -20,7 +20,7 @@ from selfspec import Engine
 from selfspec.decoding import verification
 from selfspec.decoding.draft import NoDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Needs
-from selfspec.errors import NonFiniteLogitsError
+from selfspec.errors import InvalidParameterError, NonFiniteLogitsError
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import Target
 from selfspec.runtimes.threads import THREADS
@@ -164,7 +164,7 @@ class Known:
         self, text: tuple[int, ...], lengths: list[int], wrong: set[int], *, runs: bool, probed: bool = False
     ) -> None:
         self.text, self.lengths, self.wrong, self.runs, self.probed = text, lengths, wrong, runs, probed
-        self.blank = False  # whether probes have an embedding other than zero
+        self.mask_embedding = False  # whether probes have an embedding other than zero
         self.rounds = 0
         self.written = 1
         self.guesses: list[tuple[int, int]] = []
@@ -195,8 +195,10 @@ class Known:
 
 
 def generate_by(known: Known, target: Target, **params: Any) -> Generation:
-    blank = target.embed(torch.tensor([5]))[0].detach() * 0.5 if known.blank else None
-    method = Scripted(target, lambda written: known.plan(len(written)), Needs(sibling_rows=3), blank=blank)
+    mask_embedding = target.embed(torch.tensor([5]))[0].detach() * 0.5 if known.mask_embedding else None
+    method = Scripted(
+        target, lambda written: known.plan(len(written)), Needs(sibling_rows=3), mask_embedding=mask_embedding
+    )
     generation = Engine(target.model, method=method).generate(PROMPT, **params)
     written = 1
     for feedback in method.feedbacks:
@@ -226,9 +228,9 @@ def test_probes_in_a_run_choose_what_they_choose_in_rounds_of_their_own(name: st
     target, params = Target(build(name)), {"max_new_tokens": 40, **CHOICES[choice]}
     text = generate(1, [PROMPT], name, **params)[0].token_ids
     found = []
-    for blank in (False, True):
+    for mask_embedding in (False, True):
         run, alone = (Known(text, [4, 0, 1], {9, 20}, runs=runs, probed=True) for runs in (True, False))
-        run.blank = alone.blank = blank
+        run.mask_embedding = alone.mask_embedding = mask_embedding
         ours = generate_by(run, target, **params)
         assert ours.token_ids == generate_by(alone, target, **params).token_ids == text
         assert sum(each.probes for each in ours.rounds) > 20
@@ -288,3 +290,10 @@ def test_a_step_without_numbers_is_named() -> None:
     with counted_runs() as lengths, pytest.raises(NonFiniteLogitsError, match=f"for new token {first + 2} "):
         engine.generate(PROMPT, max_new_tokens=12)
     assert lengths
+
+
+def test_a_tree_begins_no_run() -> None:
+    siblings = TokenTree((-1, -1))
+    with pytest.raises(InvalidParameterError, match="leave follow out"):
+        TokenDraft((4, 5), siblings, follow=lambda _: None)
+    assert TokenDraft((4, 5), siblings).tree is siblings

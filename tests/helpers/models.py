@@ -248,7 +248,7 @@ FAMILY_NAMES = (
 @functools.cache
 @torch.inference_mode(mode=False)  # made inside a test's inference mode, the shared model would be of use nowhere else
 def build(name: str) -> PreTrainedModel:
-    """The model of a variant, in float32. Shared by all tests: nobody may change it."""
+    """The model of a variant, in float32. Shared by all tests, which must not change it."""
     return make({**VARIANTS, **RELATIVES}[name](), name)
 
 

@@ -22,7 +22,7 @@ class Scripted(Method):
         script: plans each round.
         needs: what the method asks of a request.
         watched: sublayers whose states the verifications keep.
-        blank: what stands for the embedding of probes.
+        mask_embedding: what stands for the embedding of probes.
     """
 
     name = "scripted"
@@ -36,10 +36,10 @@ class Scripted(Method):
         script: Script,
         needs: Needs | None = None,
         watched: Collection[int] = (),
-        blank: torch.Tensor | None = None,
+        mask_embedding: torch.Tensor | None = None,
     ) -> None:
         super().__init__(target, MethodSettings())
-        self.watched, self.blank = watched, blank
+        self.watched, self.mask_embedding = watched, mask_embedding
         self.prefills: list[Prefill] = []
         self.feedbacks: list[Feedback] = []
         self.script = script
@@ -67,8 +67,8 @@ class _ScriptedDrafter(Drafter):
         return self._method.watched
 
     @property
-    def blank(self) -> torch.Tensor | None:
-        return self._method.blank
+    def mask_embedding(self) -> torch.Tensor | None:
+        return self._method.mask_embedding
 
     def learn(self, feedback: Feedback) -> None:
         self._written += feedback.acceptance.token_ids

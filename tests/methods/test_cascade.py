@@ -13,10 +13,10 @@ from helpers.models import VOCABULARY, build, plain_text, prompt
 from helpers.scripted import Scripted
 from selfspec import Engine, SamplingParams
 from selfspec.decoding.draft import NoDraft, TokenDraft
-from selfspec.decoding.drafter import Feedback, Needs
+from selfspec.decoding.drafter import Feedback, FixedDrafter, Needs
 from selfspec.errors import InvalidSettingError, MethodLoadError, StateError, UnknownMethodError
 from selfspec.methods import find_method, make_method
-from selfspec.methods.cascade import Cascade
+from selfspec.methods.cascade import Cascade, CascadeDrafter
 from selfspec.methods.settings import parse_settings, setting_values
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import Target
@@ -303,3 +303,20 @@ def test_classes_that_make_no_cascade() -> None:
     one = find_method("cascade(suffix, low-bit)")
     with pytest.raises(UnknownMethodError, match="cannot be a cascade"):
         Cascade.of([one, find_method("uniform")])
+
+
+class Masked(FixedDrafter):
+    """A stage whose probes have an embedding."""
+
+    mask_embedding = torch.ones(3)
+
+
+def test_probes_have_the_embedding_of_the_stage_that_drafts() -> None:
+    composed: Any = find_method("cascade(suffix, token-recycling)")
+    method = make_method(composed.name, Target(build("llama")), {})
+    assert isinstance(method, Cascade)
+    probing = TokenDraft((), TokenTree.chain(0), (0,))
+    drafter = CascadeDrafter(method, [FixedDrafter(NoDraft()), Masked(probing)])
+    assert drafter.mask_embedding is None
+    drafter.take(1, probing)
+    assert drafter.mask_embedding is Masked.mask_embedding

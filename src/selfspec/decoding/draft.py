@@ -73,6 +73,9 @@ class TokenDraft:
         follow: plans the rounds after this one, where they run as one call; ``None`` where it has to be alone.
         name: of what planned it, where a method has several ways to draft.
         forecast: what the method expects of the round, if it says so.
+
+    Raises:
+        InvalidParameterError: it has ``follow``, and is no chain.
     """
 
     token_ids: tuple[int, ...]
@@ -84,6 +87,8 @@ class TokenDraft:
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.tree)
+        if self.follow is not None and not self.tree.is_chain:
+            raise InvalidParameterError("a run verifies chains; leave follow out, or draft a chain")
 
     def cut(self, depth: int, nodes: int) -> "TokenDraft":
         """Its first nodes, those that are not too deep; without probes where one is left out, or nothing follows."""

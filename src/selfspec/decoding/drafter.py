@@ -155,8 +155,8 @@ class Drafter(ABC):
         return ()
 
     @property
-    def blank(self) -> torch.Tensor | None:
-        """What stands for the embedding of the probes of the coming rounds, ``[hidden]``; ``None`` for zero.
+    def mask_embedding(self) -> torch.Tensor | None:
+        """The embedding of the probes of the coming rounds, ``[hidden]``; ``None`` for zero.
 
         Asked for after ``plan``. It is in the model's dtype and contiguous, and lasts as long as the rounds.
         """

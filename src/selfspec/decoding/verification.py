@@ -120,7 +120,7 @@ def _request(sequence: Sequence, proposal: Proposal, watched: Collection[int]) -
         capture=watched,
         shared_prefix=proposal.shared_prefix,
         shared_states=proposal.shared_states,
-        blank=sequence.drafter.blank if proposal.probes else None,
+        mask_embedding=sequence.drafter.mask_embedding if proposal.probes else None,
     )
 
 
@@ -155,8 +155,12 @@ def run(
         steps = _Run(sequence, draft, _timed(follow, clock), until, limit, runner.native.most_rows)
         runs.append(steps)
         state, drawing = sequence.state, sequence.drawing
-        blank = sequence.drafter.blank
-        requests.append(DraftRequest(state, sequence.pending, every, limit, blank=blank, steps=steps, drawing=drawing))
+        mask_embedding = sequence.drafter.mask_embedding
+        requests.append(
+            DraftRequest(
+                state, sequence.pending, every, limit, mask_embedding=mask_embedding, steps=steps, drawing=drawing
+            )
+        )
     drafted = runner.draft(requests)
     return [
         _of_run(sequence, own.rounds(tokens.token_ids[: tokens.finite].tolist()))
@@ -206,7 +210,6 @@ class _Run:
     def _rows_of(self, draft: NoDraft | TokenDraft, room: int) -> Rows:
         if isinstance(draft, NoDraft):
             return Rows()
-        assert draft.tree.is_chain
         known = draft.token_ids[: min(room, self._most_rows - 1)]
         fits = self._takes_probes and room > 0 and len(known) + len(draft.probes) < self._most_rows
         probes = draft.probes if fits and len(known) == len(draft.token_ids) else ()

@@ -132,7 +132,7 @@ class _Filling:
         self._forms = {name: form for name in sources if early and (form := self._find_form(name)) is not None}
 
     def check_memory(self, available: int | None) -> None:
-        """Refuses weights that do not fit into memory, of which so many bytes were available before any was read."""
+        """Refuses weights that do not fit into the ``available`` bytes of memory, measured before any was read."""
         parameters = dict(self._model.named_parameters())
         needed = _BASE_BYTES
         for name in self._sources:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, make_dataclass, replace
 from typing import ClassVar
 
+import torch
+
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.errors import StateError, UnknownMethodError
@@ -181,6 +183,11 @@ class CascadeDrafter(Drafter):
         if isinstance(draft, NoDraft | TokenDraft):
             draft = replace(draft, follow=None)  # all stages look again after each round
         return replace(draft, name=self._method.methods[level].name)
+
+    @property
+    def mask_embedding(self) -> torch.Tensor | None:
+        """That of the stage whose draft it is."""
+        return self.stages[self._level].mask_embedding
 
     @property
     def watched(self) -> Collection[int]:

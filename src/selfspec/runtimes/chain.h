@@ -23,7 +23,7 @@ struct ChainSequence {
     long probe_count;
     long* probed;               // what is chosen in the row after the last token that was taken, -1 if none stands there
     float* probed_confidence;   // and its confidence; both null where there are no probes
-    const void* blank;          // [hidden], what stands for the embedding of a token that is not known; null for zero
+    const void* mask_embedding;          // [hidden], the embedding of a token that is not known; null for zero
     Drawing drawing;        // of the first token
     void* const* kept;      // by place in ``which``, and after it, where h of the drafted tokens' rows [limit, hidden] is
                             // copied to, or null; null where none is. Of a verification [1 + drafted, hidden]
@@ -84,7 +84,7 @@ template <class T> class Links {
     long hidden;
     std::vector<bool> running;
     // Of the coming forward, by part or by row.
-    std::vector<const T*> blanks;
+    std::vector<const T*> mask_embeddings;
     std::vector<long> of_part;  // its sequence
     std::vector<Part> parts;
     std::vector<View> views;
@@ -100,7 +100,7 @@ template <class T> class Links {
     // The rows of all sequences that go on: the last token of each, and guesses of the next ones.
     bool lay_out() {
         parts.clear(), of_part.clear(), tokens.clear(), positions.clear(), drawings.clear(), masks.clear();
-        blanks.clear();
+        mask_embeddings.clear();
         for (long index = 0; index < chain.count; index++) {
             const ChainSequence& s = chain.sequences[index];
             if (!running[index]) continue;
@@ -123,7 +123,7 @@ template <class T> class Links {
         tokens.insert(tokens.end(), others, others + count);
         for (long row = 0; row <= count; row++) {
             positions.push_back(start + row);
-            blanks.push_back(static_cast<const T*>(s.blank));
+            mask_embeddings.push_back(static_cast<const T*>(s.mask_embedding));
             drawings.push_back(s.drawing);
             drawings.back().position += start - s.start + row;
         }
@@ -136,7 +136,7 @@ template <class T> class Links {
         for (long probe = 0; probe < s.probe_count; probe++) {
             depths.push_back(s.probes[probe] + 1);
             tokens.push_back(-1), positions.push_back(0), drawings.push_back(s.drawing);
-            blanks.push_back(static_cast<const T*>(s.blank));
+            mask_embeddings.push_back(static_cast<const T*>(s.mask_embedding));
         }
         parts.back().rows += s.probe_count;
         set_tree(s, depths.data(), [&s, known](long row, long other) {
@@ -196,8 +196,8 @@ template <class T> class Links {
         for (long row = 0; row < rows; row++) {
             T* to = stream.data() + row * hidden;
             if (tokens[row] < 0) {  // a probe
-                if (blanks[row])
-                    std::copy_n(blanks[row], hidden, to);
+                if (mask_embeddings[row])
+                    std::copy_n(mask_embeddings[row], hidden, to);
                 else
                     std::fill_n(to, hidden, T());
                 continue;

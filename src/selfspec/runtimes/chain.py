@@ -88,7 +88,7 @@ class DraftRequest:
         capture: sublayers ``i`` (0 to ``2L``) whose ``h[i]`` to keep.
         stop: is given the confidence of each token in order, and says whether the draft ends with it.
         guess: is given the tokens drafted so far, and guesses those that follow.
-        blank: ``[hidden]``, what stands for the embedding of a probe; ``None`` for zero.
+        mask_embedding: ``[hidden]``, the embedding of a probe; ``None`` for zero.
         steps: in place of ``stop`` and ``guess``, where it is the whole model that drafts; only where kernels choose.
         choose: chooses the token of each row; ``None`` where kernels do, and all forwards are one native call.
         drawing: how the kernels draw tokens; ``None`` for those of the largest logits.
@@ -101,7 +101,7 @@ class DraftRequest:
     capture: frozenset[int] = frozenset()
     stop: Callable[[float], bool] | None = None
     guess: Callable[[Sequence[int]], Sequence[int]] | None = None
-    blank: torch.Tensor | None = None
+    mask_embedding: torch.Tensor | None = None
     steps: Steps | None = None
     choose: Choose | None = None
     drawing: Drawing | None = None
@@ -141,7 +141,7 @@ class VerifyRequest:
     Attributes:
         state: the sequence; keys and values go to the slots after the committed ones.
         token_ids: long ``[rows]``; ``PROBE`` in rows without a token.
-        blank: ``[hidden]``, what stands for their embedding; ``None`` for zero.
+        mask_embedding: ``[hidden]``, their embedding; ``None`` for zero.
         drawing: how the tokens that the rows choose are drawn, where kernels compute the logits.
         depths: position of each row, counted from the first; ``None`` for ``0, 1, 2 …``.
         visible: bool ``[rows, rows]``, which rows each row sees; ``None`` for those up to itself.
@@ -158,7 +158,7 @@ class VerifyRequest:
     capture: Collection[int] = ()
     shared_prefix: int = 0
     shared_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    blank: torch.Tensor | None = None
+    mask_embedding: torch.Tensor | None = None
 
     @property
     def end(self) -> int:
@@ -166,9 +166,9 @@ class VerifyRequest:
         return self.state.cache.length + len(self.token_ids)
 
     def structure(self, like: torch.Tensor, sublayers: int) -> tuple[ChainSequence, dict[int, torch.Tensor]]:
-        """The form that the C++ code takes, for a model of so many sublayers, and where it writes captured states.
+        """The form that the C++ code takes, and where it writes captured states.
 
-        ``like`` has the model's dtype, and its hidden size in the last dimension.
+        ``like`` has the model's dtype, and its hidden size in the last dimension; the model has ``sublayers``.
         """
         cache, tokens = self.state.cache, self.token_ids.tolist()
         assert self.end <= cache.capacity, f"slots up to {self.end} do not fit a cache of {cache.capacity}"
@@ -178,7 +178,7 @@ class VerifyRequest:
             start=cache.length,
             tokens=(c_long * len(tokens))(*tokens),
             drafted=len(tokens) - 1,
-            blank=None if self.blank is None else self.blank.data_ptr(),
+            mask_embedding=None if self.mask_embedding is None else self.mask_embedding.data_ptr(),
             drawing=describe_drawing(self.drawing, cache.length + 1),
         )
         if self.depths is not None and self.visible is not None:
@@ -240,7 +240,7 @@ class Chained:
             probe_count=self.probe_count,
             probed=pointer(self._probed),
             probed_confidence=pointer(self._probed_confidence),
-            blank=None if request.blank is None else request.blank.data_ptr(),
+            mask_embedding=None if request.mask_embedding is None else request.mask_embedding.data_ptr(),
             drawing=describe_drawing(request.drawing, start + 1),
         )
         if self._states:

@@ -52,7 +52,7 @@ constexpr Fact LAYOUT[] = {
     SIZE(ChainSequence), AT(ChainSequence, caches), AT(ChainSequence, capacity), AT(ChainSequence, start),
     AT(ChainSequence, limit), AT(ChainSequence, tokens), AT(ChainSequence, confidences), AT(ChainSequence, guesses),
     AT(ChainSequence, guess_count), AT(ChainSequence, probes), AT(ChainSequence, probe_count), AT(ChainSequence, probed),
-    AT(ChainSequence, probed_confidence), AT(ChainSequence, blank), AT(ChainSequence, drawing), AT(ChainSequence, kept),
+    AT(ChainSequence, probed_confidence), AT(ChainSequence, mask_embedding), AT(ChainSequence, drawing), AT(ChainSequence, kept),
     AT(ChainSequence, drafted), AT(ChainSequence, depths), AT(ChainSequence, visible), AT(ChainSequence, guessed), AT(ChainSequence, finite),
     SIZE(Chain), AT(Chain, forward), AT(Chain, embedding), AT(Chain, table), AT(Chain, scale), AT(Chain, windows),
     AT(Chain, window_count), AT(Chain, sequences), AT(Chain, count), AT(Chain, follow),

@@ -102,7 +102,7 @@ class _Rows:
         self.shared_prefix = request.shared_prefix if self._shared else 0
         self.captured: dict[int, torch.Tensor] = {}
         if not self._shared:
-            self.forward, self.states = self._whole, _embed(runner, tokens, self._whole, request.blank)
+            self.forward, self.states = self._whole, _embed(runner, tokens, self._whole, request.mask_embedding)
             return
         known = len(self._shared[self.shared_prefix])
         self.forward = runner.lay_out(
@@ -113,7 +113,7 @@ class _Rows:
             depths=None if depths is None else depths[known:],
             visible=None if visible is None else visible[known:],
         )
-        self.states = _embed(runner, tokens[known:], self.forward, request.blank)
+        self.states = _embed(runner, tokens[known:], self.forward, request.mask_embedding)
 
     def wanted(self, first: int, end: int) -> set[int]:
         """Sublayers of ``first`` to ``end`` whose states to capture; the first was the last of the range before."""
@@ -134,10 +134,10 @@ class _Rows:
         self.captured = {index: states[index] for index in self._captures & states.keys()}
 
 
-def _embed(runner: Runner, tokens: torch.Tensor, forward: Forward, blank: torch.Tensor | None) -> torch.Tensor:
-    """The embeddings of rows; ``blank`` for those of probes, or zero."""
+def _embed(runner: Runner, tokens: torch.Tensor, forward: Forward, mask_embedding: torch.Tensor | None) -> torch.Tensor:
+    """The embeddings of rows; ``mask_embedding`` for those of probes, or zero."""
     states = runner.embed(tokens.clamp(min=0), forward)
-    return torch.where((tokens == PROBE)[:, None], 0.0 if blank is None else blank, states)
+    return torch.where((tokens == PROBE)[:, None], 0.0 if mask_embedding is None else mask_embedding, states)
 
 
 def make_runner(decoder: Decoder, runtime: str) -> Runner:

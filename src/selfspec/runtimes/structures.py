@@ -172,7 +172,7 @@ class ChainSequence(Structure):
         ("probe_count", c_long),
         ("probed", POINTER(c_long)),
         ("probed_confidence", POINTER(c_float)),
-        ("blank", c_void_p),
+        ("mask_embedding", c_void_p),
         ("drawing", NativeDrawing),
         ("kept", POINTER(c_void_p)),
         ("depths", POINTER(c_long)),

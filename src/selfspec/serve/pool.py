@@ -61,7 +61,7 @@ class ReaderPool:
         self._file = Path()
 
     async def start(self, reader: RequestReader) -> None:
-        """Starts the processes, which load the reader from a file that nobody else can read."""
+        """Starts the processes, which load the reader from a file that only this user can read."""
         self._file = await to_thread.run_sync(_write, reader)
         async with anyio.create_task_group() as group:
             for _ in range(self._count):

@@ -1,4 +1,4 @@
-"""``auto`` itself: what it finds out about a model, what it drafts, what it learns and keeps."""
+"""``auto`` itself: what it measures of a model, what it drafts, what it learns and keeps."""
 
 import copy
 import warnings

@@ -160,7 +160,7 @@ def test_the_page_follows_the_system_until_the_button_is_pressed(server: PageSer
     def is_dark() -> bool:
         colour = page.locator("body").evaluate("body => getComputedStyle(body).backgroundColor")
         dark = luminance(parse(colour)) < 0.5
-        for _ in range(100):  # the page hears of it after its colours have changed
+        for _ in range(100):  # the event comes after the colours have changed
             if button.get_attribute("aria-pressed") == str(dark).lower():
                 return dark
             page.wait_for_timeout(20)

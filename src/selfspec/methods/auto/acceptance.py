@@ -63,7 +63,7 @@ class Guess(NamedTuple):
 
     token: int | None = None
     confidence: float = 0.0
-    blank: int = 0  # the embedding that it was made with
+    mask: int = 0  # the kind of mask embedding that it was made with
 
 
 _SHARED_VISITS = 24.0

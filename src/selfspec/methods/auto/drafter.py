@@ -12,8 +12,8 @@ from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, RunRound, TokenD
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.auto.acceptance import AcceptanceRate, Copies, CopiesToConfirm, Guess
 from selfspec.methods.auto.allowance import Allowance, Pace, PlanningTime, RoundOverhead, SharedRound, Trust
-from selfspec.methods.auto.blanks import Blanks
 from selfspec.methods.auto.late_copies import LateCopies
+from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.methods.auto.planned import PLAIN, Round, forecast_of
 from selfspec.methods.auto.plans import (
     MOST_DRAFTED,
@@ -100,10 +100,10 @@ class AutoDrafter(Drafter):
         layers: LayerChoice | None,
         delta: float,
         clock: Callable[[], float] = time.perf_counter,
-        blanks: Blanks | None = None,
+        mask_embeddings: MaskEmbeddings | None = None,
     ) -> None:
         self.verify_costs = verify
-        self._blanks = blanks or Blanks()
+        self._mask_embeddings = mask_embeddings or MaskEmbeddings()
         self._layers = layers
         self._copies = Copies(
             (*prefill.prompt_ids, prefill.first_token), experience.copies.of_request(), prefill.earlier
@@ -143,7 +143,7 @@ class AutoDrafter(Drafter):
             known = self._overhead.added_in_runs(forwards, self._planning_of_runs.mean)
         self._round = planned = Round(sequences, drafting or sequences, verify, known, follow, shared)
         self._followed = 0
-        self._blanks.choose()
+        self._mask_embeddings.choose()
         longest = self._allowance.longest(verify[1])
         draft: Draft
         if longest <= known[2] or self.verify_costs.doubt > _UNKNOWN:
@@ -173,9 +173,9 @@ class AutoDrafter(Drafter):
         return None if self._layers is None else self._layers.costs
 
     @property
-    def blank(self) -> torch.Tensor | None:
-        """What stands for the embedding of probes."""
-        return self._blanks.vector
+    def mask_embedding(self) -> torch.Tensor | None:
+        """The mask embedding of probes."""
+        return self._mask_embeddings.chosen
 
     @property
     def drafts_layers(self) -> bool:
@@ -200,7 +200,7 @@ class AutoDrafter(Drafter):
         planned = self._round
         assert planned is not None
         self._learn_of_run(planned, played.token_ids)
-        self._guess = Guess() if played.guess is None else Guess(*played.guess, self._blanks.kind)
+        self._guess = Guess() if played.guess is None else Guess(*played.guess, self._mask_embeddings.kind)
         if planned.layers_are_worth > -math.inf and self._followed >= _MOST_FOLLOWED:
             return None
         longest = self._allowance.longest(planned.verify[1])
@@ -353,7 +353,7 @@ class AutoDrafter(Drafter):
         if rest := feedback.acceptance.token_ids[self._followed :]:
             self._learn_of_run(planned, rest)
         if (guess := feedback.run[-1].guess) is not None:
-            self._guess = Guess(*guess, self._blanks.kind)
+            self._guess = Guess(*guess, self._mask_embeddings.kind)
         seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
         self.verify_costs.note(rows, seconds.verify)
         self._overhead.note_steps(len(rows), seconds.other)
@@ -370,14 +370,14 @@ class AutoDrafter(Drafter):
         if self._guess.token is not None:
             right = committed[0] == self._guess.token
             self._guesses.note(right, self._guess.confidence)
-            self._blanks.note(self._guess.blank, right)
+            self._mask_embeddings.note(self._guess.mask, right)
         self._guess = Guess()
 
     def _read_probe(self, feedback: Feedback) -> None:
         """Reads what was chosen after the probe that stands after the last accepted row, if there is one."""
         probes, last = feedback.proposal.probes, feedback.acceptance.rows[-1]
         if last in probes:
-            self._guess = Guess(*feedback.guesses[probes.index(last)], self._blanks.kind)
+            self._guess = Guess(*feedback.guesses[probes.index(last)], self._mask_embeddings.kind)
 
     def _read(self) -> None:
         """Catches up with plain rounds in which nothing was looked for."""

@@ -9,9 +9,9 @@ from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
 from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
-from selfspec.methods.auto.blanks import BlanksOfModel
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
 from selfspec.methods.auto.late_copies import LateCopies
+from selfspec.methods.auto.mask_embeddings import MaskEmbeddingsOfModel
 from selfspec.methods.auto.preparation import AutoSettings, Preparation, Trial, expect, prepare
 from selfspec.methods.auto.together import plan_together
 from selfspec.methods.base import Method
@@ -71,8 +71,10 @@ class Auto(Method):
         """Starts on a request."""
         ready = self._get_ready()
         kind = "sampled" if prefill.probe.samples else "greedy"
-        layers, blanks = ready.layers[kind], ready.blanks.of_request(prefill.prompt_ids)
-        return AutoDrafter(prefill, ready.experience[kind], ready.verify, layers, self.settings.delta, blanks=blanks)
+        layers, mask_embeddings = ready.layers[kind], ready.mask_embeddings.of_request(prefill.prompt_ids)
+        return AutoDrafter(
+            prefill, ready.experience[kind], ready.verify, layers, self.settings.delta, mask_embeddings=mask_embeddings
+        )
 
     def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
         """What drafts the next round of several requests, whose rows share a forward."""
@@ -129,7 +131,7 @@ class _Ready:
                 costs = LiveCosts(trial.costs, self.verify, load_doubt=doubt.shape, shape_doubt=doubt.shape)
                 self.layers[kind] = LayerChoice(trial.assignment, costs, copies)
         self.experience = {kind: _fresh(trial) for kind in _KINDS}
-        self.blanks = BlanksOfModel(target)
+        self.mask_embeddings = MaskEmbeddingsOfModel(target)
 
     @property
     def layer_draft(self) -> str | None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.models import build, prompt
-from selfspec.methods.auto.blanks import BlankRecord, Blanks, BlanksOfModel
+from selfspec.methods.auto.mask_embeddings import MaskEmbeddingRates, MaskEmbeddingsOfModel
 from selfspec.runtimes.target import Target
 
 
@@ -17,7 +17,7 @@ def test_guesses_are_soon_nearly_as_good_as_with_the_best_embedding(
 ) -> None:
     expected = 0.0
     for seed in range(20):
-        draws, record = random.Random(seed), BlankRecord(len(rates))
+        draws, record = random.Random(seed), MaskEmbeddingRates(len(rates))
         for _ in range(guesses):
             kind = record.best()
             expected += rates[kind] / (20 * guesses)
@@ -26,7 +26,7 @@ def test_guesses_are_soon_nearly_as_good_as_with_the_best_embedding(
 
 
 def test_what_changes_is_followed() -> None:
-    record = BlankRecord(2)
+    record = MaskEmbeddingRates(2)
     for rates in ((1.0, 0.0), (0.0, 1.0)):
         for _ in range(1500):
             kind = record.best()
@@ -36,17 +36,17 @@ def test_what_changes_is_followed() -> None:
 
 def test_the_embeddings_are_means() -> None:
     target, given = Target(build("llama")), prompt(12)
-    of_model = BlanksOfModel(target)
-    blanks = of_model.of_request(given)
+    of_model = MaskEmbeddingsOfModel(target)
+    mask_embeddings = of_model.of_request(given)
     weight = target.model.get_input_embeddings().weight.detach()
     wanted = [None, weight[torch.tensor(given)].mean(0), weight.mean(0)]
     seen = set()
     for _ in range(6):
-        blanks.choose()
-        seen.add(blanks.kind)
-        mean = wanted[blanks.kind]
-        assert (blanks.vector is None) == (mean is None)
+        mask_embeddings.choose()
+        seen.add(mask_embeddings.kind)
+        mean = wanted[mask_embeddings.kind]
+        assert (mask_embeddings.chosen is None) == (mean is None)
         if mean is not None:
-            torch.testing.assert_close(blanks.vector, mean)
-        blanks.note(blanks.kind, right=False)
-    assert seen == set(range(Blanks.COUNT))
+            torch.testing.assert_close(mask_embeddings.chosen, mean)
+        mask_embeddings.note(mask_embeddings.kind, right=False)
+    assert seen == set(range(len(wanted)))
