@@ -10,7 +10,8 @@ and asks again, alone and while another client reads a stream.
 Needs a quiet machine for ``load``. Servers: ``selfspec:METHOD``; ``engine:METHOD``, which is ``selfspec generate``
 without a server; ``transformers`` and ``transformers-cb`` (continuous batching); ``llama.cpp``; ``vllm`` and
 ``vllm-eager``. Their programs are ``transformers``, ``llama-server`` and ``vllm`` on PATH, or what the environment
-variables TRANSFORMERS, LLAMA_SERVER and VLLM name; llama.cpp also needs ``--gguf``. All compute with OMP_NUM_THREADS
+variables TRANSFORMERS, LLAMA_SERVER and VLLM name; llama.cpp also needs ``--gguf``. A model by name is served in
+bfloat16 by all; ``--model FILE.gguf`` is served as it is, by selfspec and llama.cpp. All compute with OMP_NUM_THREADS
 threads. All of them, in turns, with processors of their own for clients and servers:
 
     TRANSFORMERS=... LLAMA_SERVER=... VLLM=... python benchmarks/serve.py load --servers all --repeats 3
@@ -110,7 +111,7 @@ def soak_server(options: argparse.Namespace) -> None:
         answers = answer_alone(str(model), "autoregressive", chats)
         known = [(chat, answer.text) for chat, answer in zip(chats, answers, strict=True)]
         port = free_port()
-        command = command_of(f"selfspec:{options.method}", Files(str(model), Path()), port)
+        command = command_of(f"selfspec:{options.method}", Files(str(model)), port)
         with running(command, model.name, port, Path(folder)) as started:
             found = asyncio.run(soak(started, known, clients=options.clients, seconds=options.seconds))
     _write(options.out, {**result, **found.fields()})
@@ -124,7 +125,7 @@ def attack_server(options: argparse.Namespace) -> None:
     result, faults = _begin(options, "serve-attacks", ("method",)), []
     with tempfile.TemporaryDirectory() as folder:
         model, port = make_chat_model(Path(folder) / "smollm2-tools"), free_port()
-        command = command_of(f"selfspec:{options.method}", Files(str(model), Path()), port)
+        command = command_of(f"selfspec:{options.method}", Files(str(model)), port)
         with (
             running([*command, "--cache-dir", f"{folder}/kept"], model.name, port, Path(folder)) as started,
             ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as attacker,
@@ -145,7 +146,7 @@ def hold_conversations(options: argparse.Namespace) -> None:
     result, faults = _begin(options, "serve-conversation", ("method", "tokens")), []
     with tempfile.TemporaryDirectory() as folder:
         model, port = make_long_model(Path(folder) / "smollm2-long", 8192 + 2 * options.tokens), free_port()
-        command = command_of(f"selfspec:{options.method}", Files(str(model), Path()), port)
+        command = command_of(f"selfspec:{options.method}", Files(str(model)), port)
         with running(command, model.name, port, Path(folder)) as started:
             asyncio.run(converse(started.server, 1000, "warm-up", beside=False))
             for number in range(options.repeats):
@@ -188,6 +189,8 @@ def print_tables(result: Mapping[str, Any]) -> None:
 def _begin(options: argparse.Namespace, name: str, chosen: Sequence[str]) -> dict[str, Any]:
     """The file to add samples to, or a new one."""
     given = {option: getattr(options, option) for option in chosen}
+    if "model" in given:
+        given["model"] = Path(given["model"]).name
     stamp = make_stamp(torch.device("cpu"), PACKAGES)
     if options.append and options.out.exists():
         result: dict[str, Any] = json.loads(options.out.read_text(encoding="utf-8"))

@@ -96,7 +96,7 @@ def aims(samples: Sequence[dict[str, Any]]) -> list[str]:
         if engine and (name, 1) in speed:
             lines.append(f"`{name}`, one client ÷ the engine without a server: {speed[name, 1] / engine:.2f} (0.97)")
         if {(name, 1), (name, 16)} <= speed.keys():
-            lines.append(f"`{name}`, 16 clients ÷ one: {speed[name, 16] / speed[name, 1]:.2f} (4)")
+            lines.append(f"`{name}`, 16 clients ÷ one: {speed[name, 16] / speed[name, 1]:.2f} (6)")
         ratios = [
             f"{speed[name, clients] / other:.2f} at {clients} (`{best}`)"
             for clients in sorted({count for _, count in speed})

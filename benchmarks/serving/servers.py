@@ -35,14 +35,19 @@ class Files:
     """A model in the forms that servers read.
 
     Attributes:
-        model: its name for selfspec.
-        folder: as transformers saves it, in bfloat16.
-        gguf: a GGUF file in bfloat16, with the tokenizer; ``None`` without one.
+        model: what selfspec reads: the folder, or the GGUF file.
+        folder: as transformers saves it, in bfloat16; ``None`` where a GGUF file is served as it is.
+        gguf: a GGUF file with the same numbers and the tokenizer; ``None`` without one.
     """
 
     model: str
-    folder: Path
+    folder: Path | None = None
     gguf: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the model in requests."""
+        return Path(self.model).name
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class Started:
 
 
 def command_of(kind: str, files: Files, port: int) -> list[str]:
-    """The command that starts a server; it serves the model as ``files.model``.
+    """The command that starts a server; it serves the model as ``files.name``.
 
     Args:
         kind: ``selfspec:METHOD``, ``transformers``, ``transformers-cb`` (with continuous batching), ``llama.cpp``,
@@ -75,38 +80,31 @@ def command_of(kind: str, files: Files, port: int) -> list[str]:
     """
     name, _, method = kind.partition(":")
     options = ["--host", HOST, "--port", str(port)]
-    model, folder = files.model, str(files.folder)
     if name == "selfspec":
-        return [sys.executable, "-m", "selfspec", "serve", "--model", model, "--method", method or "auto", *options]
-    if name in ("transformers", "transformers-cb"):
-        batching = ["--continuous-batching"] if name.endswith("-cb") else []
-        return [
-            _program("transformers"),
-            "serve",
-            folder,
-            "--device",
-            "cpu",
-            "--dtype",
-            "bfloat16",
-            *batching,
-            *options,
-        ]
+        served = ["--model", files.model, "--method", method or "auto"]
+        return [sys.executable, "-m", "selfspec", "serve", *served, *options]
     if name == "llama.cpp":
         if files.gguf is None:
             raise ValueError("llama.cpp needs --gguf FILE, a GGUF file of the model")
         threads = os.environ.get("OMP_NUM_THREADS", "2")
         slots = ["--parallel", "16", "--ctx-size", str(16 * 2048), "--threads", threads, "--threads-batch", threads]
-        return [_program("llama-server"), "--model", str(files.gguf), "--alias", model, *slots, *options]
-    if name in ("vllm", "vllm-eager"):
-        limits = ["--max-model-len", "2048", "--max-num-seqs", "16", "--served-model-name", model]
-        eager = ["--enforce-eager"] if name.endswith("-eager") else []
-        return [_program("vllm"), "serve", folder, "--dtype", "bfloat16", *limits, *eager, *options]
-    raise ValueError(f"there is no server '{kind}'; choose selfspec:METHOD, transformers, llama.cpp or vllm")
+        return [_program("llama-server"), "--model", str(files.gguf), "--alias", files.name, *slots, *options]
+    if name not in ("transformers", "transformers-cb", "vllm", "vllm-eager"):
+        raise ValueError(f"there is no server '{kind}'; choose selfspec:METHOD, transformers, llama.cpp or vllm")
+    if files.folder is None:
+        raise ValueError(f"{kind} serves no GGUF file; measure it with the name of a model")
+    if name.startswith("transformers"):
+        batching = ["--continuous-batching"] if name.endswith("-cb") else []
+        served = [str(files.folder), "--device", "cpu", "--dtype", "bfloat16"]
+        return [_program("transformers"), "serve", *served, *batching, *options]
+    limits = ["--max-model-len", "2048", "--max-num-seqs", "16", "--served-model-name", files.name]
+    eager = ["--enforce-eager"] if name.endswith("-eager") else []
+    return [_program("vllm"), "serve", str(files.folder), "--dtype", "bfloat16", *limits, *eager, *options]
 
 
 def served_name(kind: str, files: Files) -> str:
     """The name that requests give the model; transformers knows it as a folder."""
-    return str(files.folder) if kind.startswith("transformers") else files.model
+    return str(files.folder) if kind.startswith("transformers") else files.name
 
 
 @contextmanager
@@ -156,20 +154,23 @@ def processes_of(process_id: int) -> list[int]:
 
 @contextmanager
 def saved(model: str, gguf: Path | None = None) -> Iterator[Files]:
-    """The files of a model, in a temporary folder.
+    """The files of a model, in a temporary folder. All servers compute with the same numbers.
 
     Args:
-        model: a name that selfspec knows.
-        gguf: a GGUF file of the model, of any type; ``None`` if llama.cpp is not measured.
+        model: a GGUF file, which is served as it is; or a name that selfspec knows, for its weights in bfloat16.
+        gguf: of the named model a GGUF file of any type, for llama.cpp; ``None`` if that is not measured.
     """
-    with tempfile.TemporaryDirectory(prefix="selfspec-serving-") as folder:
+    if model.endswith(".gguf"):
+        yield Files(model, gguf=Path(model))
+        return
+    with tempfile.TemporaryDirectory(prefix="selfspec-serving-") as parent:
+        folder = Path(parent) / model
         loaded, tokenizer = load_model(model, dtype="bfloat16", device="cpu", unpack=True)
         loaded.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        bfloat16 = None if gguf is None else Path(folder) / "bfloat16.gguf"
-        if gguf is not None and bfloat16 is not None:
-            write_bfloat16(gguf, bfloat16)
-        yield Files(model, Path(folder), bfloat16)
+        if gguf is not None:
+            write_bfloat16(gguf, folder.with_suffix(".gguf"))
+        yield Files(str(folder), folder, None if gguf is None else folder.with_suffix(".gguf"))
 
 
 def _program(name: str) -> str:

@@ -41,7 +41,7 @@ def ask(engine: Engine, asked: list[int] = ASKED, tokens: int = TOKENS, **option
 
 
 def files(folder: Path, kind: str = "*") -> list[Path]:
-    return sorted(folder.glob(f"selfspec-*/*.{kind}"))
+    return sorted(folder.glob(f"selfspec-*/*.{kind}/*"))
 
 
 @pytest.mark.parametrize("method", ["suffix", "auto"])
@@ -334,7 +334,22 @@ def test_salts_fill_neither_the_folder_nor_the_memory(tmp_path: Path, monkeypatc
         kept.keep(ASKED, [1, 2, 3], [], f"salt {number}", False)
         kept.flush()
     assert 20 <= len(files(tmp_path)) <= 45  # the folder is looked through at times
+    assert all(any(folder.iterdir()) for folder in tmp_path.glob("selfspec-*/*"))  # empty folders go
     assert len(kept._entries) <= 6
+
+
+def test_a_new_salt_costs_no_look_at_the_files_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = engine_with(tmp_path).kept
+    assert kept is not None
+    for number in range(20):
+        kept.keep(ASKED, [1, 2, 3], [], f"salt {number}", False)
+    kept.flush()
+    seen: list[Path] = []
+    monkeypatch.setattr(kept_texts, "_files", lambda paths: [seen.append(path) for path in paths] and [])
+    kept.earlier("salt 3")
+    assert len(seen) == 1
+    kept.earlier("another salt")
+    assert len(seen) == 1
 
 
 def test_files_that_went_are_forgotten(tmp_path: Path) -> None:
@@ -398,7 +413,7 @@ def test_what_is_known_of_a_prompt_is_taken_over_in_parts_while_others_write(
 
 def test_a_file_that_a_process_left_half_written_goes(tmp_path: Path) -> None:
     ask(engine_with(tmp_path))
-    (folder,) = tmp_path.iterdir()
+    folder = files(tmp_path, "text")[0].parent
     left, fresh = folder / ".old.part", folder / ".new.part"
     left.write_bytes(b"0")
     fresh.write_bytes(b"0")

@@ -190,7 +190,7 @@ def test_aims_compare_with_the_engine_and_with_the_best_other_server(serving: Ca
     speeds = {
         ("engine:auto", 1): 100.0,
         ("selfspec:auto", 1): 97.0,
-        ("selfspec:auto", 16): 400.0,
+        ("selfspec:auto", 16): 600.0,
         ("llama.cpp", 1): 50.0,
         ("vllm", 1): 60.0,
     }
@@ -199,7 +199,7 @@ def test_aims_compare_with_the_engine_and_with_the_best_other_server(serving: Ca
     ]
     assert serving("figures").aims(samples) == [
         "`selfspec:auto`, one client ÷ the engine without a server: 0.97 (0.97)",
-        "`selfspec:auto`, 16 clients ÷ one: 4.12 (4)",
+        "`selfspec:auto`, 16 clients ÷ one: 6.19 (6)",
         "`selfspec:auto` ÷ the best other server, by number of clients: 1.62 at 1 (`vllm`) (1.0)",
     ]
 
@@ -214,7 +214,7 @@ def test_a_server_that_fails_ends_no_run(serving: Callable[[str], ModuleType], m
 
     monkeypatch.setattr(turns, "_measured", measured)
     levels = [serving("load").Level(count, ("a",)) for count in (1, 2)]
-    terms = turns.Terms(serving("servers").Files("m", Path()), levels, 4, frozenset({"slow"}), frozenset({2}))
+    terms = turns.Terms(serving("servers").Files("m"), levels, 4, frozenset({"slow"}), frozenset({2}))
     assert list(turns.in_turns(["bad", "slow"], 2, terms)) == [
         {"server": "bad", "repeat": 0, "clients": 1},
         {"server": "bad", "repeat": 0, "error": "RuntimeError: the server did not start"},

@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import find
 from selfspec.runtimes.target import Target
 
-_VERSION = 1
+_VERSION = 2
 """Of the files, and of everything that keys and values depend on and ``_key`` does not name."""
 
 _HEAD = struct.Struct("<32sII")
@@ -95,9 +95,10 @@ class _Entry(NamedTuple):
 class KeptTexts:
     """Files of a folder in which processes with the same model keep texts of requests, with keys and values.
 
-    They are named by what they depend on: the model, how it runs, the salt of the request. A file that is damaged or
-    that others could have written is not used, which is logged once, and replaced. Files are written in a thread; at
-    the end of the process, and in ``flush``, those that wait are. Together the files of all models take at most
+    What they depend on names their folders: the model and how it runs, in these the salt of the request, so that a salt
+    without files costs no look at those of others. A file that is damaged or that others could have written is not
+    used, which is logged once, and replaced. Files are written in a thread; at the end of the process, and in
+    ``flush``, those that wait are. Together the files of all models take at most
     ``limit`` bytes: those that were used longest ago go first. ``grain`` is that of the prompts' chunks.
     """
 
@@ -178,12 +179,12 @@ class KeptTexts:
     # Reading
 
     def _name(self, salt: str, kind: str, *about: object) -> str:
-        """What the names of some files begin with, and their ending."""
-        return hashlib.sha256(repr((self._key, salt, kind, *about)).encode()).hexdigest()[:24] + f"-{{}}.{kind}"
+        """The folder of some files in that of the model; it ends with their kind."""
+        return f"{hashlib.sha256(repr((self._key, salt, kind, *about)).encode()).hexdigest()[:24]}.{kind}"
 
     def _paths(self, name: str) -> list[Path]:
-        """The files of a name, the latest first."""
-        return [path for _, _, path in sorted(_files(self._folder.glob(name.format("*"))), reverse=True)]
+        """The files of a folder, the latest first."""
+        return [path for _, _, path in sorted(_files((self._folder / name).glob("*")), reverse=True)]
 
     def _latest_texts(self, name: str) -> Iterator[tuple[int, ...]]:
         left = _MOST_TOKENS
@@ -289,7 +290,7 @@ class KeptTexts:
 
     def _write(self, name: str, token_ids: Sequence[int], start: int, rows: bytes) -> Path:
         content = b"".join((struct.pack("<II", len(token_ids), start), array("i", token_ids).tobytes()))
-        path = self._folder / name.format(hashlib.sha256(content).hexdigest()[:24])
+        path = self._folder / name / hashlib.sha256(content).hexdigest()[:24]
         found = None if path in self._unusable else self._read(path, name, head=True)
         if found is None or found[32:] != content or not _touch(path):
             path.unlink(missing_ok=True)  # its owner and mode may be the reason
@@ -297,6 +298,7 @@ class KeptTexts:
             whole = bytearray(32) + content + rows
             whole[:32] = _digest(name, whole)
             self._make_room(len(whole))
+            path.parent.mkdir(exist_ok=True, mode=0o700)
             replace_file(path, bytes(whole))
             _touch(path)
         return path
@@ -313,19 +315,20 @@ class KeptTexts:
         if self._unseen <= self._limit >> 5:
             return
         self._unseen = 0
-        left, texts, gone = most - size, dict[str, int](), set[Path]()
-        found = sorted(_files(self._root.glob("selfspec-*/*")), reverse=True)
+        left, texts, gone = most - size, Counter[Path](), set[Path]()
+        found = sorted(_files(self._root.glob("selfspec-*/*/*")), reverse=True)
         for place, (changed, own, path) in enumerate(found):
-            group = path.name.partition("-")[0]
-            texts[group] = texts.get(group, 0) + (path.suffix == ".text")
+            texts[path.parent] += path.parent.suffix == ".text"
             left -= own
             abandoned = path.suffix == ".part" and time.time_ns() - changed > _ABANDONED
-            if left < 0 or place >= _MOST_FILES or texts[group] > _MOST_TEXTS or abandoned:
+            if left < 0 or place >= _MOST_FILES or texts[path.parent] > _MOST_TEXTS or abandoned:
                 path.unlink(missing_ok=True)
                 gone.add(path)
                 left += own
-        if gone:
-            self._forget(gone)
+        self._forget(gone)
+        for folder in {path.parent for path in gone}:
+            with contextlib.suppress(OSError):  # there are other files in it
+                folder.rmdir()
 
     def _warn(self, message: str) -> None:
         """Once: there are many files."""
@@ -390,5 +393,5 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[int, int, Path]]:
     for path in paths:
         with contextlib.suppress(OSError):  # another process removed it
             found = path.stat()
-            if path.suffix in (".keys", ".text", ".part"):
+            if path.parent.suffix in (".keys", ".text"):
                 yield found.st_mtime_ns, found.st_size, path

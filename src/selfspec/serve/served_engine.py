@@ -24,8 +24,8 @@ from selfspec.types import SamplingParams
 
 _SEQUENCES = (1, 2, 4, 8, 16)
 
-_MOST_COMPILING = 2
-"""Requests with schemas that are prepared at a time, so that others find a thread."""
+_MOST_PREPARING = 2
+"""Requests with and without schemas that are prepared at a time: more threads would keep Python from decoding."""
 
 
 class ServedEngine:
@@ -64,7 +64,7 @@ class ServedEngine:
         self._state, self._state_seconds = state, state_seconds
         self._engine: AsyncEngine | None = None
         self._saver: asyncio.Task[None] | None = None
-        self._compiling = CapacityLimiter(_MOST_COMPILING)
+        self._preparing, self._compiling = CapacityLimiter(_MOST_PREPARING), CapacityLimiter(_MOST_PREPARING)
 
     @property
     def failure(self) -> BaseException | None:
@@ -129,7 +129,7 @@ class ServedEngine:
             return [engine.prepare(*each, method=method, cache_salt=cache_salt) for each in asked]
 
         constrained = any(params.constraint is not None for _, params in asked)
-        requests = await to_thread.run_sync(prepare, limiter=self._compiling if constrained else None)
+        requests = await to_thread.run_sync(prepare, limiter=self._compiling if constrained else self._preparing)
         ids = [request_id if len(asked) == 1 else f"{request_id}-{index}" for index in range(len(asked))]
         return engine.enqueue(requests, ids)
 
