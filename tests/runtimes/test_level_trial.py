@@ -11,7 +11,7 @@ import torch
 from helpers.kernels import found_again, needs_kernels
 from helpers.low_bit_model import random_model
 from selfspec import Engine
-from selfspec.runtimes import kernel_build, kernels, levels, reading
+from selfspec.runtimes import kept_file, kernel_build, kernels, levels, reading
 from selfspec.runtimes.levels import LevelChoice
 from selfspec.runtimes.products import Product
 from selfspec.runtimes.target import Target
@@ -28,7 +28,7 @@ def another_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
     monkeypatch.delenv(kernel_build.LEVEL_VARIABLE, raising=False)
     monkeypatch.setattr(levels, "_settled", [])
     monkeypatch.setattr(kernel_build, "_preferred", [])
-    monkeypatch.setattr(reading, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(kept_file, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(reading, "_SMALLEST", 0)
     with found_again():
         yield

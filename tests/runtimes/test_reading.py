@@ -10,7 +10,7 @@ from torch import nn
 
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
-from selfspec.runtimes import reading
+from selfspec.runtimes import kept_file, reading
 from selfspec.runtimes.kernels import find
 from selfspec.runtimes.products import CompiledProduct, join
 from selfspec.runtimes.target import Target
@@ -126,7 +126,7 @@ def test_where_threads_wait_one_is_measured(monkeypatch: pytest.MonkeyPatch, tmp
         return None if threads > 1 else reading.Reading((2, 2, 4), (1.1, 1.2, 1.3))
 
     monkeypatch.setattr(reading, "measure_reading", measure)
-    monkeypatch.setattr(reading, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(kept_file, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(reading, "_SMALLEST", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     found = reading.choose_reading(products(1))
@@ -139,7 +139,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     """With real products, which are small here."""
     if find().level == "amx":
         pytest.skip("bfloat16 runs in tiles there")
-    monkeypatch.setattr(reading, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(kept_file, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(reading, "_SMALLEST", 0)
     sample = products(2)
     first = reading.choose_reading(sample)

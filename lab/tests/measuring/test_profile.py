@@ -143,7 +143,7 @@ def test_latencies_of_copies_are_kept_by_precision(folder: Path) -> None:
     assert store.read_latencies(target) is None, "those of copies are not the target's"
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": {}}', '{"profile": {}}'])
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": {}}', '{"kept": {}}'])
 def test_damaged_files_count_for_nothing(damage: str) -> None:
     target = Target(build("llama"))
     path = store.keep_profile(target, {"latencies": {}})

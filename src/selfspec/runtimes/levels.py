@@ -14,13 +14,13 @@ from threading import Lock
 import torch
 from torch import nn
 
+from selfspec.runtimes.kept_file import KeptFile
 from selfspec.runtimes.kernel_build import LEVEL_VARIABLE, KernelBuildError
 from selfspec.runtimes.kernels import DTYPES, Kernels, find, find_all, use
 from selfspec.runtimes.packed import LowBitLinear
 from selfspec.runtimes.products import Product, can_join, join
 from selfspec.runtimes.reading import (
     WAYS,
-    KeptChoice,
     default_ways,
     describe_sample,
     product_seconds,
@@ -88,8 +88,8 @@ def _choose(model: nn.Module) -> LevelChoice | None:
     if len(candidates) < 2:
         return None
     names = [each.level for each in candidates]
-    choice = KeptChoice("levels", {**describe_sample(sample), "levels": names})
-    speeds = choice.read().get("speeds")
+    choice = KeptFile("levels", {**describe_sample(sample), "levels": names})
+    speeds = (choice.read() or {}).get("speeds")
     if not isinstance(speeds, dict) or [*speeds] != names or {*map(type, speeds.values())} != {float}:
         speeds = measure_levels(sample, candidates, torch.get_num_threads())
         if speeds is None:

@@ -5,10 +5,7 @@ caches or past them: ``Reading`` of ``product.h``. All ways give the same bits. 
 processor by up to a factor of three, so it is measured once with a model's own weights, and kept in the cache folder.
 """
 
-import contextlib
 import ctypes
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from selfspec.files import cache_folder, replace_file
 from selfspec.runtimes.formats import TILE
+from selfspec.runtimes.kept_file import KeptFile
 from selfspec.runtimes.kernel_build import processor_name
 from selfspec.runtimes.kernels import DTYPES, Kernels, find
 from selfspec.runtimes.products import CompiledProduct, Product
@@ -90,8 +87,8 @@ def choose_reading(products: Sequence[CompiledProduct]) -> Reading | None:
     sample = take_sample([product for product in products if product.bits == 0])
     if not sample or (find().level == "amx" and sample[0].dtype == torch.bfloat16):
         return None
-    choice = KeptChoice("readings", {**describe_sample(sample), "level": find().level})
-    found = _parse(choice.read())
+    choice = KeptFile("readings", {**describe_sample(sample), "level": find().level})
+    found = _parse(choice.read() or {})
     if found is None:
         threads = torch.get_num_threads()
         found = measure_reading(sample, threads) or measure_reading(sample, 1)
@@ -109,34 +106,6 @@ def _parse(kept: Mapping[str, Any]) -> Reading | None:
     except (ValueError, KeyError, TypeError):
         return None
     return found if valid else None
-
-
-class KeptChoice:
-    """What a trial has chosen, in a file of the cache folder.
-
-    Args:
-        folder: of the kind of trial.
-        key: what the choice is valid for.
-    """
-
-    def __init__(self, folder: str, key: Mapping[str, Any]) -> None:
-        self._key = json.loads(json.dumps(key))
-        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
-        self._path = cache_folder() / folder / f"{name}.json"
-
-    def read(self) -> Mapping[str, Any]:
-        """What was kept; nothing if there is no such file, or a damaged one."""
-        try:
-            kept: Any = json.loads(self._path.read_text(encoding="utf-8"))
-            return kept if kept["key"] == self._key else {}
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
-
-    def write(self, found: Mapping[str, Any]) -> None:
-        """Keeps it; where that fails it is measured again another time."""
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._path, json.dumps({"key": self._key, **found}))
 
 
 def measure_reading(

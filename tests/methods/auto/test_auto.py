@@ -32,7 +32,7 @@ from selfspec.methods.auto.preparation import (
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.rows import RowCosts
-from selfspec.runtimes.costs.store import write_kept
+from selfspec.runtimes.costs.store import kept_file
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
@@ -202,10 +202,10 @@ def test_a_damaged_file_is_found_out_again(kept: Path, monkeypatch: pytest.Monke
     real_preparation(monkeypatch, kept)
     target = Target(MODEL)
     preparation.prepare(target, AutoSettings())
-    (path,) = kept.rglob("auto/*.json")
-    content = preparation.read_kept(path, target)
+    file = kept_file(target, "auto")
+    content = file.read()
     assert content is not None
-    write_kept(path, target, {**content, **damage} if damage else {})
+    file.write({**content, **damage} if damage else {})
     found = []
     monkeypatch.setattr(preparation, "_find_out", lambda *arguments: found.append(1) or Preparation(FREE_ROWS, None))
     assert preparation.prepare(target, AutoSettings()).verify == FREE_ROWS

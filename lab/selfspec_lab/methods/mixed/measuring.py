@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
@@ -12,13 +11,12 @@ from selfspec.runtimes.costs.parts import LatencyProfile, measure_latencies
 from selfspec.runtimes.costs.rows import RowCosts, measure_row_costs
 from selfspec.runtimes.costs.store import (
     keep_latencies,
+    kept_file,
     kept_latencies,
-    kept_path,
-    read_kept,
     read_latencies,
-    write_kept,
 )
 from selfspec.runtimes.formats import LOW_BITS
+from selfspec.runtimes.kept_file import KeptFile
 from selfspec.runtimes.precision import FULL_BITS, Precision
 from selfspec.runtimes.target import Target
 from selfspec_lab.methods.mixed.losses import measure_losses
@@ -56,7 +54,7 @@ def find_plan(target: Target, conditions: Conditions) -> Found:
     if found is None:
         found = measure_plan(target, conditions)
         kept = {"conditions": asdict(conditions), "version": _VERSION, **asdict(found)}
-        write_kept(_path(target, conditions), target, kept)
+        _file(target, conditions).write(kept)
     return found
 
 
@@ -129,12 +127,12 @@ def _agreement(target: Target, candidate: Candidate, text: OwnText, conditions: 
     return float((model.logits(states).argmax(-1) == text.choices).float().mean())
 
 
-def _path(target: Target, conditions: Conditions) -> Path:
-    return kept_path(target, "mixed", conditions)
+def _file(target: Target, conditions: Conditions) -> KeptFile:
+    return kept_file(target, "mixed", conditions)
 
 
 def _kept(target: Target, conditions: Conditions) -> Found | None:
-    kept = read_kept(_path(target, conditions), target)
+    kept = _file(target, conditions).read()
     try:
         if kept is None or kept["version"] != _VERSION or kept["conditions"] != asdict(conditions):
             return None

@@ -27,7 +27,7 @@ from selfspec.runtimes.costs.rows import (
     measure_together,
     weight_bytes,
 )
-from selfspec.runtimes.costs.store import kept_path, read_kept, write_kept
+from selfspec.runtimes.costs.store import kept_file
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.sampling.rules import seeded_generator
@@ -283,7 +283,7 @@ def prepare(target: Target, settings: AutoSettings, progress: Callable[[str], No
     kept = _read(target, settings)
     if kept is None:
         kept = _find_out(target, settings, progress)
-        write_kept(kept_path(target, _FOLDER), target, {"format": _FORMAT, "terms": _terms(settings), **asdict(kept)})
+        kept_file(target, _FOLDER).write({"format": _FORMAT, "terms": _terms(settings), **asdict(kept)})
     kept = _with_copies(target, kept, progress)
     _warn(kept, settings)
     return kept
@@ -389,7 +389,7 @@ def _with_copies(target: Target, preparation: Preparation, progress: Callable[[s
 
 
 def _read(target: Target, settings: AutoSettings) -> Preparation | None:
-    kept = read_kept(kept_path(target, _FOLDER), target)
+    kept = kept_file(target, _FOLDER).read()
     if kept is None or (kept.get("format"), kept.get("terms")) != (_FORMAT, _terms(settings)):
         return None
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):

@@ -4,21 +4,20 @@
 """
 
 import contextlib
-import hashlib
-import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from selfspec.files import cache_folder, replace_file
 from selfspec.runtimes.costs.parts import LatencyProfile, device_name, measure_latencies
+from selfspec.runtimes.kept_file import KeptFile
 from selfspec.runtimes.kernel_build import choose_level, processor_name
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target, fingerprint
 
 _VERSION = 1
+_PROFILES, _LATENCIES = "profiles", "latencies"
 
 
 def profile_key(target: Target) -> dict[str, Any]:
@@ -38,39 +37,28 @@ def profile_key(target: Target) -> dict[str, Any]:
     }
 
 
-def kept_path(target: Target, folder: str, *about: object) -> Path:
-    """The file of what was measured of a model, and of what it is ``about``, by ``repr``; it need not exist."""
-    key = json.dumps(profile_key(target), sort_keys=True)
-    others = (_digest(repr(each))[:8] for each in about)
-    return cache_folder() / folder / ".".join((_digest(key)[:24], *others, "json"))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def kept_file(target: Target, folder: str, *about: object) -> KeptFile:
+    """The file of what was measured of a model, and of what it is ``about``; it is valid for ``profile_key``."""
+    return KeptFile(folder, profile_key(target), *about)
 
 
 def profile_path(target: Target) -> Path:
     """The file of a model's profile, whether it exists or not."""
-    return kept_path(target, "profiles")
+    return kept_file(target, _PROFILES).path
 
 
 def read_profile(target: Target) -> dict[str, Any] | None:
     """The kept profile of a model, if there is one that can be read; what ``selfspec profile`` prints."""
-    return read_kept(profile_path(target), target)
+    return kept_file(target, _PROFILES).read()
 
 
-def read_kept(path: Path, target: Target) -> dict[str, Any] | None:
-    """What ``write_kept`` wrote into a file for the same ``profile_key``; ``None`` without it."""
-    try:
-        kept: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return kept["profile"] if isinstance(kept, dict) and kept.get("key") == profile_key(target) else None
-
-
-def latencies_path(target: Target) -> Path:
-    """The file of the latencies that a method measured, whether it exists or not."""
-    return kept_path(target, "latencies")
+def keep_profile(target: Target, profile: dict[str, Any]) -> Path | None:
+    """Writes a model's profile, replacing an older one and kept latencies; its path, or ``None`` if that failed."""
+    path = kept_file(target, _PROFILES).write(profile)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            kept_file(target, _LATENCIES).path.unlink(missing_ok=True)
+    return path
 
 
 def read_latencies(target: Target) -> LatencyProfile | None:
@@ -79,48 +67,26 @@ def read_latencies(target: Target) -> LatencyProfile | None:
     Those that a method measured come first: they replace the profile's where live rounds disagreed with it. A new
     ``selfspec profile`` removes them.
     """
-    for found in (read_kept(latencies_path(target), target), read_profile(target)):
-        try:
-            if found is not None:
-                return LatencyProfile.from_dict(found["latencies"])
-        except (KeyError, TypeError, ValueError):
-            continue
-    return None
+    return _latencies_of(kept_file(target, _LATENCIES)) or _latencies_of(kept_file(target, _PROFILES))
 
 
 def kept_latencies(target: Target, precision: AnyPrecision) -> LatencyProfile:
     """The latencies of one row with low-bit weights: kept ones, else measured now and kept."""
-    path = kept_path(target, "latencies", precision)
-    with contextlib.suppress(KeyError, TypeError, ValueError):
-        return LatencyProfile.from_dict((read_kept(path, target) or {})["latencies"])
-    latencies = measure_latencies(target, precision=precision)
-    write_kept(path, target, {"latencies": latencies.to_dict()})
-    return latencies
+    file = kept_file(target, _LATENCIES, precision)
+    found = _latencies_of(file)
+    if found is None:
+        found = measure_latencies(target, precision=precision)
+        file.write({"latencies": found.to_dict()})
+    return found
 
 
 def keep_latencies(target: Target, latencies: LatencyProfile) -> Path | None:
-    """Keeps latencies of one row for later processes, replacing older ones; see ``write_kept``."""
-    return write_kept(latencies_path(target), target, {"latencies": latencies.to_dict()})
+    """Keeps latencies of one row for later processes, replacing older ones; ``None`` if that failed."""
+    return kept_file(target, _LATENCIES).write({"latencies": latencies.to_dict()})
 
 
-def keep_profile(target: Target, profile: dict[str, Any]) -> Path | None:
-    """Writes a model's profile, replacing an older one and kept latencies; see ``write_kept``."""
-    path = write_kept(profile_path(target), target, profile)
-    if path is not None:
-        with contextlib.suppress(OSError):
-            latencies_path(target).unlink(missing_ok=True)
-    return path
-
-
-def write_kept(path: Path, target: Target, profile: dict[str, Any]) -> Path | None:
-    """Writes what was measured of a model, as JSON, with what it is valid for (``profile_key``).
-
-    ``None`` where it could not be written: then it is measured again another time.
-    """
-    content = json.dumps({"key": profile_key(target), "profile": profile}, allow_nan=False)
+def _latencies_of(file: KeptFile) -> LatencyProfile | None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content)
-    except OSError:
+        return LatencyProfile.from_dict((file.read() or {})["latencies"])
+    except (KeyError, TypeError, ValueError):
         return None
-    return path
