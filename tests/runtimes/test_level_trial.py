@@ -1,6 +1,7 @@
 """The level of instructions that a trial chooses for a process: once, among levels that are there, and kept."""
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,24 @@ from selfspec.runtimes.target import Target
 
 pytestmark = needs_kernels
 
-BUILT = [each.level for each in kernels.find_all()]
-needs_two = pytest.mark.skipif(len(BUILT) < 2, reason="the kernels of one level alone are built")
+USABLE = [*reversed(kernel_build.usable_levels(kernel_build.machine(), kernel_build.processor_features()))]
+BUILT = [each.name for each in USABLE[:2]]
+needs_two = pytest.mark.skipif(len(BUILT) < 2, reason="this processor has one level alone")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_levels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The kernels of the two highest levels are there; a level that was not built is a copy of the highest."""
+    found = {level.name: kernels._find_library(level) for level in USABLE}
+    highest, origin = found[BUILT[0]]
+    for name in BUILT[1:]:
+        if not found[name][0].exists():
+            found[name] = tmp_path_factory.mktemp("kernels") / highest.name, origin
+            shutil.copy(highest, found[name][0])
+    absent = tmp_path_factory.mktemp("none") / "absent.so", origin
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_find_library", lambda level: found[level.name] if level.name in BUILT else absent)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +111,8 @@ def test_a_choice_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, t
     assert len(trials) == 1
     (kept,) = (tmp_path / "levels").iterdir()
     content = json.loads(kept.read_text())
-    for damaged in ("", "{}", json.dumps(content | {"speeds": {"avx9": 2.0}}), json.dumps(content | {"speeds": [1.0]})):
+    others = [json.dumps(content | {"kept": {"speeds": speeds}}) for speeds in ({"avx9": 2.0}, [1.0])]
+    for damaged in ("", "{}", *others):
         kept.write_text(damaged)
         levels._settled.clear()
         assert levels.settle_level(random_model()) == first
