@@ -101,7 +101,7 @@ def test_requests_to_a_server(tmp_path: Path) -> None:
 def test_the_readme_shows_what_it_should() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert 'Engine.from_pretrained("smollm2"' in PYTHON[0][1]
-    assert len(readme.splitlines()) < 150
+    assert len(readme.splitlines()) < 160
     assert {"make demo", "make test"} <= {line.strip() for line in LINES if line.startswith("make")}
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert all(re.search(rf"^make .*{target}$", ci, re.MULTILINE) for target in ("demo", "test"))
