@@ -107,9 +107,19 @@ def test_the_readme_shows_what_it_should() -> None:
     assert all(re.search(rf"^make .*{target}$", ci, re.MULTILINE) for target in ("demo", "test"))
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/benchmarks.md"])
+@pytest.mark.parametrize(
+    "page", sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
+)
 def test_links_lead_somewhere(page: str) -> None:
+    """To files that exist, and to headings that these have."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    links = re.findall(r"\]\(([^)#]+)", text)
-    assert links
-    assert [link for link in links if "://" not in link and not (ROOT / page).parent.joinpath(link).exists()] == []
+    for link, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)", text):
+        linked = (ROOT / page).parent / link if link else ROOT / page
+        assert linked.exists(), link
+        assert not anchor or anchor in anchors(linked), f"{link}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings in links."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
