@@ -1,6 +1,7 @@
 """Times forwards of the full model over several rows."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -53,4 +54,4 @@ def row_forwards(
 
     forward(0, context)
     state.cache.commit(range(context))
-    return {rows: lambda rows=rows: forward(context, context + rows) for rows in fitting}
+    return {rows: partial(forward, context, context + rows) for rows in fitting}

@@ -3,7 +3,7 @@
 Kept sets are of sublayers, and an ordinary checkpoint has whole layers. A layer of which both sublayers are skipped is
 left out. Of a layer of which one is skipped, that one stays with weights that are all zero, so that it adds exactly
 nothing to the residual stream: the checkpoint computes what a draft with this kept set computes, and a skipped half
-takes the time and the memory of one that runs. ``clasp`` selects whole layers, so its checkpoints have no such halves.
+takes the time and the memory of one that runs. A set of whole layers has no such halves (``whole.whole_layers``).
 """
 
 import copy
