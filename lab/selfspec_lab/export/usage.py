@@ -11,11 +11,12 @@ def usage(form: str, model: str, folder: Path, length: int) -> dict[str, str]:
 
     Args:
         form: ``transformers`` or ``gguf``.
-        model: name of the target; a GGUF file of it where llama.cpp runs it.
+        model: name of the target. Names that selfspec alone knows are replaced by ``MODEL``.
         folder: where the draft is.
         length: draft tokens of a round.
     """
-    return _llama_cpp(model, folder, length) if form == "gguf" else _of_checkpoints(model, folder, length)
+    named = model if "/" in model or Path(model).exists() else "MODEL"
+    return _llama_cpp(named, folder, length) if form == "gguf" else _of_checkpoints(named, folder, length)
 
 
 def _llama_cpp(model: str, folder: Path, length: int) -> dict[str, str]:
