@@ -50,6 +50,7 @@ def export_draft(
         ),
     ] = False,
     dtype: options.Dtype = "auto",
+    unpack: options.Unpack = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export in DIR.")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -66,7 +67,19 @@ def export_draft(
 
     chosen = read_settings(method, settings, state, writes_state=False)
     request = Request(
-        model, method, out, form, bits, dtype, dict(chosen), state, max_new_tokens, iterations, halves, force
+        model,
+        method,
+        out,
+        form,
+        bits,
+        dtype,
+        unpack,
+        settings=dict(chosen),
+        state=state,
+        max_new_tokens=max_new_tokens,
+        iterations=iterations,
+        halves=halves,
+        force=force,
     )
     silence_libraries()
     request.check()

@@ -36,7 +36,7 @@ def export_draft(
     request.check()
     progress("loading the model")
     settings = {**OFFLINE.get(request.method, {}), **request.settings}
-    unpack = request.form != "gguf"
+    unpack = request.unpack or request.form != "gguf"
     engine = Engine.from_pretrained(
         request.model, method=request.method, dtype=request.dtype, settings=settings, unpack=unpack
     )

@@ -28,6 +28,7 @@ class Request:
         form: one of ``FORMATS``.
         bits: of a GGUF file's matrices, one of ``gguf_writer.BITS``; ``None`` takes Q8_0, and Q4_0 for ``low-bit``.
         dtype: of the target, as ``load_model`` takes it.
+        unpack: the target is the unpacked model, not one of few bits, for a GGUF file, too.
         settings: of the method.
         state: what the method has found before.
         max_new_tokens: tokens to generate for each text.
@@ -42,6 +43,7 @@ class Request:
     form: str = "transformers"
     bits: str | None = None
     dtype: str = "auto"
+    unpack: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     state: Path | None = None
     max_new_tokens: int = 96
