@@ -10,10 +10,10 @@ from selfspec.methods.objective import expected_tokens
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 from selfspec_lab.bench.verify_rows import row_forwards
+from selfspec_lab.export.selection import MOST_DRAFTED
 from selfspec_lab.export.whole import Text, agreeing
-from selfspec_lab.measuring import interleaved_samples
+from selfspec_lab.measuring import StepBytes, interleaved_samples
 
-MOST_DRAFTED = 8
 WORTHWHILE = 1.1
 """Speedup under which a draft model is hardly worth its memory."""
 
@@ -29,12 +29,14 @@ class Expectation:
         acceptance: ``a``, the share of the target's greedy tokens that the draft model predicts as the first choice.
         tokens: number of tokens that this is measured on.
         cost: ``c``, seconds of a draft step ÷ seconds of a step of the target.
+        read: bytes that a draft step reads ÷ those of a step of the target.
         verification: ``v`` by ``k``, seconds of the forward over ``k + 1`` rows ÷ those of a step.
     """
 
     acceptance: float
     tokens: int
     cost: float
+    read: float
     verification: Mapping[int, float]
 
     def speedup(self, length: int) -> float:
@@ -75,7 +77,12 @@ def expect(target: Target, draft: Target, texts: Sequence[Text]) -> Expectation:
     seconds = _seconds(target, draft, texts[0][0])
     step = seconds["target", 1]
     verification = {rows - 1: each / step for (which, rows), each in seconds.items() if which == "target" and rows > 1}
-    return Expectation(right / tokens, tokens, seconds["draft", 1] / step, verification)
+    read = _step_bytes(draft) / _step_bytes(target)
+    return Expectation(right / tokens, tokens, seconds["draft", 1] / step, read, verification)
+
+
+def _step_bytes(model: Target) -> int:
+    return StepBytes(model).target_step(_CONTEXT)
 
 
 @torch.inference_mode()

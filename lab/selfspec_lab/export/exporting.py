@@ -41,7 +41,7 @@ def export_draft(
         request.model, method=request.method, dtype=request.dtype, settings=settings, unpack=unpack
     )
     tuned, measured = prompts[::2], prompts[1::2] or prompts
-    kept = find_kept(
+    kept, tuned_on = find_kept(
         engine,
         tuned,
         max_new_tokens=request.max_new_tokens,
@@ -50,7 +50,7 @@ def export_draft(
         progress=progress,
     )
     if kept.skipped and not request.halves:
-        kept = whole_layers(engine.target, kept, write_texts(engine, tuned, request.max_new_tokens), progress)
+        kept = whole_layers(engine.target, kept, tuned_on, progress)
     texts = write_texts(engine, measured, request.max_new_tokens)
     progress("writing the draft")
     draft = _own_weights(engine, request)

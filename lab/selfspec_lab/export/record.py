@@ -52,8 +52,8 @@ class Export:
             f"{len(found['kept_layers'])} of {found['layers']} layers"
             + (f", {halves} of their halves with zero weights, which cost what they did" if halves else "")
             + (f", matrices in {found['bits']}" if found["bits"] else ""),
-            f"acceptance a = {expectation.acceptance:.2f} ({expectation.tokens} tokens), cost of a draft step "
-            f"c = {expectation.cost:.2f} steps of the model",
+            f"acceptance a = {expectation.acceptance:.2f} ({expectation.tokens} tokens); a draft step takes "
+            f"c = {expectation.cost:.2f} steps of the model, and reads {expectation.read:.2f} of its bytes",
             f"expected speedup (1 + a + … + a^k) / (k c + v) = {expectation.best:.2f} with k = {length} draft tokens, "
             f"v = {expectation.verification[length]:.2f}",
         ]

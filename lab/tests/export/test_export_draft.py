@@ -98,6 +98,7 @@ def test_transformers_drafts_with_it(
     assert found["method"] == method
     assert found["zeroed_sublayers"] == []
     assert 0 < len(found["kept_layers"]) < found["layers"] == 16
+    assert found["read"] < 1
     reader: Any = AutoModelForCausalLM
     assistant = reader.from_pretrained(tmp_path / "draft", dtype=torch.float32)
     assert assistant.config.num_hidden_layers == len(found["kept_layers"])
@@ -139,6 +140,8 @@ def test_gguf_files(method: str, bits: str, kind: str, texts: Path, tmp_path: Pa
     assert reader.fields["llama.block_count"].contents() == len(found["kept_layers"])
     assert (len(found["kept_layers"]) == 16) == (method == "low-bit")
     assert found["acceptance"] > 0.5
+    share = {"BF16": 0.5, "Q8_0": 0.27, "Q4_0": 0.15}[bits]  # of float32
+    assert found["read"] == pytest.approx(share, rel=0.2)
     _, tokenizer = load_model(tmp_path / "draft" / "draft.gguf", device="cpu")
     for prompt in PROMPTS:
         assert tokenizer(prompt).input_ids == tiny[1](prompt).input_ids
@@ -212,7 +215,7 @@ class Drafts:
 
 
 def test_expected_speedup() -> None:
-    found = Expectation(0.8, 100, 0.25, {1: 1.0, 2: 1.1, 3: 3.0})
+    found = Expectation(0.8, 100, 0.25, 0.3, {1: 1.0, 2: 1.1, 3: 3.0})
     assert found.speedup(1) == pytest.approx(1.8 / 1.25)
     assert found.speedup(2) == pytest.approx((1 + 0.8 + 0.64) / 1.6)
     assert (found.best_length, found.best) == (2, found.speedup(2))
