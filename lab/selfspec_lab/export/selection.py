@@ -77,7 +77,8 @@ def find_kept(
     elif isinstance(engine.method, SelfSpec):
         _tune(engine, prompts, max_new_tokens, iterations, progress)
     saved = [] if state is None else [_selected(engine.method)]
-    texts, found = [], []
+    texts: list[Text] = []
+    found = []
     for number, prompt in enumerate(prompts, 1):
         progress(f"searching on text {number} of {len(prompts)}")
         ids = engine.encode(prompt)
