@@ -75,10 +75,12 @@ def expect(target: Target, draft: Target, texts: Sequence[Text]) -> Expectation:
     tokens = sum(len(written) for _, written in texts)
     right = sum(agreeing(draft, everything, before, written) for before, written in texts)
     seconds = _seconds(target, draft, texts[0][0])
-    step = seconds["target", 1]
-    verification = {rows - 1: each / step for (which, rows), each in seconds.items() if which == "target" and rows > 1}
+    rows = range(1, MOST_DRAFTED + 2)
+    # Fewer rows cost no more than more of them, since they could be filled up.
+    least = {count: min(seconds["target", more] for more in rows if more >= count) for count in rows}
+    verification = {count - 1: least[count] / least[1] for count in rows[1:]}
     read = _step_bytes(draft) / _step_bytes(target)
-    return Expectation(right / tokens, tokens, seconds["draft", 1] / step, read, verification)
+    return Expectation(right / tokens, tokens, seconds["draft", 1] / least[1], read, verification)
 
 
 def _step_bytes(model: Target) -> int:

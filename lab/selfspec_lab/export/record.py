@@ -74,6 +74,8 @@ def note(export: Export) -> str:
     request = export.request
     chosen = ["--model", request.model, "--method", request.method, "--format", request.form]
     chosen += ["--bits", request.file_type] if request.file_type else []
+    chosen += [f"--{name}" for name in ("unpack", "halves") if getattr(request, name)]
+    chosen += [f"--set={name}={value}" for name, value in request.settings.items()]
     commands = "\n\n".join(f"{engine}:\n\n```\n{command}\n```" for engine, command in export.usage.items())
     lines = "\n".join(f"- {line}" for line in export.lines())
     return (
