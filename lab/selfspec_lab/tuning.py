@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from selfspec.errors import InvalidParameterError, InvalidPromptError, StateError
 
 if TYPE_CHECKING:
-    from selfspec import Engine
+    from selfspec import Engine, Prompt
 
 _STAMPED = ("selfspec", "torch", "transformers", "scikit-learn")
 
@@ -26,7 +26,7 @@ class Trial:
 
 
 def tune(
-    engine: "Engine", prompts: Sequence[str], *, iterations: int, max_new_tokens: int = 32, seed: int = 0
+    engine: "Engine", prompts: "Sequence[Prompt]", *, iterations: int, max_new_tokens: int = 32, seed: int = 0
 ) -> Iterator[Trial]:
     """Measures sets of skipped sublayers: uniform skipping first, then proposals of a Gaussian process.
 
@@ -61,7 +61,7 @@ def tune(
         yield trial
 
 
-def _measure(engine: Any, skipped: tuple[int, ...], prompts: Sequence[str], max_new_tokens: int) -> Trial:
+def _measure(engine: Any, skipped: tuple[int, ...], prompts: "Sequence[Prompt]", max_new_tokens: int) -> Trial:
     from selfspec.methods.draft_verify import Profile
 
     engine.method.adopt(Profile(skipped))

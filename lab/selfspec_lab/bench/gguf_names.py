@@ -63,10 +63,7 @@ def check_writable(model: PreTrainedModel, context: int) -> None:
         UnsupportedModelError: the family or a feature is not supported; the message names it.
     """
     config: Any = model.config
-    if config.model_type not in ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"GGUF files can be written for the families {', '.join(ARCHITECTURES)}, not for {config.model_type}"
-        )
+    check_family(config)
     if model.dtype not in TYPES:
         raise UnsupportedModelError(f"GGUF files can be written in float32, bfloat16 or float16, not in {model.dtype}")
     rope = config.rope_parameters
@@ -83,6 +80,14 @@ def check_writable(model: PreTrainedModel, context: int) -> None:
     found = [name for name, is_there in obstacles.items() if is_there]
     if found:
         raise UnsupportedModelError(f"this model cannot be written as a GGUF file: it has {', '.join(found)}")
+
+
+def check_family(config: Any) -> None:
+    """Raises ``UnsupportedModelError`` for a family that cannot be written, by its config alone."""
+    if config.model_type not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"GGUF files can be written for the families {', '.join(ARCHITECTURES)}, not for {config.model_type}"
+        )
 
 
 def head_dim(config: Any) -> int:

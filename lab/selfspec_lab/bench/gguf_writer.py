@@ -1,11 +1,10 @@
-"""Writes a model's weights as a GGUF file for llama.cpp, with the same values in the same dtype.
+"""Writes a model's weights as a GGUF file for llama.cpp, with the same values in the same dtype or at fewer bits.
 
-Prompts and outputs are token ids, so without a tokenizer the file has ``no_vocab`` and the size of the vocabulary.
+Without a tokenizer the file has ``no_vocab`` and the size of the vocabulary; prompts and outputs are token ids then.
 Tensors are written one by one; at most one is copied at a time.
 """
 
 import importlib
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,7 +19,14 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from selfspec.errors import InvalidParameterError, SelfSpecError
 from selfspec_lab.bench.gguf_names import ARCHITECTURES, TYPES, gguf_name, head_dim
+from selfspec_lab.bench.gguf_vocabulary import add_vocabulary
 
+QUANTISED = ("Q8_0", "Q4_0")
+BITS = ("BF16", *QUANTISED)
+"""Types that matrices of any dtype can be written in."""
+
+_BLOCK = 32
+_AT_BOTH_ENDS = ("token_embd.weight", "output.weight")
 _ROPE_FREQUENCIES = "rope_freqs.weight"
 
 
@@ -32,19 +38,22 @@ def gguf_bytes(model: PreTrainedModel) -> int:
     return header + norms + sum(weight.nbytes + aligned for weight in model.parameters())
 
 
-def write_gguf(model: PreTrainedModel, path: Path, tokenizer: Any = None) -> None:
+def write_gguf(model: PreTrainedModel, path: Path, tokenizer: Any = None, bits: str | None = None) -> None:
     """Writes a model that has passed ``check_writable``.
 
-    Matrices keep the model's dtype; vectors (norms and biases) are float32, as llama.cpp requires.
+    Vectors (norms and biases) are float32, as llama.cpp requires.
 
     Args:
         model: the model, on any device.
         path: the file.
-        tokenizer: a byte-level one whose words are those of Qwen2's, or ``None``.
+        tokenizer: a byte-level one whose rules ``name_splitting`` knows, or ``None``.
+        bits: type of the matrices, one of ``BITS``, or the model's dtype if ``None``. With Q4_0 the embedding and the
+            head are Q8_0; a matrix whose rows are not of whole blocks of 32 is BF16.
 
     Raises:
         SelfSpecError: the package ``gguf`` is not installed.
         InvalidParameterError: there is too little space, or the file cannot be written.
+        UnsupportedModelError: the tokenizer cannot be written.
     """
     free, needed = shutil.disk_usage(path.parent).free, gguf_bytes(model)
     if free < needed:
@@ -57,7 +66,7 @@ def write_gguf(model: PreTrainedModel, path: Path, tokenizer: Any = None) -> Non
     writer = gguf.GGUFWriter(path, ARCHITECTURES[config.model_type].name)
     try:
         with closing(writer):
-            _write(writer, model, tokenizer, gguf)
+            _write(writer, model, tokenizer, bits, gguf)
     except OSError as error:
         raise InvalidParameterError(
             f"the GGUF file cannot be written to '{path}': {error.strerror or error}; make room, or set TMPDIR to a "
@@ -65,23 +74,37 @@ def write_gguf(model: PreTrainedModel, path: Path, tokenizer: Any = None) -> Non
         ) from error
 
 
-def _write(writer: Any, model: PreTrainedModel, tokenizer: Any, gguf: Any) -> None:
+def _write(writer: Any, model: PreTrainedModel, tokenizer: Any, bits: str | None, gguf: Any) -> None:
     """Writes the header, the list of tensors, and the tensors."""
-    _add_config(writer, model, gguf)
+    _add_config(writer, model, bits or TYPES[model.dtype], gguf)
     if tokenizer is None:
         writer.add_tokenizer_model("no_vocab")
     else:
-        _add_tokenizer(writer, tokenizer, gguf.TokenType)
+        add_vocabulary(writer, tokenizer, model.config.vocab_size, gguf.TokenType)
     for name, tensor in _tensors(model):
-        kind = TYPES[torch.float32 if tensor.dim() == 1 else tensor.dtype]
-        array = np.dtype(np.float32) if kind == "F32" else np.dtype(np.int16)
-        nbytes = tensor.numel() * array.itemsize
-        writer.add_tensor_info(name, tensor.shape, array, nbytes, gguf.GGMLQuantizationType[kind])
+        kind = gguf.GGMLQuantizationType[_type_of(name, tensor, bits)]
+        block, nbytes = gguf.GGML_QUANT_SIZES[kind]
+        writer.add_tensor_info(name, tensor.shape, np.dtype(np.int16), tensor.numel() // block * nbytes, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, tensor in _tensors(model):
-        writer.write_tensor_data(_to_array(_permuted(name, tensor, model)))
+        kind = _type_of(name, tensor, bits)
+        array = _to_array(_permuted(name, tensor, model), kind)
+        if kind in QUANTISED:
+            array = gguf.quants.quantize(array, gguf.GGMLQuantizationType[kind])
+        writer.write_tensor_data(array)
+
+
+def _type_of(name: str, tensor: torch.Tensor, bits: str | None) -> str:
+    """GGUF's name of the type that a tensor is written in."""
+    if tensor.dim() == 1:
+        return "F32"
+    if bits in QUANTISED and tensor.shape[-1] % _BLOCK:
+        return "BF16"
+    if bits == "Q4_0" and name in _AT_BOTH_ENDS:
+        return "Q8_0"
+    return bits or TYPES[tensor.dtype]
 
 
 def import_gguf() -> Any:
@@ -96,12 +119,11 @@ def import_gguf() -> Any:
         raise SelfSpecError("writing a GGUF file needs gguf; run: pip install 'selfspec[gguf]'") from error
 
 
-def _add_config(writer: Any, model: PreTrainedModel, gguf: Any) -> None:
+def _add_config(writer: Any, model: PreTrainedModel, kind: str, gguf: Any) -> None:
     config: Any = model.config
     rope = config.rope_parameters
-    files = gguf.LlamaFileType
     writer.add_name(config.model_type)
-    writer.add_file_type({"F32": files.ALL_F32, "BF16": files.MOSTLY_BF16, "F16": files.MOSTLY_F16}[TYPES[model.dtype]])
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -117,22 +139,6 @@ def _add_config(writer: Any, model: PreTrainedModel, gguf: Any) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
     writer.add_vocab_size(config.vocab_size)
-
-
-def _add_tokenizer(writer: Any, tokenizer: Any, kinds: Any) -> None:
-    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    special = {*tokenizer.all_special_ids}
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([kinds.CONTROL if i in special else kinds.NORMAL for i in range(len(tokens))])
-    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
-    writer.add_bos_token_id(tokenizer.bos_token_id)
-    writer.add_eos_token_id(tokenizer.eos_token_id)
-    writer.add_add_bos_token(True)
-    if tokenizer.chat_template:
-        writer.add_chat_template(tokenizer.chat_template)
 
 
 def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
@@ -164,10 +170,9 @@ def _permuted(name: str, tensor: torch.Tensor, model: PreTrainedModel) -> torch.
     return halves.transpose(1, 2).reshape(tensor.shape)
 
 
-def _to_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """The tensor's numbers, 16-bit floats as the integers of the same bits."""
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dim() == 1:
-        tensor = tensor.float()
-    array: npt.NDArray[Any] = (tensor if tensor.dtype == torch.float32 else tensor.view(torch.int16)).numpy()
+def _to_array(tensor: torch.Tensor, kind: str) -> npt.NDArray[Any]:
+    """The tensor's numbers, 16-bit floats as the integers of the same bits, what is to be quantised as float32."""
+    dtype = next((dtype for dtype, name in TYPES.items() if name == kind), torch.float32)
+    tensor = tensor.detach().to("cpu", dtype).contiguous()
+    array: npt.NDArray[Any] = (tensor if dtype == torch.float32 else tensor.view(torch.int16)).numpy()
     return array

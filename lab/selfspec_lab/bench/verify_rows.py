@@ -1,6 +1,7 @@
 """Times forwards of the full model over several rows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -14,7 +15,20 @@ _REPEATS = 5
 def verify_rows_seconds(
     target: Target, token_ids: Sequence[int], context: int, row_counts: Sequence[int] = ROW_COUNTS
 ) -> dict[int, float]:
-    """Median seconds of verification forwards: layout, all sublayers, final norm and head, timed in turns.
+    """Median seconds of verification forwards, timed in turns; arguments as of ``row_forwards``.
+
+    Returns:
+        Seconds by number of rows.
+    """
+    tasks = row_forwards(target, token_ids, context, row_counts)
+    return median_seconds(tasks, target.device, repeats=_REPEATS) if tasks else {}
+
+
+@torch.inference_mode()
+def row_forwards(
+    target: Target, token_ids: Sequence[int], context: int, row_counts: Sequence[int]
+) -> dict[int, Callable[[], None]]:
+    """Verification forwards: layout, all sublayers, final norm and head.
 
     Args:
         target: the model.
@@ -23,7 +37,7 @@ def verify_rows_seconds(
         row_counts: numbers of rows; those that exceed the model's context are left out.
 
     Returns:
-        Seconds by number of rows.
+        By number of rows what runs one, inside ``torch.inference_mode``.
     """
     fitting = [rows for rows in row_counts if context + rows <= target.context_limit]
     if not fitting:
@@ -40,5 +54,4 @@ def verify_rows_seconds(
 
     forward(0, context)
     state.cache.commit(range(context))
-    tasks = {rows: lambda rows=rows: forward(context, context + rows) for rows in fitting}
-    return median_seconds(tasks, target.device, repeats=_REPEATS)
+    return {rows: partial(forward, context, context + rows) for rows in fitting}

@@ -40,8 +40,8 @@ def early_exit(
     import torch
 
     from selfspec.loading import load_config, load_model
+    from selfspec_lab.output_folder import check_output_folder
     from selfspec_lab.training.early_exit import EarlyExit, ExitTraining
-    from selfspec_lab.widened_folder import check_output_folder
 
     check_output_folder(out)
     text = _read(texts)

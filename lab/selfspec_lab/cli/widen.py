@@ -20,7 +20,8 @@ def widen(
 
     Example: selfspec models widen tiny tiny-wide --factor 8
     """
-    from selfspec_lab.widened_folder import check_output_folder, save_widened
+    from selfspec_lab.output_folder import check_output_folder
+    from selfspec_lab.widened_folder import save_widened
     from selfspec_lab.widening import check_factor, load_model
 
     check_factor(factor)

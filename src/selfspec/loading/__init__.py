@@ -2,6 +2,7 @@
 
 from selfspec.loading.catalog import INSTALLABLE, bundled_models, find_installed, resolve_name
 from selfspec.loading.devices import DTYPES, parse_device, parse_dtype
+from selfspec.loading.gguf_splits import name_splitting
 from selfspec.loading.loader import count_parameters, load_config, load_model
 from selfspec.runtimes.quantise import parse_weights, quantise, quantise_in_place
 
@@ -13,6 +14,7 @@ __all__ = [
     "find_installed",
     "load_config",
     "load_model",
+    "name_splitting",
     "parse_device",
     "parse_dtype",
     "parse_weights",

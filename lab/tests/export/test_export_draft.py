@@ -1,0 +1,273 @@
+"""``selfspec export-draft``: each method and format on ``tiny``, used by the engines that it is for, and bad input."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from helpers.models import build
+from selfspec import load_model
+from selfspec.errors import (
+    InvalidParameterError,
+    ModelLoadError,
+    SelfSpecError,
+    UnknownMethodError,
+    UnsupportedModelError,
+)
+from selfspec_lab.cli.export_draft import export_draft
+from selfspec_lab.export.expectation import Expectation
+from selfspec_lab.export.request import Request
+from selfspec_lab.families.tiny import tiny_config
+
+NEW_TOKENS = 48
+"""More than the 40 after which KnapSpec selects."""
+PROMPTS = (
+    "def split_header(line, separator):",
+    "class Counter:",
+    "The captain was a man of few words; but when",
+    "Question: A bus has 45 seats. A third of the seats are empty.",
+)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "prompts.txt"
+    path.write_text("\n".join(PROMPTS))
+    return path
+
+
+def run(*arguments: object) -> Result:
+    app = typer.Typer()
+    app.command()(export_draft)
+    result: Result = CliRunner().invoke(app, [str(each) for each in arguments], catch_exceptions=False)
+    return result
+
+
+def export(folder: Path, texts: Path, *arguments: object) -> dict[str, Any]:
+    """Exports a draft of ``tiny`` in float32 and returns its record."""
+    short = ("--texts", texts, "--max-new-tokens", NEW_TOKENS, "--dtype", "float32", "--json")
+    result = run("--model", "tiny", "--out", folder, *short, *arguments)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert found == json.loads((folder / "draft.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Any:
+    return load_model("tiny", dtype="float32", device="cpu")
+
+
+class Counted:
+    """Counts the tokens that an assistant of transformers drafts, and how many of them are accepted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from transformers.generation.candidate_generator import AssistedCandidateGenerator as Generator
+
+        self.drafted = self.accepted = 0
+        drafts, updates = Generator.get_candidates, Generator.update_candidate_strategy
+
+        def get_candidates(own: Any, input_ids: torch.Tensor, *rest: Any, **options: Any) -> Any:
+            found = drafts(own, input_ids, *rest, **options)
+            self.drafted += found[0].shape[1] - input_ids.shape[1]
+            return found
+
+        def update(own: Any, input_ids: torch.Tensor, scores: Any, matches: int, *rest: Any) -> None:
+            self.accepted += int(matches)
+            updates(own, input_ids, scores, matches, *rest)
+
+        monkeypatch.setattr(Generator, "get_candidates", get_candidates)
+        monkeypatch.setattr(Generator, "update_candidate_strategy", update)
+
+
+@pytest.mark.parametrize("method", ["knapspec", "clasp", "swift", "self-spec"])
+def test_transformers_drafts_with_it(
+    method: str, tiny: Any, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    iterations = ("--iterations", 3) if method == "self-spec" else ()
+    found = export(tmp_path / "draft", texts, "--method", method, *iterations)
+    assert found["method"] == method
+    assert found["zeroed_sublayers"] == []
+    assert 0 < len(found["kept_layers"]) < found["layers"] == 16
+    assert found["read"] < 1
+    reader: Any = AutoModelForCausalLM
+    assistant = reader.from_pretrained(tmp_path / "draft", dtype=torch.float32)
+    assert assistant.config.num_hidden_layers == len(found["kept_layers"])
+    assert assistant.generation_config.num_assistant_tokens == found["draft_length"]
+    model, tokenizer = tiny
+    counted = Counted(monkeypatch)
+    for prompt in PROMPTS:
+        inputs = tokenizer(prompt, return_tensors="pt")
+        options = {"max_new_tokens": 40, "do_sample": False}
+        plain = model.generate(**inputs, **options)
+        assert torch.equal(model.generate(**inputs, **options, assistant_model=assistant), plain)
+    assert counted.drafted > 0
+    assert counted.accepted > 0
+
+
+def test_halves_are_kept_if_asked_for(texts: Path, tmp_path: Path) -> None:
+    found = export(tmp_path / "draft", texts, "--method", "knapspec", "--halves")
+    assert found["zeroed_sublayers"]
+    assert set(found["zeroed_sublayers"]) <= set(found["skipped_sublayers"])
+    weights = load_model(tmp_path / "draft", dtype="float32", device="cpu")[0].state_dict()
+    sublayer = found["zeroed_sublayers"][0]
+    place = found["kept_layers"].index(sublayer // 2)
+    output = ("self_attn.o_proj", "mlp.down_proj")[sublayer % 2]
+    assert not weights[f"model.layers.{place}.{output}.weight"].any()
+
+
+@pytest.mark.parametrize(
+    ("method", "bits", "kind"),
+    [("clasp", "BF16", "BF16"), ("clasp", "Q8_0", "Q8_0"), ("low-bit", "Q4_0", "Q4_0"), ("low-bit", "Q8_0", "Q8_0")],
+)
+def test_gguf_files(method: str, bits: str, kind: str, texts: Path, tmp_path: Path, tiny: Any) -> None:
+    from gguf import GGUFReader
+
+    found = export(tmp_path / "draft", texts, "--method", method, "--format", "gguf", "--bits", bits)
+    reader = GGUFReader(tmp_path / "draft" / "draft.gguf")
+    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    assert types["blk.0.ffn_up.weight"] == kind
+    assert types["token_embd.weight"] == ("Q8_0" if bits == "Q4_0" else kind)
+    assert reader.fields["llama.block_count"].contents() == len(found["kept_layers"])
+    assert (len(found["kept_layers"]) == 16) == (method == "low-bit")
+    assert found["acceptance"] > 0.5
+    share = {"BF16": 0.5, "Q8_0": 0.27, "Q4_0": 0.15}[bits]  # of float32
+    assert found["read"] == pytest.approx(share, rel=0.2)
+    _, tokenizer = load_model(tmp_path / "draft" / "draft.gguf", device="cpu")
+    for prompt in PROMPTS:
+        assert tokenizer(prompt).input_ids == tiny[1](prompt).input_ids
+
+
+@pytest.mark.parametrize(
+    ("method", "bits"), [("clasp", "BF16"), ("clasp", "Q8_0"), ("low-bit", "Q8_0"), ("low-bit", "Q4_0")]
+)
+def test_llama_cpp_drafts_with_it(method: str, bits: str, texts: Path, tmp_path: Path, tiny: Any) -> None:
+    """llama.cpp computes from the file what selfspec does, and writes the same text with it as a draft."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    from selfspec_lab.bench.gguf_writer import write_gguf
+
+    export(tmp_path / "draft", texts, "--method", method, "--format", "gguf", "--bits", bits)
+    path = tmp_path / "draft" / "draft.gguf"
+    write_gguf(tiny[0], tmp_path / "model.gguf", tiny[1])
+    options = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "logits_all": True}
+    draft = llama_cpp.Llama(str(path), **options)
+    ids = draft.tokenize(PROMPTS[0].encode())
+    assert ids == tiny[1](PROMPTS[0]).input_ids
+    draft.eval(ids)
+    own = load_model(path, dtype="float32", device="cpu", unpack=True)[0]
+    with torch.inference_mode():
+        expected = own(torch.tensor([ids])).logits[0].numpy()
+    assert np.abs(draft.scores[: len(ids)] - expected).max() < (0.1 if bits == "BF16" else 0.5)  # it rounds states, too
+    model = llama_cpp.Llama(str(tmp_path / "model.gguf"), **options)
+    plain = greedy(model, ids)
+    drafts = Drafts(draft, model)
+    model.reset()
+    model.draft_model = drafts
+    assert greedy(model, ids) == plain
+    assert drafts.drafted > 0
+    assert drafts.accepted > 0
+
+
+def greedy(model: Any, ids: list[int]) -> list[int]:
+    found: list[int] = []
+    for token in model.generate(ids, temp=0.0, repeat_penalty=1.0):
+        found.append(token)
+        if len(found) == 32:
+            return found
+    return found
+
+
+class Drafts:
+    """A draft model of llama-cpp-python that another model drafts for, four tokens a round."""
+
+    def __init__(self, draft: Any, model: Any) -> None:
+        self.draft, self.drafted, self.accepted = draft, 0, 0
+        self.last: list[int] = []
+        self.context = 0
+
+    def __call__(self, input_ids: Any, /, **_: Any) -> Any:
+        text = [int(token) for token in input_ids]
+        self.accepted += sum(1 for _ in self._agreeing(text))
+        tokens: list[int] = []
+        self.draft.reset()
+        for token in self.draft.generate(text, temp=0.0, repeat_penalty=1.0):
+            tokens.append(token)
+            if len(tokens) == 4:
+                break
+        self.last, self.context = tokens, len(text)
+        self.drafted += len(tokens)
+        return np.array(tokens, dtype=np.intc)
+
+    def _agreeing(self, text: list[int]) -> Iterator[int]:
+        for drafted, written in zip(self.last, text[self.context :], strict=False):
+            if drafted != written:
+                return
+            yield drafted
+
+
+def test_expected_speedup() -> None:
+    found = Expectation(0.8, 100, 0.25, 0.3, {1: 1.0, 2: 1.1, 3: 3.0})
+    assert found.speedup(1) == pytest.approx(1.8 / 1.25)
+    assert found.speedup(2) == pytest.approx((1 + 0.8 + 0.64) / 1.6)
+    assert (found.best_length, found.best) == (2, found.speedup(2))
+
+
+@pytest.mark.parametrize("method", ["auto", "suffix", "prompt-lookup", "autoregressive", "layerskip"])
+def test_methods_without_a_kept_set_are_refused(method: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameterError, match=f"'{method}' has no kept set that a checkpoint could hold"):
+        run("--model", "tiny", "--method", method, "--out", tmp_path / "draft")
+    assert not (tmp_path / "draft").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments"),
+    [
+        (UnknownMethodError, "there is no method 'clsp'", ("--method", "clsp")),
+        (InvalidParameterError, "choose --format gguf", ("--method", "low-bit")),
+        (InvalidParameterError, "no format 'onnx'", ("--method", "clasp", "--format", "onnx")),
+        (InvalidParameterError, "--bits is for GGUF files", ("--method", "clasp", "--bits", "Q8_0")),
+        (InvalidParameterError, "no bits 'Q3_K'", ("--method", "clasp", "--format", "gguf", "--bits", "Q3_K")),
+        (InvalidParameterError, "fewer bits", ("--method", "low-bit", "--format", "gguf", "--bits", "BF16")),
+        (InvalidParameterError, "at least 2", ("--method", "clasp", "--max-new-tokens", 1)),
+        (InvalidParameterError, "at least 1", ("--method", "clasp", "--iterations", 0)),
+        (SelfSpecError, "cannot read prompts file", ("--method", "clasp", "--texts", "nowhere.txt")),
+    ],
+)
+def test_bad_options(error: type[Exception], message: str, arguments: tuple[object, ...], tmp_path: Path) -> None:
+    with pytest.raises(error, match=message):
+        run("--model", "tiny", "--out", tmp_path / "draft", *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_empty_is_refused(texts: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("mine")
+    for force in ((), ("--force",)):
+        with pytest.raises(ModelLoadError, match="is not empty"):
+            run("--model", "tiny", "--method", "clasp", "--out", tmp_path, *force)
+    folder = tmp_path / "draft"
+    export(folder, texts, "--method", "clasp")
+    with pytest.raises(ModelLoadError, match="is not empty"):
+        run("--model", "tiny", "--method", "clasp", "--out", folder)
+    export(folder, texts, "--method", "clasp", "--format", "gguf", "--force")
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "draft.gguf", "draft.json"]
+
+
+def test_families_are_refused_before_weights_are_read(tmp_path: Path) -> None:
+    """Folders with a config alone."""
+    for model_type in ("jamba", "qwen3_next"):
+        tiny_config(model_type).save_pretrained(tmp_path / model_type)
+        with pytest.raises(UnsupportedModelError, match="cannot be pruned"):
+            Request(str(tmp_path / model_type), "clasp", tmp_path / "draft").check()
+    build("gemma3").config.save_pretrained(tmp_path / "gemma3")
+    Request(str(tmp_path / "gemma3"), "clasp", tmp_path / "draft").check()
+    with pytest.raises(UnsupportedModelError, match="GGUF files can be written for the families"):
+        Request(str(tmp_path / "gemma3"), "clasp", tmp_path / "draft", form="gguf").check()
