@@ -16,7 +16,18 @@ from selfspec.errors import MissingPackageError, PluginError, first_line
 
 ENTRY_POINTS = "selfspec.commands"
 
-LAB_COMMANDS = ("bench", "demo", "experiments", "families", "inspect", "models widen", "profile", "train", "tune")
+LAB_COMMANDS = (
+    "bench",
+    "conformance",
+    "demo",
+    "experiments",
+    "families",
+    "inspect",
+    "models widen",
+    "profile",
+    "train",
+    "tune",
+)
 """Commands of selfspec-lab. Without that package, an error says what to install."""
 
 _ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
