@@ -1,7 +1,8 @@
 """Where two texts diverge: the first token that differs, and by how much it was the more probable one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from selfspec_lab.conformance.answer import Answer, Token
 from selfspec_lab.conformance.interfaces import Prompt
@@ -58,34 +59,56 @@ def find_divergence(prompt: Prompt, expected: str, found: str, scored: Answer | 
         return None
     pairs = enumerate(zip(expected, found, strict=False))
     place = next((index for index, (one, other) in pairs if one != other), min(len(expected), len(found)))
-    known = _locate(expected, found, place, scored)
-    if known is None:
-        rest = expected[place : place + _SHOWN], found[place : place + _SHOWN]
-        return Divergence(prompt, expected, found, place, None, *rest, None)
-    return Divergence(prompt, expected, found, place, *known)
+    spans = _spans(scored, expected, found, place)
+    if spans is None:
+        return Divergence(prompt, expected, found, place, None, *_rests(expected, found, place), None)
+    scores_expected = expected.startswith(spans[-1].token.text, spans[-1].start)
+    index, own, other, margin = _compare(spans, found if scores_expected else expected, place)
+    if scores_expected:
+        return Divergence(prompt, expected, found, place, index, own, other, margin)
+    return Divergence(prompt, expected, found, place, index, other, own, None if margin is None else -margin)
 
 
-def _locate(expected: str, found: str, place: int, scored: Answer | None) -> tuple[int, str, str, float | None] | None:
-    """Index of the first differing token, both tokens, and their margin; ``None`` if ``scored`` has it not."""
-    start = 0
-    for index, token in enumerate(scored.tokens or () if scored is not None else ()):
-        if start + len(token.text) > place:
-            return _compare(index, token, expected[start:], found[start:])
-        if expected[start : start + len(token.text)] != token.text:
+class _Span(NamedTuple):
+    """A token, and where it starts in its text."""
+
+    token: Token
+    start: int
+
+
+def _spans(scored: Answer | None, expected: str, found: str, place: int) -> list[_Span] | None:
+    """The tokens up to the one that has the first differing character; ``None`` if ``scored`` has neither text."""
+    start, spans = 0, []
+    for token in scored.tokens or () if scored is not None else ():
+        spans.append(_Span(token, start))
+        if not any(text.startswith(token.text, start) for text in (expected, found)):
             return None  # the server wrote a third text, or does not name tokens by their texts
         start += len(token.text)
-    return None
+        if start > place:
+            return spans
+    return None  # that text ended where the other one goes on
 
 
-def _compare(index: int, token: Token, expected: str, found: str) -> tuple[int, str, str, float | None] | None:
-    """As ``_locate``: a token that one of the texts goes on with, and the token of the other one."""
-    follows = expected.startswith(token.text)
-    if not follows and not found.startswith(token.text):
-        return None
-    other = found if follows else expected
-    fitting = [each for each in token.alternatives if each[0] and each[0] != token.text and other.startswith(each[0])]
-    text, logprob = max(fitting, key=lambda each: each[1], default=(other[:_SHOWN], None))
-    gap = None if logprob is None else token.logprob - logprob
-    if follows:
-        return index, token.text, text, gap
-    return index, text, token.text, None if gap is None else -gap
+def _compare(spans: Sequence[_Span], other: str, place: int) -> tuple[int, str, str, float | None]:
+    """Index of the first differing token, the scored one, the other text's, and their margin.
+
+    The other text's is the most probable token that it goes on with. If there is none, it may have begun before, as
+    ``and`` instead of ``an``, ``d``.
+    """
+    for index in range(len(spans) - 1, -1, -1):
+        token, start = spans[index]
+        least = 1 if index == len(spans) - 1 else place + 1 - start
+        fitting = [
+            (text, logprob)
+            for text, logprob in token.alternatives
+            if text != token.text and len(text) >= least and other.startswith(text, start)
+        ]
+        if fitting:
+            text, logprob = max(fitting, key=lambda each: each[1])
+            return index, token.text, text, token.logprob - logprob
+    token, start = spans[-1]
+    return len(spans) - 1, token.text, other[start : start + _SHOWN], None
+
+
+def _rests(expected: str, found: str, place: int) -> tuple[str, str]:
+    return expected[place : place + _SHOWN], found[place : place + _SHOWN]
