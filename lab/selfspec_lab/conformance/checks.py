@@ -15,7 +15,7 @@ from selfspec_lab.conformance.subject import Comparisons, Subject
 SEEDS = (11, 12)
 TEMPERATURE = 1.0
 
-LONGER = 8
+LONGER = 4
 """Times the length of an answer that a stream is to have which will be cancelled."""
 
 PREFACE = (

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from conformance.scripted_server import CHANGED, CHOSEN, MODEL, OTHER, Asked, Script, prompt_of, serving, words
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from helpers.commands import run
 from helpers.models import build
 from helpers.serving import listening
+from scripted_api import CHANGED, CHOSEN, MODEL, OTHER, Asked, Script, prompt_of, serving, words
 from selfspec.engine import Engine
 from selfspec.serve.served_engine import ServedEngine
 from selfspec_lab.conformance.checks import all_checks
