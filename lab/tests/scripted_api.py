@@ -62,6 +62,7 @@ class Script:
         card: further fields of the model in ``/v1/models``.
         accepted: whether ``/metrics`` counts a draft token with each request.
         cuts_streams: streams end in the middle.
+        interrupts: a stream ends as soon as another request runs.
         paths: where requests are answered.
     """
 
@@ -71,6 +72,7 @@ class Script:
     card: dict[str, Any] = field(default_factory=dict)
     accepted: bool = False
     cuts_streams: bool = False
+    interrupts: bool = False
     paths: tuple[str, ...] = ("/v1/completions", "/v1/chat/completions")
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -156,6 +158,8 @@ class Handler(BaseHTTPRequestHandler):
             for index, pair in enumerate(pairs):
                 time.sleep(TOKEN_SECONDS)
                 if script.cuts_streams and index == len(pairs) // 2:
+                    return
+                if script.interrupts and asked.most_running > 1:
                     return
                 self._event({"choices": [self._choice(body, [pair], "delta", None)]})
             self._event({"choices": [self._choice(body, [], "delta", "length")]})

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+_HALF = "the stream ended without a 'finish_reason': only half of it came"
+
+LONGEST_TIMEOUT = 86400.0
+"""Seconds."""
+
 
 class Client:
     """Asks one server.
@@ -28,12 +33,16 @@ class Client:
         timeout: seconds after which an answer has to be complete.
 
     Raises:
-        InvalidParameterError: the URL is none of HTTP.
+        InvalidParameterError: the URL is none of HTTP, or the key or the timeout is impossible.
         MissingPackageError: httpx is not installed.
     """
 
     def __init__(self, url: str, *, model: str = "", api_key: str | None = None, timeout: float = 120.0) -> None:
         self.url, self.model, self.timeout = server_url(url), model, timeout
+        if not 0 < timeout <= LONGEST_TIMEOUT:
+            raise InvalidParameterError(f"--timeout is at most {LONGEST_TIMEOUT:g} seconds, not {timeout}")
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise InvalidParameterError("--api-key has characters that no header can have")
         try:
             import httpx
         except ImportError as error:
@@ -92,7 +101,7 @@ class Client:
                 read = [piece async for piece in pieces]
             reasons = [piece.finish_reason for piece in read if piece.finish_reason is not None]
             if not reasons:
-                raise ServerFaultError("the stream ended without a 'finish_reason': only half of it came")
+                raise ServerFaultError(_HALF)
             return Answer("".join(piece.text for piece in read), reasons[-1])
 
         return await self.within(read())
@@ -116,9 +125,12 @@ class Client:
                     count += bool(piece.text)
                     if count == pieces_read:
                         return True
-            return False
+            raise ServerFaultError(_HALF)
 
-        return await self.within(read_and_drop())
+        try:
+            return await self.within(read_and_drop())
+        except ServerFaultError as fault:
+            raise ServerFaultError(f"a stream beside another request: {fault}", fault.status) from fault
 
     async def json(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON body of an answer with status 200.
@@ -126,11 +138,11 @@ class Client:
         Raises:
             ServerFaultError: the server answered otherwise, or not in time.
         """
-        response = await self.get(method, path, body)
+        response = await self.send(method, path, body)
         _check(response, "application/json")
         return _parse(response.text)
 
-    async def get(self, method: str, path: str, body: Any = None) -> "httpx.Response":
+    async def send(self, method: str, path: str, body: Any = None) -> "httpx.Response":
         """Any answer of the server, read to its end.
 
         Raises:
@@ -190,12 +202,12 @@ def _check(response: "httpx.Response", kind: str) -> None:
     given = response.headers.get("content-type", "").partition(";")[0].strip() or "no content type"
     status = response.status_code
     if status != 200:
-        message = f"status {status} at {response.request.url.path}"
+        message = f"status {status} at {response.request.url}"
         if status in (401, 403):
             message += "; if the server wants a key, give it by --api-key"
         raise ServerFaultError(f"{message}: {_error_text(response)}", status)
     if given != kind:
-        raise ServerFaultError(f"{response.request.url.path} answered with {given}, not {kind}")
+        raise ServerFaultError(f"{response.request.url} answered with {given}, not {kind}")
 
 
 def _error_text(response: "httpx.Response") -> str:

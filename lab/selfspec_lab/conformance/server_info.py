@@ -1,6 +1,5 @@
 """What a server says about itself: engine, version, model, and the draft tokens that it accepted so far."""
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +46,7 @@ async def look_up(client: Client, engine: str | None = None) -> ServerInfo:
         ServerFaultError: it does not answer.
         InvalidParameterError: no model is given, and the server lists none.
     """
-    version = await client.get("GET", "/version")
+    version = await client.send("GET", "/version")
     try:
         models = await client.json("GET", "/v1/models")
     except ServerFaultError:
@@ -70,8 +69,8 @@ async def look_up(client: Client, engine: str | None = None) -> ServerInfo:
 async def accepted_drafts(client: Client) -> float | None:
     """Draft tokens that a server has accepted since it started; ``None`` if it does not count them."""
     try:
-        response = await client.get("GET", "/metrics")
-    except (ServerFaultError, asyncio.TimeoutError):
+        response = await client.send("GET", "/metrics")
+    except ServerFaultError:
         return None
     lines = [line.rsplit(" ", 1) for line in response.text.splitlines() if line.startswith(ACCEPTED)]
     counts = [value for name, value in lines if name.partition("{")[0] in (ACCEPTED, f"{ACCEPTED}_total")]

@@ -176,7 +176,7 @@ class TestNotSupported:
         found = report(start(Script(paths=("/v1/completions",))))
         assert set(statuses(found)) == set(CHECKS)
         assert statuses(found, "chat") == {}
-        assert "status 404 at /v1/chat/completions" in found["not_asked"]["chat"]
+        assert re.search("status 404 at http.*/v1/chat/completions", found["not_asked"]["chat"])
 
     def test_fields_that_are_refused(self, start: Callable[[Script], str]) -> None:
         def refuses(body: dict[str, Any]) -> str:
@@ -231,7 +231,7 @@ class TestFaults:
         ("answer", "line"),
         [
             (HTML, "answered with text/html, not application/json"),
-            ((502, "text/html", b"<html>Bad Gateway</html>"), "status 502 at /v1/models: a body of 24 bytes"),
+            ((502, "text/html", b"<html>Bad Gateway</html>"), "/v1/models: a body of 24 bytes"),
             ((500, "application/json", b'{"error": {"message": "out of order"}}'), "out of order"),
             ((401, "application/json", b'{"detail": "who?"}'), "give it by --api-key: who?"),
             ((200, "application/json", b'{"data": ['), "no valid JSON"),
@@ -248,7 +248,7 @@ class TestFaults:
         ("answer", "line"),
         [
             (HTML, "/v1/completions answered with text/html"),
-            ((500, "application/json", b"{}"), "status 500 at /v1/completions: a body of 2 bytes"),
+            ((500, "application/json", b"{}"), "/v1/completions: a body of 2 bytes"),
             ((200, "application/json", b'{"text": "hello"}'), "the answer has no 'choices'"),
             ((200, "application/json", b'{"error": "broken"}'), "the answer is an error: broken"),
             ((200, "application/json", b'{"choices": [{"text": "a"}]}'), "the answer has no 'finish_reason'"),
@@ -299,6 +299,12 @@ class TestFaults:
         one = result_of(report(start(Script(answers=sleeps)), "--timeout", "1.5", code=2), "seed")
         assert (one["status"], "no complete answer within 1.5 seconds" in one["detail"]) == ("failed", True)
 
+    def test_a_stream_that_the_server_ends_for_another_request(self, start: Callable[[Script], str]) -> None:
+        script = Script(interrupts=True)
+        one = result_of(report(start(script), code=2), "others cancelled")
+        assert (one["status"], one["compared"]) == ("failed", 0)
+        assert one["detail"].startswith("a stream beside another request: the stream ended")
+
     def test_a_divergence_counts_more_than_a_fault(self, start: Callable[[Script], str]) -> None:
         script = Script(lambda asked: asked.body in asked.before, cuts_streams=True)
         found = report(start(script), code=1)
@@ -313,6 +319,8 @@ class TestFaults:
             (("--at-once", "2,x"), "--at-once has numbers separated by commas, not '2,x'"),
             (("--at-once", "1"), "--at-once has numbers of at least 2"),
             (("--out", "."), "--out '.' is a folder"),
+            (("--timeout", "1e9"), "--timeout is at most 86400 seconds, not 1000000000"),
+            (("--api-key", "schlüssel"), "--api-key has characters that no header can have"),
             (("--reference", "localhost:8000"), "'localhost:8000' is no URL of a server"),
         ],
     )
