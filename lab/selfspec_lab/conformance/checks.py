@@ -21,7 +21,10 @@ LONGER = 4
 PREFACE = (
     "These notes belong to the parish archive of a small island. They were copied by hand in the winter of 1911, after "
     "a leak in the roof had damaged the older volumes, and they follow the order of the shelves: births, boats, "
-    "harvests, storms, letters. Where a page could not be read, the copyist left a line empty. "
+    "harvests, storms, letters. Where a page could not be read, the copyist left a line empty. Names of farms are "
+    "spelled as the owners spelled them, which changed from one generation to the next, and sums of money are given in "
+    "the coin of the year, with the price of a barrel of herring beside them, so that a reader of a later time can "
+    "tell what they were worth. "
 )
 """What prompts of the prefix cache have in common; longer than the blocks in which engines cache."""
 
@@ -112,29 +115,29 @@ async def prefix_known(subject: Subject, found: Comparisons) -> str:
     """Asks what begins with a text that the server has just read, and what it has read as a whole."""
     cache = _CacheUse()
     for index, request in enumerate(subject.requests):
-        preface = f"Volume {subject.salt}-{index}. {PREFACE}\n\n"
-        first, other = (_prefixed(preface, each) for each in (request, subject.after(index)))
+        first, other = (_prefixed(subject, f"{index}", each) for each in (request, subject.after(index)))
         unknown = await subject.client.ask(first)
         prefix = cache.hit(await subject.client.ask(other))
         await found.add(first, unknown.text, cache.hit(await subject.client.ask(first)).text)
         await found.add(other, prefix.text, cache.hit(await subject.client.ask(other)).text)
         if (cold := await subject.uncached(other)) is not None:
             await found.add(other, cache.missed(cold).text, prefix.text)
-    return f"first new, then after its beginning, then after all of it; {cache}"
+    return f"first new, then after its beginning, then after all of it; {cache.described()}"
 
 
 async def second_turn(subject: Subject, found: Comparisons) -> str:
     """Goes on after answers that the server has just written."""
     cache = _CacheUse()
-    for request in subject.requests:
-        answer = await subject.client.ask(request)
-        prompt = request.interface.followed(request.prompt, answer.text, SECOND_TURN)
-        turn = Request(request.interface, prompt, request.max_tokens)
+    for index, request in enumerate(subject.requests):
+        first = _prefixed(subject, f"{index}, again", request)
+        answer = await subject.client.ask(first)
+        prompt = first.interface.followed(first.prompt, answer.text, SECOND_TURN)
+        turn = Request(first.interface, prompt, first.max_tokens)
         text = cache.hit(await subject.client.ask(turn)).text
         await found.add(turn, text, cache.hit(await subject.client.ask(turn)).text)
         if (cold := await subject.uncached(turn)) is not None:
             await found.add(turn, cache.missed(cold).text, text)
-    return f"after the answer, then again; {cache}"
+    return f"after the answer, then again; {cache.described()}"
 
 
 async def sampled_with_a_seed(subject: Subject, found: Comparisons) -> str:
@@ -186,15 +189,23 @@ class _CacheUse:
         self._misses += [] if answer.cached_tokens is None else [answer.cached_tokens]
         return answer
 
-    def __str__(self) -> str:
+    def described(self) -> str:
+        """How many tokens these were.
+
+        Raises:
+            NotSupportedError: there were none, so the cache was not tried.
+        """
         if not self._hits:
             return "the server does not say what its cache knew"
-        past = f", {sum(self._misses)} where the cache was turned off" if self._misses else ""
-        return f"{sum(self._hits)} prompt tokens from the cache{past}"
+        if not sum(self._hits):
+            raise NotSupportedError("the server took no token of a prompt from a cache")
+        without = f", {sum(self._misses)} where the cache was turned off" if self._misses else ""
+        return f"{sum(self._hits)} prompt tokens from the cache{without}"
 
 
-def _prefixed(preface: str, request: Request) -> Request:
-    """A request with a text before its prompt."""
+def _prefixed(subject: Subject, place: str, request: Request) -> Request:
+    """A request with a text before its prompt, whose beginning is new to the server."""
+    preface = f"Volume {subject.salt}, {place}. {PREFACE}\n\n"
     if isinstance(request.prompt, str):
         return Request(request.interface, preface + request.prompt, request.max_tokens)
     *others, last = request.prompt
