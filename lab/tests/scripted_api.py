@@ -62,6 +62,7 @@ class Script:
         card: further fields of the model in ``/v1/models``.
         accepted: whether ``/metrics`` counts a draft token with each request.
         cuts_streams: streams end in the middle.
+        cached: tokens of each prompt that a cache knew, as the server says; ``None`` if it does not.
         interrupts: a stream ends as soon as another request runs.
         paths: where requests are answered.
     """
@@ -72,6 +73,7 @@ class Script:
     card: dict[str, Any] = field(default_factory=dict)
     accepted: bool = False
     cuts_streams: bool = False
+    cached: int | None = None
     interrupts: bool = False
     paths: tuple[str, ...] = ("/v1/completions", "/v1/chat/completions")
 
@@ -146,7 +148,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def _whole(self, asked: Asked) -> None:
         time.sleep(10 * TOKEN_SECONDS)  # so that requests overlap
-        self._json({"choices": [self._choice(asked.body, type(self).script.tokens(asked), "message", "length")]})
+        script = type(self).script
+        usage = {} if script.cached is None else {"prompt_tokens_details": {"cached_tokens": script.cached}}
+        choice = self._choice(asked.body, script.tokens(asked), "message", "length")
+        self._json({"choices": [choice], "usage": usage})
 
     def _stream(self, asked: Asked) -> None:
         script, body = type(self).script, asked.body

@@ -186,6 +186,11 @@ class TestNotSupported:
         }
         assert "no seed here" in result_of(found, "seed")["detail"]
 
+    @pytest.mark.parametrize(("cached", "status"), [(0, "not supported"), (7, "passed"), (None, "passed")])
+    def test_a_cache_that_knows_nothing(self, cached: int | None, status: str, start: Callable[[Script], str]) -> None:
+        found = statuses(report(start(Script(cached=cached))))
+        assert (found["prefix known"], found["second turn"]) == (status, status)
+
     def test_a_seed_that_is_ignored(self, start: Callable[[Script], str]) -> None:
         script = Script()
         script.tokens = lambda asked: Script.tokens(script, Asked({**asked.body, "seed": 1}, 1, [], 0))  # type: ignore[method-assign]
