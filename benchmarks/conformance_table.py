@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ Report = Mapping[str, Any]
 
 def read_reports(folder: Path) -> dict[str, Report]:
     """The reports of a folder by the names of their files."""
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+    paths = sorted(folder.glob("*.json"), key=lambda path: path.stem)
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def section(reports: Mapping[str, Report]) -> str:
@@ -32,7 +34,10 @@ def section(reports: Mapping[str, Report]) -> str:
     Args:
         reports: of ``selfspec conformance``, by name.
     """
-    checks = list(dict.fromkeys(each["check"] for report in reports.values() for each in report["results"]))
+    asked = sorted(
+        ([each["check"] for each in report["results"]] for report in reports.values()), key=len, reverse=True
+    )
+    checks = list(dict.fromkeys(chain.from_iterable(asked)))  # in the order of the report that has most
     lines = [_row("check", [f"`{name}`" for name in reports]), _row("---", ["---"] * len(reports))]
     lines += [_row(check, [_cell(report, check) for report in reports.values()]) for check in checks]
     lines.append(_row("divergences: median margin; largest", [_margins(report) for report in reports.values()]))
