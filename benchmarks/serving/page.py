@@ -40,21 +40,22 @@ def load_section(result: Mapping[str, Any]) -> str:
     return "\n\n".join(lines)
 
 
-def write_section(page: Path, section: str) -> None:
+def write_section(page: Path, section: str, begin: str = BEGIN) -> None:
     """Replaces what stands between the two marks of a page.
 
     Args:
-        page: with the marks ``BEGIN`` and ``END``.
+        page: with the marks ``begin`` and ``END``.
         section: in Markdown.
+        begin: the first mark.
 
     Raises:
         ValueError: the page does not have the marks.
     """
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
     _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} does not have the marks {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n\n{section}\n\n{END}{after}", encoding="utf-8")
+    if not found or not end:
+        raise ValueError(f"{page} does not have the marks {begin} and {END}")
+    page.write_text(f"{before}{begin}\n\n{section}\n\n{END}{after}", encoding="utf-8")
 
 
 def _article(name: str) -> str:

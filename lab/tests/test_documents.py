@@ -39,6 +39,15 @@ def test_the_table_of_changes_towards_the_papers_is_that_of_the_results(monkeypa
     assert table(rows) in (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
 
 
+def test_the_table_of_conformance_is_that_of_the_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    conformance = importlib.import_module("conformance_table")
+    reports = conformance.read_reports(RESULTS / "conformance")
+    assert {"selfspec", "llama-cpp", "vllm"} <= set(reports)
+    assert not any(result["divergences"] for result in reports["selfspec"]["results"])
+    assert conformance.section(reports) in (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+
+
 def test_the_tests_that_the_page_of_changes_names_exist() -> None:
     page = (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
     tests = [path for folder in ("tests", "lab/tests") for path in (ROOT / folder).rglob("test_*.py")]

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec import Engine
-from selfspec.errors import InvalidParameterError
 from selfspec.limits import check_context
 from selfspec.methods import make_method
 from selfspec.types import SamplingParams
@@ -236,15 +234,3 @@ def _transformers_report(outcome: Outcome, plain_speeds: Sequence[float], option
 
 def _texts(repeats: Sequence[Sequence[Sample]]) -> list[list[tuple[int, ...]]]:
     return [[sample.token_ids for sample in samples] for samples in repeats]
-
-
-def check_out(path: Path) -> None:
-    """Checks that a report can be written to a path.
-
-    Raises:
-        InvalidParameterError: its folder is missing, or it is a folder.
-    """
-    if path.is_dir():
-        raise InvalidParameterError(f"--out '{path}' is a folder; name a file")
-    if not path.absolute().parent.is_dir():
-        raise InvalidParameterError(f"the folder of --out '{path}' is missing; make it first")

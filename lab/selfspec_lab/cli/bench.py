@@ -51,8 +51,9 @@ def overhead(
     """Measures plain decoding against bandwidth, transformers and llama.cpp, and every method against its ideal."""
     by_method = parse_method_settings(settings or ())
 
-    from selfspec_lab.bench.overhead import OverheadOptions, check_out, run_overhead
+    from selfspec_lab.bench.overhead import OverheadOptions, run_overhead
     from selfspec_lab.bench.stamp import check_clean
+    from selfspec_lab.out_file import check_out
 
     asked = OverheadOptions(
         model=model,

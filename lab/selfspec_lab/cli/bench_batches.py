@@ -35,8 +35,8 @@ def batches(
     by_method = parse_method_settings(settings or ())
 
     from selfspec_lab.bench.batches import BatchesOptions, run_batches
-    from selfspec_lab.bench.overhead import check_out
     from selfspec_lab.bench.stamp import check_clean
+    from selfspec_lab.out_file import check_out
 
     asked = BatchesOptions(
         model=model,

@@ -17,18 +17,17 @@ from selfspec.errors import MissingPackageError, PluginError, first_line
 ENTRY_POINTS = "selfspec.commands"
 
 LAB_COMMANDS = (
-    *(
-        "bench",
-        "demo",
-        "experiments",
-        "export-draft",
-        "families",
-        "inspect",
-        "models widen",
-        "profile",
-        "train",
-        "tune",
-    ),
+    "bench",
+    "conformance",
+    "demo",
+    "experiments",
+    "export-draft",
+    "families",
+    "inspect",
+    "models widen",
+    "profile",
+    "train",
+    "tune",
 )
 """Commands of selfspec-lab. Without that package, an error says what to install."""
 
