@@ -30,6 +30,9 @@ APP = "selfspec"
 HEALTH_SECONDS = 2.0
 """Between two looks at whether an engine failed; Ray replaces a replica after three."""
 
+_LOOK_SECONDS = 0.5
+"""Between two looks at whether a replica that is to end has answered its last request."""
+
 METRICS_SECONDS = 5.0
 """Between two updates of Ray's metrics."""
 
@@ -96,6 +99,7 @@ def deploy(options: RayOptions) -> "Application":
         max_queued_requests=options.max_waiting,
         backpressure_config={"status_code": 429, "retry_after_s": 1},
         graceful_shutdown_timeout_s=options.drain_seconds,
+        graceful_shutdown_wait_loop_s=_LOOK_SECONDS,
         health_check_period_s=HEALTH_SECONDS,
         ray_actor_options={"num_cpus": options.cpus},
     )
