@@ -129,6 +129,13 @@ class Cluster:
         except httpx.TransportError:
             return False
 
+    def others_answered(self, request: str, process: int) -> bool:
+        """Whether the log of a replica other than this process has a request."""
+        logs = Path(self.folder).glob("ray/session_latest/logs/worker-*.err")
+        others = [log.read_text() for log in logs if not log.stem.endswith(f"-{process}")]
+        assert any('"request_id": ' in log for log in others)
+        return any(f'"request_id": "{request}"' in log for log in others)
+
 
 @contextmanager
 def configured(model: str, folder: Path) -> Iterator[Cluster]:
@@ -161,38 +168,41 @@ def configured(model: str, folder: Path) -> Iterator[Cluster]:
 @needs_ray
 @pytest.mark.slow
 def test_a_replica_that_is_killed_under_load_loses_its_own_requests_and_is_replaced(model: str, tmp_path: Path) -> None:
-    prompts = [f"{TEXT} {index}" for index in range(40)]
-    engine = Engine.from_pretrained(model, "autoregressive")
-    expected = {prompt: engine.generate(prompt, max_new_tokens=120, ignore_eos=True).text for prompt in prompts}
-    with configured(model, tmp_path) as cluster, ThreadPoolExecutor(8) as clients:
+    prompts = [f"{TEXT} {index}" for index in range(60)]
+    outputs = Engine.from_pretrained(model, "autoregressive").generate(prompts, max_new_tokens=100, ignore_eos=True)
+    expected = {prompt: output.text for prompt, output in zip(prompts, outputs, strict=True)}
+    assert len(set(expected.values())) > 5
+    clients = 12
+    with configured(model, tmp_path) as cluster, ThreadPoolExecutor(clients) as pool:
         wait_for(lambda: len(replicas(cluster.folder)) == 2)
+        victim = min(replicas(cluster.folder))
 
-        def one(prompt: str) -> str | None:
+        def complete(prompt: str) -> str | None:
             """The text; ``None`` for a request that was lost."""
             try:
-                return streamed(cluster.url, prompt, 120)[0]
-            except (httpx.HTTPError, AssertionError):
+                return streamed(cluster.url, prompt, 100, **{"x-request-id": request_id(prompt)})[0]
+            except httpx.HTTPError:
                 return None
 
-        answers = [clients.submit(one, prompt) for prompt in prompts]
-        wait_for(lambda: sum(answer.done() for answer in answers) >= 8)
-        before = replicas(cluster.folder)
-        victim = min(before)
+        answers = [pool.submit(complete, prompt) for prompt in prompts]
+        wait_for(lambda: sum(answer.done() for answer in answers) >= clients)
         os.kill(victim, signal.SIGKILL)
         texts = dict(zip(prompts, (answer.result(PATIENCE) for answer in answers), strict=True))
         lost = [prompt for prompt, text in texts.items() if text is None]
-        assert len(lost) <= 8  # no more than clients were waiting for an answer, with all of them at one replica
-        assert {prompt: text for prompt, text in texts.items() if text is not None} == {
-            prompt: expected[prompt] for prompt in prompts if prompt not in lost
-        }
+        assert 1 <= len(lost) <= clients
+        assert not any(cluster.others_answered(request_id(prompt), victim) for prompt in lost)
+        assert all(text in (None, expected[prompt]) for prompt, text in texts.items())
         wait_for(lambda: len(now := replicas(cluster.folder)) == 2 and victim not in now)
-        assert [streamed(cluster.url, prompt, 120)[0] for prompt in lost] == [expected[prompt] for prompt in lost]
+        assert {prompt: complete(prompt) for prompt in lost} == {prompt: expected[prompt] for prompt in lost}
 
         # Requests of a session find their prefix, since they meet the same replica.
-        long = TEXT * 3
-        cached = [streamed(cluster.url, long, 4, **{"x-session-id": "one"})[1] for _ in range(6)]
-        known = [each["prompt_tokens_details"]["cached_tokens"] for each in cached]
-        assert all(count > 0 for count in known[1:])
+        reports = [streamed(cluster.url, TEXT * 3, 4, **{"x-session-id": "one"})[1] for _ in range(6)]
+        cached = [report["prompt_tokens_details"]["cached_tokens"] for report in reports]
+        assert all(count > 0 for count in cached[1:])
+
+
+def request_id(prompt: str) -> str:
+    return f"request-{prompt.rpartition(' ')[2]}"
 
 
 @pytest.mark.parametrize(
