@@ -214,6 +214,7 @@ def request_id(prompt: str) -> str:
         (("--ray", "--max-connections", "2"), "--max-connections is not for --ray"),
         pytest.param(("--ray", "--ray-address", "127.0.0.1:1"), "no Ray answers at '127.0.0.1:1'", marks=needs_ray),
         (("--ray", "--ray-address", "127.0.0.1:1", "--port", "0"), "give one"),
+        (("--ray", "--model", "/no/such/folder"), "there is no model '/no/such/folder'"),
     ],
 )
 def test_what_cannot_be_deployed_is_said_in_a_line(arguments: tuple[str, ...], message: str) -> None:

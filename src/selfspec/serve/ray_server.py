@@ -12,6 +12,7 @@ from logging import WARNING
 from typing import Any
 
 from selfspec.errors import InvalidParameterError, ServeError, first_line
+from selfspec.loading import resolve_name
 from selfspec.serve.address import Address
 from selfspec.serve.logs import log
 from selfspec.serve.ray import APP, RayOptions, deploy, require_ray
@@ -38,16 +39,19 @@ def run_with_ray(
 
     Raises:
         MissingPackageError: Ray Serve is not installed.
+        ModelLoadError: there is no such model on this machine.
         ServeError: no Ray runs at the address, the port is in use, or no replica can be started.
     """
     require_ray()
     ray_address = ray_address or os.environ.get("RAY_ADDRESS") or None
     address, url = _reserve(address, ours=ray_address is None)
+    if ray_address is None:
+        resolve_name(options.model)  # else the machines of a cluster know
     with _ray(ray_address), _signals() as stopped:  # Ray sets a signal's handler too
         from ray import serve
 
-        if ray_address is not None and serve.status().proxies:
-            log("Ray Serve runs already, so --host, --port and the certificate are those it was started with", WARNING)
+        if ray_address is not None:
+            _check_free(serve.status())
         serve.start(http_options=_http_options(address))
         options = options.model_copy(update={"cpus": cpus_of_replicas(_processors(), options.replicas)})
         try:
@@ -142,6 +146,14 @@ def _check_reachable(ray_address: str) -> None:
     host, _, port = ray_address.rpartition("://")[2].rpartition(":")
     if port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+
+
+def _check_free(status: Any) -> None:
+    """Raises ``ServeError`` if the cluster has an application of this name, which would be replaced."""
+    if APP in status.applications:
+        raise ServeError(f"an application '{APP}' runs there already; end it first: `serve shutdown`, or by its file")
+    if status.proxies:
+        log("Ray Serve runs already, so --host, --port and the certificate are those it was started with", WARNING)
 
 
 @contextmanager
