@@ -73,6 +73,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def started(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, str]]:
     """A server with one replica, and the folder of its Ray."""
     options = ("--ray", "--model", model, "--dtype", "float32", "--method", "suffix", "--readers", "1")
+    options = (*options, "--max-batch", "2", "--max-waiting", "2")
     with ray_folder() as env, serve(tmp_path_factory.mktemp("ray"), *options, env=env, seconds=PATIENCE) as server:
         yield server, env["RAY_TMPDIR"]
 
@@ -109,6 +110,20 @@ def test_bad_requests_are_answered_as_without_ray(started: tuple[ServerProcess, 
     assert (wrong.status_code, wrong.json()["error"]["type"]) == (400, "invalid_request_error")
     foreign = httpx.get(f"{url}/version", headers={"Host": "example.org"}, timeout=PATIENCE)
     assert (foreign.status_code, foreign.json()["error"]["code"]) == (403, "host_not_allowed")
+
+
+@needs_ray
+def test_more_requests_than_may_wait_are_refused(started: tuple[ServerProcess, str]) -> None:
+    body = {"prompt": TEXT, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+
+    def complete(_: int) -> httpx.Response:
+        return httpx.post(f"{started[0].url}/v1/completions", json=body, timeout=PATIENCE)
+
+    with ThreadPoolExecutor(12) as clients:
+        answers = list(clients.map(complete, range(12)))
+    assert {answer.status_code for answer in answers} == {200, 429}
+    assert all(answer.headers["Retry-After"] == "1" for answer in answers if answer.status_code == 429)
+    assert len({answer.json()["choices"][0]["text"] for answer in answers if answer.status_code == 200}) == 1
 
 
 @dataclass
@@ -199,6 +214,52 @@ def test_a_replica_that_is_killed_under_load_loses_its_own_requests_and_is_repla
         reports = [streamed(cluster.url, TEXT * 3, 4, **{"x-session-id": "one"})[1] for _ in range(6)]
         cached = [report["prompt_tokens_details"]["cached_tokens"] for report in reports]
         assert all(count > 0 for count in cached[1:])
+
+
+FAILING = """
+from selfspec.methods.api import Drafter, Method, MethodSettings, NoDraft, Prefill
+
+
+class Broken(BaseException): ...
+
+
+class FailingDrafter(Drafter):
+    rounds = 0
+
+    def plan(self):
+        self.rounds += 1
+        if self.rounds == 10:
+            raise Broken("out of order")
+        return NoDraft()
+
+
+class Failing(Method):
+    name, summary, source, Settings = "failing", "fails in the tenth round", "a test", MethodSettings
+
+    def begin(self, prefill):
+        return FailingDrafter()
+"""
+"""A method that ends the engine's thread by an exception."""
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_replica_whose_engine_failed_is_replaced(model: str, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    options = ("--ray", "--model", model, "--method", "failing:Failing", "--readers", "1")
+    with ray_folder() as env:
+        paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with serve(tmp_path, *options, env={**env, "PYTHONPATH": paths}, seconds=PATIENCE) as server:
+            former = replicas(env["RAY_TMPDIR"])
+
+            def complete(tokens: int) -> httpx.Response:
+                body = {"prompt": TEXT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+                return httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+
+            assert complete(4).status_code == 200
+            failed = complete(60)
+            assert (failed.status_code, failed.json()["error"]["code"]) == (503, "engine_failed")
+            wait_for(lambda: not former & replicas(env["RAY_TMPDIR"]) and complete(4).status_code == 200)
 
 
 def request_id(prompt: str) -> str:
