@@ -126,7 +126,7 @@ def _ray(ray_address: str | None) -> Iterator[None]:
         else:
             _check_reachable(ray_address)
             ray.init(ray_address, namespace="serve")
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # Ray's own are of this class
         if ray_address is None:
             raise ServeError(f"Ray does not start on this machine: {first_line(error)}") from error
         raise ServeError(
