@@ -69,8 +69,9 @@ def command_of(kind: str, files: Files, port: int) -> list[str]:
     """The command that starts a server; it serves the model as ``files.name``.
 
     Args:
-        kind: ``selfspec:METHOD``, ``transformers``, ``transformers-cb`` (with continuous batching), ``llama.cpp``,
-            ``vllm``, or ``vllm-eager`` (without compiling).
+        kind: ``selfspec:METHOD``, ``selfspec-ray:METHOD`` (one replica of Ray Serve), ``selfspec-ray-2:METHOD`` (two),
+            ``transformers``, ``transformers-cb`` (with continuous batching), ``llama.cpp``, ``vllm``, or
+            ``vllm-eager`` (without compiling).
         files: of the model.
         port: where to listen.
 
@@ -80,8 +81,10 @@ def command_of(kind: str, files: Files, port: int) -> list[str]:
     """
     name, _, method = kind.partition(":")
     options = ["--host", HOST, "--port", str(port)]
-    if name == "selfspec":
+    if name in ("selfspec", "selfspec-ray", "selfspec-ray-2"):
         served = ["--model", files.model, "--method", method or "auto"]
+        if "ray" in name:
+            served += ["--ray", "--replicas", "2" if name.endswith("2") else "1"]
         return [sys.executable, "-m", "selfspec", "serve", *served, *options]
     if name == "llama.cpp":
         if files.gguf is None:

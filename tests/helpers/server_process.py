@@ -30,13 +30,16 @@ class ServerProcess:
 
 
 @contextmanager
-def serve(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+def serve(
+    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, seconds: float = STARTS_WITHIN
+) -> Iterator[ServerProcess]:
     """Starts a server on a free port, and ends it.
 
     Args:
         folder: for its output and its log.
         *arguments: what follows ``selfspec serve``.
         env: more environment variables.
+        seconds: it has to take requests by then.
     """
     output, log = folder / "output", folder / "log"
     command = [sys.executable, "-m", "selfspec", "serve", "--port", "0", *arguments]
@@ -49,7 +52,7 @@ def serve(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -
             env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1", **(env or {})},
         )
     try:
-        yield ServerProcess(_url(process, output, log), process, log)
+        yield ServerProcess(_url(process, output, log, seconds), process, log)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -59,13 +62,13 @@ def serve(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -
             process.wait()
 
 
-def _url(process: "subprocess.Popen[str]", output: Path, log: Path) -> str:
+def _url(process: "subprocess.Popen[str]", output: Path, log: Path, seconds: float) -> str:
     """The address that the server prints when it takes requests."""
-    limit = time.monotonic() + STARTS_WITHIN
+    limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         if found := re.search(r" at (https?://\S+)", output.read_text()):
             return found[1]
         if process.poll() is not None:
             raise AssertionError(f"the server ended with {process.returncode}:\n{output.read_text()}{log.read_text()}")
         time.sleep(0.05)
-    raise AssertionError(f"the server did not start within {STARTS_WITHIN:.0f} s:\n{log.read_text()}")
+    raise AssertionError(f"the server did not start within {seconds:.0f} s:\n{log.read_text()}")

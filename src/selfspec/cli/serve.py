@@ -2,24 +2,24 @@
 
 import importlib.util
 import json
-import os
-import re
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from logging import WARNING
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from selfspec.cli import options
+from selfspec.cli import collection, options
 from selfspec.cli.inputs import read_settings
 from selfspec.cli.options import Choice, option
 from selfspec.cli.terminal import silence_libraries
 from selfspec.errors import EngineFailedError, InvalidParameterError, MissingPackageError
+from selfspec.serve.keys import API_KEY, api_keys
 
-API_KEY = "SELFSPEC_API_KEY"
-"""The environment variable with the key that requests need."""
+if TYPE_CHECKING:
+    from selfspec.engine import Engine
+    from selfspec.serve.address import Address
 
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "pydantic")
 _FAILED = 1
@@ -84,11 +84,25 @@ class LimitChoice(Choice):
     drain_seconds: float = option(60.0, "Seconds to let running requests finish after SIGTERM.", min=0)
 
 
+@dataclass(frozen=True)
+class RayChoice(Choice):
+    """Whether Ray Serve runs the application, in how many processes, and where."""
+
+    panel = "Ray Serve"
+
+    ray: bool = option(False, "Run replicas with Ray Serve, each a process with a model of its own.", "--ray")
+    replicas: int | None = option(None, "Number of replicas; the processors are shared out. Default: 1.", min=1)
+    ray_address: str | None = option(
+        None, "A cluster that runs. Default: RAY_ADDRESS, or a Ray of its own on this machine.", metavar="HOST:PORT"
+    )
+
+
 @options.with_engine_options
 def serve(
     engine: options.EngineChoice,
     network: NetworkChoice,
     limits: LimitChoice,
+    cluster: RayChoice,
     name: Annotated[
         list[str] | None, typer.Option(help="Name of the model for clients; repeatable. Default: --model's.")
     ] = None,
@@ -113,67 +127,111 @@ def serve(
 
     from selfspec.serve.address import Address
 
-    keys = _api_keys(network.api_key)
     address = Address(network.host, network.port, network.ssl_certfile, network.ssl_keyfile)
     address.check_tls()
+    served = {
+        **asdict(engine),
+        **{key: value for key, value in asdict(limits).items() if key != "max_connections"},
+        **{key: getattr(network, key) for key in ("api_key", "allowed_host", "cors_origin")},
+        "settings": method_settings,
+        "name": name,
+        "methods": methods,
+    }
+    model = (name or [Path(engine.model).name or engine.model])[0]
+    needs_key = bool(api_keys(network.api_key))
+
+    def greet(url: str) -> None:
+        typer.echo(greeting(url, model, needs_key=needs_key))
+
+    try:
+        if cluster.ray:
+            _check_for_ray(state, limits)
+            _serve_with_ray(served, address, cluster, greet)
+        else:
+            _check_without_ray(cluster)
+            _serve_here(served, address, limits.max_connections, (state, state_seconds), greet)
+    except EngineFailedError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(_FAILED) from error
+
+
+def _serve_here(
+    served: dict[str, Any],
+    address: "Address",
+    connections: int,
+    state: tuple[Path | None, float],
+    greet: Callable[[str], None],
+) -> None:
+    """Serves in this process; ``state`` is the file of the state, and the seconds between two savings."""
     listening = address.listen()  # a port that is in use is said before a model is loaded
 
     from selfspec.serve.app import create_app
     from selfspec.serve.connection import ConnectionLimits
-    from selfspec.serve.encoding import RequestLimits
     from selfspec.serve.logs import log, set_up_logs
-    from selfspec.serve.pool import ReaderPool
-    from selfspec.serve.served_engine import ServedEngine
     from selfspec.serve.server import run_server
-    from selfspec.serve.service import Service
+    from selfspec.serve.settings import ServeOptions, check_options
 
-    requests = RequestLimits(
-        body_bytes=int(limits.max_body * 2**20),
-        body_seconds=limits.idle_seconds,
-        read_seconds=limits.read_seconds,
-        request_seconds=limits.request_seconds,
-        logprobs=limits.max_logprobs,
-        prompt_chars=limits.max_prompt_chars,
-        prompt_tokens=limits.max_prompt_tokens,
-        new_tokens=limits.max_new_tokens,
-        default_new_tokens=limits.default_new_tokens,
-        choices=limits.max_choices,
-    )
-    load = partial(
-        engine.load,
-        settings=method_settings,
-        max_batch=limits.max_batch,
-        max_waiting=limits.max_waiting,
-        memory_limit=_bytes(limits.memory_limit),
-        prefix_cache=_bytes(limits.prefix_cache),
-    )
-    names = name or [Path(engine.model).name or engine.model]
-    named = None if methods is None else split_methods(methods)
-    served = ServedEngine(load, methods=named, state=state, state_seconds=state_seconds)
-    service = Service(served, names, requests, ReaderPool(limits.readers, limits.read_seconds))
+    given = check_options(served, ServeOptions)
+
+    def load() -> "Engine":
+        try:
+            return given.load()
+        finally:
+            collection.resume()
+
+    keys = api_keys(given.api_key)
+    service = given.service(load, state=state[0], state_seconds=state[1])
     silence_libraries()
     set_up_logs()
     if not address.is_local and not keys:
-        reachable = f"{network.host} can be reached from other machines, and no key is needed"
+        reachable = f"{address.host} can be reached from other machines, and no key is needed"
         log(f"{reachable}: set {API_KEY}, or listen on 127.0.0.1", WARNING)
-    try:
-        run_server(
-            create_app(
-                service,
-                api_keys=keys,
-                cors_origins=network.cors_origin or [],
-                hosts=address.allowed_hosts(network.allowed_host, needs_key=bool(keys)),
-            ),
+    run_server(
+        create_app(
             service,
-            address,
-            listening,
-            drain_seconds=limits.drain_seconds,
-            connections=ConnectionLimits(limits.max_connections, seconds=limits.idle_seconds),
-            started=lambda: typer.echo(greeting(address.url(listening), names[0], needs_key=bool(keys))),
+            api_keys=keys,
+            cors_origins=given.cors_origin or [],
+            hosts=address.allowed_hosts(given.allowed_host, needs_key=bool(keys)),
+        ),
+        service,
+        address,
+        listening,
+        drain_seconds=given.drain_seconds,
+        connections=ConnectionLimits(connections, seconds=given.idle_seconds),
+        started=lambda: greet(address.url(listening)),
+    )
+
+
+def _serve_with_ray(
+    served: dict[str, Any], address: "Address", cluster: RayChoice, greet: Callable[[str], None]
+) -> None:
+    """Serves with replicas of Ray Serve."""
+    from selfspec.serve.logs import set_up_logs
+    from selfspec.serve.ray import check_ray_options
+    from selfspec.serve.ray_server import run_with_ray
+
+    given = check_ray_options({**served, "replicas": cluster.replicas or 1})
+    silence_libraries()
+    set_up_logs()
+    collection.resume()
+    run_with_ray(given, address, ray_address=cluster.ray_address, started=greet)
+
+
+def _check_for_ray(state: Path | None, limits: LimitChoice) -> None:
+    """Refuses options that a replica does not have."""
+    if state is not None:
+        raise InvalidParameterError("--state is not for --ray: every replica would write the same file; leave it out")
+    if limits.max_connections != LimitChoice().max_connections:
+        raise InvalidParameterError(
+            "--max-connections is not for --ray, whose proxies accept connections; leave it out"
         )
-    except EngineFailedError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(_FAILED) from error
+
+
+def _check_without_ray(cluster: RayChoice) -> None:
+    """Refuses options that only Ray has."""
+    for name in ("replicas", "ray_address"):
+        if getattr(cluster, name) is not None:
+            raise InvalidParameterError(f"--{name.replace('_', '-')} needs --ray; give it, or leave this out")
 
 
 def greeting(url: str, model: str, *, needs_key: bool) -> str:
@@ -185,26 +243,3 @@ def greeting(url: str, model: str, *, needs_key: bool) -> str:
         f"selfspec serves {model} at {url} (Ctrl-C ends it)\n"
         f"try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     )
-
-
-def split_methods(text: str) -> list[str]:
-    """The names of a list with commas, where those in the parentheses of a cascade separate its stages."""
-    return [name.strip() for name in re.split(r",(?![^(]*\))", text) if name.strip()]
-
-
-def _bytes(gib: float | None) -> int | None:
-    return None if gib is None else int(gib * 2**30)
-
-
-def _api_keys(given: list[str] | None) -> list[str]:
-    """The keys of the command line and of the environment; none may be empty, or not fit into a header."""
-    keys = list(given or ())
-    if API_KEY in os.environ:
-        keys.append(os.environ[API_KEY])
-    for key in keys:
-        if not key or not key.isascii() or any(character.isspace() for character in key):
-            raise InvalidParameterError(
-                f"a key of --api-key or {API_KEY} is empty, or has spaces or characters that are not ASCII; give "
-                "a longer one, or unset it"
-            )
-    return keys

@@ -61,10 +61,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Looks ten times a second whether to end."""
         if self._on_start is not None and self._service.ready:
-            # What is loaded stays: looking through it again would stop everybody for some tenths of a second.
-            gc.collect()
-            gc.freeze()
-            sys.setswitchinterval(_TURN)
+            settle_process()
             self._on_start()
             self._on_start = None
         if self.failure is None and (cause := self._service.failure) is not None:
@@ -72,6 +69,14 @@ class Server(uvicorn.Server):
         if self._drains_until is not None and (self._service.active == 0 or time.monotonic() > self._drains_until):
             self.should_exit = True
         return await super().on_tick(counter)
+
+
+def settle_process() -> None:
+    """Prepares a process that has loaded its model for answering."""
+    # What is loaded stays: looking through it again would stop everybody for some tenths of a second.
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(_TURN)
 
 
 def _raise_open_files(connections: int) -> None:

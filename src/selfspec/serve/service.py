@@ -78,7 +78,12 @@ class Service:
         self._dialect: Dialect | None = None
 
     async def start(self) -> None:
-        """Starts the engine, and what reads requests for it; ``failure`` is why that was not possible."""
+        """Starts the engine, and what reads requests for it, unless that has been done.
+
+        ``failure`` is why that was not possible.
+        """
+        if self._readable:
+            return
         try:
             await self.engine.start()
             self._dialect = await asyncio.to_thread(Dialect, self.engine.tokenizer)
