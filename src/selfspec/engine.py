@@ -239,11 +239,14 @@ class Engine:
             prompt_ids = self._encoder.encode(prompt)
             check_context(len(prompt_ids), params.max_new_tokens, self.target.context_limit)
             check_bias(params.logit_bias, self.target.vocab_size)
+            self.target.ranks.compare("a prompt or its parameters", [prompt_ids, vars(params)])
             method = method or self.method
+            with self.target.ranks.same_draws():
+                rule = self.options.rule(params, self.target.device)
             return Request(
                 prompt_ids,
                 params.max_new_tokens,
-                rule=self.options.rule(params, self.target.device),
+                rule=rule,
                 processor=self._processor(params, len(prompt_ids)),
                 output=self._output(params),
                 method=method,
@@ -321,7 +324,7 @@ class Engine:
             eos_ids=self._end_ids(params),
             stop_ids=frozenset(params.stop_token_ids),
             text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
-            criteria=params.stopping_criteria,
+            criteria=tuple(map(self.target.ranks.led, params.stopping_criteria)),
         )
 
     def _end_ids(self, params: SamplingParams) -> frozenset[int]:
@@ -378,6 +381,8 @@ def _check_own_target(method: Method, model: "PreTrainedModel", options: EngineO
 
 def _kept_texts(target: Target, options: EngineOptions, grain: int) -> KeptTexts | None:
     given = options.cache_dir
+    if given is not None and target.ranks.count > 1:
+        raise InvalidParameterError("processes that share a model may not have the same files; leave cache_dir out")
     if isinstance(given, KeptTexts):
         if given.target is not target:
             raise InvalidParameterError("these kept texts are of another model; give a folder instead")
