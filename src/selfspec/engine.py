@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 _PREFIX_CACHE = 2**30
 """Bytes of the prefix cache with ``cache_dir``, where no size is given."""
 
-_LOADING: dict[str, Any] = {name: getattr(EngineOptions, name) for name in ("dtype", "device", "unpack", "activations")}
+_LOADING: dict[str, Any] = {
+    name: getattr(EngineOptions, name) for name in ("dtype", "device", "unpack", "activations", "device_map", "tp_plan")
+}
 """The options for a model that is loaded by name, with their defaults."""
 
 _WARM_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -90,7 +92,7 @@ class Engine:
         self.options = options = changed(options or EngineOptions(), keywords, "option")
         if any(getattr(options, name) != default for name, default in _LOADING.items()):
             raise InvalidParameterError(
-                "dtype, device, unpack and activations are for a model that is loaded by name; load this one with them"
+                f"{', '.join(_LOADING)} are for a model that is loaded by name; load this one with them"
             )
         if isinstance(method, Method):
             _check_own_target(method, model, options)

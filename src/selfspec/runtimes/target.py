@@ -114,6 +114,7 @@ class Target:
                 "not use; use runtime 'auto' or 'eager'"
             )
         self.cache_bits = cache_bits
+        _ = self.slot_bytes  # refuses heads that the processes cannot share
         self._check_cache()
         self._uses_graphs = runtime == "graphs"
         self._prepared: Runner
