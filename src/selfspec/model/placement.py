@@ -52,18 +52,18 @@ def placement_of(model: "PreTrainedModel") -> Placement:
             "it with a device_map, or put it on one device"
         )
     home = device_of(model.get_input_embeddings())
-    weights = [weight for module in model.modules() for weight in _weights(module)]
+    weights = [weight for module in model.modules() for weight in _weights(module).values()]
     offloaded = hooked and any(weight.is_meta for weight in weights)
     return Placement(home, devices, len(devices) == 1 and not offloaded and not any(map(is_sharded, weights)))
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """The device on which a module runs: where its hook moves its inputs, else where its weights are."""
-    hook = _hook_of(module)
-    if hook is not None:
-        device = hook.execution_device
-        return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    return next(module.parameters()).device
+    """The device on which a module runs: where its first hook moves its inputs, else where its weights are."""
+    hook = next(filter(None, map(_hook_of, module.modules())), None)
+    if hook is None:
+        return next(module.parameters()).device
+    device = hook.execution_device
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
 
 def kept_weight(module: nn.Module, name: str) -> torch.Tensor:
@@ -73,9 +73,9 @@ def kept_weight(module: nn.Module, name: str) -> torch.Tensor:
     return hook.weights_map[name] if weight.is_meta and hook is not None and hook.offload else weight
 
 
-def _weights(module: nn.Module) -> list[torch.Tensor]:
-    """A module's own weights."""
-    return [weight for weight in vars(module)["_parameters"].values() if weight is not None]
+def _weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A module's own weights, by name."""
+    return {name: weight for name, weight in vars(module)["_parameters"].items() if weight is not None}
 
 
 def _hook_of(module: nn.Module) -> Any:
@@ -101,9 +101,8 @@ def _on_disk(model: nn.Module) -> Iterator[str]:
     """The modules whose hook reads their weights from files."""
     for name, module in model.named_modules():
         hook = _hook_of(module)
-        if hook is not None and hook.offload and _weights(module):
+        if hook is not None and hook.offload:
             loader = getattr(hook.weights_map, "dataset", hook.weights_map)
-            in_memory = getattr(loader, "state_dict", loader)
-            prefix = getattr(hook.weights_map, "prefix", "")
-            if any(f"{prefix}{weight}" not in in_memory for weight in vars(module)["_parameters"]):
+            in_memory, prefix = getattr(loader, "state_dict", loader), getattr(hook.weights_map, "prefix", "")
+            if any(f"{prefix}{weight}" not in in_memory for weight in _weights(module)):
                 yield name
