@@ -23,6 +23,7 @@ from selfspec.methods.base import Method
 from selfspec.methods.registry import DEFAULT_METHOD, find_method
 from selfspec.methods.settings import parse_settings, setting_values
 from selfspec.methods.state import read_state, write_state
+from selfspec.model.adapters import unwrapped
 from selfspec.options import EngineKeywords, EngineOptions, changed
 from selfspec.prompts import Prompt, PromptEncoder, Prompts, as_batch
 from selfspec.runtimes.quantise import quantise
@@ -52,9 +53,9 @@ class Engine:
     An engine may be used from several threads: a request keeps its state to itself, and a method guards what it learns.
 
     Args:
-        model: a supported Hugging Face causal language model, in eval mode. It computes what it did,
-            bit for bit; its weights may move in memory (see ``Target``). With ``weights``, a copy of it runs, and its
-            memory can be freed by dropping it.
+        model: a supported Hugging Face causal language model, in eval mode, or one that PEFT has adapted. It computes
+            what it did, bit for bit; its weights may move in memory (see ``Target``). With ``weights``, a copy of it
+            runs, and its memory can be freed by dropping it.
         tokenizer: its tokenizer; needed for text, not for token ids.
         method: the name of a method, a class of your own, or a method made for this model. ``auto`` takes what is
             fastest; ``autoregressive`` is plain decoding.
@@ -94,6 +95,7 @@ class Engine:
             raise InvalidParameterError(
                 f"{', '.join(_LOADING)} are for a model that is loaded by name; load this one with them"
             )
+        model = unwrapped(model)
         if isinstance(method, Method):
             _check_own_target(method, model, options)
             self.target, self.method = method.target, method

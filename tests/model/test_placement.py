@@ -55,7 +55,9 @@ def test_an_offloaded_model_is_the_same_model() -> None:
 
 
 def test_it_has_no_other_runtime() -> None:
-    with pytest.raises(UnsupportedModelError, match="runtime 'compiled' needs all weights in one process on one device"):
+    with pytest.raises(
+        UnsupportedModelError, match="runtime 'compiled' needs all weights in one process on one device"
+    ):
         Target(offloaded(), "compiled")
     with pytest.raises(UnsupportedModelError, match="low-bit weights need the kernels"):
         Engine(offloaded(), method="low-bit")

@@ -188,7 +188,7 @@ def _check_family(source: str) -> None:
         base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
         raise UnsupportedModelError(
             f"'{source}' is an adapter of the model '{base}', which selfspec does not load; merge the two (PEFT's "
-            "merge_and_unload) and name the merged folder"
+            "merge_and_unload) and name the merged folder, or load them with peft and give Engine the PeftModel"
         )
     content, _ = PreTrainedConfig.get_config_dict(source)
     known = content.get("model_type") in (None, *transformers.CONFIG_MAPPING)
