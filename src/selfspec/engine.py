@@ -24,7 +24,7 @@ from selfspec.methods.registry import DEFAULT_METHOD, find_method
 from selfspec.methods.settings import parse_settings, setting_values
 from selfspec.methods.state import read_state, write_state
 from selfspec.model.adapters import unwrapped
-from selfspec.options import EngineKeywords, EngineOptions, changed
+from selfspec.options import LOADING, EngineKeywords, EngineOptions, changed
 from selfspec.prompts import Prompt, PromptEncoder, Prompts, as_batch
 from selfspec.runtimes.quantise import quantise
 from selfspec.runtimes.target import Target, fingerprint
@@ -38,11 +38,6 @@ if TYPE_CHECKING:
 
 _PREFIX_CACHE = 2**30
 """Bytes of the prefix cache with ``cache_dir``, where no size is given."""
-
-_LOADING: dict[str, Any] = {
-    name: getattr(EngineOptions, name) for name in ("dtype", "device", "unpack", "activations", "device_map", "tp_plan")
-}
-"""The options for a model that is loaded by name, with their defaults."""
 
 _WARM_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -91,10 +86,7 @@ class Engine:
         **keywords: "Unpack[EngineKeywords]",
     ) -> None:
         self.options = options = changed(options or EngineOptions(), keywords, "option")
-        if any(getattr(options, name) != default for name, default in _LOADING.items()):
-            raise InvalidParameterError(
-                f"{', '.join(_LOADING)} are for a model that is loaded by name; load this one with them"
-            )
+        options.check_loaded()
         model = unwrapped(model)
         if isinstance(method, Method):
             _check_own_target(method, model, options)
@@ -126,9 +118,9 @@ class Engine:
         options = changed(options or EngineOptions(), keywords, "option")
         chosen = find_method(method)
         parse_settings(chosen.Settings, chosen.name, options.settings or {})  # what is wrong there needs no weights
-        loading = {name: getattr(options, name) for name in _LOADING}
+        loading = {name: getattr(options, name) for name in LOADING}
         model, tokenizer = load_model(name, weights=options.weights, **loading)
-        return cls(model, tokenizer, chosen, replace(options, weights=None, **_LOADING))
+        return cls(model, tokenizer, chosen, replace(options, weights=None, **LOADING))
 
     def warmup(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Does ahead of the first request what would otherwise slow it down; the method learns nothing from it.

@@ -107,6 +107,19 @@ class EngineOptions:
         if self.max_read_seconds is not None and not self.max_read_seconds > 0:
             raise InvalidParameterError(f"max_read_seconds must be above 0, not {self.max_read_seconds}")
 
+    def check_loaded(self) -> None:
+        """Raises ``InvalidParameterError`` for options that only a model loaded by name can have."""
+        if any(getattr(self, name) != default for name, default in LOADING.items()):
+            raise InvalidParameterError(
+                f"{', '.join(LOADING)} are for a model that is loaded by name; load this one with them"
+            )
+
+
+LOADING: dict[str, Any] = {
+    name: getattr(EngineOptions, name) for name in ("dtype", "device", "unpack", "activations", "device_map", "tp_plan")
+}
+"""The options for a model that is loaded by name, with their defaults."""
+
 
 class QueueKeywords(TypedDict, total=False):
     """The options that an ``AsyncEngine`` may change of its engine's, for editors and type checkers."""

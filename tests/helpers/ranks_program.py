@@ -1,7 +1,7 @@
 """What each of several processes runs that share a tiny model: ``torchrun … ranks_program.py TASK FOLDER OUT``.
 
 The task ``share`` writes what came of everything to ``OUT/RANK.json``. ``lose`` generates until rank 1 ends or stops in
-the middle of it, by the signal in ``OUT``, and prints the error that the others get.
+the middle of it, by the signal in ``OUT``, and prints the error that the others get, and after how long.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,12 +104,14 @@ def error(task: Callable[[], Any]) -> str:
 def lose(folder: Path, number: int) -> None:
     model, _ = load_model(folder / "llama", tp_plan="auto", dtype="float32")
     engine = Engine(model, method="uniform", settings=UNIFORM)
+    last = time.monotonic()
     try:
         for index, _ in enumerate(engine.stream(TEXT, max_new_tokens=1000)):
+            last = time.monotonic()
             if index == 8 and RANK == 1:
                 os.kill(os.getpid(), number)
     except SelfSpecError as raised:
-        sys.stdout.write(f"{type(raised).__name__}: {raised}\n")
+        sys.stdout.write(f"{time.monotonic() - last:.1f} s later: {type(raised).__name__}: {raised}\n")
         sys.stdout.flush()
         os._exit(3)
 

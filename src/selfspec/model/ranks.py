@@ -19,6 +19,7 @@ from torch import distributed
 from selfspec.errors import RanksError, UnsupportedModelError
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from transformers import PreTrainedModel, StoppingCriteria
 
 TIMEOUT = "SELFSPEC_RANK_TIMEOUT"
@@ -72,14 +73,22 @@ class SharingRanks(Ranks):
 
     Args:
         count: number of them, all that there are.
+        groups: the groups in which the model's forwards exchange rows.
+
+    Raises:
+        RanksError: one of them did not come.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, groups: Sequence["ProcessGroup"] = ()) -> None:
         self.count = count
         seconds = timedelta(seconds=float(os.environ.get(TIMEOUT, _SECONDS)))
-        self._group = distributed.new_group(backend="gloo", timeout=seconds)
-        distributed.monitored_barrier(self._group, timeout=_LOADING)
-        distributed.distributed_c10d._set_pg_timeout(seconds)  # transformers' own is two hours
+        try:
+            self._group = distributed.new_group(backend="gloo", timeout=seconds)
+            distributed.monitored_barrier(self._group, timeout=_LOADING)
+        except RuntimeError as error:
+            raise lost_rank(error) from error
+        for group in (None, *groups):
+            distributed.distributed_c10d._set_pg_timeout(seconds, group)  # transformers' own is two hours
 
     def clock(self) -> float:
         """See ``Ranks``."""
@@ -120,8 +129,12 @@ class SharingRanks(Ranks):
 
     def led(self, criterion: "StoppingCriteria") -> "StoppingCriteria":
         """See ``Ranks``."""
-        led: Any = lambda ids, scores: bool(self.lead([bool(torch.as_tensor(criterion(ids, scores)).all())])[0])  # noqa: E731
-        return led  # type: ignore[no-any-return]
+
+        def ends(token_ids: torch.Tensor, scores: Any) -> bool:
+            own = torch.as_tensor(criterion(token_ids, scores)).all()
+            return bool(self.lead([bool(own)])[0])
+
+        return ends  # type: ignore[return-value]
 
 
 def ranks_of(model: "PreTrainedModel") -> Ranks:
@@ -144,7 +157,8 @@ def ranks_of(model: "PreTrainedModel") -> Ranks:
         raise UnsupportedModelError(
             f"{count} of {distributed.get_world_size()} processes share this model; start as many as share it"
         )
-    return SharingRanks(count)
+    mesh: Any = getattr(model, "_device_mesh", None)
+    return SharingRanks(count, [] if mesh is None else mesh.get_all_groups())
 
 
 def heads_of_rank(model: "PreTrainedModel", heads: int) -> int:
