@@ -15,7 +15,12 @@ def in_turn(names: Sequence[Name], turn: int) -> list[Name]:
     return [*names[first:], *names[:first]]
 
 
-def timed(task: Callable[[], object], device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:
+def now() -> float:
+    """Seconds of ``time.perf_counter``."""
+    return time.perf_counter()
+
+
+def timed(task: Callable[[], object], device: torch.device, clock: Callable[[], float] = now) -> float:
     """Wall-clock seconds of a task, including the work that it queues on the device."""
     wait_for(device)
     started = clock()
@@ -30,7 +35,7 @@ def interleaved_samples(
     *,
     repeats: int,
     warm_up: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = now,
 ) -> dict[Name, list[float]]:
     """Times several tasks in turns, after untimed runs; for each name the seconds of its repeats."""
     names = list(tasks)

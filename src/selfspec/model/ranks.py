@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import torch
 from torch import distributed
 
 from selfspec.errors import RanksError, UnsupportedModelError
+from selfspec.timing import now
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,7 +41,7 @@ class Ranks:
 
     def clock(self) -> float:
         """Seconds of ``time.perf_counter``, those of rank 0."""
-        return time.perf_counter()
+        return now()
 
     def lead(self, numbers: Sequence[float]) -> list[float]:
         """Numbers as rank 0 has them."""
@@ -92,7 +92,7 @@ class SharingRanks(Ranks):
 
     def clock(self) -> float:
         """See ``Ranks``."""
-        return self.lead([time.perf_counter()])[0]
+        return self.lead([now()])[0]
 
     def lead(self, numbers: Sequence[float]) -> list[float]:
         """See ``Ranks``."""
