@@ -79,6 +79,11 @@ class AsyncEngine:
         self, engine: Engine, *, prefix_cache_bytes: int | None = None, **keywords: "Unpack[QueueKeywords]"
     ) -> None:
         options = changed(engine.options, keywords, "option of AsyncEngine", QueueKeywords.__annotations__)
+        if engine.target.ranks.count > 1:
+            raise InvalidParameterError(
+                f"{engine.target.ranks.count} processes share this model, and would take its requests in different "
+                "orders; use Engine, in all of them alike"
+            )
         self.engine = engine
         self.memory_limit = _default_limit(engine.target) if options.memory_limit is None else options.memory_limit
         self.failure: BaseException | None = None

@@ -23,7 +23,8 @@ from selfspec.methods.base import Method
 from selfspec.methods.registry import DEFAULT_METHOD, find_method
 from selfspec.methods.settings import parse_settings, setting_values
 from selfspec.methods.state import read_state, write_state
-from selfspec.options import EngineKeywords, EngineOptions, changed
+from selfspec.model.adapters import unwrapped
+from selfspec.options import LOADING, EngineKeywords, EngineOptions, changed
 from selfspec.prompts import Prompt, PromptEncoder, Prompts, as_batch
 from selfspec.runtimes.quantise import quantise
 from selfspec.runtimes.target import Target, fingerprint
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 _PREFIX_CACHE = 2**30
 """Bytes of the prefix cache with ``cache_dir``, where no size is given."""
 
-_LOADING: dict[str, Any] = {name: getattr(EngineOptions, name) for name in ("dtype", "device", "unpack", "activations")}
-"""The options for a model that is loaded by name, with their defaults."""
-
 _WARM_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -50,9 +48,9 @@ class Engine:
     An engine may be used from several threads: a request keeps its state to itself, and a method guards what it learns.
 
     Args:
-        model: a supported Hugging Face causal language model, in eval mode. It computes what it did,
-            bit for bit; its weights may move in memory (see ``Target``). With ``weights``, a copy of it runs, and its
-            memory can be freed by dropping it.
+        model: a supported Hugging Face causal language model, in eval mode, or one that PEFT has adapted. It computes
+            what it did, bit for bit; its weights may move in memory (see ``Target``). With ``weights``, a copy of it
+            runs, and its memory can be freed by dropping it.
         tokenizer: its tokenizer; needed for text, not for token ids.
         method: the name of a method, a class of your own, or a method made for this model. ``auto`` takes what is
             fastest; ``autoregressive`` is plain decoding.
@@ -88,10 +86,8 @@ class Engine:
         **keywords: "Unpack[EngineKeywords]",
     ) -> None:
         self.options = options = changed(options or EngineOptions(), keywords, "option")
-        if any(getattr(options, name) != default for name, default in _LOADING.items()):
-            raise InvalidParameterError(
-                "dtype, device, unpack and activations are for a model that is loaded by name; load this one with them"
-            )
+        options.check_loaded()
+        model = unwrapped(model)
         if isinstance(method, Method):
             _check_own_target(method, model, options)
             self.target, self.method = method.target, method
@@ -122,9 +118,9 @@ class Engine:
         options = changed(options or EngineOptions(), keywords, "option")
         chosen = find_method(method)
         parse_settings(chosen.Settings, chosen.name, options.settings or {})  # what is wrong there needs no weights
-        loading = {name: getattr(options, name) for name in _LOADING}
+        loading = {name: getattr(options, name) for name in LOADING}
         model, tokenizer = load_model(name, weights=options.weights, **loading)
-        return cls(model, tokenizer, chosen, replace(options, weights=None, **_LOADING))
+        return cls(model, tokenizer, chosen, replace(options, weights=None, **LOADING))
 
     def warmup(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Does ahead of the first request what would otherwise slow it down; the method learns nothing from it.
@@ -239,11 +235,14 @@ class Engine:
             prompt_ids = self._encoder.encode(prompt)
             check_context(len(prompt_ids), params.max_new_tokens, self.target.context_limit)
             check_bias(params.logit_bias, self.target.vocab_size)
+            self.target.ranks.compare("a prompt or its parameters", [prompt_ids, vars(params)])
             method = method or self.method
+            with self.target.ranks.same_draws():
+                rule = self.options.rule(params, self.target.device)
             return Request(
                 prompt_ids,
                 params.max_new_tokens,
-                rule=self.options.rule(params, self.target.device),
+                rule=rule,
                 processor=self._processor(params, len(prompt_ids)),
                 output=self._output(params),
                 method=method,
@@ -321,7 +320,7 @@ class Engine:
             eos_ids=self._end_ids(params),
             stop_ids=frozenset(params.stop_token_ids),
             text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
-            criteria=params.stopping_criteria,
+            criteria=tuple(map(self.target.ranks.led, params.stopping_criteria)),
         )
 
     def _end_ids(self, params: SamplingParams) -> frozenset[int]:
@@ -378,6 +377,8 @@ def _check_own_target(method: Method, model: "PreTrainedModel", options: EngineO
 
 def _kept_texts(target: Target, options: EngineOptions, grain: int) -> KeptTexts | None:
     given = options.cache_dir
+    if given is not None and target.ranks.count > 1:
+        raise InvalidParameterError("processes that share a model may not have the same files; leave cache_dir out")
     if isinstance(given, KeptTexts):
         if given.target is not target:
             raise InvalidParameterError("these kept texts are of another model; give a folder instead")

@@ -69,6 +69,10 @@ class QueueFullError(SelfSpecError):
     """The maximum number of requests is waiting; try again later."""
 
 
+class RanksError(SelfSpecError):
+    """Processes that share a model differ in what they were given, or one of them was lost."""
+
+
 class EngineClosedError(SelfSpecError):
     """The engine is closed, or was closed before the request ended."""
 

@@ -10,6 +10,7 @@ import torch
 from selfspec.decoding.kept_texts import KeptTexts
 from selfspec.decoding.prefix_cache import PrefixCache
 from selfspec.errors import InvalidParameterError
+from selfspec.loading.divided import DeviceMap
 from selfspec.methods.settings import suggest
 from selfspec.runtimes.precision import Precision
 from selfspec.sampling.rules import Rule, rule_of
@@ -44,6 +45,10 @@ class EngineOptions:
             ``load_model``). Only for a model that is loaded by name.
         unpack: turn the weights of a quantised file into numbers of the dtype (see ``load_model``). Only for a
             model that is loaded by name.
+        device_map: divides the model over several devices (see ``load_model``). Only for a model that is loaded by
+            name.
+        tp_plan: ``auto`` to share the model with the other processes that ``torchrun`` started (see ``load_model``).
+            Only for a model that is loaded by name.
         runtime: how the model's sublayers run, one of ``selfspec.runtimes.target.RUNTIMES``.
         cache_bits: 8 to keep keys and values in 8 bits, in half of the memory, with a text of its own; ``None`` for the
             model's dtype.
@@ -77,6 +82,8 @@ class EngineOptions:
     weights: str | Precision | None = None
     unpack: bool = False
     activations: str = "auto"
+    device_map: DeviceMap | None = None
+    tp_plan: str | None = None
     runtime: str = "auto"
     cache_bits: int | None = None
     keep_copies: bool = False
@@ -100,6 +107,19 @@ class EngineOptions:
         if self.max_read_seconds is not None and not self.max_read_seconds > 0:
             raise InvalidParameterError(f"max_read_seconds must be above 0, not {self.max_read_seconds}")
 
+    def check_loaded(self) -> None:
+        """Raises ``InvalidParameterError`` for options that only a model loaded by name can have."""
+        if any(getattr(self, name) != default for name, default in LOADING.items()):
+            raise InvalidParameterError(
+                f"{', '.join(LOADING)} are for a model that is loaded by name; load this one with them"
+            )
+
+
+LOADING: dict[str, Any] = {
+    name: getattr(EngineOptions, name) for name in ("dtype", "device", "unpack", "activations", "device_map", "tp_plan")
+}
+"""The options for a model that is loaded by name, with their defaults."""
+
 
 class QueueKeywords(TypedDict, total=False):
     """The options that an ``AsyncEngine`` may change of its engine's, for editors and type checkers."""
@@ -119,6 +139,8 @@ class EngineKeywords(QueueKeywords, total=False):
     weights: str | Precision | None
     unpack: bool
     activations: str
+    device_map: DeviceMap | None
+    tp_plan: str | None
     runtime: str
     cache_bits: int | None
     keep_copies: bool

@@ -15,24 +15,34 @@ def in_turn(names: Sequence[Name], turn: int) -> list[Name]:
     return [*names[first:], *names[:first]]
 
 
-def timed(task: Callable[[], object], device: torch.device) -> float:
+def now() -> float:
+    """Seconds of ``time.perf_counter``."""
+    return time.perf_counter()
+
+
+def timed(task: Callable[[], object], device: torch.device, clock: Callable[[], float] = now) -> float:
     """Wall-clock seconds of a task, including the work that it queues on the device."""
     wait_for(device)
-    started = time.perf_counter()
+    started = clock()
     task()
     wait_for(device)
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def interleaved_samples(
-    tasks: Mapping[Name, Callable[[], object]], device: torch.device, *, repeats: int, warm_up: int = 1
+    tasks: Mapping[Name, Callable[[], object]],
+    device: torch.device,
+    *,
+    repeats: int,
+    warm_up: int = 1,
+    clock: Callable[[], float] = now,
 ) -> dict[Name, list[float]]:
     """Times several tasks in turns, after untimed runs; for each name the seconds of its repeats."""
     names = list(tasks)
     samples: dict[Name, list[float]] = {name: [] for name in names}
     for turn in range(warm_up + repeats):
         for name in in_turn(names, turn):
-            seconds = timed(tasks[name], device)
+            seconds = timed(tasks[name], device, clock)
             if turn >= warm_up:
                 samples[name].append(seconds)
     return samples

@@ -20,6 +20,7 @@ from selfspec.decoding.scheduler import Scheduler
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
 from selfspec.model.kept import KeptSet
+from selfspec.model.ranks import Ranks
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import StackOutput
@@ -46,6 +47,7 @@ class TableTarget:
     sublayer_count, independent_rows = SUBLAYERS, 0
     version, slot_bytes, keys_depend_on_position_alone = 1, 8, True
     native, sublayers, tree_refusal = None, (None,) * SUBLAYERS, None
+    ranks = Ranks()
 
     def new_sequence(self, prompt_length: int, capacity: int, last_length: int) -> SequenceState:
         return SequenceState(KeyValueCache(1, 1, capacity, 1, dtype=torch.float32, device=self.device))

@@ -16,6 +16,7 @@ from selfspec.decoding.request import Event, Failed, Finished, Prefilled, Reques
 from selfspec.decoding.sequence import Sequence
 from selfspec.decoding.verification import judge, not_finite
 from selfspec.model.forward import Forward
+from selfspec.model.ranks import is_lost_rank
 from selfspec.runtimes.chain import VerifiedRows
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
@@ -145,8 +146,8 @@ def read_prompts(target: Target, chunks: Many[Chunk]) -> list[Event]:
     try:
         return read_chunks(target, chunks)
     except Exception as error:  # raised before anything was committed
-        if len(chunks) == 1:
-            return [Failed.by(chunks[0].sequence.request, error)]
+        if len(chunks) == 1 or is_lost_rank(error):
+            return [Failed.by(chunk.sequence.request, error) for chunk in chunks]
     return [event for chunk in chunks for event in read_prompts(target, [chunk])]
 
 

@@ -9,6 +9,7 @@ from selfspec.decoding.drafter import DraftingMethod
 from selfspec.decoding.output import Output
 from selfspec.decoding.suffixes import SuffixAutomaton
 from selfspec.limits import is_out_of_memory, out_of_memory
+from selfspec.model.ranks import is_lost_rank, lost_rank
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Rule
@@ -132,8 +133,11 @@ class Failed(Event):
     def by(request: Request, error: Exception) -> "Failed":
         """A request that an exception ended.
 
-        One that means that memory ran out is replaced: its frames would keep the tensors alive that did not fit.
+        One that means that memory ran out is replaced: its frames would keep the tensors alive that did not fit. So is
+        one that means that another process was lost.
         """
         if is_out_of_memory(error):
             error = out_of_memory(len(request.prompt_ids), request.max_new_tokens)
+        elif is_lost_rank(error):
+            error = lost_rank(error)
         return Failed(request, error)

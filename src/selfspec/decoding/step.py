@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence as Many
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 
 import torch
 
@@ -12,6 +12,8 @@ from selfspec.decoding.drafting import propose
 from selfspec.decoding.request import Advanced, Event, Failed, Finished
 from selfspec.decoding.sequence import Sequence
 from selfspec.decoding.verification import Verified, not_finite, run, verify
+from selfspec.errors import RanksError
+from selfspec.model.ranks import Ranks, is_lost_rank
 from selfspec.runtimes.target import Target
 from selfspec.types import PhaseClock, PhaseSeconds, Round
 
@@ -21,8 +23,8 @@ def play(target: Target, sequences: Many[Sequence], *, alone: bool = True) -> li
     try:
         return play_round(target, sequences, alone=alone)
     except Exception as error:  # raised before anything was committed
-        if len(sequences) == 1:
-            return [Failed.by(sequences[0].request, error)]
+        if len(sequences) == 1 or is_lost_rank(error) or isinstance(error, RanksError):
+            return [Failed.by(sequence.request, error) for sequence in sequences]
     return [event for sequence in sequences for event in play(target, [sequence], alone=alone)]
 
 
@@ -50,8 +52,9 @@ def play_round(target: Target, sequences: Many[Sequence], *, alone: bool = True)
         clock.switch("draft")
         proposals = propose(target, sequences, drafts, watched)
         verified = verify(target, sequences, proposals, watched, clock)
-    seconds = _share(clock.seconds, len(sequences))
+    seconds = _share(_led(target.ranks, clock.seconds), len(sequences))
     committed = [_conclude(*each, seconds, clock) for each in zip(sequences, drafts, verified, strict=True)]
+    target.ranks.compare("the tokens of a round", [None if isinstance(own, Failed) else own for own in committed])
     seconds = _share(clock.seconds, len(sequences))
     events: list[Event] = []
     for sequence, draft, own, tokens in zip(sequences, drafts, verified, committed, strict=True):
@@ -95,6 +98,11 @@ def _conclude(
     finally:
         clock.switch("other")
     return committed
+
+
+def _led(ranks: Ranks, seconds: PhaseSeconds) -> PhaseSeconds:
+    """The seconds of rank 0, from which all ranks learn."""
+    return seconds if ranks.count == 1 else PhaseSeconds(*ranks.lead(astuple(seconds)))
 
 
 def _share(total: PhaseSeconds, count: int) -> PhaseSeconds:

@@ -15,6 +15,7 @@ from transformers import (
     StoppingCriteriaList,
     TemperatureLogitsWarper,
 )
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
@@ -24,10 +25,18 @@ from selfspec.hf.padding import PaddedRow, processors_of, split_rows
 from selfspec.methods.base import Method
 from selfspec.methods.registry import DEFAULT_METHOD, find_method
 from selfspec.methods.settings import parse_settings
+from selfspec.model.adapters import check_call
 from selfspec.types import SamplingParams
 
 _KNOWN_MODEL_ARGUMENTS = {"attention_mask", "cache_position", "logits_to_keep", "past_key_values", "position_ids"}
 _KEPT_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+_INSTEAD = {
+    "prompt_lookup_num_tokens": "custom_generate('prompt-lookup')",
+    "assistant_early_exit": "custom_generate('layerskip', {'exit_layer': N})",
+    "use_mtp": "custom_generate('mtp')",
+}
+"""By an argument with which ``generate`` drafts itself, how to draft that way here."""
+
 _KEPT_LOOP = "_selfspec_custom_generate"
 """The attribute of a model that holds its loop of the default method."""
 
@@ -92,6 +101,11 @@ class CustomGenerate:
     With a seed, every row is what it is alone with this seed. Of several outputs for one prompt
     (``num_return_sequences``) output ``k`` has the seed ``seed + k``.
 
+    An ``assistant_model`` is refused, and so is what makes ``generate`` draft by itself (``prompt_lookup_num_tokens``,
+    ``assistant_early_exit``, ``use_mtp``) or choose otherwise (``dola_layers``, ``penalty_alpha``). What only tunes
+    such drafts (``num_assistant_tokens``, ``assistant_confidence_threshold``) changes nothing, as in ``generate``
+    without them. Adapters of layers are a part of the model; ``model.adapters`` says what is refused.
+
     Stop strings reach it as a criterion only if they are passed as one: ``generate`` does not pass its ``tokenizer`` on
     to a callable, and refuses ``stop_strings`` for that reason. Give a ``StopStringCriteria`` among the
     ``stopping_criteria`` instead.
@@ -133,6 +147,7 @@ class CustomGenerate:
         Raises:
             SelfSpecError: something was asked for that drafting with the model's own layers cannot give.
         """
+        check_call(model)
         streamer = _streamer_of_caller(model)
         _check_config(generation_config, len(input_ids), streamer)
         _check_model_arguments(model_kwargs)
@@ -210,6 +225,16 @@ def _pad(outputs: list[list[int]], config: GenerationConfig, like: torch.Tensor)
 def _check_config(config: GenerationConfig, batch: int, streamer: Any) -> None:
     if (config.num_beams or 1) > 1:
         raise InvalidParameterError(f"num_beams={config.num_beams}: drafts are verified for one beam; use num_beams=1")
+    for name, instead in _INSTEAD.items():
+        if getattr(config, name, None):
+            raise InvalidParameterError(
+                f"{name} lets generate draft itself; leave it out, or use {instead} for such drafts"
+            )
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise InvalidParameterError(
+            f"{mode.value} is another way to choose tokens; drafts are for greedy and sampled text"
+        )
     for name in _KEPT_OUTPUTS:
         if config.return_dict_in_generate and getattr(config, name, None):
             raise InvalidParameterError(f"{name}=True: only the sequences are kept; run generate without it")

@@ -23,6 +23,7 @@ from selfspec.errors import (
 from selfspec.limits import is_out_of_memory
 from selfspec.loading.catalog import InstallableModel, installed_file, resolve_name
 from selfspec.loading.devices import parse_device, parse_dtype
+from selfspec.loading.divided import DeviceMap, Division
 from selfspec.loading.gguf_hub import HubFile, download
 from selfspec.loading.gguf_model import read_gguf, read_gguf_config
 from selfspec.loading.quantised_model import read_quantised
@@ -43,6 +44,8 @@ def load_model(
     weights: str | Precision | None = None,
     unpack: bool = False,
     activations: str = "auto",
+    device_map: DeviceMap | None = None,
+    tp_plan: str | None = None,
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """Loads a model and its tokenizer.
 
@@ -59,20 +62,29 @@ def load_model(
         activations: ``int8`` rounds what is multiplied with weights of few bits to 8 bits, in blocks of 32 with a scale
             each: faster for many rows, with a text of its own. ``exact`` multiplies all bits of the dtype. ``auto`` is
             ``int8`` for the own numbers of a quantised GGUF file or checkpoint in bfloat16, else ``exact``.
+        device_map: divides the model over several devices, as transformers' ``from_pretrained`` does; needs accelerate.
+        tp_plan: ``auto`` shares every weight with the other processes that ``torchrun`` started.
 
     Returns:
-        The model in eval mode on the device, and its tokenizer.
+        The model in eval mode on the device, or divided, and its tokenizer.
 
     Raises:
         DeviceError: the dtype or the device is unknown or not available.
-        InvalidParameterError: ``weights`` is unknown.
-        UnsupportedModelError: the family is not supported, or cannot have low-bit weights.
+        InvalidParameterError: ``weights`` is unknown, or the model cannot be divided so.
+        MissingPackageError: ``device_map`` needs accelerate.
+        UnsupportedModelError: the family is not supported, has no ``tp_plan``, or cannot have low-bit weights; or parts
+            of the model are on disk.
         ModelLoadError: there is no such model, or its files are missing or corrupt.
         OutOfMemoryError: the weights do not fit into memory.
     """
     if activations not in ACTIVATIONS:
         raise InvalidParameterError(f"there are no activations '{activations}'; choose {' or '.join(ACTIVATIONS)}")
-    loaded = _load(name, parse_dtype(dtype), device, parse_weights(weights), unpack=unpack)
+    division, precision = Division(device_map, tp_plan), parse_weights(weights)
+    if device != "auto" or precision is not None:
+        division.refuse_with("a device" if precision is None else "low-bit weights")
+    if division:
+        return _load_divided(name, parse_dtype(dtype), division)
+    loaded = _load(name, parse_dtype(dtype), device, precision, unpack=unpack)
     set_activations(loaded[0], activations)
     return loaded
 
@@ -110,6 +122,21 @@ def _load(
         _check_weights(report)
         model = model.to(chosen_device).eval()
     return _finish(model, precision), tokenizer
+
+
+def _load_divided(
+    name: str | Path, dtype: Any, division: Division
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    with _explain_failure(name):
+        source = resolve_name(name)
+        if _gguf_file(source) is not None:
+            division.refuse_with("a GGUF file")
+        _check_family(str(source))
+        with _explain_failure(name, "the tokenizer of "):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(source))
+        model, report = division.load(str(source), dtype)
+        _check_weights(report)
+    return model, tokenizer
 
 
 def _finish(model: "PreTrainedModel", precision: Precision | None) -> "PreTrainedModel":
@@ -161,7 +188,7 @@ def _check_family(source: str) -> None:
         base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
         raise UnsupportedModelError(
             f"'{source}' is an adapter of the model '{base}', which selfspec does not load; merge the two (PEFT's "
-            "merge_and_unload) and name the merged folder"
+            "merge_and_unload) and name the merged folder, or load them with peft and give Engine the PeftModel"
         )
     content, _ = PreTrainedConfig.get_config_dict(source)
     known = content.get("model_type") in (None, *transformers.CONFIG_MAPPING)

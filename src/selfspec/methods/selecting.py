@@ -80,7 +80,7 @@ class SelectingMethod(Method):
     def __init__(self, target: Target, settings: SelectingSettings) -> None:
         super().__init__(target, settings)
         self.ours = settings.schedule == "ours"
-        self.payoff = Payoff()
+        self.payoff = Payoff(target.ranks.clock)
         self._lock = threading.Lock()
         self._choice: Choice | None = None
 

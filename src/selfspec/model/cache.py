@@ -26,6 +26,8 @@ class KeyValueCache:
     Where it is ``packed``, it holds them in 8 bits (``mxint8``): the last dimension of all below is then the bytes of a
     row. Rows are packed as they are written, so that every row of a forward sees the packed ones, itself included.
 
+    Where the layers are on several ``devices``, each layer's are on its own.
+
     Attributes:
         states: the states of recurrent layers after the last rows.
         keys: per layer ``[1, key_value_heads, capacity, head_dim]``.
@@ -44,17 +46,22 @@ class KeyValueCache:
         dtype: torch.dtype,
         device: torch.device,
         packed: bool = False,
+        devices: Sequence[torch.device] | None = None,
     ) -> None:
         # Zeros, because attention multiplies the values of hidden slots by zero, and garbage may hold NaN.
         self.states = RowStates(self)
         self._unpacked = dtype
         width, stored = (packed_size(head_dim), torch.uint8) if packed else (head_dim, dtype)
+        if devices is not None and set(devices) != {device}:
+            self._hold([_zeros((2, key_value_heads, capacity, width), stored, each) for each in devices])
+            self._home = device
+            return
         pairs = _zeros((layer_count, 2, key_value_heads, capacity, width), stored, device)
         self._hold([pairs[layer] for layer in range(layer_count)])
 
     def _hold(self, pairs: Sequence[torch.Tensor]) -> None:
         """Sets each layer's keys and values, ``[2, key_value_heads, capacity, head_dim]``, with no committed slots."""
-        self._pairs = list(pairs)
+        self._pairs, self._home = list(pairs), pairs[0].device
         self.addresses = addresses_of(pairs)
         self.keys = [pair[:1] for pair in pairs]
         self.values = [pair[1:] for pair in pairs]
@@ -63,8 +70,8 @@ class KeyValueCache:
 
     @property
     def device(self) -> torch.device:
-        """The device of keys and values."""
-        return self._pairs[0].device
+        """The device of what is said about rows, and of keys and values where all layers are on one."""
+        return self._home
 
     @property
     def packed(self) -> bool:
@@ -117,7 +124,7 @@ class KeyValueCache:
 
     def rows(self, start: int, count: int) -> torch.Tensor:
         """A copy of keys and values of consecutive slots, ``[layers, 2, key_value_heads, count, head_dim]``."""
-        return torch.stack([pair.narrow(2, start, count) for pair in self._pairs])
+        return torch.stack([pair.narrow(2, start, count).to(self.device) for pair in self._pairs])
 
     def append(self, rows: torch.Tensor) -> None:
         """Commits rows whose keys and values are known, as from ``rows``, after the committed slots."""

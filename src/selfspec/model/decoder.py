@@ -10,6 +10,8 @@ from selfspec.errors import UnsupportedModelError
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.families import Branch, Family, RopeLayout, Windows
 from selfspec.model.forward import Forward
+from selfspec.model.placement import device_of, placement_of
+from selfspec.model.ranks import heads_of_rank
 from selfspec.model.rope import Rope
 from selfspec.model.sublayers import AttentionSublayer, BranchSublayer, Sublayer
 
@@ -23,10 +25,11 @@ class Decoder:
     """The modules of a supported causal language model. No attribute of the model is set.
 
     Args:
-        model: in eval mode, on one device.
+        model: in eval mode.
 
     Attributes:
         family: the row of its family.
+        placement: where its weights are.
         embedding: the module that embeds tokens.
         embedding_scale: what embeddings are multiplied by; ``None`` for nothing.
         final_norm: the norm before the head.
@@ -42,7 +45,7 @@ class Decoder:
 
     def __init__(self, model: "PreTrainedModel", family: Family) -> None:
         _check_supported(model)
-        self.family, self.model = family, model
+        self.family, self.model, self.placement = family, model, placement_of(model)
         self.config: Any = model.config
         self.head: nn.Module = _head(model)
         self.embedding_scale: torch.Tensor | float | None = None
@@ -74,15 +77,15 @@ class Decoder:
 
     @property
     def like(self) -> torch.Tensor:
-        """A tensor with the model's dtype and device."""
-        return self.final_norm.weight  # type: ignore[return-value]
+        """A tensor with the model's dtype, on the device where rows enter."""
+        return self.placement.like(self.final_norm.weight)  # type: ignore[arg-type]
 
     @property
     def slot_shape(self) -> tuple[int, int]:
-        """Key and value heads, and the size of each, of one cache slot in one layer."""
+        """Key and value heads in this process, and the size of each, of one cache slot in one layer."""
         heads = self.config.num_attention_heads
         head_dim = getattr(self.config, "head_dim", None) or self.hidden_size // heads
-        return getattr(self.config, "num_key_value_heads", None) or heads, head_dim
+        return heads_of_rank(self.model, getattr(self.config, "num_key_value_heads", None) or heads), head_dim
 
     @property
     def slot_layers(self) -> int:
@@ -143,14 +146,27 @@ class Decoder:
         """An empty cache with ``capacity`` slots, ``packed`` in 8 bits or not."""
         heads, head_dim = self.slot_shape
         like = self.like
+        devices = None if self.placement.is_whole else self._layer_devices()
         return KeyValueCache(
-            self.slot_layers, heads, capacity, head_dim, dtype=like.dtype, device=like.device, packed=packed
+            self.slot_layers,
+            heads,
+            capacity,
+            head_dim,
+            dtype=like.dtype,
+            device=like.device,
+            packed=packed,
+            devices=devices,
         )
 
     def new_slots(self, slots: int) -> torch.Tensor:
         """Zeros for the keys and values of all layers, ``[layers, 2, key_value_heads, slots, head_dim]``."""
         heads, head_dim = self.slot_shape
         return self.like.new_zeros((self.slot_layers, 2, heads, slots, head_dim))
+
+    def _layer_devices(self) -> list[torch.device]:
+        """The device of each layer's attention, where its keys and values are."""
+        attention = self.family.attention.module
+        return [device_of(getattr(layer, attention)) for layer in self._parts.layers[: self.layer_count]]
 
     @property
     def _rope_switch(self) -> int | None:
@@ -198,11 +214,6 @@ def _check_supported(model: "PreTrainedModel") -> None:
             "the model is in training mode, where dropout makes it random; call model.eval() first"
         )
     _check_activations(model)
-    devices = {str(parameter.device) for parameter in model.parameters()}
-    if len(devices) > 1:
-        raise UnsupportedModelError(
-            f"the model is spread over {', '.join(sorted(devices))}; put it on one device, without offloading"
-        )
 
 
 def _check_layer(layer: nn.Module, index: int, family: Family) -> None:

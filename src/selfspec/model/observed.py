@@ -42,6 +42,11 @@ class ObservedDecoder(Decoder):
 
     @torch.inference_mode()
     def _take_apart(self) -> None:
+        if len(self.placement.devices) > 1:
+            raise UnsupportedModelError(
+                f"a '{self.family.name}' model runs by transformers' own modules, and only on one device; put it on "
+                "one, or load it in fewer bits"
+            )
         self._skeleton = skeleton = Skeleton(self.model)
         self.config = skeleton.config
         self.embedding: Any = self.model.get_input_embeddings()
@@ -69,8 +74,8 @@ class ObservedDecoder(Decoder):
 
     @property
     def like(self) -> torch.Tensor:
-        """A tensor with the model's dtype and device."""
-        return next(self._skeleton.layers[0].parameters())
+        """A tensor with the model's dtype, on the device where rows enter."""
+        return self.placement.like(next(self._skeleton.layers[0].parameters()))
 
     @property
     def slot_shape(self) -> tuple[int, int]:
@@ -136,6 +141,9 @@ class ObservedDecoder(Decoder):
     def room(self, prompt_length: int) -> int:
         """Number of new tokens that fit after a prompt; zero or negative if none do."""
         return self.context_limit - prompt_length
+
+    def _layer_devices(self) -> list[torch.device]:
+        return [self.placement.home] * self.slot_layers  # a model on several devices is refused
 
     def embed(self, token_ids: torch.Tensor, forward: Forward | None = None) -> torch.Tensor:
         """The residual stream before sublayer 0: long ``[rows]`` to ``[rows, hidden]``."""

@@ -12,8 +12,9 @@ def stored_tensors(weight: torch.Tensor) -> Iterator[torch.Tensor]:
         yield weight.detach()
         return
     names, _ = flatten()
-    for name in names:
-        yield from stored_tensors(getattr(weight, name))
+    for part in (getattr(weight, name) for name in names):
+        if isinstance(part, torch.Tensor):  # a weight that processes share also names their mesh
+            yield from stored_tensors(part)
 
 
 def stored_bytes(weight: torch.Tensor) -> int:

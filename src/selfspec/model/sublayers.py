@@ -64,7 +64,8 @@ class BranchSublayer(Sublayer):
 
     def __call__(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Runs the branch on ``[rows, hidden]`` and adds it to the residual stream."""
-        return hidden_states + self._branch(hidden_states, forward)
+        branch = self._branch(hidden_states, forward)
+        return hidden_states.to(branch.device) + branch  # hooks of a device_map move what enters the branch
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """What is added to the residual stream, ``[rows, hidden]``."""
@@ -142,4 +143,5 @@ class _CacheWriter:
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self._cache.write(layer_idx, self._start, keys, values)
-        return self._cache.seen(layer_idx, self._first, self._slots)
+        seen = self._cache.seen(layer_idx, self._first, self._slots)
+        return seen[0].to(keys.device), seen[1].to(keys.device)

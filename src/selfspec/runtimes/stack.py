@@ -216,7 +216,8 @@ class Stack:
         if (native := self._native_head(len(hidden_states) if widest is None else widest)) is not None:
             return native.score(hidden_states).values
         normed, head = self._norm(hidden_states), self.head
-        return self._decoder.scale_logits(head(normed, widest) if isinstance(head, Product) else head(normed))
+        logits = self._decoder.scale_logits(head(normed, widest) if isinstance(head, Product) else head(normed))
+        return logits.to(hidden_states.device)
 
     def norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The final norm, bit for bit as a few rows get it from ``logits``: ``[rows, hidden]`` in and out."""
@@ -302,17 +303,17 @@ class Stack:
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Runs sublayers one after the other. By place, ``needed`` says how many last rows of the stream to keep."""
         graphs = self.graphs if self.graphs is not None and self.graphs.takes(forward) else None
-        stream = stream if graphs is None else graphs.load(stream, forward)
+        stream, home = stream if graphs is None else graphs.load(stream, forward), stream.device
         states: dict[int, torch.Tensor] = {}
         for place, index in enumerate(sublayers):
             if place in needed:
                 whole = graphs is None and needed[place] == len(stream)
-                states[place] = stream if whole else _last(stream, needed[place]).clone()
+                states[place] = stream.to(home) if whole else _last(stream, needed[place]).to(home, copy=True)
             if graphs is None:
                 stream = self.sublayers[index](stream, forward)
             else:
                 stream = graphs.advance(index, stream, forward)
-        return stream if graphs is None else stream.clone(), states
+        return stream.to(home) if graphs is None else stream.clone(), states
 
     def _run_groups(
         self,

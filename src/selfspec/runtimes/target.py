@@ -1,6 +1,5 @@
 """The target model as 2L sublayers: the only place that runs the model."""
 
-import hashlib
 from collections.abc import Callable, Iterable
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -10,10 +9,11 @@ import torch
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
+from selfspec.model.identity import shared_traits, weights_digest
 from selfspec.model.mxint8 import SHARED, packed_size
 from selfspec.model.observed import ObservedDecoder, take_apart
+from selfspec.model.ranks import Ranks, ranks_of
 from selfspec.model.splitting import Nothing
-from selfspec.model.stored import stored_tensors
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.fused import FusedBlock
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = ["RUNTIMES", "StackOutput", "Target", "fingerprint"]
-
-_SAMPLES = 1024
-"""Elements of every weight that ``fingerprint`` reads."""
-
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -61,7 +57,8 @@ class Target:
     the model, at full precision; ``at`` gives the model at any.
 
     Args:
-        model: a supported ``PreTrainedModel``, in eval mode, on one device.
+        model: a supported ``PreTrainedModel``, in eval mode. Where a ``device_map`` or a ``tp_plan`` divides it,
+            transformers' own modules run.
         runtime: one of ``RUNTIMES``. Hooks, adapters and quantised layers keep the sublayer that has them on
             transformers' modules; those that come later are noticed at the next request.
         keep_copies: keep low-bit copies of weights in files of the user's cache folder; see ``copy_store.CopyStore``.
@@ -72,6 +69,7 @@ class Target:
         decoder: the model taken apart.
         config: the model's config.
         family: the row of its family.
+        ranks: the processes that share the model.
         level: what a trial found about levels of instructions in this process; see ``levels.settle_level``.
         reading: how kernels read the weights, where a trial chose it; see ``reading.choose_reading``.
         version: grows when modules or weights of the model were replaced; older keys and values are of no use then.
@@ -92,12 +90,17 @@ class Target:
     ) -> None:
         if runtime not in RUNTIMES:
             raise InvalidParameterError(f"there is no runtime '{runtime}'; choose one of {', '.join(RUNTIMES)}")
-        self.runtime = runtime
         self.model = model
+        self.ranks: Ranks = ranks_of(model)
         self._store = CopyStore() if keep_copies else None
         self.decoder = take_apart(model)
         if self.device.type == "meta":
             raise UnsupportedModelError("the model is on device 'meta', without its weights; load them")
+        self.runtime = self._divided_runtime(runtime)
+        if self.ranks.count > 1:
+            for what, value in shared_traits(model).items():
+                self.ranks.compare(what, value)
+            self._digest_of_all = "+".join(self.ranks.gather(weights_digest(model)))
         self.config: Any = self.decoder.config
         self.family = self.decoder.family
         self.hidden_size = self.decoder.hidden_size
@@ -111,6 +114,7 @@ class Target:
                 "not use; use runtime 'auto' or 'eager'"
             )
         self.cache_bits = cache_bits
+        _ = self.slot_bytes  # refuses heads that the processes cannot share
         self._check_cache()
         self._uses_graphs = runtime == "graphs"
         self._prepared: Runner
@@ -157,6 +161,11 @@ class Target:
     def parameter_count(self) -> int:
         """Number of weights, low-bit ones too; a shared one counts once."""
         return parameter_count(self.model)
+
+    @property
+    def weights_digest(self) -> str:
+        """Identifies the weights."""
+        return weights_digest(self.model) if self.ranks.count == 1 else self._digest_of_all
 
     def room(self, prompt_length: int) -> int:
         """Number of new tokens that fit after a prompt; not positive where none fits."""
@@ -276,6 +285,17 @@ class Target:
                 forward = self.lay_out(sequence, rows, start=end - rows, prefix=0)
                 self.logits(self.run(self.embed(tokens, forward), range(self.sublayer_count), forward).hidden_states)
 
+    def _divided_runtime(self, runtime: str) -> str:
+        """The runtime; of a model that is divided, transformers' own modules."""
+        if self.decoder.placement.is_whole:
+            return runtime
+        if runtime not in ("auto", "eager"):
+            raise UnsupportedModelError(
+                f"runtime '{runtime}' needs all weights in one process on one device, but a device_map or tp_plan "
+                "divides this model; use runtime 'auto' or 'eager'"
+            )
+        return "eager"
+
     def _check_cache(self) -> None:
         """Refuses a cache of 8 bits where something else than our own sublayers reads and writes it."""
         assert self.cache_bits in (None, 8)
@@ -315,28 +335,13 @@ class Target:
 def fingerprint(target: Target) -> dict[str, Any]:
     """The identity of a model, for state files and latency profiles: its shape, its dtype and a digest of its weights.
 
-    The digest reads up to 1,024 elements of every weight, evenly spread. That distinguishes checkpoints of the same
-    architecture, fine-tuned versions included, and takes far less time than loading them. It does not depend on the
-    device.
+    See ``identity.weights_digest``. Of a model that several processes share it depends on how they do.
     """
-    digest = hashlib.sha256()
-    for weight in target.model.parameters():
-        for tensor in stored_tensors(weight):
-            digest.update(str(list(tensor.shape)).encode())
-            digest.update(_sample(tensor).numpy().tobytes())
     return {
         "family": target.config.model_type,
         "layers": target.layer_count,
         "hidden_size": target.hidden_size,
         "vocabulary": target.vocab_size,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "weights": digest.hexdigest()[:16],
+        "weights": target.weights_digest,
     }
-
-
-def _sample(weight: torch.Tensor) -> torch.Tensor:
-    """Some elements of a weight, float32 ``[n]`` on the CPU, which holds every smaller dtype exactly."""
-    flat = weight.flatten()
-    # An odd step, so that the elements of a matrix are not all from a few of its columns.
-    step = max(1, len(flat) // _SAMPLES) | 1
-    return flat[::step].to("cpu", torch.float32)

@@ -73,7 +73,13 @@ class Auto(Method):
         kind = "sampled" if prefill.probe.samples else "greedy"
         layers, mask_embeddings = ready.layers[kind], ready.mask_embeddings.of_request(prefill.prompt_ids)
         return AutoDrafter(
-            prefill, ready.experience[kind], ready.verify, layers, self.settings.delta, mask_embeddings=mask_embeddings
+            prefill,
+            ready.experience[kind],
+            ready.verify,
+            layers,
+            self.settings.delta,
+            self.target.ranks.clock,
+            mask_embeddings,
         )
 
     def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:

@@ -339,6 +339,7 @@ def _find_out(target: Target, settings: AutoSettings, progress: Callable[[str], 
         verify,
         most_seconds=settings.trial_seconds,
         fits=lambda assignment: target.low_bit_bytes(assignment.precision) <= limit,
+        clock=target.ranks.clock,
     )
     best = best_trial(trials)
     chosen = best if best is not None and best.tokens_per_second > _LEAST_GAIN / verify(1) else None

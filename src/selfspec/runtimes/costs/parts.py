@@ -175,7 +175,7 @@ def measure_parts(
         lambda: running.run(embedded, mlp, steps[0]),
         *(lambda step=step: running.run(embedded, attention, step) for step in steps),
     ]
-    samples = interleaved_samples(dict(enumerate(passes)), target.device, repeats=repeats)
+    samples = interleaved_samples(dict(enumerate(passes)), target.device, repeats=repeats, clock=target.ranks.clock)
     embedding, head, mlps, *attentions = map(min, samples.values())
     layers = target.layer_count
     return PartSeconds(

@@ -1,6 +1,5 @@
 """Seconds of a forward by its number of rows."""
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -97,13 +96,14 @@ def measure_together(
     for forward in forwards:
         forward[1]()  # makes copies, builds kernels, touches the weights
     samples: list[dict[int, list[float]]] = [{rows: [] for rows in counts} for _ in forwards]
-    began = time.perf_counter()
+    clock = target.ranks.clock
+    began = clock()
     for turn in range(_PASSES):
         for rows in counts:
-            if rows <= 4 or time.perf_counter() - began < most_seconds or samples[0][rows]:
+            if rows <= 4 or clock() - began < most_seconds or samples[0][rows]:
                 for index in in_turn(range(len(forwards)), turn):
-                    samples[index][rows].append(timed(forwards[index][rows], target.device))
-        if time.perf_counter() - began > most_seconds:
+                    samples[index][rows].append(timed(forwards[index][rows], target.device, clock))
+        if clock() - began > most_seconds:
             break
     fastest = [{rows: max(min(taken), 1e-9) for rows, taken in each.items() if taken} for each in samples]
     return [RowCosts(tuple(each), tuple(each.values())) for each in fastest]

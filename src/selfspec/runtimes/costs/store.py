@@ -4,6 +4,7 @@
 """
 
 import contextlib
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,20 @@ def profile_key(target: Target) -> dict[str, Any]:
 
 def kept_file(target: Target, folder: str, *about: object) -> KeptFile:
     """The file of what was measured of a model, and of what it is ``about``; it is valid for ``profile_key``."""
-    return KeptFile(folder, profile_key(target), *about)
+    kind = KeptFile if target.ranks.count == 1 else _UnusedFile
+    return kind(folder, profile_key(target), *about)
+
+
+class _UnusedFile(KeptFile):
+    """The file of a model that processes share, which may not have the same files: nothing is read or written."""
+
+    def read(self) -> dict[str, Any] | None:
+        """Nothing."""
+        return None
+
+    def write(self, kept: Mapping[str, Any]) -> Path | None:
+        """Does nothing."""
+        return None
 
 
 def profile_path(target: Target) -> Path:
