@@ -27,6 +27,7 @@ ROOMS = (
     ("types",),
     ("sampling",),
     ("decoding",),
+    ("planning",),
     ("methods",),
     ("loading",),
     ("text_encoder",),
@@ -35,7 +36,7 @@ ROOMS = (
     ("engine", "hf"),
     ("async_engine", "request_stream", "engine_stats"),
     ("selfspec",),
-    ("serve",),
+    ("serve", "bridges"),
     ("cli",),
     ("__main__",),
 )
@@ -58,6 +59,7 @@ PUBLIC_ROOMS = (
     "selfspec.decoding.",
     "selfspec.methods.",
     "selfspec.model.",
+    "selfspec.planning.",
     "selfspec.runtimes.",
     "selfspec.sampling.",
 )

@@ -10,12 +10,13 @@ import torch
 
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.methods.auto.acceptance import AcceptanceRate, Copies, CopiesToConfirm, Guess
-from selfspec.methods.auto.allowance import Allowance, Pace, PlanningTime, RoundOverhead, SharedRound, Trust
 from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.methods.auto.planned import PLAIN, Round, forecast_of
-from selfspec.methods.auto.plans import (
+from selfspec.methods.auto.preparation import Assignment
+from selfspec.planning.acceptance import AcceptanceRate, Copies, CopiesToConfirm, Guess
+from selfspec.planning.allowance import Allowance, Pace, PlanningTime, RoundOverhead, SharedRound, Trust
+from selfspec.planning.plans import (
     MOST_DRAFTED,
     MOST_GUESSES,
     Plan,
@@ -24,9 +25,8 @@ from selfspec.methods.auto.plans import (
     plain,
     with_caution,
 )
-from selfspec.methods.auto.preparation import Assignment
-from selfspec.methods.auto.rows import FilledRows, Known, fill_rows, gain_of_guess
-from selfspec.methods.auto.stopping import DraftPolicy
+from selfspec.planning.rows import FilledRows, Known, fill_rows, gain_of_guess
+from selfspec.planning.stopping import DraftPolicy
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 
