@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.methods.auto.drafter import CREDIT
-from selfspec.planning.allowance import CREDITED, Allowance
+from selfspec.planning.allowance import CREDIT, CREDITED, Allowance
 from selfspec.planning.plans import Plan, most_that_fits, plain
 from selfspec.planning.rows import Known, fill_rows
 from selfspec.planning.stopping import DraftPolicy, Outlook
