@@ -61,7 +61,7 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def repeating(seed: int, share: float, length: int = 128) -> tuple[list[int], list[int]]:
-    """A prompt of 200 tokens, and an output that copies it; each token is another one with a chance of ``1 - share``."""
+    """A prompt of 200 tokens, and an output that copies it; a share of its tokens is replaced: ``1 - share``."""
     rng = random.Random(seed)
     prompt = [rng.randrange(1000) for _ in range(200)]
     output: list[int] = []

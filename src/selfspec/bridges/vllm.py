@@ -80,8 +80,16 @@ def _options(vllm_config: Any) -> BridgeOptions:
     known = {field.name for field in fields(BridgeOptions)} - {"max_draft_tokens"}
     if unknown := sorted(given.keys() - known):
         raise InvalidSettingError(
-            f"additional_config['{KEY}'] has no {unknown[0]}; choose from {', '.join(sorted(known))}"
+            f"additional_config['{KEY}'] has no option {unknown[0]}; choose from {', '.join(sorted(known))}"
         )
-    if "row_costs" in given:  # JSON has texts as keys
-        given["row_costs"] = {int(rows): float(cost) for rows, cost in given["row_costs"].items()}
+    if "row_costs" in given:
+        given["row_costs"] = _with_numbers(given["row_costs"])
     return replace(BridgeOptions(most), **given)
+
+
+def _with_numbers(row_costs: Any) -> dict[int, float]:
+    """Costs by rows, which JSON has as texts."""
+    try:
+        return {int(rows): float(cost) for rows, cost in row_costs.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidSettingError(f"row_costs must map numbers of rows to costs, not {row_costs!r}") from None
