@@ -79,6 +79,11 @@ class Drafts:
         """Starts from the costs of other options; to be called between texts."""
         self.costs = LiveCosts(options.costs, load_doubt=_LOAD_DOUBT, shape_doubt=options.shape_doubt)
 
+    def forget(self) -> None:
+        """Forgets the texts, those that go on too; what was learned of acceptance and costs stays."""
+        self._texts = []
+        self._earlier = EarlierTexts(self._options.memory_tokens)
+
     def draft(self, texts: Sequence[TokenIds], most: Sequence[int], *, timed: bool = True) -> list[list[int]]:
         """The draft tokens of the next round.
 
