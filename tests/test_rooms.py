@@ -45,6 +45,8 @@ ROOMS = (
 PUBLIC = {
     "selfspec",
     "selfspec.async_engine",
+    "selfspec.bridges.llama_cpp",
+    "selfspec.bridges.vllm",
     "selfspec.cli.api",
     "selfspec.errors",
     "selfspec.files",

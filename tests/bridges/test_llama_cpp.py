@@ -146,6 +146,8 @@ def test_a_model_that_cannot_be_measured_is_refused(llama: FakeLlama, message: s
         ({"num_pred_tokens": 33}, "1 to 32, not 33"),
         ({"memory_tokens": -1}, "memory_tokens must be 0 or more"),
         ({"delta": 2.0}, "delta must be 0 to 1"),
+        ({"credit": -1.0}, "credit must be 0 to 1000 steps"),
+        ({"length": 3}, "no option length"),
         ({"row_costs": {2: 1.0}}, "1 among them"),
         ({"row_costs": {1: 0.0}}, "costs above 0"),
     ],

@@ -11,6 +11,7 @@ from selfspec.bridges.earlier_texts import EarlierTexts
 from selfspec.bridges.options import BridgeOptions
 from selfspec.bridges.text_drafter import TextDrafter
 from selfspec.planning.acceptance import MATCH_LENGTH, AcceptanceRate
+from selfspec.planning.allowance import Allowance
 from selfspec.runtimes.costs.live import LiveCosts
 
 TokenIds: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -122,4 +123,5 @@ class Drafts:
     def _begin(self, token_ids: TokenIds) -> _Text:
         earlier = self._earlier.automaton if self._options.memory_tokens else None
         ids = token_ids[-_LONGEST:].tolist()
-        return _Text(token_ids.copy(), TextDrafter(ids, self._acceptance, self.costs, self._options.delta, earlier))
+        allowance = Allowance(self._options.delta, self._options.credit)
+        return _Text(token_ids.copy(), TextDrafter(ids, self._acceptance, self.costs, allowance, earlier))

@@ -1,7 +1,8 @@
 """Drafts for llama-cpp-python: ``Llama(path, draft_model=LlamaSuffixDecoding(), logits_all=True)``."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -30,25 +31,16 @@ class LlamaSuffixDecoding:
 
     Args:
         num_pred_tokens: most draft tokens of a round.
-        row_costs: what a forward costs by its rows; see ``BridgeOptions``. ``measure`` measures it.
-        memory_tokens: tokens of ended texts that later texts copy from; 0 keeps none.
-        delta: share of plain decoding's time that a text may lose by trying drafts.
+        **options: the other fields of ``BridgeOptions``; ``measure`` measures ``row_costs``.
 
     Raises:
         MissingPackageError: llama-cpp-python is not installed.
         InvalidSettingError: an argument is out of range.
     """
 
-    def __init__(
-        self,
-        num_pred_tokens: int = 16,
-        *,
-        row_costs: Mapping[int, float] | None = None,
-        memory_tokens: int = 2**15,
-        delta: float = 0.02,
-    ) -> None:
+    def __init__(self, num_pred_tokens: int = 16, **options: Any) -> None:
         check_engine("llama-cpp-python", TESTED, "llama-cpp-python")
-        self._options = BridgeOptions(num_pred_tokens, row_costs or {}, memory_tokens, delta)
+        self._options = BridgeOptions.of(num_pred_tokens, options)
         self.drafts = Drafts(self._options)
         import_module("llama_cpp.llama_speculative").LlamaDraftModel.register(type(self))
 
@@ -75,7 +67,7 @@ class LlamaSuffixDecoding:
         Raises:
             InvalidParameterError: ``llama`` was made without ``logits_all=True``, or its context is too short.
         """
-        check_logits(llama)
+        _check_logits(llama)
         if llama.n_ctx() < _CONTEXT + max(row_counts):
             raise InvalidParameterError(f"measure needs n_ctx of at least {_CONTEXT + max(row_counts)}")
         taken: dict[int, list[float]] = {rows: [] for rows in row_counts}
@@ -89,14 +81,12 @@ class LlamaSuffixDecoding:
                 llama.n_tokens = _CONTEXT  # the next forward drops the rows after these
         llama.reset()
         costs = {rows: min(seconds) for rows, seconds in taken.items()}
-        self._options = BridgeOptions(
-            self._options.max_draft_tokens, costs, self._options.memory_tokens, self._options.delta
-        )
+        self._options = replace(self._options, row_costs=costs)
         self.drafts.use_costs(self._options)
         return costs
 
 
-def check_logits(llama: Any) -> None:
+def _check_logits(llama: Any) -> None:
     """Refuses a ``Llama`` without ``logits_all``: with a draft model it fails at the first text beyond ``n_batch``.
 
     Raises:

@@ -1,15 +1,19 @@
 """The options of a bridge, checked at construction."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from selfspec.errors import InvalidSettingError
+from selfspec.planning.allowance import CREDIT
 from selfspec.planning.plans import MOST_DRAFTED
 from selfspec.runtimes.costs.rows import RowCosts
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _ROW = 0.1
 """Share of a step that a further row is taken to cost before any was timed: little, so that drafts are tried."""
+
+_MOST_CREDIT = 1000
 
 _MEASURED, _ASSUMED = 0.08, 0.25
 """Doubt in the shape of the costs, as the standard deviation of the logarithm of twice the rows."""
@@ -25,7 +29,9 @@ class BridgeOptions:
             cost of one row. Without them a further row is taken to cost a tenth of the first. Either is corrected by
             what rounds take.
         memory_tokens: tokens of ended texts that later texts copy from; 0 keeps none.
-        delta: share of plain decoding's time that a text may lose by trying drafts, 0 to 1.
+        credit: steps of plain decoding that a text may lose before anything was saved; more of them let long drafts be
+            tried where each row is dear.
+        delta: share of plain decoding's time that a text may lose beyond that, 0 to 1.
 
     Raises:
         InvalidSettingError: a value is out of range.
@@ -34,6 +40,7 @@ class BridgeOptions:
     max_draft_tokens: int = 16
     row_costs: Mapping[int, float] = field(default_factory=dict)
     memory_tokens: int = 2**15
+    credit: float = CREDIT
     delta: float = 0.02
 
     def __post_init__(self) -> None:
@@ -41,9 +48,23 @@ class BridgeOptions:
             raise InvalidSettingError(f"max_draft_tokens must be 1 to {MOST_DRAFTED}, not {self.max_draft_tokens}")
         if self.memory_tokens < 0:
             raise InvalidSettingError(f"memory_tokens must be 0 or more, not {self.memory_tokens}")
+        if not 0 <= self.credit <= _MOST_CREDIT:
+            raise InvalidSettingError(f"credit must be 0 to {_MOST_CREDIT} steps, not {self.credit}")
         if not 0 <= self.delta <= 1:
             raise InvalidSettingError(f"delta must be 0 to 1, not {self.delta}")
         _ = self.costs
+
+    @classmethod
+    def of(cls, max_draft_tokens: int, others: Mapping[str, Any]) -> "BridgeOptions":
+        """The options of a bridge, the others by name.
+
+        Raises:
+            InvalidSettingError: one is unknown or out of range.
+        """
+        known = {each.name for each in fields(cls)} - {"max_draft_tokens"}
+        if unknown := sorted(others.keys() - known):
+            raise InvalidSettingError(f"a bridge has no option {unknown[0]}; choose from {', '.join(sorted(known))}")
+        return cls(max_draft_tokens, **others)
 
     @property
     def costs(self) -> RowCosts:

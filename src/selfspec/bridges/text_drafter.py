@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from selfspec.decoding.suffixes import SuffixAutomaton
 from selfspec.planning.acceptance import AcceptanceRate, Copies
-from selfspec.planning.allowance import CREDIT, TRUST_FADE, UNKNOWN, Allowance, Pace, Trust, faded
+from selfspec.planning.allowance import TRUST_FADE, UNKNOWN, Allowance, Pace, Trust, faded
 from selfspec.planning.plans import with_caution
 from selfspec.planning.rows import FilledRows, Known, fill_rows
 from selfspec.runtimes.costs.live import LiveCosts
@@ -19,7 +19,7 @@ class TextDrafter:
         token_ids: the text so far.
         acceptance: of copies, over all texts.
         costs: of the engine's forward by its rows.
-        delta: share of plain decoding's time that may be lost.
+        allowance: of time that may be lost.
         earlier: texts that have ended.
     """
 
@@ -28,13 +28,13 @@ class TextDrafter:
         token_ids: Sequence[int],
         acceptance: AcceptanceRate,
         costs: LiveCosts,
-        delta: float,
+        allowance: Allowance,
         earlier: SuffixAutomaton | None,
     ) -> None:
         self.drafted: list[int] = []
         self._copies = Copies(token_ids, acceptance.of_request(), earlier)
         self._costs = costs
-        self._allowance, self._pace = Allowance(delta, CREDIT), Pace()
+        self._allowance, self._pace = allowance, Pace()
         self._trust: dict[str, Trust] = defaultdict(Trust)
         self._planned: FilledRows | None = None
         self._table: CostTable = ()
