@@ -151,6 +151,17 @@ def test_an_ended_text_is_copied_from() -> None:
     assert with_memory.drafts.accepted > 0
 
 
+def test_what_was_forgotten_is_not_copied() -> None:
+    engine = SimulatedEngine(FLAT)
+    engine.write(*repeating(0, 0.97))
+    learned = engine.drafts.costs.now()
+    engine.drafts.forget()
+    before = engine.drafts.drafted
+    engine.write([1, 2, 3], repeating(0, 0.97)[1][:20])  # would be copied from the first text; has no repeats itself
+    assert engine.drafts.drafted == before
+    assert engine.drafts.costs.now()[1] == pytest.approx(learned[1], rel=0.05)
+
+
 def test_an_unrelated_text_has_a_drafter_of_its_own() -> None:
     """A draft after a short new text continues that text, though the one before ended with a long match."""
     drafts = free()
