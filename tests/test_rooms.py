@@ -27,6 +27,7 @@ ROOMS = (
     ("types",),
     ("sampling",),
     ("decoding",),
+    ("planning",),
     ("methods",),
     ("loading",),
     ("text_encoder",),
@@ -35,7 +36,7 @@ ROOMS = (
     ("engine", "hf"),
     ("async_engine", "request_stream", "engine_stats"),
     ("selfspec",),
-    ("serve",),
+    ("serve", "bridges"),
     ("cli",),
     ("__main__",),
 )
@@ -44,6 +45,8 @@ ROOMS = (
 PUBLIC = {
     "selfspec",
     "selfspec.async_engine",
+    "selfspec.bridges.llama_cpp",
+    "selfspec.bridges.vllm",
     "selfspec.cli.api",
     "selfspec.errors",
     "selfspec.files",
@@ -58,6 +61,7 @@ PUBLIC_ROOMS = (
     "selfspec.decoding.",
     "selfspec.methods.",
     "selfspec.model.",
+    "selfspec.planning.",
     "selfspec.runtimes.",
     "selfspec.sampling.",
 )

@@ -26,18 +26,19 @@ class Process:
     """A side in a process of its own; a context manager that ends it.
 
     Args:
-        name: class of the side.
+        name: class of the side, with its module or of ``gguf_sides.sides``.
         threads: of the process.
+        python: the interpreter; by default this one.
         **arguments: of the side.
 
     Raises:
         RuntimeError: it failed; so do the methods.
     """
 
-    def __init__(self, name: str, threads: int, **arguments: Any) -> None:
+    def __init__(self, name: str, threads: int, python: str = sys.executable, **arguments: Any) -> None:
         self._name = name
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gguf_sides.worker", name, json.dumps(arguments)],
+            [python, "-m", "gguf_sides.worker", name, json.dumps(arguments)],
             env=environment(threads),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -75,6 +75,15 @@ class Questions:
     eos_ids: list[int]
 
 
+def ask(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
+    """The token ids of questions, each as a user's first message."""
+    chats = [[{"role": "user", "content": each}] for each in prompts]
+    return [
+        list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"])
+        for chat in chats
+    ]
+
+
 def make_questions(path: Path, text: Path, tokens: int) -> Questions:
     """Tokenises by transformers, with the tokenizer of the file.
 
@@ -87,15 +96,7 @@ def make_questions(path: Path, text: Path, tokens: int) -> Questions:
         ValueError: the text is too short.
     """
     tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    chat, edits = (
-        [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": each}], add_generation_prompt=True, return_dict=True
-            )["input_ids"]
-            for each in prompts
-        ]
-        for prompts in (CHAT, EDITS)
-    )
+    chat, edits = (ask(tokenizer, prompts) for prompts in (CHAT, EDITS))
     ids: Sequence[int] = tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
     if len(ids) < max(tokens, PROMPT_TOKENS):
         raise ValueError(f"{text} has {len(ids)} tokens, fewer than {max(tokens, PROMPT_TOKENS)}; take a longer text")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 
@@ -14,9 +15,8 @@ def make_side(name: str, arguments: dict[str, Any]) -> Any:
         from gguf_sides.lean import LeanLlamaCpp
 
         return LeanLlamaCpp(**arguments)
-    from gguf_sides import sides
-
-    return getattr(sides, name)(**arguments)
+    module, _, own = name.rpartition(".")
+    return getattr(import_module(module or "gguf_sides.sides"), own)(**arguments)
 
 
 def main(name: str, arguments: str) -> None:

@@ -117,6 +117,10 @@ class NoCopiesWarning(SelfSpecWarning):
     """Low-bit draft weights do not fit into the memory, so the method does not draft with them."""
 
 
+class EngineVersionWarning(SelfSpecWarning):
+    """Another engine has a version with which its bridge was not tested."""
+
+
 @contextlib.contextmanager
 def naming(what: str) -> Iterator[None]:
     """Begins the errors of selfspec that are raised within with what they are about; an empty text changes nothing."""

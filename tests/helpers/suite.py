@@ -33,9 +33,9 @@ def cheap_collections() -> None:
 @pytest.fixture(autouse=True)
 def no_kept_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on the latency profiles that the user of this machine keeps."""
-    monkeypatch.setattr("selfspec.runtimes.costs.live.read_latencies", lambda _: None)
-    monkeypatch.setattr("selfspec.runtimes.costs.live.keep_latencies", lambda *_: None)
-    monkeypatch.setattr("selfspec.runtimes.costs.live.kept_latencies", measured_latencies)
+    monkeypatch.setattr("selfspec.runtimes.costs.latencies.read_latencies", lambda _: None)
+    monkeypatch.setattr("selfspec.runtimes.costs.latencies.keep_latencies", lambda *_: None)
+    monkeypatch.setattr("selfspec.runtimes.costs.latencies.kept_latencies", measured_latencies)
 
 
 def measured_latencies(target: Target, precision: Precision) -> LatencyProfile:

@@ -39,7 +39,7 @@ from selfspec.methods.knapspec import KnapSpec, KnapSpecDrafter, KnapSpecSetting
 from selfspec.methods.payoff import NEW, Payoff
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.costs import live
+from selfspec.runtimes.costs import latencies as following
 from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation
@@ -674,7 +674,7 @@ def test_a_profile_is_saved_and_taken_up(tmp_path: Any, monkeypatch: pytest.Monk
     engine.generate(prompt(17), max_new_tokens=4)
     engine.save_state(tmp_path / "state")
     measured = engine.method.profile
-    monkeypatch.setattr(live, "measure_latencies", lambda _: pytest.fail("it was measured again"))
+    monkeypatch.setattr(following, "measure_latencies", lambda _: pytest.fail("it was measured again"))
     other = Engine(build("llama"), method="knapspec")
     other.load_state(tmp_path / "before")
     other.load_state(tmp_path / "state")
@@ -683,8 +683,8 @@ def test_a_profile_is_saved_and_taken_up(tmp_path: Any, monkeypatch: pytest.Monk
 
 
 def test_a_kept_profile_is_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "measure_latencies", lambda _: pytest.fail("it was measured"))
-    monkeypatch.setattr(live, "read_latencies", lambda _: profile())
+    monkeypatch.setattr(following, "measure_latencies", lambda _: pytest.fail("it was measured"))
+    monkeypatch.setattr(following, "read_latencies", lambda _: profile())
     assert Engine(build("llama"), method="knapspec").method.profile == profile()
 
 
@@ -714,7 +714,7 @@ def test_threads_share_one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.05)
         return profile()
 
-    monkeypatch.setattr(live, "measure_latencies", measure)
+    monkeypatch.setattr(following, "measure_latencies", measure)
     engine = Engine(build("llama"), method="knapspec", settings={"schedule": "paper", "recent_rounds": 2})
     results: list[Any] = [None] * 3
 
@@ -761,8 +761,8 @@ def test_latencies_are_measured_again_where_rounds_are_clearly_faster(
     """A target step takes 12 units by the first profile; the second one agrees with the rounds."""
     first, second = profile(base=1.0, mlp=1.0), profile(base=1.0 / speed, mlp=1.0 / speed)
     found, kept = iter([first, second]), []
-    monkeypatch.setattr(live, "measure_latencies", lambda _: next(found))
-    monkeypatch.setattr(live, "keep_latencies", lambda _, latencies: kept.append(latencies))
+    monkeypatch.setattr(following, "measure_latencies", lambda _: next(found))
+    monkeypatch.setattr(following, "keep_latencies", lambda _, latencies: kept.append(latencies))
     method = Observed(Target(build("llama")), KnapSpecSettings(schedule="paper", recent_rounds=20, max_draft_length=1))
     method.payoff.clock = Clock(2 * first.target_step(20) / speed)  # a round is a draft step and a verification
     assert write(method, "llama", new_tokens=60).accepted > 0

@@ -34,7 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """KnapSpec selects with the same latencies in every test."""
     profile = LatencyProfile("cpu", "float32", SUBLAYERS // 2, 0.0, 1e-3, 1e-3, 0.0, 0.0)
-    monkeypatch.setattr("selfspec.runtimes.costs.live.measure_latencies", lambda _: profile)
+    monkeypatch.setattr("selfspec.runtimes.costs.latencies.measure_latencies", lambda _: profile)
 
 
 def engine(method: str, pays: bool) -> Engine:

@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that are compared select with the same latencies."""
     profile = LatencyProfile("cpu", "float32", SUBLAYERS // 2, 0.0, 1e-3, 1e-3, 0.0, 0.0)
-    monkeypatch.setattr("selfspec.runtimes.costs.live.measure_latencies", lambda _: profile)
+    monkeypatch.setattr("selfspec.runtimes.costs.latencies.measure_latencies", lambda _: profile)
 
 
 KEPT_SETS = st.sets(st.integers(0, SUBLAYERS - 1), min_size=1).map(lambda kept: KeptSet(tuple(sorted(kept)), SUBLAYERS))

@@ -22,7 +22,7 @@ import selfspec
 from helpers.kernels import needs_kernels
 from helpers.models import make, prompt
 from selfspec import Engine, errors
-from selfspec.runtimes.costs.rows import estimate_row_costs
+from selfspec.runtimes.costs.measuring import estimate_row_costs
 from selfspec.runtimes.packed import LowBitExperts
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target

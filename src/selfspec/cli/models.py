@@ -123,7 +123,7 @@ def info(
         raise InvalidParameterError(f"give the model with --model: selfspec info --model {bare_model}")
 
     from selfspec.loading import load_model
-    from selfspec.runtimes.costs.rows import measure_row_costs
+    from selfspec.runtimes.costs.measuring import measure_row_costs
     from selfspec.runtimes.kernels import describe
     from selfspec.runtimes.target import Target
 

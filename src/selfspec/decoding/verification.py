@@ -13,7 +13,6 @@ from selfspec.decoding.sequence import Sequence
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.model import transfer
 from selfspec.runtimes.chain import (
-    MOST_PROBES,
     NATIVE,
     PROBE,
     DraftRequest,
@@ -22,6 +21,7 @@ from selfspec.runtimes.chain import (
     VerifiedRows,
     VerifyRequest,
 )
+from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching

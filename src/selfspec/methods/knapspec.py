@@ -31,7 +31,7 @@ from selfspec.methods.settings import fraction, setting
 from selfspec.methods.skipping import check_skipped, free_sublayers, most_skipped
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.costs.live import Latencies, saved_latencies
+from selfspec.runtimes.costs.latencies import Latencies, saved_latencies
 from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.target import Target
 

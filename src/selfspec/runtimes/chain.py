@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 
 from selfspec.model.forward import Drawing, SequenceState
+from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.structures import ChainSequence, NativeDrawing
 
@@ -30,9 +31,6 @@ class Path:
 
 PROBE = -1
 """Stands for the token of a row that has none."""
-
-MOST_PROBES = 3
-"""Most probes of a forward in a chain."""
 
 NATIVE = Path()
 NO_KERNELS = Path("no kernels run this model here")

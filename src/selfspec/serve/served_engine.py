@@ -17,7 +17,7 @@ from selfspec.engine import Engine
 from selfspec.errors import SelfSpecError
 from selfspec.methods import METHODS, make_method
 from selfspec.runtimes.costs.live import LiveCosts
-from selfspec.runtimes.costs.rows import measure_row_costs
+from selfspec.runtimes.costs.measuring import measure_row_costs
 from selfspec.runtimes.target import Target
 from selfspec.serve.logs import log
 from selfspec.types import SamplingParams

@@ -17,7 +17,6 @@ from selfspec.decoding import drafting
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.errors import InvalidSettingError, NoCopiesWarning, StateError
 from selfspec.methods.auto import preparation
-from selfspec.methods.auto.acceptance import Copies
 from selfspec.methods.auto.drafter import AutoDrafter
 from selfspec.methods.auto.preparation import (
     Assignment,
@@ -31,6 +30,7 @@ from selfspec.methods.auto.preparation import (
 )
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
+from selfspec.planning.acceptance import Copies
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.costs.store import kept_file
 from selfspec.runtimes.precision import Precision

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from selfspec.decoding.suffixes import Match, continuation
 from selfspec.errors import StateError
-from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, AcceptanceRate, Copies, Feature
+from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, AcceptanceRate, Copies, Feature
 
 TWO = Feature(edges=(0.5,), prior=(0.2, 0.8))
 

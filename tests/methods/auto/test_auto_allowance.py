@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.methods.auto.allowance import CREDITED, Allowance
-from selfspec.methods.auto.drafter import CREDIT
-from selfspec.methods.auto.plans import Plan, most_that_fits, plain
-from selfspec.methods.auto.rows import Known, fill_rows
-from selfspec.methods.auto.stopping import DraftPolicy, Outlook
+from selfspec.planning.allowance import CREDIT, CREDITED, Allowance
+from selfspec.planning.plans import Plan, most_that_fits, plain
+from selfspec.planning.rows import Known, fill_rows
+from selfspec.planning.stopping import DraftPolicy, Outlook
 from selfspec.runtimes.costs.rows import RowCosts
 
 STEP = 0.01

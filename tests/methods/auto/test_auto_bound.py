@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
-from selfspec.methods.auto.acceptance import (
+from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
+from selfspec.methods.auto.preparation import Assignment
+from selfspec.methods.auto.together import plan_together
+from selfspec.model.kept import KeptSet
+from selfspec.planning.acceptance import (
     CONFIDENCE,
     MATCH_LENGTH,
     PROBABILITY,
@@ -20,11 +24,7 @@ from selfspec.methods.auto.acceptance import (
     CopiesToConfirm,
     Feature,
 )
-from selfspec.methods.auto.allowance import CREDITED
-from selfspec.methods.auto.drafter import CREDIT, AutoDrafter, Experience, LayerChoice
-from selfspec.methods.auto.preparation import Assignment
-from selfspec.methods.auto.together import plan_together
-from selfspec.model.kept import KeptSet
+from selfspec.planning.allowance import CREDIT, CREDITED
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.logits import Logits

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from helpers.models import build
-from selfspec.methods.auto.allowance import PlanningTime, RoundOverhead
+from selfspec.planning.allowance import PlanningTime, RoundOverhead
 from selfspec.runtimes.costs.live import LiveCosts
-from selfspec.runtimes.costs.rows import MOST_ROWS, RowCosts, estimate_row_costs, measure_row_costs
+from selfspec.runtimes.costs.measuring import estimate_row_costs, measure_row_costs
+from selfspec.runtimes.costs.rows import MOST_ROWS, RowCosts
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 

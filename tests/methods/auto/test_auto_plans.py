@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.methods.auto.acceptance import PROBABILITY, AcceptanceRate
-from selfspec.methods.auto.plans import MOST_DRAFTED, best_guesses, most_that_fits, plain
-from selfspec.methods.auto.rows import MOST_PROBES, Known, fill_rows, gain_of_guess
+from selfspec.planning.acceptance import PROBABILITY, AcceptanceRate
+from selfspec.planning.plans import MOST_DRAFTED, best_guesses, most_that_fits, plain
+from selfspec.planning.rows import MOST_PROBES, Known, fill_rows, gain_of_guess
 from selfspec.runtimes.costs.rows import CostTable, RowCosts
-from selfspec.types import Forecast
 
 rates = st.floats(0.0, 1.0)
 tables = st.lists(st.floats(0.1, 1.0), min_size=36, max_size=36).map(lambda seconds: (0.0, *seconds))
@@ -40,7 +39,7 @@ def test_as_many_tokens_are_verified_as_are_worth_most(
     assert not filled.probed
     assert filled.worth(rate, 1.0) == pytest.approx(max(worth.values()))
     assert filled.worth(rate, 1.0) == pytest.approx(worth[filled.plan.length])
-    assert len(filled.draft(None, "copies", Forecast(1.0, 1.0)).token_ids) == filled.plan.length
+    assert len(filled.token_ids) == filled.plan.length
 
 
 @given(st.lists(rates, max_size=8), rising, st.floats(0.5, 3.0), st.floats(0.0, 1.0))

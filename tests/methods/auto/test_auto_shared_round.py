@@ -12,11 +12,14 @@ from helpers.low_bit_model import random_model
 from selfspec import Engine
 from selfspec.decoding.draft import NoDraft, Proposal
 from selfspec.decoding.drafter import Feedback, Prefill
-from selfspec.methods.auto import acceptance
-from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY
-from selfspec.methods.auto.allowance import SharedRound
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
-from selfspec.methods.auto.plans import (
+from selfspec.methods.auto.preparation import Assignment
+from selfspec.methods.auto.together import plan_together
+from selfspec.model.kept import KeptSet
+from selfspec.planning import acceptance
+from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY
+from selfspec.planning.allowance import SharedRound
+from selfspec.planning.plans import (
     MOST_DRAFTED,
     best_guesses,
     least_acceptance,
@@ -24,11 +27,8 @@ from selfspec.methods.auto.plans import (
     plain,
     with_caution,
 )
-from selfspec.methods.auto.preparation import Assignment
-from selfspec.methods.auto.rows import Known, fill_rows
-from selfspec.methods.auto.stopping import DraftPolicy, Outlook
-from selfspec.methods.auto.together import plan_together
-from selfspec.model.kept import KeptSet
+from selfspec.planning.rows import Known, fill_rows
+from selfspec.planning.stopping import DraftPolicy, Outlook
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.native import NativeForward

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.methods.auto.plans import Plan, plain
-from selfspec.methods.auto.rows import Known, fill_rows
-from selfspec.methods.auto.stopping import DraftPolicy, Outlook
+from selfspec.planning.plans import Plan, plain
+from selfspec.planning.rows import Known, fill_rows
+from selfspec.planning.stopping import DraftPolicy, Outlook
 from selfspec.runtimes.costs.rows import CostTable
 
 LIMIT = 8

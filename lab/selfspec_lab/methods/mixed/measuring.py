@@ -7,8 +7,9 @@ import torch
 
 from selfspec.errors import OutOfMemoryError
 from selfspec.methods.auto.preparation import OwnText, write_text
+from selfspec.runtimes.costs.measuring import measure_row_costs
 from selfspec.runtimes.costs.parts import LatencyProfile, measure_latencies
-from selfspec.runtimes.costs.rows import RowCosts, measure_row_costs
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.costs.store import (
     keep_latencies,
     kept_file,

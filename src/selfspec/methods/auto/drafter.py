@@ -10,12 +10,24 @@ import torch
 
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.methods.auto.acceptance import AcceptanceRate, Copies, CopiesToConfirm, Guess
-from selfspec.methods.auto.allowance import Allowance, Pace, PlanningTime, RoundOverhead, SharedRound, Trust
 from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.methods.auto.planned import PLAIN, Round, forecast_of
-from selfspec.methods.auto.plans import (
+from selfspec.methods.auto.preparation import Assignment
+from selfspec.planning.acceptance import AcceptanceRate, Copies, CopiesToConfirm, Guess
+from selfspec.planning.allowance import (
+    CREDIT,
+    TRUST_FADE,
+    UNKNOWN,
+    Allowance,
+    Pace,
+    PlanningTime,
+    RoundOverhead,
+    SharedRound,
+    Trust,
+    faded,
+)
+from selfspec.planning.plans import (
     MOST_DRAFTED,
     MOST_GUESSES,
     Plan,
@@ -24,30 +36,13 @@ from selfspec.methods.auto.plans import (
     plain,
     with_caution,
 )
-from selfspec.methods.auto.preparation import Assignment
-from selfspec.methods.auto.rows import FilledRows, Known, fill_rows, gain_of_guess
-from selfspec.methods.auto.stopping import DraftPolicy
+from selfspec.planning.rows import FilledRows, Known, fill_rows, gain_of_guess
+from selfspec.planning.stopping import DraftPolicy
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 
-CREDIT = 1.6
-"""Steps of plain decoding that a request may lose before anything was saved.
-
-One forward of the slowest draft that can pay takes most of a step. With a smaller credit a request whose draft is good
-would wait for it: at 0.6 steps a sampled text of 128 tokens was decoded plainly for its first 44.
-"""
-
 _LIKELIEST = 0.95
 """If drafting would not pay even at this acceptance rate, a batch does not search for copies."""
-
-_FADE = 0.02
-"""Share of a layer draft's own record that is forgotten in each round without one."""
-
-_TRUST_FADE = 0.25
-"""Trust in what drafts promise comes back this much more slowly: it was lost where their own record misled."""
-
-_UNKNOWN = 0.4
-"""Doubt in the costs from which on nothing is drafted: a round or two of plain decoding say what a step takes."""
 
 _NEAR = 0.03
 """Relative difference up to which decisions by earlier costs and acceptances are as good."""
@@ -137,7 +132,7 @@ class AutoDrafter(Drafter):
         self._read()
         forwards = self.verify_costs.now(sequences)
         verify = with_caution(self._overhead.added_to(forwards, self._planning.mean), sequences)
-        follow = self._follow if sequences == 1 and self.verify_costs.doubt <= _UNKNOWN else None
+        follow = self._follow if sequences == 1 and self.verify_costs.doubt <= UNKNOWN else None
         known = verify
         if self._runs and follow is not None:
             known = self._overhead.added_in_runs(forwards, self._planning_of_runs.mean)
@@ -146,7 +141,7 @@ class AutoDrafter(Drafter):
         self._mask_embeddings.choose()
         longest = self._allowance.longest(verify[1])
         draft: Draft
-        if longest <= known[2] or self.verify_costs.doubt > _UNKNOWN:
+        if longest <= known[2] or self.verify_costs.doubt > UNKNOWN:
             draft = planned.plain(held_back=True)
         else:
             draft = self._best(planned, longest)
@@ -160,7 +155,7 @@ class AutoDrafter(Drafter):
 
     def may_gain(self, least: float, least_of_layers: float) -> bool:
         """Whether copies or layers promise at least these acceptance rates, below which no draft can pay."""
-        if least > _LIKELIEST or self.verify_costs.doubt > _UNKNOWN:
+        if least > _LIKELIEST or self.verify_costs.doubt > UNKNOWN:
             return False
         self._read()
         return self._copies.likelihood >= least or (
@@ -301,7 +296,7 @@ class AutoDrafter(Drafter):
         if not planned.verify:
             assert planned.shared is not None
             self._unread += committed
-            self._forget(_faded(committed))
+            self._forget(faded(committed))
             planned.shared.note(1, feedback.seconds.verify / len(committed))
             return
         self._runs = self._runs and planned.follow is None
@@ -309,7 +304,7 @@ class AutoDrafter(Drafter):
         if planned.guess is not None:
             self._score_layers(feedback)
         else:
-            self._forget(_faded(committed))
+            self._forget(faded(committed))
         self._read_probe(feedback)
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
         rows = 1 + len(feedback.proposal.rows)
@@ -340,7 +335,7 @@ class AutoDrafter(Drafter):
         self._room -= len(token_ids)
         self._score_guess(token_ids)
         self._copies.extend(token_ids)
-        self._forget(_faded(token_ids))
+        self._forget(faded(token_ids))
         if planned.name != PLAIN:
             self._trust[planned.name].note(planned.expected - 1, len(token_ids) - 1)
         seconds, step = planned.known[planned.rows], planned.verify[1]
@@ -364,7 +359,7 @@ class AutoDrafter(Drafter):
         if self._layers is not None:
             self._confident.fade(share)
         for trust in self._trust.values():
-            trust.fade(_TRUST_FADE * share)
+            trust.fade(TRUST_FADE * share)
 
     def _score_guess(self, committed: Sequence[int]) -> None:
         if self._guess.token is not None:
@@ -395,8 +390,3 @@ class AutoDrafter(Drafter):
         confidences, accepted = feedback.proposal.confidences, feedback.accepted
         for index, confidence in enumerate(confidences[: accepted + 1]):
             self._confident.note(index < accepted, confidence)
-
-
-def _faded(committed: Sequence[int]) -> float:
-    """The share of a record that is forgotten while tokens were written without a layer draft."""
-    return 1 - (1 - _FADE) ** len(committed)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
-from selfspec.methods.auto.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
 from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddingsOfModel
@@ -17,8 +16,9 @@ from selfspec.methods.auto.together import plan_together
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.state import LearnedState
-from selfspec.runtimes.chain import MOST_PROBES
+from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
 from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.runtimes.target import Target
 
 _KINDS = ("greedy", "sampled")

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 from selfspec.decoding.draft import Follow, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback
-from selfspec.methods.auto.acceptance import CopiesToConfirm
-from selfspec.methods.auto.allowance import SharedRound
-from selfspec.methods.auto.plans import Plan, plain
-from selfspec.methods.auto.rows import FilledRows
+from selfspec.planning.acceptance import CopiesToConfirm
+from selfspec.planning.allowance import SharedRound
+from selfspec.planning.plans import Plan, plain
+from selfspec.planning.rows import FilledRows
 from selfspec.runtimes.costs.rows import CostTable
+from selfspec.sampling.tree import TokenTree
 from selfspec.types import Forecast
 
 PLAIN = "plain"
@@ -56,7 +57,8 @@ class Round:
         """A draft of known tokens, and probes beside them."""
         self.name = filled.known.name if filled.plan.length else PLAIN
         self.expected, self.rows = filled.plan.tokens, 1 + filled.plan.length + len(filled.probed)
-        return filled.draft(self.follow, self.name, forecast_of(filled.plan, self.verify))
+        tokens, forecast = filled.token_ids, forecast_of(filled.plan, self.verify)
+        return TokenDraft(tokens, TokenTree.chain(len(tokens)), filled.probed, self.follow, self.name, forecast)
 
     def expected_drafting(self, feedback: Feedback) -> float:
         """Seconds of the draft's forwards if all that share them make as many; 0 if no layers drafted."""

@@ -14,19 +14,14 @@ import torch
 
 from selfspec.errors import NoCopiesWarning, OutOfMemoryError, UnsupportedModelError
 from selfspec.memory import available_bytes
-from selfspec.methods.auto.acceptance import CONFIDENCE
-from selfspec.methods.auto.plans import MOST_DRAFTED
-from selfspec.methods.auto.stopping import DraftPolicy, Outlook
 from selfspec.methods.settings import MethodSettings, fraction, setting
 from selfspec.methods.skipping import evenly_skipped, sublayer_ratio
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.costs.rows import (
-    RowCosts,
-    estimate_row_costs,
-    measure_row_costs,
-    measure_together,
-    weight_bytes,
-)
+from selfspec.planning.acceptance import CONFIDENCE
+from selfspec.planning.plans import MOST_DRAFTED
+from selfspec.planning.stopping import DraftPolicy, Outlook
+from selfspec.runtimes.costs.measuring import estimate_row_costs, measure_row_costs, measure_together, weight_bytes
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.costs.store import kept_file
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from selfspec.decoding.draft import Draft
-from selfspec.methods.auto.allowance import SharedRound
 from selfspec.methods.auto.drafter import AutoDrafter
 from selfspec.methods.auto.planned import plain_draft
-from selfspec.methods.auto.plans import least_acceptance, least_acceptance_of_layers, with_caution
+from selfspec.planning.allowance import SharedRound
+from selfspec.planning.plans import least_acceptance, least_acceptance_of_layers, with_caution
 
 
 def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:

@@ -8,16 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from selfspec.errors import StateError
-from selfspec.model.kept import KeptSet
-from selfspec.runtimes.costs.parts import LatencyProfile, device_name, measure_latencies
 from selfspec.runtimes.costs.rows import CostTable, RowCosts
-from selfspec.runtimes.costs.store import keep_latencies, kept_latencies, read_latencies
-from selfspec.runtimes.precision import AnyPrecision
-from selfspec.runtimes.target import Target
-
-_WEIGHT = 0.1
-_FARTHEST = 1.5
 
 # Standard deviations of natural logarithms, of one round where nothing else is said.
 _NOISE = 0.08
@@ -25,36 +16,12 @@ _LOAD_DRIFT = 0.012
 _SHAPE_DRIFT = 0.002
 _LOAD_DOUBT = 0.3
 _SHAPE_DOUBT = 0.08
-_OUTLIER = math.log(_FARTHEST)
+_OUTLIER = math.log(1.5)
 """A round that is farther off counts as this far off, or as three standard deviations of what is expected."""
 
 _SHOWN = 0.01
 _COLD = 0.5
 """Doubt in the load from which on costs count as not measured."""
-
-CLEARLY_FASTER = 1.5
-"""Latencies are measured again once rounds take less than their predicted seconds divided by this."""
-
-_PROFILE = "latency_profile"
-
-
-class LoadFactor:
-    """Live seconds ÷ measured seconds, as a running mean. May be used by several threads.
-
-    Each round moves it by a tenth of the way. Ratios beyond 1.5 count as 1.5, so that one disturbed round moves it
-    little.
-    """
-
-    def __init__(self) -> None:
-        self.value = 1.0
-        self._lock = threading.Lock()
-
-    def note(self, predicted: float, seconds: float) -> float:
-        """Updates the factor with measured seconds × factor, above 0, and the live seconds; returns their ratio."""
-        ratio = min(_FARTHEST, max(1 / _FARTHEST, seconds / predicted))
-        with self._lock:
-            self.value *= 1 + _WEIGHT * (ratio - 1)
-        return ratio
 
 
 class LiveCosts:
@@ -164,82 +131,3 @@ class LiveCosts:
 def _filled_up(table: CostTable) -> CostTable:
     """What rows cost if they may be filled up to more rows, where these cost less."""
     return (0.0, *np.minimum.accumulate(table[:0:-1])[::-1].tolist())
-
-
-class Latencies:
-    """Latency profiles of the target and of the weights that draft: kept ones, or else measured when first needed.
-
-    A profile holds minima, so no round should be faster than it predicts. The target's is measured again if live
-    rounds are clearly faster (``CLEARLY_FASTER``): then it was measured while the machine was busy or throttled, which
-    also distorts the ratio of attention and MLP. Slower rounds change nothing. May be used by several threads.
-    """
-
-    def __init__(self, target: Target, precision: AnyPrecision | None) -> None:
-        self._target, self._precision = target, precision
-        self._load = LoadFactor()
-        self._lock = threading.Lock()
-        self._profile: LatencyProfile | None = None
-        self._draft_profile: LatencyProfile | None = None
-
-    @property
-    def of_target(self) -> LatencyProfile:
-        """The latencies of the model."""
-        with self._lock:
-            if self._profile is None:
-                self._profile = read_latencies(self._target) or self._measure()
-            elif self._load.value < 1 / CLEARLY_FASTER:
-                self._profile = self._measure()
-            return self._profile
-
-    @property
-    def of_drafts(self) -> LatencyProfile:
-        """The latencies of the weights that draft."""
-        if self._precision is None:
-            return self.of_target
-        with self._lock:
-            if self._draft_profile is None:
-                self._draft_profile = kept_latencies(self._target, self._precision)
-            return self._draft_profile
-
-    def _measure(self) -> LatencyProfile:
-        latencies = measure_latencies(self._target)
-        self._load = LoadFactor()
-        keep_latencies(self._target, latencies)
-        return latencies
-
-    def note_round(self, kept: KeptSet | None, drafted: int, context: int, seconds: float) -> None:
-        """Compares the seconds of a round, in a batch those of all requests' rounds, with the latencies."""
-        with self._lock:
-            profile, load = self._profile, self._load
-            draft_profile = self._draft_profile or profile
-        if profile is not None and draft_profile is not None:
-            drafting = drafted * draft_profile.draft_step(kept, context) if kept is not None else 0.0
-            load.note(load.value * (drafting + profile.target_step(context)), seconds)
-
-    def adopt(self, profile: LatencyProfile | None) -> None:
-        """Uses a profile of the model from a saved state; with ``None`` it is read or measured when next needed."""
-        with self._lock:
-            self._load = LoadFactor()
-            self._profile = profile
-
-    def values(self) -> dict[str, Any]:
-        """The profile of the model as values of a saved state, if there is one yet; see ``saved_latencies``."""
-        with self._lock:
-            return {_PROFILE: None if self._profile is None else self._profile.to_dict()}
-
-
-def saved_latencies(values: Any, target: Target) -> LatencyProfile | None:
-    """The profile in the values of a saved state (``Latencies.values``); ``None`` if there was none yet."""
-    saved = values.get(_PROFILE, {})
-    if saved is None:
-        return None
-    try:
-        profile = LatencyProfile.from_dict(saved)
-    except ValueError as error:
-        raise StateError(f"the state holds no latency profile: {error}; learn it again") from error
-    if not profile.fits(target):
-        raise StateError(
-            f"the latencies were measured on {profile.device} with {profile.layers} layers in {profile.dtype}, not for "
-            f"this model on {device_name(target.device)}; learn them again"
-        )
-    return profile

@@ -10,8 +10,8 @@ import numpy as np
 
 from selfspec.decoding.suffixes import KnownText, Match, SuffixAutomaton
 from selfspec.errors import StateError
-from selfspec.methods.auto.plans import MOST_GUESSES, best_guesses
-from selfspec.methods.auto.stopping import Outlook
+from selfspec.planning.plans import MOST_GUESSES, best_guesses
+from selfspec.planning.stopping import Outlook
 from selfspec.runtimes.costs.rows import CostTable
 
 

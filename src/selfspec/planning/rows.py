@@ -4,13 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from selfspec.decoding.draft import Follow, TokenDraft
-from selfspec.methods.auto.plans import MOST_DRAFTED, Plan
-from selfspec.methods.auto.stopping import Outlook
-from selfspec.runtimes.chain import MOST_PROBES
-from selfspec.runtimes.costs.rows import CostTable
-from selfspec.sampling.tree import TokenTree
-from selfspec.types import Forecast
+from selfspec.planning.plans import MOST_DRAFTED, Plan
+from selfspec.planning.stopping import Outlook
+from selfspec.runtimes.costs.rows import MOST_PROBES, CostTable
 
 _EPSILON = 1e-9
 _PROBED_LENGTHS = 8
@@ -42,10 +38,10 @@ class FilledRows:
         """As ``Plan.worth``, with what the probes are worth."""
         return self.plan.worth(rate, trust) + self.gain
 
-    def draft(self, follow: Follow | None, name: str, forecast: Forecast) -> TokenDraft:
-        """The tokens and the probes."""
-        tokens = tuple(self.known.token_ids[: self.plan.length])
-        return TokenDraft(tokens, TokenTree.chain(len(tokens)), self.probed, follow, name, forecast)
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The known tokens to verify."""
+        return tuple(self.known.token_ids[: self.plan.length])
 
 
 def gain_of_guess(outlook: Outlook, row: float, rate: float) -> float:

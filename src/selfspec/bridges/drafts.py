@@ -1,0 +1,127 @@
+"""The drafts of an engine that shows its texts before every round, and nothing else."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfspec.bridges.earlier_texts import EarlierTexts
+from selfspec.bridges.options import BridgeOptions
+from selfspec.bridges.text_drafter import TextDrafter
+from selfspec.planning.acceptance import MATCH_LENGTH, AcceptanceRate
+from selfspec.planning.allowance import Allowance
+from selfspec.runtimes.costs.live import LiveCosts
+
+TokenIds: TypeAlias = npt.NDArray[np.integer[Any]]
+"""Token ids ``[length]`` of any integer dtype."""
+
+_LOAD_DOUBT = 3.0
+"""Doubt in the seconds of a row before the first rounds: costs may be given as multiples of it."""
+
+_CONTEXT = 16
+"""Tokens of a prompt's end that are kept with an ended text, to find its beginning by."""
+
+_LONGEST = 2**15
+"""Tokens of a prompt's end in which copies are looked for."""
+
+
+class _Text:
+    """A text as the engine last showed it, and its drafter."""
+
+    def __init__(self, token_ids: TokenIds, drafter: TextDrafter) -> None:
+        self.token_ids, self.drafter = token_ids, drafter
+        self._prompt_length = len(token_ids) - 1  # the first token that the engine wrote follows the prompt
+
+    @property
+    def to_keep(self) -> list[int]:
+        """What later texts may copy: the output, and the end of the prompt."""
+        ids: list[int] = self.token_ids[max(0, self._prompt_length - _CONTEXT) :].tolist()
+        return ids
+
+    def goes_on(self, token_ids: TokenIds) -> bool:
+        """Whether one more round can have made these tokens of it."""
+        length = len(self.token_ids)
+        fits = 1 <= len(token_ids) - length <= 1 + len(self.drafter.drafted)
+        return fits and bool(np.array_equal(token_ids[:length], self.token_ids))
+
+    def read(self, token_ids: TokenIds) -> int:
+        """Reads what came; returns how many draft tokens were accepted."""
+        written: list[int] = token_ids[len(self.token_ids) :].tolist()
+        self.token_ids = token_ids.copy()
+        return self.drafter.read(written)
+
+
+class Drafts:
+    """Drafts for all texts of an engine.
+
+    The engine shows the texts of a round. One that goes on where a text of the last round ended, by at least one token
+    and at most one more than were drafted, is that text: what it accepted is what came. Any other is a new text, and a
+    text that is not shown has ended. The time between two rounds is what a forward of their rows costs, unless a new
+    text was read in it.
+
+    Attributes:
+        drafted: draft tokens so far.
+        accepted: those that the engine accepted.
+        rounds: how often drafts were asked for.
+    """
+
+    def __init__(self, options: BridgeOptions, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.drafted = self.accepted = self.rounds = 0
+        self._options, self._clock = options, clock
+        self._acceptance = AcceptanceRate(MATCH_LENGTH)
+        self._earlier = EarlierTexts(options.memory_tokens)
+        self._texts: list[_Text] = []
+        self._asked = 0.0
+        self.use_costs(options)
+
+    def use_costs(self, options: BridgeOptions) -> None:
+        """Starts from the costs of other options; to be called between texts."""
+        self.costs = LiveCosts(options.costs, load_doubt=_LOAD_DOUBT, shape_doubt=options.shape_doubt)
+
+    def forget(self) -> None:
+        """Forgets the texts, those that go on too; what was learned of acceptance and costs stays."""
+        self._texts = []
+        self._earlier = EarlierTexts(self._options.memory_tokens)
+
+    def draft(self, texts: Sequence[TokenIds], most: Sequence[int], *, timed: bool = True) -> list[list[int]]:
+        """The draft tokens of the next round.
+
+        Args:
+            texts: token ids of each sequence, the last token too, ``[length]``; none of them empty.
+            most: draft tokens that the engine takes of each.
+            timed: whether nothing but a forward of these texts' rows was done since the last call.
+
+        Returns:
+            For each text at most as many tokens as asked; none where no draft pays.
+        """
+        now, rows = self._clock(), sum(1 + len(text.drafter.drafted) for text in self._texts)
+        known = dict(enumerate(self._texts))
+        going_on = [self._take(known, place, token_ids) for place, token_ids in enumerate(texts)]
+        if timed and rows and going_on and None not in going_on:
+            self.costs.note([rows], max(now - self._asked, 1e-9))
+        for ended in known.values():
+            self._earlier.keep(ended.to_keep)
+        self._texts = [text or self._begin(token_ids) for text, token_ids in zip(going_on, texts, strict=True)]
+        longest = [min(limit, self._options.max_draft_tokens) for limit in most]
+        drafts = [text.drafter.draft(each, len(texts)) for text, each in zip(self._texts, longest, strict=True)]
+        self.rounds += 1
+        self.drafted += sum(map(len, drafts))
+        self._asked = now
+        return drafts
+
+    def _take(self, known: dict[int, _Text], place: int, token_ids: TokenIds) -> _Text | None:
+        """The known text that goes on with these tokens, most likely the one at its place; it is removed."""
+        for key in [place] * (place in known) + [key for key in known if key != place]:
+            if known[key].goes_on(token_ids):
+                text = known.pop(key)
+                self.accepted += text.read(token_ids)
+                return text
+        return None
+
+    def _begin(self, token_ids: TokenIds) -> _Text:
+        earlier = self._earlier.automaton if self._options.memory_tokens else None
+        ids = token_ids[-_LONGEST:].tolist()
+        allowance = Allowance(self._options.delta, self._options.credit)
+        return _Text(token_ids.copy(), TextDrafter(ids, self._acceptance, self.costs, allowance, earlier))

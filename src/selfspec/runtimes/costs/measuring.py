@@ -1,0 +1,121 @@
+"""Measures what forwards cost by their number of rows, or estimates it by the bytes of the weights."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from selfspec.model.stored import stored_bytes
+from selfspec.runtimes.costs.rows import ROW_COUNTS, RowCosts
+from selfspec.runtimes.mixtures import CompiledMixture
+from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.target import Target
+from selfspec.timing import in_turn, timed
+
+_CONTEXT = 128
+"""Tokens in the cache before the rows that are measured."""
+
+_PASSES = 5
+"""Most passes over all numbers of rows."""
+
+_BYTES_A_SECOND = 2e10
+_PRODUCTS_A_BYTE = 10
+"""Products that a processor makes in the time in which it reads a byte of weights."""
+
+
+def measure_row_costs(
+    target: Target,
+    sublayers: Sequence[int],
+    precision: AnyPrecision | None = None,
+    *,
+    row_counts: Sequence[int] = ROW_COUNTS,
+    most_seconds: float = 1.0,
+) -> RowCosts:
+    """Measures forwards of some sublayers, whose weights have a precision; see ``measure_together``."""
+    which = [(tuple(sublayers), precision)]
+    return measure_together(target, which, row_counts=row_counts, most_seconds=most_seconds)[0]
+
+
+@torch.inference_mode()
+def measure_together(
+    target: Target,
+    assignments: Sequence[tuple[tuple[int, ...], AnyPrecision | None]],
+    *,
+    row_counts: Sequence[int],
+    most_seconds: float,
+) -> list[RowCosts]:
+    """Measures forwards over a short context, for pairs of sublayers and precision.
+
+    They are measured in turns, so that a drift of the speed favours none. No further pass begins after
+    ``most_seconds``, and no more than 1 to 4 rows are measured if those take it. The minimum of repeated passes counts:
+    other load on the machine makes a forward slower, never faster. Costs are taken as measured: where more rows take
+    less time, they do.
+    """
+    context = min(_CONTEXT, max(0, target.context_limit - row_counts[-1]))
+    counts = [rows for rows in row_counts if rows + context <= target.context_limit] or [1]
+    forwards = [_forwards(target, *each, context, counts) for each in assignments]
+    for forward in forwards:
+        forward[1]()  # makes copies, builds kernels, touches the weights
+    samples: list[dict[int, list[float]]] = [{rows: [] for rows in counts} for _ in forwards]
+    clock = target.ranks.clock
+    began = clock()
+    for turn in range(_PASSES):
+        for rows in counts:
+            if rows <= 4 or clock() - began < most_seconds or samples[0][rows]:
+                for index in in_turn(range(len(forwards)), turn):
+                    samples[index][rows].append(timed(forwards[index][rows], target.device, clock))
+        if clock() - began > most_seconds:
+            break
+    fastest = [{rows: max(min(taken), 1e-9) for rows, taken in each.items() if taken} for each in samples]
+    return [RowCosts(tuple(each), tuple(each.values())) for each in fastest]
+
+
+def estimate_row_costs(target: Target, precision: AnyPrecision | None = None) -> RowCosts:
+    """What forwards may cost before any was timed, by the bytes of the weights and the products of a row.
+
+    A forward reads all weights once, and each row multiplies all of them; of experts, those that any of the rows is
+    expected to choose, and its own. The ratio of both to each other is that of ordinary processors; live rounds correct
+    it (``LiveCosts``).
+    """
+    bytes_read = weight_bytes(target) if precision is None else target.low_bit_bytes(precision)
+    step = max(1, bytes_read) / _BYTES_A_SECOND
+    read = _shares_read(target)
+    row = read[0] * target.parameter_count / (_PRODUCTS_A_BYTE * _BYTES_A_SECOND)
+    return RowCosts(
+        ROW_COUNTS, tuple(step * share + (rows - 1) * row for rows, share in zip(ROW_COUNTS, read, strict=True))
+    )
+
+
+def _shares_read(target: Target) -> list[float]:
+    """For each number of rows the share of the weights that they read, each row choosing its experts at random."""
+    shares = [1.0] * len(ROW_COUNTS)
+    for block in target.sublayers:
+        if isinstance(block, CompiledMixture):
+            experts = block.expert_weights / target.parameter_count
+            for place, rows in enumerate(ROW_COUNTS):
+                shares[place] -= experts * (1 - block.top / block.count) ** rows
+    return shares
+
+
+def weight_bytes(target: Target) -> int:
+    """What the weights of a model take, low-bit ones too."""
+    held = [*target.model.parameters(), *target.model.buffers()]
+    return sum({id(tensor): stored_bytes(tensor) for tensor in held}.values())
+
+
+def _forwards(
+    target: Target, sublayers: tuple[int, ...], precision: AnyPrecision | None, context: int, counts: Sequence[int]
+) -> dict[int, Callable[[], object]]:
+    sequence = target.new_sequence(max(1, context), context + counts[-1], context + counts[-1])
+    model = target.at(precision)
+
+    def forward(rows: int) -> None:
+        """One forward, up to the choice of a token for each row."""
+        tokens = torch.arange(rows, device=target.device) * target.vocab_size // rows  # rows with experts of their own
+        layout = target.lay_out(sequence, rows, start=context)
+        output = model.run(
+            target.embed(tokens, layout), sublayers, layout, logits=True, confidence=model is not target.at(None)
+        )
+        assert output.logits is not None
+        _ = output.logits.best
+
+    return {rows: lambda rows=rows: forward(rows) for rows in counts}  # type: ignore[misc]
