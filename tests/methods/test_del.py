@@ -26,7 +26,8 @@ from selfspec.decoding.prompt import read_text
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
 from selfspec.methods import dynamic_exit, make_method
-from selfspec.methods.dynamic_exit import Del, DelSettings, Exit, Statistics, choose_exit, count_matches, shadow_tokens
+from selfspec.methods.dynamic_exit import Del, DelSettings, shadow_tokens
+from selfspec.methods.exit_choice import Exit, Statistics, choose_exit, count_matches
 from selfspec.runtimes.shadow_head import ShadowHead
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation
@@ -269,12 +270,12 @@ def test_decayed_sums_by_hand() -> None:
         statistics = statistics.then(counts, 0.5)
     assert statistics.sums[0].tolist() == [[4 / 4 + 0 / 2 + 2, 5 / 4 + 1 / 2 + 3], [1 / 4 + 1 / 2 + 1, 0]]
     assert statistics.acceptance.tolist() == pytest.approx([3 / 4.75, 1.0])
-    assert statistics.thresholds.tolist() == pytest.approx([(0.9 + 0.4) / 2, 0.9 / 2])
+    assert statistics.thresholds().tolist() == pytest.approx([(0.9 + 0.4) / 2, 0.9 / 2])
 
 
 def test_a_threshold_without_any_match_is_half_the_mismatched_confidence() -> None:
     statistics = Statistics(torch.tensor([[[0.0, 0.0], [2.0, 0.0]], [[0.0, 0.0], [0.6, 0.0]]], dtype=torch.float64))
-    assert statistics.thresholds.tolist() == pytest.approx([0.15, 0.0])
+    assert statistics.thresholds().tolist() == pytest.approx([0.15, 0.0])
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=40), st.integers(1, 18))
