@@ -37,8 +37,8 @@ class ClaspSettings(SelectingSettings):
     update_interval: int = setting(32, "rounds between two choices of layers (the paper names none)", minimum=1)
     first_choice: str = setting(
         "prompt",
-        "what the first choice is based on: the prompt's last token (prompt), or the first round, which the whole model "
-        "drafts (round, as in the port of KnapSpec's authors)",
+        "what the first choice is based on: the prompt's last token (prompt), or the first round, which the whole "
+        "model drafts (round, as in the port of KnapSpec's authors)",
         choices=("prompt", "round"),
     )
     draft_exit_threshold: float = fraction(0.7, "stop drafting after a token less confident than this; 0 never stops")
@@ -123,9 +123,10 @@ class Clasp(SelectingMethod):
     """Skips whole layers, chosen again every ``update_interval`` rounds for the current context.
 
     A choice uses the hidden states of the last accepted token, which the last verification computed; before the first
-    round those of the prompt's last token, of which the paper does not speak (or see ``first_choice``). It costs about one verification. With ``schedule=ours`` a choice is made at
-    least ``update_interval`` rounds after the last one. With ``draft_bits`` the program runs layers at the precision at
-    which they draft; the states that skip nothing come from the verification, so they remain the target's.
+    round those of the prompt's last token, of which the paper does not speak (or see ``first_choice``). It costs about
+    one verification. With ``schedule=ours`` a choice is made at least ``update_interval`` rounds after the last one.
+    With ``draft_bits`` the program runs layers at the precision at which they draft; the states that skip nothing come
+    from the verification, so they remain the target's.
     """
 
     name = "clasp"

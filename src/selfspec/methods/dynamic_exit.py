@@ -50,8 +50,8 @@ class DelSettings(SelectingSettings):
     )
     no_mean: str = setting(
         "zero",
-        "where no token matched, or none did not: that mean is 0 (zero, ours), or the draft does not stop (never, 0 / 0 "
-        "in equation 3)",
+        "where no token matched, or none did not: that mean is 0 (zero, ours), or the draft does not stop (never: 0 "
+        "/ 0 in equation 3)",
         choices=("zero", "never"),
     )
     dynamic_length: bool = setting(

@@ -25,9 +25,7 @@ _DOUBT = 1.0
 """Rows without a match that are added to those of a selection, for sets that match on every one of a few rows."""
 
 
-def integer_weights(
-    attention_seconds: float, mlp_seconds: float, most: int | None = MAX_WEIGHT
-) -> tuple[int, int]:
+def integer_weights(attention_seconds: float, mlp_seconds: float, most: int | None = MAX_WEIGHT) -> tuple[int, int]:
     """Latencies as integers: ``w = round(t / Δ)`` with ``Δ = min(t_attn, t_mlp)``, at most ``most`` if that is given.
 
     Returns the weight of an attention and of an MLP sublayer (KnapSpec, section 3.4, integer weight normalization).
@@ -196,7 +194,8 @@ def best_candidate(
 
     The whole model may be among the candidates. Its TPT is that of plain decoding, for any draft length. On a tie it is
     the candidate that skips less, then the shorter length. Lengths are ``shortest`` (1 in the paper) to
-    ``max_draft_length``, ``D``; ``with_head`` counts the time of a step outside of its sublayers; ``draft_profile`` has the latencies of the weights that draft.
+    ``max_draft_length``, ``D``; ``with_head`` counts the time of a step outside of its sublayers; ``draft_profile`` has
+    the latencies of the weights that draft.
     """
     drafting = draft_profile or profile
     steps = [drafting.draft_step(kept, context, with_head=with_head) for kept in candidates.kept]

@@ -10,10 +10,11 @@ that of the code which is named.
 """
 
 import functools
+import types
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, cast, get_type_hints
 
 from selfspec.errors import ChangedPaperWarning, UnknownMethodError
 from selfspec.methods.base import Method
@@ -259,7 +260,8 @@ def _method_of(name: str, authors: bool) -> type[Method]:
         "state_name": method.name,
         "Settings": _settings_of(method.Settings, values),
     }
-    return type(method)(f"Paper{method.__name__}", (method,), members)
+    made = types.new_class(f"Paper{method.__name__}", (method,), exec_body=lambda names: names.update(members))
+    return cast("type[Method]", made)
 
 
 def _settings_of(settings: type, values: Mapping[str, Any]) -> type:
@@ -279,6 +281,11 @@ def _warn_of_changes(name: str, values: Mapping[str, Any], settings: Any) -> Non
     changes = [f"{each}={given[each]} for {value}" for each, value in values.items() if given[each] != value]
     if changes:
         warnings.warn(f"{name} with {', '.join(changes)}", ChangedPaperWarning, stacklevel=3)
+
+
+def is_preset(method: type[Method]) -> bool:
+    """Whether a method is that of a paper, with its settings."""
+    return method.name.startswith(f"{PaperMethod.name}(")
 
 
 def paper_method(paper: str, authors: bool = False) -> str:

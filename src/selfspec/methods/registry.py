@@ -131,8 +131,8 @@ def find_method(method: str | type[Method]) -> type[Method]:
 
     Args:
         method: a name of this package; a name of the entry-point group ``selfspec.methods``; ``module:Class``; a
-            composition of these, ``cascade(suffix, low-bit)``; a paper's, ``paper(del)``; or the class itself. A name of this package always means
-            this package's method.
+            composition of these, ``cascade(suffix, low-bit)``; a paper's, ``paper(del)``; or the class itself. A name
+            of this package always means this package's method.
 
     Raises:
         UnknownMethodError: there is no method of this name; the message names the nearest.

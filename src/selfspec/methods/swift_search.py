@@ -102,8 +102,9 @@ class SwiftSearch:
     The first set, uniform skipping, is scored in the first step. That is ours: by equation 2 and in the authors' code
     every step tries a candidate, and the first one replaces it (``score_start=false``).
 
-    Its state belongs to the stream of requests, as in the authors' code and figure 6. Scores of different requests are compared directly: a set stays
-    until another one has a higher score, on any request, and is not scored again before that.
+    Its state belongs to the stream of requests, as in the authors' code and figure 6. Scores of different requests are
+    compared directly: a set stays until another one has a higher score, on any request, and is not scored again before
+    that.
 
     The skip ratio is lowered by 0.05 if less than ``acceptance_tolerance`` of the draft tokens of
     ``adjustment_interval`` rounds was accepted during the search (footnote in C.2; step and interval are ours). The
