@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from helpers.checkpoints import make_tokenizer
 from helpers.models import FAMILY_NAMES, LAYERS, build, plain_text, prompt
 from helpers.recording import Recording
+from helpers.truncated import predictions, truncated
 from selfspec import load_model
 from selfspec.cli.app import app
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
@@ -54,26 +55,6 @@ class _WithChoices(Recording):
         drafter: Any = self.drafter
         self.rounds.append((drafter.exit, feedback))
         super().learn(feedback)
-
-
-@functools.cache
-def truncated(name: str, layers: int) -> PreTrainedModel:
-    """A model of its own: the first layers of a variant, its final norm and its head."""
-    with torch.inference_mode(False):
-        model = copy.deepcopy(build(name))
-    model.model.layers = model.model.layers[:layers]
-    model.config.num_hidden_layers = layers
-    return model
-
-
-@torch.no_grad()
-def predictions(name: str, token_ids: list[int]) -> list[list[tuple[int, float]]]:
-    """For every exit layer (the model itself last) and position the greedy token and its probability."""
-    result = []
-    for layers in range(1, LAYERS + 1):
-        probabilities = truncated(name, layers)(torch.tensor([token_ids])).logits[0].float().softmax(-1)
-        result.append([(int(row.argmax()), float(row.max())) for row in probabilities])
-    return result
 
 
 @dataclass
