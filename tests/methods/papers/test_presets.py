@@ -19,8 +19,6 @@ from selfspec.options import EngineOptions
 from selfspec.types import SamplingParams
 
 PRESETS = [(name, False) for name in PAPERS] + [(name, True) for name, paper in PAPERS.items() if paper.authors]
-    (name, authors) for name, paper in PAPERS.items() for authors in (False, True) if paper.authors or not authors
-]
 PRECISION = set(setting_values(PrecisionSettings()))
 FREE = {
     "swift": {"skip_ratio", "seed", "reopen_below"},  # by ratio_rule; which sets are tried; without recheck_interval
