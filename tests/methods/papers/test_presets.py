@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from helpers.commands import run
 from helpers.markov import TOKENS, deviation, write
 from helpers.models import LAYERS, build, plain_text, prompt
+from selfspec.cli.options import EngineChoice
 from selfspec.engine import Engine
 from selfspec.errors import ChangedPaperWarning, InvalidParameterError, InvalidSettingError, UnknownMethodError
 from selfspec.methods import METHODS, find_method
@@ -205,3 +207,8 @@ def test_the_option_of_generate() -> None:
     refused = run(*generate, "--paper", "del", "--method", "swift")
     assert refused.exit_code != 0
     assert "leave out the method 'swift'" in refused.stderr
+
+
+def test_the_help_names_every_paper() -> None:
+    help_text = next(each for each in fields(EngineChoice) if each.name == "paper").metadata["others"]["help"]
+    assert all(name in help_text for name in PAPERS)
