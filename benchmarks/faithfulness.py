@@ -1,7 +1,8 @@
 """Measures what each change towards the papers is worth on a real model.
 
 ``python benchmarks/faithfulness.py measure --out now.json`` runs every case of ``CASES``;
-``python benchmarks/faithfulness.py table benchmarks/results/faithfulness.json`` prints them as a table.
+``python benchmarks/faithfulness.py table benchmarks/results/faithfulness.json`` prints them as a table, and
+``python benchmarks/faithfulness.py preset NAME`` the table of a paper's preset. Both stand in ``docs/faithfulness.md``.
 
 To measure an older version, put its ``src`` first on ``PYTHONPATH`` and pass ``--defaults``: only the methods with
 their default settings are run, since older versions have other settings. ``--label`` names the version in the file,
@@ -23,7 +24,9 @@ import torch
 from method_settings import Figures, read_prompts, summarise
 from selfspec import Engine
 from selfspec.loading import load_model
+from selfspec.methods.papers import PAPERS
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
+from selfspec_lab.cli.bench_options import parse_names
 
 Settings = Mapping[str, Any]
 
@@ -38,6 +41,8 @@ CASES: dict[str, tuple[Settings, ...]] = {
         {**PAPER, "dynamic_verification": False},
     ),
     "del": ({}, PAPER, {**PAPER, "keep_prompt": True}, {**PAPER, "allow_no_draft": False}),
+    **{f"paper({name})": ({},) for name in PAPERS},
+    **{f"paper({name}, authors)": ({},) for name, paper in PAPERS.items() if paper.authors},
     "knapspec": (
         {},
         PAPER,
@@ -85,7 +90,7 @@ def run(options: argparse.Namespace) -> None:
     rows = json.loads(options.out.read_text()) if options.append and options.out.exists() else []
     stamp = {"stamp": make_stamp(torch.device("cpu"))}
     params = {"temperature": options.temperature, "seed": 0} if options.temperature else {}
-    for method in options.methods.split(","):
+    for method in parse_names(options.methods):
         for settings in CASES[method][:1] if options.defaults else CASES[method]:
             found = measure(model, tokenizer, method, settings, (options.prompts, options.new_tokens), **params)
             row = {
@@ -119,6 +124,22 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def preset(name: str) -> str:
+    """The settings of a paper's preset as a table in Markdown, beside those of its authors' code."""
+    paper = PAPERS[name]
+    lines = ["| setting | paper | where | authors' code |", "| --- | --- | --- | --- |"]
+    for setting in [*paper.settings, *(each for each in paper.authors if each not in paper.settings)]:
+        own, theirs = paper.settings.get(setting), paper.authors.get(setting)
+        printed = ("by the model's size", "`ratio_rule`") if own is None else (f"`{_text(own.value)}`", own.place)
+        coded = "" if theirs is None else f"`{_text(theirs.value)}`; {theirs.place}"
+        lines.append(f"| `{setting}` | {printed[0]} | {printed[1]} | {coded} |")
+    return "\n".join(lines)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, or prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -135,9 +156,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measuring.add_argument("--temperature", type=float, default=0.0)
     printing = commands.add_parser("table")
     printing.add_argument("file", type=Path)
+    commands.add_parser("preset").add_argument("name", choices=list(PAPERS))
     options = parse_and_check(parser, arguments, lambda given: given.command == "measure")
     if options.command == "measure":
         run(options)
+    elif options.command == "preset":
+        print(preset(options.name))
     else:
         print(table(json.loads(options.file.read_text())))
 

@@ -31,8 +31,9 @@ def tune(
     """Measures sets of skipped sublayers: uniform skipping first, then proposals of a Gaussian process.
 
     As in the authors' search, any number of sublayers may be skipped, and outputs have a fixed length: they continue
-    past end-of-sequence tokens. First and last layer are always kept, as in SWIFT; Draft & Verify may skip them.
-    The engine's method is ``self-spec``, and its profile changes with every trial.
+    past end-of-sequence tokens. First and last layer are always kept, as in SWIFT, unless the method's settings say
+    otherwise (``fixed_ends``), as in Draft & Verify. The engine's method is ``self-spec``, and its profile changes with
+    every trial.
 
     Yields:
         Each trial when it is finished. The iterator may be abandoned at any time.
@@ -55,9 +56,10 @@ def tune(
     for iteration in range(iterations):
         if iteration:
             generator = generator_of(seed, iteration)
-            skipped = skipped_by(suggest_point(*observations.table(), None, generator, DRAFT_VERIFY_KAPPA))
+            point = suggest_point(*observations.table(), None, generator, DRAFT_VERIFY_KAPPA)
+            skipped = skipped_by(point, method.first)
         trial = _measure(engine, skipped, prompts, max_new_tokens)
-        observations.add(point_of(skipped, method.free), trial.tokens_per_second)
+        observations.add(point_of(skipped, method.free, method.first), trial.tokens_per_second)
         yield trial
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from selfspec.methods.papers import PAPERS
 from selfspec_lab.bench.report.leaderboard import read_summaries, render_leaderboard
 from selfspec_lab.experiments import EXPERIMENTS
 from selfspec_lab.experiments.document import render_document
@@ -46,6 +47,15 @@ def test_the_table_of_conformance_is_that_of_the_reports(monkeypatch: pytest.Mon
     assert {"selfspec", "llama-cpp", "vllm"} <= set(reports)
     assert not any(result["divergences"] for result in reports["selfspec"]["results"])
     assert conformance.section(reports) in (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_table_of_a_paper_is_that_of_its_preset(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    preset = importlib.import_module("faithfulness").preset
+    page = (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
+    assert preset(name) in page
+    assert f"--paper {name}" in page
 
 
 def test_the_tests_that_the_page_of_changes_names_exist() -> None:

@@ -89,12 +89,13 @@ class Engine:
         options.check_loaded()
         model = unwrapped(model)
         if isinstance(method, Method):
+            options.chosen(type(method))  # refuses a paper beside it
             _check_own_target(method, model, options)
             self.target, self.method = method.target, method
         else:
             model = model if options.weights is None else quantise(model, options.weights)
             self.target = Target(model, options.runtime, keep_copies=options.keep_copies, cache_bits=options.cache_bits)
-            self.method = make_method(method, self.target, options.settings)
+            self.method = make_method(options.chosen(method), self.target, options.settings)
         self.tokenizer = tokenizer
         self.eos_ids = _eos_ids(model, tokenizer)
         self.chunks = chunks_of(self.target, options.prefill_chunk)
@@ -116,11 +117,11 @@ class Engine:
         With ``weights``, the weights of the checkpoint are freed as soon as their low-bit copies are made.
         """
         options = changed(options or EngineOptions(), keywords, "option")
-        chosen = find_method(method)
+        chosen = find_method(options.chosen(method))
         parse_settings(chosen.Settings, chosen.name, options.settings or {})  # what is wrong there needs no weights
         loading = {name: getattr(options, name) for name in LOADING}
         model, tokenizer = load_model(name, weights=options.weights, **loading)
-        return cls(model, tokenizer, chosen, replace(options, weights=None, **LOADING))
+        return cls(model, tokenizer, chosen, replace(options, weights=None, paper=None, authors=False, **LOADING))
 
     def warmup(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Does ahead of the first request what would otherwise slow it down; the method learns nothing from it.
@@ -264,7 +265,7 @@ class Engine:
         Raises:
             StateError: the method learns nothing between requests, or the file cannot be written.
         """
-        write_state(Path(path), self.method.state(), self.method.name, fingerprint(self.target))
+        write_state(Path(path), self.method.state(), self._state_name, fingerprint(self.target))
 
     def load_state(self, path: str | Path) -> None:
         """Loads state that an engine with the same model and method has saved.
@@ -277,7 +278,11 @@ class Engine:
                 it does not fit the method's settings. What the method has learned so far is then left as it was.
         """
         self.method.state()  # a method that learns nothing says so before any file is looked at
-        self.method.restore(read_state(Path(path), self.method.name, fingerprint(self.target)))
+        self.method.restore(read_state(Path(path), self._state_name, fingerprint(self.target)))
+
+    @property
+    def _state_name(self) -> str:
+        return self.method.state_name or self.method.name
 
     def flush(self) -> None:
         """Waits until the files of ``cache_dir`` are written, as the end of the process does."""

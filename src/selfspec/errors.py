@@ -113,6 +113,10 @@ class NoGainWarning(SelfSpecWarning):
     """A method is no faster than autoregressive decoding on this model; use another method."""
 
 
+class ChangedPaperWarning(SelfSpecWarning):
+    """A setting of a paper's preset was given another value, so the method is not the paper's."""
+
+
 class NoCopiesWarning(SelfSpecWarning):
     """Low-bit draft weights do not fit into the memory, so the method does not draft with them."""
 

@@ -11,6 +11,9 @@ from selfspec.decoding.kept_texts import KeptTexts
 from selfspec.decoding.prefix_cache import PrefixCache
 from selfspec.errors import InvalidParameterError
 from selfspec.loading.divided import DeviceMap
+from selfspec.methods.base import Method
+from selfspec.methods.papers import paper_method
+from selfspec.methods.registry import DEFAULT_METHOD
 from selfspec.methods.settings import suggest
 from selfspec.runtimes.precision import Precision
 from selfspec.sampling.rules import Rule, rule_of
@@ -37,6 +40,9 @@ class EngineOptions:
 
     Attributes:
         settings: values of the method's settings by name.
+        paper: the method of a paper as published, one of ``selfspec.methods.papers.PAPERS``, in place of a method.
+            ``settings`` may change single values, which warns.
+        authors: as in the code of the paper's authors, where that differs from the paper.
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto``: that of the checkpoint. Only for a model that is
             loaded by name.
         device: a torch device, or ``auto``: an accelerator if there is one. Only for a model that is loaded by name.
@@ -77,6 +83,8 @@ class EngineOptions:
     """
 
     settings: Mapping[str, Any] | None = None
+    paper: str | None = None
+    authors: bool = False
     dtype: str | torch.dtype = "auto"
     device: str | torch.device = "auto"
     weights: str | Precision | None = None
@@ -98,6 +106,8 @@ class EngineOptions:
     rule: Callable[[SamplingParams, torch.device], Rule] = rule_of
 
     def __post_init__(self) -> None:
+        if self.authors and self.paper is None:
+            raise InvalidParameterError("authors takes the authors' form of a paper's method; give paper too")
         if self.cache_bits not in (None, 8):
             raise InvalidParameterError(f"cache_bits must be 8, or not given, not {self.cache_bits}")
         for name, least in _LEAST.items():
@@ -113,6 +123,19 @@ class EngineOptions:
             raise InvalidParameterError(
                 f"{', '.join(LOADING)} are for a model that is loaded by name; load this one with them"
             )
+
+    def chosen(self, method: "str | type[Method]") -> "str | type[Method]":
+        """The method that these options and a method choose, of which only one may be given.
+
+        Raises:
+            InvalidParameterError: there are a paper and a method other than the default.
+        """
+        if self.paper is None:
+            return method
+        if method != DEFAULT_METHOD:
+            named = method if isinstance(method, str) else method.name
+            raise InvalidParameterError(f"paper '{self.paper}' chooses the method; leave out the method '{named}'")
+        return paper_method(self.paper, self.authors)
 
 
 LOADING: dict[str, Any] = {
@@ -134,6 +157,8 @@ class EngineKeywords(QueueKeywords, total=False):
     """``EngineOptions`` as keywords of ``Engine``, for editors and type checkers."""
 
     settings: Mapping[str, Any] | None
+    paper: str | None
+    authors: bool
     dtype: str | torch.dtype
     device: str | torch.device
     weights: str | Precision | None

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from helpers.checkpoints import make_tokenizer
 from helpers.models import FAMILY_NAMES, LAYERS, build, plain_text, prompt
 from helpers.recording import Recording
+from helpers.truncated import predictions, truncated
 from selfspec import load_model
 from selfspec.cli.app import app
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
@@ -26,7 +27,8 @@ from selfspec.decoding.prompt import read_text
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
 from selfspec.methods import dynamic_exit, make_method
-from selfspec.methods.dynamic_exit import Del, DelSettings, Exit, Statistics, choose_exit, count_matches, shadow_tokens
+from selfspec.methods.dynamic_exit import Del, DelSettings, shadow_tokens
+from selfspec.methods.exit_choice import Exit, Statistics, choose_exit, count_matches
 from selfspec.runtimes.shadow_head import ShadowHead
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation
@@ -53,26 +55,6 @@ class _WithChoices(Recording):
         drafter: Any = self.drafter
         self.rounds.append((drafter.exit, feedback))
         super().learn(feedback)
-
-
-@functools.cache
-def truncated(name: str, layers: int) -> PreTrainedModel:
-    """A model of its own: the first layers of a variant, its final norm and its head."""
-    with torch.inference_mode(False):
-        model = copy.deepcopy(build(name))
-    model.model.layers = model.model.layers[:layers]
-    model.config.num_hidden_layers = layers
-    return model
-
-
-@torch.no_grad()
-def predictions(name: str, token_ids: list[int]) -> list[list[tuple[int, float]]]:
-    """For every exit layer (the model itself last) and position the greedy token and its probability."""
-    result = []
-    for layers in range(1, LAYERS + 1):
-        probabilities = truncated(name, layers)(torch.tensor([token_ids])).logits[0].float().softmax(-1)
-        result.append([(int(row.argmax()), float(row.max())) for row in probabilities])
-    return result
 
 
 @dataclass
@@ -269,12 +251,12 @@ def test_decayed_sums_by_hand() -> None:
         statistics = statistics.then(counts, 0.5)
     assert statistics.sums[0].tolist() == [[4 / 4 + 0 / 2 + 2, 5 / 4 + 1 / 2 + 3], [1 / 4 + 1 / 2 + 1, 0]]
     assert statistics.acceptance.tolist() == pytest.approx([3 / 4.75, 1.0])
-    assert statistics.thresholds.tolist() == pytest.approx([(0.9 + 0.4) / 2, 0.9 / 2])
+    assert statistics.thresholds().tolist() == pytest.approx([(0.9 + 0.4) / 2, 0.9 / 2])
 
 
 def test_a_threshold_without_any_match_is_half_the_mismatched_confidence() -> None:
     statistics = Statistics(torch.tensor([[[0.0, 0.0], [2.0, 0.0]], [[0.0, 0.0], [0.6, 0.0]]], dtype=torch.float64))
-    assert statistics.thresholds.tolist() == pytest.approx([0.15, 0.0])
+    assert statistics.thresholds().tolist() == pytest.approx([0.15, 0.0])
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=40), st.integers(1, 18))

@@ -43,6 +43,7 @@ def generate_timed(
     *,
     eos_ids: Collection[int] = (),
     temperature: float = 0.0,
+    top_p: float = 1.0,
 ) -> TimedOutput:
     """Generates and times an output.
 
@@ -56,10 +57,12 @@ def generate_timed(
         options: further options of the generation config, as in ``VARIANTS``.
         eos_ids: tokens that end the output; without any it has exactly ``max_new_tokens``.
         temperature: 0 is greedy; otherwise tokens are sampled with torch's global generator.
+        top_p: tokens are sampled from the most probable ones up to this total.
     """
     inputs = torch.tensor([list(prompt_ids)], device=model.device)
     first_step = _FirstStepClock(len(prompt_ids))
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
+    drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
+    sampling = drawn if temperature > 0 else {"do_sample": False}
     generate: Any = model.generate
     config: Any = GenerationConfig
     started = time.perf_counter()

@@ -9,6 +9,7 @@ from selfspec.errors import InvalidParameterError
 from selfspec.loading import parse_device, parse_dtype
 from selfspec.methods import all_methods, find_method, make_method
 from selfspec.methods.api import Method
+from selfspec.methods.papers import is_preset
 from selfspec.methods.settings import parse_settings, setting_values
 from selfspec_lab.bench.benchmark import explain
 from selfspec_lab.measuring import RUNTIMES, Target
@@ -82,7 +83,12 @@ class BenchOptions:
 
 
 def default_settings(method: type[Method], layer_count: int) -> dict[str, Any]:
-    """Settings that the benchmarks set: the exit layer of methods with a fixed one, at ``EXIT_SHARE`` of the layers."""
+    """Settings that the benchmarks set: the exit layer of methods with a fixed one, at ``EXIT_SHARE`` of the layers.
+
+    None for a paper's preset.
+    """
+    if is_preset(method):
+        return {}
     layer = max(1, int(layer_count * EXIT_SHARE))
     names = setting_values(method.Settings())
     return {name: layer for name in names if name.rpartition(".")[2] == "exit_layer"}

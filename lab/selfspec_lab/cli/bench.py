@@ -11,7 +11,7 @@ from selfspec.cli.api import make_console, silence_libraries
 from selfspec.cli.api import options as shared_options
 from selfspec_lab.cli import bench_options as options
 from selfspec_lab.cli.bench_batches import batches
-from selfspec_lab.cli.bench_options import parse_method_settings, parse_names
+from selfspec_lab.cli.bench_options import chosen_methods, parse_method_settings
 from selfspec_lab.cli.bench_run import leaderboard, report, run
 
 bench = typer.Typer(no_args_is_help=True, help="Runs benchmarks and writes their reports.")
@@ -30,7 +30,9 @@ def overhead(
     activations: options.Activations = "auto",
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
-    methods: options.Methods = "all",
+    methods: options.Methods = None,
+    paper: options.Papers = None,
+    authors: options.Authors = False,
     settings: options.Settings = None,
     repeats: options.Repeats = 5,
     max_new_tokens: Annotated[int, typer.Option(help="Length of every output; ends of texts are ignored.")] = 64,
@@ -63,7 +65,7 @@ def overhead(
         activations=activations,
         device=device,
         runtime=runtime,
-        methods=parse_names(methods),
+        methods=chosen_methods(methods, "all", paper, authors),
         settings=by_method,
         repeats=repeats,
         max_new_tokens=max_new_tokens,

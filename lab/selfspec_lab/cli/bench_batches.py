@@ -11,7 +11,7 @@ from selfspec.cli.api import make_console, silence_libraries
 from selfspec.cli.api import options as shared_options
 from selfspec.errors import InvalidParameterError
 from selfspec_lab.cli import bench_options as options
-from selfspec_lab.cli.bench_options import parse_method_settings, parse_names
+from selfspec_lab.cli.bench_options import chosen_methods, parse_method_settings
 
 
 def batches(
@@ -22,7 +22,9 @@ def batches(
     activations: options.Activations = "auto",
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
-    methods: options.Methods = "suffix,uniform",
+    methods: options.Methods = None,
+    paper: options.Papers = None,
+    authors: options.Authors = False,
     settings: options.Settings = None,
     sizes: Annotated[str, typer.Option(help="Numbers of prompts, separated by commas.")] = "1,2,4,8,16",
     repeats: options.Repeats = 3,
@@ -46,7 +48,7 @@ def batches(
         activations=activations,
         device=device,
         runtime=runtime,
-        methods=parse_names(methods),
+        methods=chosen_methods(methods, "suffix,uniform", paper, authors),
         settings=by_method,
         repeats=repeats,
         max_new_tokens=max_new_tokens,

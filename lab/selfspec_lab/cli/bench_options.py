@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from selfspec.cli.api import options, parse_assignments
-from selfspec.errors import InvalidSettingError
+from selfspec.errors import InvalidParameterError, InvalidSettingError
 
 _WHAT, _HOW = "What is measured", "How it is measured"
 _SETTINGS_HELP = "A setting of a method; repeatable. Fixed exit layers are 6 of 16 layers unless set."
@@ -30,7 +30,26 @@ Widen = Annotated[
         rich_help_panel=_WHAT,
     ),
 ]
-Methods = Annotated[str, typer.Option(help="Names of methods, separated by commas, or all.", rich_help_panel=_WHAT)]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        help="Names of methods, separated by commas, or all. Without it and --paper, the usual ones.",
+        rich_help_panel=_WHAT,
+    ),
+]
+Papers = Annotated[
+    str | None,
+    typer.Option(
+        "--paper",
+        metavar="NAMES",
+        help="Methods of papers as published, separated by commas, as --paper of `selfspec generate`; their names "
+        "here are paper(NAME).",
+        rich_help_panel=_WHAT,
+    ),
+]
+Authors = Annotated[
+    bool, typer.Option("--authors", help="With --paper: as in the authors' code.", rich_help_panel=_WHAT)
+]
 Peers = Annotated[
     str,
     typer.Option(
@@ -68,6 +87,18 @@ MaxNewTokens = Annotated[int, typer.Option(help="Longest output.", rich_help_pan
 Temperature = Annotated[
     float, typer.Option(help="0 is greedy; otherwise all methods sample with the same seed.", rich_help_panel=_HOW)
 ]
+TopP = Annotated[
+    float, typer.Option(help="Sample from the most probable tokens up to this total.", rich_help_panel=_HOW)
+]
+Sampling = Annotated[
+    str,
+    typer.Option(
+        metavar="coupled|speculative",
+        help="With --temperature: coupled writes the text of plain decoding with the same seed; speculative is "
+        "Leviathan's rejection sampling, that of the papers.",
+        rich_help_panel=_HOW,
+    ),
+]
 Repeats = Annotated[int, typer.Option(help="Number of measurements of everything.", rich_help_panel=_HOW)]
 Seed = Annotated[int, typer.Option(help="Seed of the order, of sampling and of the suite.", rich_help_panel=_HOW)]
 Dtype = Annotated[str, typer.Option(help=options.DTYPE_HELP, rich_help_panel=_HOW)]
@@ -82,6 +113,22 @@ Runtime = Annotated[str, typer.Option(help=options.RUNTIME_HELP, rich_help_panel
 def parse_names(text: str) -> tuple[str, ...]:
     """Splits names at commas, but not at those between the parts of a method: ``suffix,cascade(suffix, low-bit)``."""
     return tuple(name.strip() for name in re.split(r",(?![^()]*\))", text))
+
+
+def chosen_methods(methods: str | None, default: str, papers: str | None, authors: bool) -> tuple[str, ...]:
+    """The methods that ``--methods``, ``--paper`` and ``--authors`` name together; ``default`` without any.
+
+    Raises:
+        InvalidParameterError: ``--authors`` without ``--paper``.
+    """
+    if papers is None:
+        if authors:
+            raise InvalidParameterError("--authors takes the authors' form of a paper's method; give --paper too")
+        return parse_names(default if methods is None else methods)
+    from selfspec.methods.papers import paper_method
+
+    own = () if methods is None else parse_names(methods)
+    return (*own, *(paper_method(name, authors) for name in parse_names(papers)))
 
 
 def parse_method_settings(assignments: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -8,7 +8,7 @@ import typer
 from selfspec.cli.api import silence_libraries
 from selfspec.errors import InvalidParameterError
 from selfspec_lab.cli import bench_options as options
-from selfspec_lab.cli.bench_options import parse_method_settings, parse_names
+from selfspec_lab.cli.bench_options import chosen_methods, parse_method_settings, parse_names
 
 if TYPE_CHECKING:
     from selfspec_lab.bench.run.options import RunOptions
@@ -18,7 +18,9 @@ def run(
     out: options.Out,
     model: options.Model = "tiny",
     widen: options.Widen = 1,
-    methods: options.Methods = "all",
+    methods: options.Methods = None,
+    paper: options.Papers = None,
+    authors: options.Authors = False,
     peers: options.Peers = "transformers",
     suite: options.Suite = "mini",
     limit: options.Limit = None,
@@ -27,6 +29,8 @@ def run(
     settings: options.Settings = None,
     max_new_tokens: options.MaxNewTokens = 64,
     temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    sampling: options.Sampling = "coupled",
     repeats: options.Repeats = 3,
     seed: options.Seed = 0,
     dtype: options.Dtype = "auto",
@@ -56,7 +60,7 @@ def run(
         activations=activations,
         device=device,
         runtime=runtime,
-        methods=parse_names(methods),
+        methods=chosen_methods(methods, "all", paper, authors),
         settings=by_method,
         repeats=repeats,
         max_new_tokens=max_new_tokens,
@@ -64,6 +68,8 @@ def run(
         suite=suite,
         limit=limit,
         temperature=temperature,
+        top_p=top_p,
+        sampling=sampling,
         seed=seed,
         context=context,
         chat=chat,

@@ -27,6 +27,9 @@ def tune(
     iterations: Annotated[int, typer.Option(help="Sets of sublayers to measure.")] = 100,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the search.", min=0)] = 0,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="As published: the first and the last layer may be skipped too.")
+    ] = False,
 ) -> None:
     """Searches the skipped sublayers that decode fastest (Draft & Verify). Ctrl-C saves the best so far.
 
@@ -44,7 +47,7 @@ def tune(
     from selfspec_lab.tuning import write_profile
 
     silence_libraries()
-    loaded = engine.load(method=method)
+    loaded = engine.load(method=method, settings={"fixed_ends": not paper})
     trials: list[Trial] = []
     interrupted = False
     console = Console(stderr=True, highlight=False)

@@ -12,9 +12,10 @@ from selfspec.cli import options
 def methods(
     as_json: options.Json = False,
 ) -> None:
-    """Lists the methods with their settings, defaults and sources."""
-    described = describe_methods()
+    """Lists the methods with their settings, defaults and sources, and the papers that --paper takes."""
+    described, papers = describe_methods(), describe_papers()
     if as_json:
+        described["paper"]["papers"] = papers
         typer.echo(json.dumps(described, allow_nan=False))
         return
     for name, method in described.items():
@@ -25,6 +26,11 @@ def methods(
         for setting in method["settings"]:
             typer.echo(f"    --set {setting['name']}={_text(setting['default'])}  ({_type_and_range(setting)})")
             typer.echo(f"        {setting['help']}")
+    for name, paper in papers.items():
+        typer.secho(f"--paper {name}", bold=True, nl=False)
+        typer.echo(f": {paper['source']}\n    {paper['method']} with {_assignments(paper['settings'])}")
+        if paper["authors"]:
+            typer.echo(f"    --authors, {paper['code']}: {_assignments(paper['authors'])}")
 
 
 def describe_methods() -> dict[str, dict[str, Any]]:
@@ -48,6 +54,29 @@ def describe_methods() -> dict[str, dict[str, Any]]:
         }
         for name, method in found.items()
     }
+
+
+def describe_papers() -> dict[str, dict[str, Any]]:
+    """Describes every paper: its ``source``, ``method``, and by setting the ``value`` and its ``place`` in the paper.
+
+    ``authors`` has the settings that differ in the authors' ``code``.
+    """
+    from selfspec.methods.papers import PAPERS
+
+    return {
+        name: {
+            "source": paper.source,
+            "method": paper.method,
+            "settings": {setting: given._asdict() for setting, given in paper.settings.items()},
+            "authors": {setting: given._asdict() for setting, given in paper.authors.items()},
+            "code": paper.code,
+        }
+        for name, paper in PAPERS.items()
+    }
+
+
+def _assignments(values: Mapping[str, Mapping[str, Any]]) -> str:
+    return ", ".join(f"{name}={_text(given['value'])}" for name, given in values.items())
 
 
 def _type_and_range(setting: Mapping[str, Any]) -> str:

@@ -118,6 +118,17 @@ class ModelChoice(Choice):
             collection.resume()
 
 
+def chosen_method(method: str, paper: str | None, authors: bool) -> str:
+    """The method that ``--method``, ``--paper`` and ``--authors`` name together."""
+    if paper is None and not authors:
+        return method
+    from selfspec.methods import find_method
+    from selfspec.options import EngineOptions
+
+    chosen = EngineOptions(paper=paper, authors=authors).chosen(method)
+    return find_method(chosen).name
+
+
 @dataclass(frozen=True)
 class EngineChoice(ModelChoice):
     """The model, method and options of the engine that a command line describes."""
@@ -126,6 +137,13 @@ class EngineChoice(ModelChoice):
         DEFAULT_METHOD,
         "Drafting method; auto selects the fastest. Several: 'cascade(suffix, low-bit)'. `selfspec methods` lists all.",
     )
+    paper: str | None = option(
+        None,
+        "The method of a paper as published, in place of --method: swift-v1, swift-v2, clasp, del, knapspec, "
+        "self-spec, layerskip.",
+        metavar="NAME",
+    )
+    authors: bool = option(False, "With --paper: as in its authors' code, where that differs.", "--authors")
     settings: list[str] | None = option(
         None, "A setting of the method; of a cascade, STAGE.KEY=VALUE; repeatable.", "--set", metavar="KEY=VALUE"
     )
@@ -141,9 +159,17 @@ class EngineChoice(ModelChoice):
     )
     cache_dir_limit: float = option(4.0, "Maximum size of --cache-dir, in GiB.", metavar="GIB", min=0.001)
 
+    def __post_init__(self) -> None:
+        chosen = chosen_method(self.method, self.paper, self.authors)
+        for name, value in (("method", chosen), ("paper", None), ("authors", False)):
+            object.__setattr__(self, name, value)
+
     def load(self, **others: Any) -> "Engine":
         """As for ``ModelChoice``, with ``settings`` in ``others``."""
-        return super().load(cache_dir_limit=int(self.cache_dir_limit * 2**30), **others)
+        from selfspec.cli.terminal import own_warnings
+
+        with own_warnings():
+            return super().load(cache_dir_limit=int(self.cache_dir_limit * 2**30), **others)
 
 
 @dataclass(frozen=True)

@@ -126,11 +126,12 @@ class LayerDraft:
         guess: guesses what this draft drafts next. Guesses are rows of the forward that drafts the token before them;
             those that turn out to be the draft's own choices save a forward each, and the drafted tokens are the same.
         choose: chooses each token from the draft's logits; ``None`` chooses as the request does.
+        drop_unsure: a last token whose confidence is below the threshold of ``stop`` is not verified.
         name: of what planned it, where a method has several ways to draft.
         forecast: what the method expects of the round, if it says so.
 
     Raises:
-        InvalidParameterError: it has both ``widths`` and ``choose``.
+        InvalidParameterError: it has both ``widths`` and ``choose``, or both ``widths`` and ``drop_unsure``.
     """
 
     kept: KeptSet
@@ -140,10 +141,13 @@ class LayerDraft:
     precision: AnyPrecision | None = None
     guess: Guess | None = None
     choose: Chooser | None = None
+    drop_unsure: bool = False
     name: str | None = None
     forecast: Forecast | None = None
 
     def __post_init__(self) -> None:
+        if self.widths is not None and self.drop_unsure:
+            raise InvalidParameterError("a tree keeps its last tokens; leave widths or drop_unsure out")
         if self.widths is not None and self.choose is not None:
             raise InvalidParameterError("a chooser drafts one token at each position; leave widths or choose out")
 

@@ -110,21 +110,31 @@ class _Drafting:
 
     def proposal(self, drafted: Drafted) -> Proposal:
         """The finished draft."""
-        draft, tokens, count = self._draft, drafted.token_ids, len(drafted.token_ids)
-        tree = TokenTree.chain(count)
+        draft = self._draft
+        count = len(drafted.token_ids) - self._drops_last(drafted)
+        if not count:
+            return Proposal(self._sequence.no_tokens, EMPTY_TREE, threshold=draft.threshold, path=self._path)
+        tokens, tree = drafted.token_ids[:count], TokenTree.chain(count)
         if draft.widths is not None:
             tokens, tree = self._with_siblings(drafted)
         return Proposal(
             tokens,
             tree,
-            scores=torch.cat(self._scores) if self._scores else None,
-            confidences=tuple(numbers[0] for numbers in drafted.numbers) if self._has_confidences else (),
+            scores=torch.cat(self._scores[:count]) if self._scores else None,
+            confidences=tuple(numbers[0] for numbers in drafted.numbers[:count]) if self._has_confidences else (),
             shared_prefix=draft.shared_prefix,
-            shared_states=drafted.captured,
+            shared_states={index: states[:count] for index, states in drafted.captured.items()},
             threshold=draft.threshold,
             guessed=drafted.guessed,
             path=self._path,
         )
+
+    def _drops_last(self, drafted: Drafted) -> bool:
+        """Whether the last token is not verified. Its confidence decides, not the token, so sampling stays exact."""
+        draft = self._draft
+        if not isinstance(draft, LayerDraft) or not draft.drop_unsure or draft.threshold is None:
+            return False
+        return float(drafted.numbers[-1][0]) < draft.threshold
 
     def _with_siblings(self, drafted: Drafted) -> tuple[torch.Tensor, TokenTree]:
         """The path with candidates beside it: as many as are requested, possible, and have a cache slot."""

@@ -11,6 +11,7 @@ from selfspec.methods import (  # noqa: F401 - they register their methods
     layerskip,
     mtp,
     ngram,
+    papers,
     swift,
     token_recycling,
 )

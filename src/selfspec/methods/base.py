@@ -29,6 +29,7 @@ class Method(ABC):
         source: where the method is published.
         Settings: a frozen dataclass of ``setting`` fields; the default has none.
         settings_before_others: defaults of settings that differ before another method of a cascade.
+        state_name: the name under which its state is saved, if not its own.
         begins_at_once: whether nothing is to be prepared before its first request, since it learns while it decodes.
         learns: whether it carries anything from one request to the next, which ``state`` then returns.
         target: the model.
@@ -42,6 +43,7 @@ class Method(ABC):
     settings_before_others: ClassVar[Mapping[str, Any]] = {}
     learns: ClassVar[bool] = False
     begins_at_once: ClassVar[bool] = False
+    state_name: ClassVar[str | None] = None
 
     def __init__(self, target: Target, settings: Any) -> None:
         self.target = target

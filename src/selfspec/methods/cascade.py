@@ -11,7 +11,7 @@ from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.errors import StateError, UnknownMethodError
 from selfspec.methods.base import Method
-from selfspec.methods.registry import composition
+from selfspec.methods.registry import composition, find_method
 from selfspec.methods.settings import MethodSettings, setting, stage_settings
 from selfspec.methods.state import LearnedState
 from selfspec.runtimes.target import Target
@@ -61,6 +61,11 @@ class Cascade(Method):
     def __init__(self, target: Target, settings: CascadeSettings) -> None:
         super().__init__(target, settings)
         self.methods = tuple(stage(target, own) for stage, own in zip(self.stages, settings.stages, strict=True))
+
+    @classmethod
+    def named(cls, names: Sequence[str]) -> "type[Cascade]":
+        """The cascade of methods by name."""
+        return cls.of([find_method(name) for name in names])
 
     @classmethod
     def of(cls, stages: Sequence[type[Method]]) -> "type[Cascade]":

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from selfspec.decoding.draft import LayerDraft
+from selfspec.decoding.draft import Draft, LayerDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError, StateError
@@ -35,6 +35,12 @@ class ClaspSettings(SelectingSettings):
         None, f"share of all layers that drafts skip (0.5 to 0.6 in the paper); {RATIO_HELP}"
     )
     update_interval: int = setting(32, "rounds between two choices of layers (the paper names none)", minimum=1)
+    first_choice: str = setting(
+        "prompt",
+        "what the first choice is based on: the prompt's last token (prompt), or the first round, which the whole "
+        "model drafts (round, as in the port of KnapSpec's authors)",
+        choices=("prompt", "round"),
+    )
     draft_exit_threshold: float = fraction(0.7, "stop drafting after a token less confident than this; 0 never stops")
     draft_length: int = setting(12, "most draft tokens of a round (K; the paper names none)", minimum=1, maximum=64)
     fixed_first_layers: int = setting(0, "layers at the start that are never skipped (10 in figure 3b)", minimum=0)
@@ -117,9 +123,10 @@ class Clasp(SelectingMethod):
     """Skips whole layers, chosen again every ``update_interval`` rounds for the current context.
 
     A choice uses the hidden states of the last accepted token, which the last verification computed; before the first
-    round those of the prompt's last token. It costs about one verification. With ``schedule=ours`` a choice is made at
-    least ``update_interval`` rounds after the last one. With ``draft_bits`` the program runs layers at the precision at
-    which they draft; the states that skip nothing come from the verification, so they remain the target's.
+    round those of the prompt's last token, of which the paper does not speak (or see ``first_choice``). It costs about
+    one verification. With ``schedule=ours`` a choice is made at least ``update_interval`` rounds after the last one.
+    With ``draft_bits`` the program runs layers at the precision at which they draft; the states that skip nothing come
+    from the verification, so they remain the target's.
     """
 
     name = "clasp"
@@ -152,10 +159,14 @@ class Clasp(SelectingMethod):
         """Drafts without some layers."""
         sublayers = (sublayer for layer in selection for sublayer in (2 * layer, 2 * layer + 1))
         kept = KeptSet.skipping(sublayers, self.target.sublayer_count)
+        record = Record(self.payoff, draft_cost(kept, self.draft_precision, self.target.dtype))
+        return Choice(selection, self.draft(kept), record)
+
+    def draft(self, kept: KeptSet) -> LayerDraft:
+        """Drafts with a kept set."""
         threshold = self.settings.draft_exit_threshold
         stop = ConfidenceThreshold(threshold) if threshold > 0 else None
-        record = Record(self.payoff, draft_cost(kept, self.draft_precision, self.target.dtype))
-        return Choice(selection, LayerDraft(kept, self.settings.draft_length, stop), record)
+        return LayerDraft(kept, self.settings.draft_length, stop)
 
     def state(self) -> LearnedState:
         """The layers that the last choice skips."""
@@ -197,7 +208,10 @@ class _ClaspDrafter(SelectingDrafter):
 
     def __init__(self, method: Clasp, prefill: Prefill) -> None:
         super().__init__(method, prefill)
-        self._states = self._at(prefill.hidden_states, row=-1) if self.pays() else None
+        by_prompt = method.settings.first_choice == "prompt"
+        self._states = self._at(prefill.hidden_states, row=-1) if by_prompt and self.pays() else None
+        if not by_prompt:
+            self.rounds = method.settings.update_interval - 1  # the first round is watched
 
     def select(self) -> None:
         """Chooses the layers of the coming rounds ("layer optimisation", section 3.4), if there are new states."""
@@ -210,6 +224,13 @@ class _ClaspDrafter(SelectingDrafter):
             skipped = choose_skipped(self._states, method.layers, method.skips, branches.run)
             self.use(method.choice_of(skipped))
         self._states, self.rounds = None, 0
+
+    def draft(self) -> Draft:
+        """By its choice; until there is one, nothing, or the whole model's draft if that is the first choice's."""
+        method = self.method
+        if self.choice is None and method.settings.first_choice == "round":
+            return method.draft(KeptSet.full(method.target.sublayer_count))
+        return super().draft()
 
     def watches(self) -> bool:
         """In the last round before the next choice."""

@@ -12,7 +12,14 @@ from selfspec.errors import StateError
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import PrecisionSettings, fraction, setting
-from selfspec.methods.skipping import RATIO_HELP, check_skipped, free_sublayers, starting_set, sublayer_ratio
+from selfspec.methods.skipping import (
+    RATIO_HELP,
+    check_skipped,
+    first_free,
+    free_sublayers,
+    starting_set,
+    sublayer_ratio,
+)
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
@@ -61,6 +68,7 @@ class SelfSpecSettings(ThresholdSettings):
         "share of the sublayers between first and last layer that drafts skip, evenly, until a profile of "
         f"`selfspec tune self-spec` is loaded; {RATIO_HELP}",
     )
+    fixed_ends: bool = setting(True, "the first and the last layer are never skipped (ours); false may skip them too")
 
 
 @dataclass(frozen=True)
@@ -93,9 +101,11 @@ class SelfSpec(Method):
 
     def __init__(self, target: Target, settings: SelfSpecSettings) -> None:
         super().__init__(target, settings)
-        self.free = free_sublayers(target.layer_count)
+        ends = settings.fixed_ends
+        self.first, self.free = first_free(ends), free_sublayers(target.layer_count, ends)
         self._lock = threading.Lock()
-        self.adopt(Profile(starting_set(target.layer_count, sublayer_ratio(target, settings.skip_ratio))))
+        ratio = sublayer_ratio(target, settings.skip_ratio, ends)
+        self.adopt(Profile(starting_set(target.layer_count, ratio, ends)))
 
     @property
     def profile(self) -> Profile:
@@ -131,11 +141,11 @@ class SelfSpec(Method):
         threshold = values.pop("threshold", None)
         if type(threshold) is not float or not 0 <= threshold <= 1:
             raise StateError("the profile has no threshold; tune it again")
-        self.adopt(_check_profile(values, self.free))
+        self.adopt(_check_profile(values, self.free, self.first))
         self.note_threshold(threshold)
 
 
-def _check_profile(values: Mapping[str, Any], free: int) -> Profile:
+def _check_profile(values: Mapping[str, Any], free: int, first: int) -> Profile:
     if values.keys() != {field.name for field in fields(Profile)}:
         raise StateError("the profile is not of this version of self-spec; tune it again")
     speed, iterations, versions = values["tokens_per_second"], values["iterations"], values["versions"]
@@ -145,5 +155,5 @@ def _check_profile(values: Mapping[str, Any], free: int) -> Profile:
         raise StateError("the profile does not say how it was found; tune it again")
     # A profile skips nothing if that was fastest.
     if values["skipped"] != []:
-        check_skipped(values["skipped"], free)
+        check_skipped(values["skipped"], free, first)
     return Profile(tuple(values["skipped"]), speed, iterations, versions)

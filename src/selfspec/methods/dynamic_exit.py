@@ -10,7 +10,7 @@ from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
-from selfspec.methods.objective import tokens_per_layer
+from selfspec.methods.exit_choice import Exit, Statistics, choose_exit, count_matches
 from selfspec.methods.payoff import Record, draft_cost
 from selfspec.methods.registry import register
 from selfspec.methods.selecting import SelectingDrafter, SelectingMethod, SelectingSettings
@@ -35,7 +35,32 @@ class DelSettings(SelectingSettings):
     omega: float = fraction(0.95, "factor by which a round's counts decay each round (ω)")
     context_window: int = setting(32, "last prompt tokens that the first choice is based on", minimum=1, maximum=1024)
     keep_prompt: bool = setting(False, "later choices count the prompt's tokens too (authors' code)")
-    allow_no_draft: bool = setting(True, "draft nothing where the best draft length is 0 (ours)")
+    allow_no_draft: bool = setting(
+        True, "draft nothing where the best draft length is 0 (ours; Algorithm 1 drafts in every round)"
+    )
+    least_length: int | None = setting(
+        None,
+        "shortest length in the choice of the exit layer: 0 in section 4.3; none is 0 where a round may draft nothing, "
+        "1 where it always drafts",
+        minimum=0,
+        maximum=1,
+    )
+    drop_unsure: bool = setting(
+        False, "do not verify a token below the threshold (Algorithm 1, lines 9 to 12); false verifies it too (ours)"
+    )
+    no_mean: str = setting(
+        "zero",
+        "where no token matched, or none did not: that mean is 0 (zero, ours), or the draft does not stop (never: 0 "
+        "/ 0 in equation 3)",
+        choices=("zero", "never"),
+    )
+    dynamic_length: bool = setting(
+        True, "drafts end below the confidence threshold; false drafts the chosen length (the ablation DEL-ℰ)"
+    )
+    fixed_exit: int | None = setting(
+        None, "the exit layer of every draft; none chooses one (fixed: the ablation DEL-γ)", minimum=1
+    )
+    shallowest_exit: int = setting(1, "the first exit layer to choose from (4 in the ablation DEL-ℰ-lim)", minimum=1)
     carry_over: bool = setting(False, "with schedule=paper too, start with the counts of earlier requests")
 
 
@@ -50,87 +75,18 @@ def shadow_tokens(head: ShadowHead, hidden_states: Sequence[torch.Tensor]) -> tu
     return tokens.view(shape), confidences.view(shape)
 
 
-def count_matches(tokens: torch.Tensor, confidences: torch.Tensor) -> torch.Tensor:
-    """A round's ``c``, ``u - c``, ``tcs`` and ``fcs`` for every exit layer (sections 4.2 and 4.4).
-
-    ``tokens``, long ``[L, rows]``, are the shadow tokens of the valid rows, the last layer's being the target's own;
-    ``confidences`` are float32 ``[L, rows]``. Returns float64 ``[2, 2, L - 1]`` on the CPU: (count, sum of
-    confidences) × (matched, mismatched) × layer.
-    """
-    matched = tokens[:-1] == tokens[-1]
-    kinds = torch.stack([matched, ~matched]).to(confidences.dtype)
-    return torch.stack([kinds.sum(-1), (kinds * confidences[:-1]).sum(-1)]).cpu().double()
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """The decayed sums ``S(a) = Σ ω^(r-i-1) a[i]`` over the rounds so far, in the form of ``count_matches``."""
-
-    sums: torch.Tensor
-
-    @classmethod
-    def empty(cls, layer_count: int) -> "Statistics":
-        """The sums before the first round."""
-        return cls(torch.zeros(2, 2, layer_count - 1, dtype=torch.float64))
-
-    def then(self, counts: torch.Tensor, omega: float) -> "Statistics":
-        """The sums after one more round."""
-        return Statistics(omega * self.sums + counts)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was counted."""
-        return not bool(self.sums[0].any())
-
-    @property
-    def acceptance(self) -> torch.Tensor:
-        """Expected acceptance rate ``α`` of every exit layer (equation 2), float64 ``[L - 1]``."""
-        matched, mismatched = self.sums[0, 0], self.sums[0, 1]
-        return matched / (matched + mismatched)
-
-    @property
-    def thresholds(self) -> torch.Tensor:
-        """Midpoint of mean matched and mean mismatched confidence, ``τ`` (equation 3), float64 ``[L - 1]``.
-
-        A mean over no token counts as 0 (ours; the paper does not define it).
-        """
-        counts, confidences = self.sums[0], self.sums[1]
-        return torch.where(counts > 0, confidences / counts, torch.zeros_like(counts)).mean(0)
-
-
-@dataclass(frozen=True)
-class Exit:
-    """The next round's layers ``E``, draft length ``γ`` (0: no draft is worth its time), and the layers' ``τ``."""
-
-    exit_layer: int
-    draft_length: int
-    threshold: float
-
-
-def choose_exit(statistics: Statistics, d_max: int, shortest: int = 0) -> Exit:
-    """Exit layer and draft length of highest TPL (equation 1), over all layers but the last and all lengths.
-
-    The lengths of section 4.3 start at 0, where TPL is ``1 / L`` for every layer. So the paper does not define the exit
-    layer where 0 is best; with ``shortest`` 1 it is the best one for a draft (ours).
-    """
-    alphas = statistics.acceptance
-    layer_count = len(alphas) + 1
-    layers = torch.arange(1, layer_count)
-    lengths = torch.arange(shortest, d_max + 1)
-    objective = tokens_per_layer(alphas[:, None], layers[:, None], lengths, layer_count)
-    layer_index, length_index = divmod(int(objective.argmax()), len(lengths))
-    return Exit(int(layers[layer_index]), int(lengths[length_index]), float(statistics.thresholds[layer_index]))
-
-
 @register
 class Del(SelectingMethod):
     """Chooses exit layer and draft length for every round, by the shadow tokens of all layers.
 
     A draft has at most ``d_max`` tokens and ends below the layer's confidence threshold. The token at which it ends is
-    verified with the others (ours; Algorithm 1 drops it).
+    verified with the others (ours); Algorithm 1 drops it, as ``drop_unsure`` does.
 
     Where the best draft length is 0 the round drafts nothing, and still counts (ours). Algorithm 1 does not use the
-    length and always drafts; so does ``allow_no_draft=false``, which takes the best length from 1 on.
+    length and always drafts; so does ``allow_no_draft=false``, with the best length from ``least_length`` on.
+
+    The ablations of figure 3(a): DEL-ℰ is ``dynamic_length=false``, which drafts the chosen length, 0 included; DEL-γ
+    is ``fixed_exit``; DEL-ℰ-lim is ``shallowest_exit``.
 
     The first choice uses the prompt's last tokens (appendix B.2). Algorithm 1 starts its lists empty after it, so the
     second choice depends on the first round alone. The authors' code keeps the prompt's counts as the oldest round,
@@ -155,6 +111,7 @@ class Del(SelectingMethod):
         layers = target.layer_count
         if layers < 2:
             raise InvalidSettingError("del needs a model of at least 2 layers to exit early from; take another method")
+        self.exits = _exits(settings, layers)
         self.kept = tuple(KeptSet.early_exit(layer, target.sublayer_count) for layer in range(1, layers))
         self.head = ShadowHead(target, int(LOGITS_SHARE * sum(each.nbytes for each in target.model.parameters())))
         self._carried = Statistics.empty(layers)
@@ -194,7 +151,13 @@ class Del(SelectingMethod):
 
     def choose(self, statistics: Statistics) -> Exit:
         """The exit of the next round, by statistics and settings."""
-        return choose_exit(statistics, self.settings.d_max, shortest=0 if self.settings.allow_no_draft else 1)
+        settings = self.settings
+        shortest = int(not settings.allow_no_draft) if settings.least_length is None else settings.least_length
+        return choose_exit(statistics, settings.d_max, shortest, self.exits, defined=settings.no_mean == "never")
+
+    def stop(self, threshold: float) -> ConfidenceThreshold | None:
+        """What ends a draft; ``None`` where it has the chosen length."""
+        return ConfidenceThreshold(threshold) if self.settings.dynamic_length else None
 
     @property
     def carried(self) -> Statistics:
@@ -275,18 +238,21 @@ class DelDrafter(SelectingDrafter):
         return self.method.settings.allow_no_draft and super().declined
 
     def draft(self) -> Draft:
-        """Drafts with the chosen exit layer; nothing where the best draft length is 0."""
-        if not self.exit.draft_length:
+        """Drafts with the chosen exit layer; nothing where the best draft length is 0, if that may be."""
+        method, settings, length = self.method, self.method.settings, self.exit.draft_length
+        if not length and (settings.allow_no_draft or not settings.dynamic_length):
             return NoDraft()
-        kept = self.method.kept[self.exit.exit_layer - 1]
-        return LayerDraft(kept, self.method.settings.d_max, stop=ConfidenceThreshold(self.exit.threshold))
+        kept = method.kept[self.exit.exit_layer - 1]
+        limit = settings.d_max if settings.dynamic_length else length
+        return LayerDraft(kept, limit, stop=method.stop(self.exit.threshold), drop_unsure=settings.drop_unsure)
 
     def adapted(self, draft: Draft) -> Draft:
         """A draft with the exit layer of another request, and this request's own threshold of it."""
         if not isinstance(draft, LayerDraft) or len(draft.kept.sublayers) == 2 * self.exit.exit_layer:
             return draft
-        threshold = float(self._chosen_by.thresholds[len(draft.kept.sublayers) // 2 - 1])
-        return replace(draft, stop=ConfidenceThreshold(threshold))
+        method = self.method
+        thresholds = self._chosen_by.thresholds(defined=method.settings.no_mean == "never")
+        return replace(draft, stop=method.stop(float(thresholds[len(draft.kept.sublayers) // 2 - 1])))
 
     def judge(self, feedback: Feedback, seconds: float) -> None:
         """Counts a round in the record of the exit layer that drafted it, its own or that of its batch."""
@@ -303,6 +269,19 @@ class DelDrafter(SelectingDrafter):
         method.carry(counts)
         self._statistics = self._chosen_by = self._statistics.then(counts, method.settings.omega)
         self.exit = method.choose(self._statistics)
+
+
+def _exits(settings: DelSettings, layer_count: int) -> tuple[int, ...]:
+    """The exit layers to choose from; refuses those that the model does not have."""
+    fixed, first = settings.fixed_exit, settings.shallowest_exit
+    if fixed is not None and first > 1:
+        raise InvalidSettingError("fixed_exit leaves nothing to choose; leave shallowest_exit out")
+    for name, layer in (("fixed_exit", fixed), ("shallowest_exit", first)):
+        if layer is not None and layer >= layer_count:
+            raise InvalidSettingError(
+                f"{name} {layer} is not below the {layer_count} layers of this model; give 1 to {layer_count - 1}"
+            )
+    return tuple(range(first, layer_count)) if fixed is None else (fixed,)
 
 
 class _Worth:

@@ -1,15 +1,14 @@
 """KnapSpec's two stages: a 0/1 knapsack over the sublayers finds candidate sets, the objective selects one of them."""
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
 
-from selfspec.decoding.probe import Branches, Probe
 from selfspec.methods.objective import tokens_per_time
+from selfspec.methods.skipping import first_free, free_sublayers
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.precision import AnyPrecision
@@ -19,20 +18,21 @@ Run = Callable[[int, torch.Tensor], torch.Tensor]
 """Runs one sublayer on independent states ``[count, rows, hidden]`` of the same tokens, as ``Branches.run`` does."""
 
 MAX_WEIGHT = 5
-"""Largest weight of a sublayer: the lighter kind weighs 1, the other at most this (authors' code)."""
+"""Default of the largest weight of a sublayer: the lighter kind weighs 1, the other at most this (authors' code)."""
 _SMALLEST_NORM = 1e-8
 """Norms below this count as this, so that the cosine of a state of norm 0 is 0."""
 _DOUBT = 1.0
 """Rows without a match that are added to those of a selection, for sets that match on every one of a few rows."""
 
 
-def integer_weights(attention_seconds: float, mlp_seconds: float) -> tuple[int, int]:
-    """Latencies as integers: ``w = round(t / Δ)`` with ``Δ = min(t_attn, t_mlp)``, at most ``MAX_WEIGHT``.
+def integer_weights(attention_seconds: float, mlp_seconds: float, most: int | None = MAX_WEIGHT) -> tuple[int, int]:
+    """Latencies as integers: ``w = round(t / Δ)`` with ``Δ = min(t_attn, t_mlp)``, at most ``most`` if that is given.
 
     Returns the weight of an attention and of an MLP sublayer (KnapSpec, section 3.4, integer weight normalization).
     """
     unit = min(attention_seconds, mlp_seconds)
-    attention, mlp = (math.floor(min(seconds / unit, MAX_WEIGHT) + 0.5) for seconds in (attention_seconds, mlp_seconds))
+    largest = math.inf if most is None else most
+    attention, mlp = (math.floor(min(seconds / unit, largest) + 0.5) for seconds in (attention_seconds, mlp_seconds))
     return attention, mlp
 
 
@@ -59,6 +59,12 @@ class Candidates:
     """Float64 ``[n]``, mean cosine of its last hidden states to the target's."""
     acceptance: torch.Tensor
     """Float64 ``[n]``, ``α̂``: share of the recent tokens at which it has the target's greedy token."""
+
+    def that_skip(self) -> "Candidates":
+        """Those that skip anything, as in the authors' code; the whole model if there are no others."""
+        if len(self.kept) == 1:
+            return self
+        return Candidates(self.kept[1:], self.similarities[1:], self.acceptance[1:])
 
 
 @dataclass(frozen=True)
@@ -182,27 +188,29 @@ def best_candidate(
     *,
     with_head: bool,
     draft_profile: LatencyProfile | None = None,
+    shortest: int = 1,
 ) -> Selection:
     """The second stage (section 3.5): set and draft length of the highest TPT (equation 4).
 
-    The whole model is among the candidates. Its TPT is that of plain decoding, for any draft length. On a tie it is
-    the candidate that skips less, then the shorter length. Lengths are 1 to ``max_draft_length``, ``D``; ``with_head``
-    counts the time of a step outside of its sublayers; ``draft_profile`` has the latencies of the weights that draft.
+    The whole model may be among the candidates. Its TPT is that of plain decoding, for any draft length. On a tie it is
+    the candidate that skips less, then the shorter length. Lengths are ``shortest`` (1 in the paper) to
+    ``max_draft_length``, ``D``; ``with_head`` counts the time of a step outside of its sublayers; ``draft_profile`` has
+    the latencies of the weights that draft.
     """
     drafting = draft_profile or profile
     steps = [drafting.draft_step(kept, context, with_head=with_head) for kept in candidates.kept]
     objective = tokens_per_time(
         candidates.acceptance[:, None],
-        torch.arange(1, max_draft_length + 1),
+        torch.arange(shortest, max_draft_length + 1),
         torch.tensor(steps, dtype=torch.float64)[:, None],
         profile.target_step(context, with_head=with_head),
     )
     # Rounding must not prefer another set on a tie with plain decoding.
     best = objective >= objective.max() * (1 - 1e-12)
-    chosen, length = divmod(int(best.flatten().nonzero()[0]), max_draft_length)
+    chosen, length = divmod(int(best.flatten().nonzero()[0]), objective.shape[1])
     return Selection(
         kept=candidates.kept[chosen],
-        draft_length=length + 1,
+        draft_length=length + shortest,
         acceptance=float(candidates.acceptance[chosen]),
         tokens_per_second=float(objective[chosen, length]),
     )
@@ -250,9 +258,13 @@ class Calibration:
 
 
 PAPER_SKIP_RATIO = 0.5
-"""Largest share of the weight of all sublayers that a candidate skips, in the paper."""
+"""Largest share of the weight of all sublayers that a candidate skips, in the paper (K / 2)."""
 
-_SCRATCH_SHARE = 200
+SCRATCH_SHARE = 200
+"""Cache slots for a selection, and its logits, may each take this part of the weights' memory."""
+
+
+SCRATCH_SHARE = 200
 """Cache slots for a selection, and its logits, may each take this part of the weights' memory."""
 _FEWEST_ROWS, _MOST_ROWS = 96, 1024
 
@@ -266,28 +278,29 @@ def find_candidates(
     similarity_threshold: float,
     skip_ratio: float = PAPER_SKIP_RATIO,
     precision: AnyPrecision | None = None,
+    fixed_ends: bool = True,
 ) -> Candidates:
     """The first stage of KnapSpec (section 3.4): one set for every skipped weight up to ``K · skip_ratio``.
 
-    ``K`` is the weight of all ``2L`` sublayers. First and last layer always run (authors' code). The sets that were
-    not pruned are returned, that of the whole model first.
+    ``K`` is the weight of all ``2L`` sublayers. With ``fixed_ends`` first and last layer always run (authors' code).
+    The sets that were not pruned are returned, that of the whole model first.
 
-    ``references`` are ``X``, ``[2L - 1, rows, hidden]``, the target's states ``h[2] … h[2L]`` at the recent tokens, of
-    which ``run`` runs several branches; ``weights`` are the integer latencies of attention and MLP. The candidates run
-    at ``precision``, from ``h[2]`` on.
+    ``references`` are ``X``, ``[n + 1, rows, hidden]``, the target's states from ``h[2]``, or ``h[0]`` without
+    ``fixed_ends``, to ``h[2L]`` at the recent tokens, of which ``run`` runs several branches; ``weights`` are the
+    integer latencies of attention and MLP. The candidates run at ``precision``, from the first of these states on.
     """
-    layers = target.layer_count
-    items: list[int | None] = [*weights * (layers - 2), None, None]
-    budget = min(int(layers * sum(weights) * skip_ratio), (layers - 2) * sum(weights))
+    layers, first, free = target.layer_count, first_free(fixed_ends), free_sublayers(target.layer_count, fixed_ends)
+    items: list[int | None] = [*weights * (free // 2), *([None, None] if fixed_ends else [])]
+    budget = min(int(layers * sum(weights) * skip_ratio), free // 2 * sum(weights))
     exact = precision is None
-    table = fill_table(references, items, budget, similarity_threshold, run, first=2, exact=exact)
+    table = fill_table(references, items, budget, similarity_threshold, run, first=first, exact=exact)
     found = list(table.weights)
     skipped = backtrack(table.skips, items)[found]
     own = None if exact else references[-1]
     acceptance = acceptance_rates(target, table.states, reference=own, precision=precision)
     return Candidates(
         kept=tuple(
-            KeptSet.skipping((index for index, skip in enumerate(left_out, start=2) if skip), target.sublayer_count)
+            KeptSet.skipping((index for index, skip in enumerate(left_out, start=first) if skip), target.sublayer_count)
             for left_out in skipped.tolist()
         ),
         similarities=table.similarities[found].double(),
@@ -310,7 +323,7 @@ def acceptance_rates(
     ``[rows, hidden]``, is the target's own; the first of the states if not given.
     """
     logits_bytes = target.vocab_size * states.element_size()
-    affordable = max(states.shape[1], _weight_bytes(target) // _SCRATCH_SHARE // logits_bytes)
+    affordable = max(states.shape[1], weight_bytes(target) // SCRATCH_SHARE // logits_bytes)
     model = target.at(precision)
     parts = torch.split(states.flatten(0, 1), most_rows or affordable)
     choices = torch.cat([model.logits(part).argmax(-1) for part in parts]).view(states.shape[:2])
@@ -318,79 +331,6 @@ def acceptance_rates(
     return (choices == own).float().mean(-1)
 
 
-def _weight_bytes(target: Target) -> int:
+def weight_bytes(target: Target) -> int:
+    """Bytes of all weights of the model."""
     return sum(parameter.nbytes for parameter in target.model.parameters())
-
-
-def selection_rows(target: Target, tokens: int) -> int:
-    """Most rows of one forward: those whose cache slots take 0.5 % of the weights' memory, or all branches if fewer.
-
-    At least 96, whose slots take that share in a model of 0.6 billion parameters and less in larger ones. At most 1024:
-    a larger forward is bound by arithmetic on any device, so it saves nothing.
-    """
-    most_branches = max(1, min(target.layer_count * (MAX_WEIGHT + 1) // 2, (target.layer_count - 2) * (MAX_WEIGHT + 1)))
-    slot = target.new_sequence(1, 1, 1).cache.size_in_bytes
-    affordable = _weight_bytes(target) // _SCRATCH_SHARE // slot
-    rows = min(max(affordable, _FEWEST_ROWS), _MOST_ROWS, most_branches * tokens)
-    return max(rows, tokens)
-
-
-class RecentRounds:
-    """All tokens of the last rounds, as windows in which each branch sees its own keys (the paper)."""
-
-    def __init__(self, rounds: int) -> None:
-        self._recent: deque[torch.Tensor] = deque(maxlen=rounds)
-
-    @property
-    def ready(self) -> bool:
-        """Whether there are any."""
-        return bool(self._recent)
-
-    def add(self, first: int, states: torch.Tensor) -> None:
-        """Adds the states ``[2L - 1, rows, hidden]`` of a round's tokens, the first of them at a position."""
-        self._recent.append(states)
-
-    def take(self, probe: Probe, most_rows: int, precision: AnyPrecision | None) -> tuple[torch.Tensor, Branches]:
-        """The target's states ``[2L - 1, rows, hidden]``, and what runs branches of these rows."""
-        references = torch.cat(list(self._recent), dim=1)
-        return references, probe.branches(references.shape[1], most_rows, precision)
-
-    def clear(self) -> None:
-        """Drops all states."""
-        self._recent.clear()
-
-
-class SpreadRows:
-    """``rows`` rows spread evenly over the last ``tokens`` tokens (ours).
-
-    A row sees the target's keys, so rows need not be neighbours: spread ones differ more. The members are those of
-    ``RecentRounds``.
-    """
-
-    def __init__(self, tokens: int, rows: int) -> None:
-        self._tokens = tokens
-        self._stride = tokens // rows
-        self._rows: deque[tuple[int, torch.Tensor]] = deque(maxlen=rows)
-        self._seen = 0
-
-    @property
-    def ready(self) -> bool:
-        """Whether there are enough tokens."""
-        return self._seen >= self._tokens
-
-    def add(self, first: int, states: torch.Tensor) -> None:
-        """Keeps the states of every n-th token."""
-        for row in range(states.shape[1]):
-            if self._seen % self._stride == 0:
-                self._rows.append((first + row, states[:, row].clone()))
-            self._seen += 1
-
-    def take(self, probe: Probe, most_rows: int, precision: AnyPrecision | None) -> tuple[torch.Tensor, Branches]:
-        """The states that were kept, and what runs branches of their rows."""
-        references = torch.stack([states for _, states in self._rows], dim=1)
-        return references, probe.points([place for place, _ in self._rows], most_rows, precision)
-
-    def clear(self) -> None:
-        """Drops all states."""
-        self._rows.clear()
-        self._seen = 0

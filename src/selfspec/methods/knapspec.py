@@ -13,22 +13,21 @@ from selfspec.decoding.probe import Branches
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import StateError
 from selfspec.methods.knapsack import (
+    MAX_WEIGHT,
     PAPER_SKIP_RATIO,
     Calibration,
     Candidates,
-    RecentRounds,
     Selection,
-    SpreadRows,
     best_candidate,
     find_candidates,
     integer_weights,
-    selection_rows,
 )
 from selfspec.methods.payoff import NEW, Record
 from selfspec.methods.registry import register
 from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings
+from selfspec.methods.selection_rows import RecentRounds, SpreadRows, selection_rows
 from selfspec.methods.settings import fraction, setting
-from selfspec.methods.skipping import check_skipped, free_sublayers, most_skipped
+from selfspec.methods.skipping import ENDS_HELP, check_skipped, first_free, free_sublayers, most_skipped
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.latencies import Latencies, saved_latencies
@@ -38,6 +37,9 @@ from selfspec.runtimes.target import Target
 _LARGE_MODEL = 10_000_000_000
 _TOKENS = 40
 """Output tokens before the first selection of our schedule."""
+
+_AUTHORS_LENGTHS = range(18)
+"""Draft lengths in the objective of the authors' code, whatever the longest draft is."""
 
 _SELECTION = "selection"
 _SELECTION_NUMBERS = ("draft_length", "acceptance", "tokens_per_second")
@@ -72,6 +74,23 @@ class KnapSpecSettings(SelectingSettings):
         "time of a step in the objective: of attention and MLP (paper), or of embedding and head too (with_head)",
         choices=("paper", "with_head"),
     )
+    skip_budget: float | None = fraction(
+        None,
+        "largest share of the weight K of all sublayers that drafts skip (a half in the paper); none is the half with "
+        "schedule=paper, else by the model's size: 0.3 up to 0.2 billion parameters, 0.5 from 1.4 billion on",
+    )
+    max_weight: int | None = setting(
+        MAX_WEIGHT, "largest integer weight of a sublayer (5 in the authors' code); none sets no limit", minimum=1
+    )
+    fixed_ends: bool = setting(True, ENDS_HELP)
+    full_model: bool = setting(
+        True, "the whole model may be chosen, which is plain decoding; false leaves it out (authors' code)"
+    )
+    lengths: str = setting(
+        "paper",
+        "draft lengths in the objective: 1 to the longest draft (paper), or 0 to 17 (authors, of their code)",
+        choices=("paper", "authors"),
+    )
 
 
 @dataclass(frozen=True)
@@ -99,7 +118,7 @@ class KnapSpec(SelectingMethod):
     depend on what else the machine does. They are measured again if live rounds are clearly faster than they predict.
 
     With ``draft_bits`` branches, acceptance and the latencies of drafts are those of the low-bit weights; the branches
-    start from the target's ``h[2]``. The whole model is a draft then, too.
+    start from the target's ``h[2]``, or ``h[0]`` without ``fixed_ends``. The whole model is a draft then, too.
     """
 
     name = "knapspec"
@@ -111,19 +130,23 @@ class KnapSpec(SelectingMethod):
     def __init__(self, target: Target, settings: KnapSpecSettings) -> None:
         super().__init__(target, settings)
         self.interval = settings.interval or (64 if target.parameter_count < _LARGE_MODEL else 128)
-        # The first and the last layer are never skipped (authors' code), so the program starts after the first.
-        self.has_choice = target.layer_count > 2
+        # Where the first layer is never skipped the program starts after it.
+        self.first = first_free(settings.fixed_ends)
+        self.has_choice = free_sublayers(target.layer_count, settings.fixed_ends) > 0
+        authors = settings.lengths == "authors"
+        self.lengths = _AUTHORS_LENGTHS if authors else range(1, settings.max_draft_length + 1)
         self.tokens = settings.recent_tokens or _TOKENS
         self.rows = min(self.tokens, max(8, target.hidden_size // 64))
         most_tokens = self.rows if self.ours else settings.recent_rounds * (settings.max_draft_length + 1)
         self.selection_rows = selection_rows(target, most_tokens)
-        self.skip_ratio = most_skipped(target) if self.ours else PAPER_SKIP_RATIO
+        by_schedule = most_skipped(target) if self.ours else PAPER_SKIP_RATIO
+        self.skip_ratio = by_schedule if settings.skip_budget is None else settings.skip_budget
         self.latencies = Latencies(target, self.draft_precision)
 
     @property
     def watched(self) -> Collection[int]:
-        """Every state after the first layer."""
-        return range(2, self.target.sublayer_count + 1) if self.has_choice else range(0)
+        """Every state after the first layer, or all of them where that may be skipped."""
+        return range(self.first, self.target.sublayer_count + 1) if self.has_choice else range(0)
 
     @property
     def needs(self) -> Needs:
@@ -143,12 +166,13 @@ class KnapSpec(SelectingMethod):
     def best_of(self, candidates: Candidates, context: int) -> Selection:
         """The second stage: the set and the length that promise most at this many tokens in the cache."""
         return best_candidate(
-            candidates,
+            candidates if self.settings.full_model else candidates.that_skip(),
             self.profile,
             context,
-            self.settings.max_draft_length,
+            self.lengths[-1],
             with_head=self.settings.tpt == "with_head",
             draft_profile=self.draft_profile,
+            shortest=self.lengths[0],
         )
 
     def choice_of(
@@ -191,23 +215,25 @@ class KnapSpec(SelectingMethod):
     def restore(self, state: LearnedState) -> None:
         """Loads a selection, which requests then start with, and its latency profile, so that none is measured."""
         profile = saved_latencies(state.values, self.target)
-        selection = _read_selection(state, self.target, self.settings.max_draft_length)
+        selection = _read_selection(state, self)
         self.latencies.adopt(profile)
         self.adopt(None if profile is None or selection is None else self.choice_of(selection))
 
 
-def _read_selection(state: LearnedState, target: Target, longest: int) -> Selection | None:
+def _read_selection(state: LearnedState, method: KnapSpec) -> Selection | None:
+    target, lengths = method.target, method.lengths
     values: Any = state.values.get(_SELECTION)
     if values is None:
         return None
     if not isinstance(values, Mapping) or values.keys() != {"skipped", *_SELECTION_NUMBERS}:
         raise StateError("the state's selection is damaged; learn it again")
     if values["skipped"] != []:
-        check_skipped(values["skipped"], free_sublayers(target.layer_count))
+        free = free_sublayers(target.layer_count, method.settings.fixed_ends)
+        check_skipped(values["skipped"], free, method.first)
     length, *rates = (values[name] for name in _SELECTION_NUMBERS)
     are_rates = all(type(rate) is float and 0 <= rate < math.inf for rate in rates)
-    if type(length) is not int or not 1 <= length <= longest or not are_rates:
-        raise StateError(f"the state's selection is not one of drafts of up to {longest} tokens; learn it again")
+    if type(length) is not int or length not in lengths or not are_rates:
+        raise StateError(f"the state's selection is not one of drafts of up to {lengths[-1]} tokens; learn it again")
     return Selection(KeptSet.skipping(values["skipped"], target.sublayer_count), length, *rates)
 
 
@@ -244,7 +270,7 @@ class KnapSpecDrafter(SelectingDrafter):
             self._rows.clear()  # otherwise the next selection uses some of them again
 
     def choose(self, references: torch.Tensor, branches: Branches | None = None) -> None:
-        """Drafts with the best candidate at the target's states ``h[2] … h[2L]``, ``[2L - 1, rows, hidden]``.
+        """Drafts with the best candidate at the target's states of ``watched``, ``[n + 1, rows, hidden]``.
 
         ``branches`` run these rows; without them they are the last committed tokens.
         """
@@ -256,10 +282,11 @@ class KnapSpecDrafter(SelectingDrafter):
             method.target,
             references,
             branches.run,
-            weights=integer_weights(profile.attention(context), profile.mlp),
+            weights=integer_weights(profile.attention(context), profile.mlp, method.settings.max_weight),
             similarity_threshold=method.settings.similarity_threshold,
             skip_ratio=method.skip_ratio,
             precision=method.draft_precision,
+            fixed_ends=method.settings.fixed_ends,
         )
         calibration = Calibration(candidates, rows) if method.ours else None
         self.use(method.choice_of(method.best_of(candidates, context), context, calibration))

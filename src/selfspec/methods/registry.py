@@ -102,7 +102,7 @@ METHODS: dict[str, type[Method]] = {}
 """The methods of this package, by name."""
 
 COMPOSITIONS: dict[str, type[Any]] = {}
-"""What makes methods of methods, by name: ``cascade(suffix, low-bit)``."""
+"""What makes methods of names in parentheses, by name: ``cascade(suffix, low-bit)``, ``paper(del)``."""
 
 LAB_METHODS = ("adaptive-cosine", "jacobi", "lookahead", "mixed")
 """Methods of selfspec-lab. Without that package, an error says what to install."""
@@ -121,7 +121,7 @@ def register(method_class: MethodClass) -> MethodClass:
 
 
 def composition(method_class: MethodClass) -> MethodClass:
-    """Class decorator that adds a class to ``COMPOSITIONS``: its ``of(stages)`` makes a method of methods."""
+    """Class decorator that adds a class to ``COMPOSITIONS``: its ``named(names)`` makes a method of names."""
     COMPOSITIONS[method_class.name] = method_class
     return method_class
 
@@ -131,8 +131,8 @@ def find_method(method: str | type[Method]) -> type[Method]:
 
     Args:
         method: a name of this package; a name of the entry-point group ``selfspec.methods``; ``module:Class``; a
-            composition of these, ``cascade(suffix, low-bit)``; or the class itself. A name of this package always means
-            this package's method.
+            composition of these, ``cascade(suffix, low-bit)``; a paper's, ``paper(del)``; or the class itself. A name
+            of this package always means this package's method.
 
     Raises:
         UnknownMethodError: there is no method of this name; the message names the nearest.
@@ -172,7 +172,7 @@ def _compose(text: str) -> type[Method]:
         raise UnknownMethodError(f"a stage in '{text}' has stages of its own; write all side by side, as in {example}")
     if "" in stages:
         raise UnknownMethodError(f"'{text}' has an empty stage; write for example {example}")
-    composed: type[Method] = COMPOSITIONS[name].of([find_method(stage) for stage in stages])
+    composed: type[Method] = COMPOSITIONS[name].named(stages)
     return composed
 
 

@@ -14,7 +14,10 @@ RATIO_HELP = "none goes by the model's size: 0.2 up to 0.2 billion parameters, 0
 """Help of settings that default to ``default_skip_ratio``."""
 
 FIRST_FREE = 2
-"""The first sublayer that may be skipped; the first layer always runs, and so does the last."""
+"""The first sublayer that may be skipped where the first layer always runs, and so does the last."""
+
+ENDS_HELP = "the first and the last layer are never skipped (authors' code); false may skip them too (the paper)"
+"""Help of the setting ``fixed_ends``."""
 
 _SMALL, _LARGE = 0.2e9, 7e9
 _SMALL_RATIO, _LARGE_RATIO = 0.2, 0.45
@@ -37,45 +40,60 @@ def default_skip_ratio(target: Target, candidates: int) -> float:
     return max(ratio, min(1.0, 1 / candidates)) if candidates > 0 else ratio
 
 
-def free_sublayers(layer_count: int) -> int:
-    """The number of sublayers of all layers but the first and the last."""
-    return 2 * max(0, layer_count - 2)
+def first_free(fixed_ends: bool) -> int:
+    """The first sublayer that may be skipped."""
+    return FIRST_FREE if fixed_ends else 0
 
 
-def evenly_skipped(layer_count: int, skip_ratio: float) -> tuple[int, ...]:
-    """Sublayers to skip, spread evenly over all layers but the first and the last.
+def free_sublayers(layer_count: int, fixed_ends: bool = True) -> int:
+    """The number of sublayers that may be skipped: of all layers but the first and the last, or of all layers."""
+    return 2 * max(0, layer_count - 2) if fixed_ends else 2 * layer_count
+
+
+def evenly_skipped(layer_count: int, skip_ratio: float, fixed_ends: bool = True) -> tuple[int, ...]:
+    """Sublayers to skip, spread evenly over the layers that may be skipped.
 
     As in SWIFT, ``int(2 (L - 2) r)`` sublayers are skipped; half of them attention, half MLP, each kind evenly spread.
+    Without ``fixed_ends`` they are ``int(2 L r)``.
     """
-    skipped = int(free_sublayers(layer_count) * skip_ratio)
-    attention, mlp = (_spread(count, layer_count - 2) for count in ((skipped + 1) // 2, skipped // 2))
+    free, first = free_sublayers(layer_count, fixed_ends), first_free(fixed_ends) // 2
+    skipped = int(free * skip_ratio)
+    attention, mlp = (_spread(count, free // 2, first) for count in ((skipped + 1) // 2, skipped // 2))
     return tuple(sorted([2 * layer for layer in attention] + [2 * layer + 1 for layer in mlp]))
 
 
-def _spread(count: int, middle: int) -> list[int]:
-    """``count`` layers out of ``1 … middle``, evenly."""
-    return [1 + int((index + 0.5) * middle / count) for index in range(count)]
+def alternately_skipped(layer_count: int) -> tuple[int, ...]:
+    """Both sublayers of every second layer but the first and the last: layers 1, 3, 5, … (SWIFT's code)."""
+    return tuple(2 * layer + part for layer in range(1, layer_count - 1, 2) for part in (0, 1))
 
 
-def sublayer_ratio(target: Target, skip_ratio: float | None) -> float:
+def _spread(count: int, layers: int, first: int) -> list[int]:
+    """``count`` layers out of ``layers`` from the first on, evenly."""
+    return [first + int((index + 0.5) * layers / count) for index in range(count)]
+
+
+def sublayer_ratio(target: Target, skip_ratio: float | None, fixed_ends: bool = True) -> float:
     """A setting ``skip_ratio`` of the free sublayers; the default of this model for ``None``."""
-    return default_skip_ratio(target, free_sublayers(target.layer_count)) if skip_ratio is None else skip_ratio
+    if skip_ratio is not None:
+        return skip_ratio
+    return default_skip_ratio(target, free_sublayers(target.layer_count, fixed_ends))
 
 
-def starting_set(layer_count: int, skip_ratio: float) -> tuple[int, ...]:
+def starting_set(layer_count: int, skip_ratio: float, fixed_ends: bool = True) -> tuple[int, ...]:
     """The evenly skipped sublayers; refuses a ratio that skips none."""
-    skipped, free = evenly_skipped(layer_count, skip_ratio), free_sublayers(layer_count)
+    skipped, free = evenly_skipped(layer_count, skip_ratio, fixed_ends), free_sublayers(layer_count, fixed_ends)
     if not skipped:
+        where = "between the first and the last layer" if fixed_ends else "of the model"
         raise InvalidSettingError(
-            f"skip_ratio {skip_ratio} skips none of the {free} sublayers between the first and the last layer; "
+            f"skip_ratio {skip_ratio} skips none of the {free} sublayers {where}; "
             + ("raise it" if free else "this model has too few layers for it, choose layerskip")
         )
     return skipped
 
 
-def check_skipped(skipped: object, free: int) -> None:
-    """Raises a ``StateError`` unless this is a list of ascending indices of free sublayers, at least one."""
+def check_skipped(skipped: object, free: int, first: int = FIRST_FREE) -> None:
+    """Raises a ``StateError`` unless these are ascending indices of the ``free`` sublayers from ``first``, not none."""
     indices = skipped if isinstance(skipped, list) else []
-    whole = all(type(index) is int and FIRST_FREE <= index < FIRST_FREE + free for index in indices)
+    whole = all(type(index) is int and first <= index < first + free for index in indices)
     if not indices or not whole or indices != sorted(set(indices)):
         raise StateError(f"the state skips {skipped}, which does not fit this model's {free} sublayers; learn it again")

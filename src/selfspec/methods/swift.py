@@ -8,7 +8,6 @@ from selfspec.decoding.draft import Draft, LayerDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.stopping import ConfidenceThreshold, TreeWidths
-from selfspec.methods.layer_search import skipped_by
 from selfspec.methods.payoff import Record, draft_cost, expected_speedup
 from selfspec.methods.registry import register
 from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings, with_kept_set
@@ -25,6 +24,9 @@ MOST_CANDIDATES = 10
 _FIRST_PART = 4
 """A candidate that cannot be the best after this part of its tokens is not tried on the others."""
 
+_RATIO, _LARGE_RATIO, _LARGE_MODEL = 0.45, 0.5, 30_000_000_000
+"""Skip ratios of appendix B.2, for models of up to 13 billion parameters and from 34 billion on."""
+
 _SURER_THAN = (0.95, 0.8, 0.5)
 _PAPER_WIDTHS = (1, 3, 5, MOST_CANDIDATES)
 _AUTHORS_GREEDY_WIDTHS = (3, 5, 8, MOST_CANDIDATES)
@@ -37,8 +39,15 @@ class SwiftSettings(SwiftSearchSettings, SelectingSettings):
     context_window: int = setting(32, "output tokens on which candidates are scored (γ)", minimum=1)
     window: str = setting(
         "fixed",
-        "which output tokens these are: the first γ (fixed, equation 3) or the last γ (sliding, ours)",
-        choices=("fixed", "sliding"),
+        "which output tokens these are: the first γ (fixed, equation 3), those from the second on (authors, of their "
+        "code), or the last γ (sliding, ours)",
+        choices=("fixed", "authors", "sliding"),
+    )
+    accumulation: str = setting(
+        "best",
+        "what drafts before a request has γ output tokens: the best set so far (authors' code), or, while the search "
+        "lasts, the first set (uniform, section 4.1.1)",
+        choices=("best", "uniform"),
     )
     max_draft_length: int = setting(25, "longest draft (N_D)", minimum=1, maximum=64)
     confidence_threshold: float = fraction(0.8, "stop drafting after a token less confident than this (ε)")
@@ -48,7 +57,9 @@ class SwiftSettings(SwiftSearchSettings, SelectingSettings):
         "numbers of candidates: paper, or authors (of their code, more in greedy decoding)",
         choices=("paper", "authors"),
     )
-    max_siblings: int = setting(32, "most candidates beside a draft's path (no limit in the paper)", minimum=0)
+    max_siblings: int | None = setting(
+        32, "most candidates beside a draft's path; none sets no limit (the paper)", minimum=0
+    )
 
 
 def candidate_count(confidence: float) -> int:
@@ -96,12 +107,14 @@ def matchness_if_above(
 class Swift(SelectingMethod):
     """SWIFT (Xia et al. 2025), sections 4.1 and 4.2.
 
-    Until a request has γ output tokens, the best set so far drafts (context accumulation). After that every round
+    Until a request has γ output tokens, the best set so far drafts (context accumulation; section 4.1.1 says uniform
+    skipping, ``accumulation=uniform``). After that every round
     begins with an optimisation step: a candidate set, random or from a Gaussian process, predicts γ tokens, and the
     best set so far drafts. The search goes on over all requests until it ends (``SwiftSearch``).
 
     The γ tokens are ``y_1 … y_γ`` of equation 3, the first after the prompt, the same for all candidates of a request.
-    (In the authors' code they are ``y_2 … y_(γ+1)``.) With ``window=sliding`` (ours) they are the last γ.
+    In the authors' code they are ``y_2 … y_(γ+1)`` (``window=authors``). With ``window=sliding`` (ours) they are the
+    last γ.
 
     Ours: at most ``max_siblings`` candidates beside the path, the first ones. Their number depends on the confidences
     alone and not on the drafted tokens, so sampling stays exact. With ``schedule=ours`` a round begins with a step only
@@ -116,7 +129,9 @@ class Swift(SelectingMethod):
 
     def __init__(self, target: Target, settings: SwiftSettings) -> None:
         super().__init__(target, settings)
-        ratio = sublayer_ratio(target, settings.skip_ratio)
+        ratio = sublayer_ratio(target, settings.skip_ratio, settings.fixed_ends)
+        if settings.skip_ratio is None and settings.ratio_rule == "paper":
+            ratio = _LARGE_RATIO if target.parameter_count >= _LARGE_MODEL else _RATIO
         self.search = SwiftSearch(target.layer_count, replace(settings, skip_ratio=ratio))
 
     @property
@@ -126,8 +141,10 @@ class Swift(SelectingMethod):
         # All positions but the last have a confidence above the threshold, or equal to it, which is too rare to count.
         before_last = self._widths(samples=False)(math.nextafter(settings.confidence_threshold, 1.0)) - 1
         siblings = (settings.max_draft_length - 1) * before_last + MOST_CANDIDATES - 1
+        if settings.max_siblings is not None:
+            siblings = min(settings.max_siblings, siblings)
         return Needs(
-            sibling_rows=min(settings.max_siblings, siblings) if settings.dynamic_verification else 0,
+            sibling_rows=siblings if settings.dynamic_verification else 0,
             probe_rows=settings.context_window if settings.max_optimization_steps else 0,
         )
 
@@ -192,7 +209,10 @@ class _SwiftDrafter(SelectingDrafter):
 
     def __init__(self, method: Swift, prefill: Prefill) -> None:
         super().__init__(method, prefill)
+        settings = method.settings
         self._prompt_length = len(prefill.prompt_ids)
+        # The last of the first tokens that candidates are scored on, as a number of output tokens.
+        self._window_end = settings.context_window + (settings.window == "authors")
 
     @property
     def gain(self) -> float | None:
@@ -203,28 +223,36 @@ class _SwiftDrafter(SelectingDrafter):
         """What came of the best set so far, over all requests."""
         return self.method.last_choice.record
 
+    @property
+    def _accumulates(self) -> bool:
+        """Whether the output is shorter than what candidates are scored on."""
+        return self.probe.committed + 1 - self._prompt_length < self._window_end
+
     def draft(self) -> Draft:
-        return self.method.draft(self.method.search.kept, self.probe.samples)
+        search, accumulation = self.method.search, self.method.settings.accumulation
+        first = accumulation == "uniform" and self._accumulates and not search.finished
+        return self.method.draft(search.start if first else search.kept, self.probe.samples)
 
     def select(self) -> None:
         """One step of the search, or the check of a search that has ended if it is due; after γ output tokens."""
         method, search = self.method, self.method.search
-        if self.probe.committed + 1 - self._prompt_length < method.settings.context_window:
+        if self._accumulates:
             return
         if search.check_is_due():
             search.note_check(self._matchness(search.kept, None))
         elif self.pays():
             best = search.matchness if method.ours else None
             if (candidate := search.next_candidate()) is not None:
-                kept = KeptSet.skipping(skipped_by(candidate), method.target.sublayer_count)
+                kept = KeptSet.skipping(search.skipped_by(candidate), method.target.sublayer_count)
                 with method.payoff.selection():
                     search.observe(candidate, self._matchness(kept, best))
 
     def _matchness(self, kept: KeptSet, best: float | None) -> float:
         """The score of a set; of one that cannot be above the best score, only roughly."""
         settings, precision = self.method.settings, self.method.draft_precision
-        fixed, window = settings.window == "fixed", settings.context_window
-        end = self._prompt_length + window if fixed else self.probe.committed + 1
+        window = settings.context_window
+        last = self.probe.committed + 1
+        end = last if settings.window == "sliding" else self._prompt_length + self._window_end
         if best is None:
             return matchness(self.probe, kept, window, end, precision)
         return matchness_if_above(self.probe, kept, window, best, end, precision)

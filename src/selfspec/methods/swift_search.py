@@ -20,7 +20,15 @@ from selfspec.methods.layer_search import (
     suggest_point,
 )
 from selfspec.methods.settings import MethodSettings, fraction, setting
-from selfspec.methods.skipping import RATIO_HELP, check_skipped, free_sublayers, starting_set
+from selfspec.methods.skipping import (
+    ENDS_HELP,
+    RATIO_HELP,
+    alternately_skipped,
+    check_skipped,
+    first_free,
+    free_sublayers,
+    starting_set,
+)
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 
@@ -34,6 +42,20 @@ class SwiftSearchSettings(MethodSettings):
 
     skip_ratio: float | None = fraction(
         None, f"share of the sublayers between first and last layer that drafts skip (r); {RATIO_HELP}"
+    )
+    ratio_rule: str = setting(
+        "ours",
+        "skip_ratio where none is given: by measurements (ours), or 0.45 and from 30 billion parameters on 0.5 (paper)",
+        choices=("ours", "paper"),
+    )
+    fixed_ends: bool = setting(True, ENDS_HELP)
+    start: str = setting(
+        "even",
+        "the first set: as many sublayers as the ratio says (even), or every second layer (alternate, authors' code)",
+        choices=("even", "alternate"),
+    )
+    score_start: bool = setting(
+        True, "score the first set in the first step (ours); false leaves it with the first candidate (equation 2)"
     )
     max_optimization_steps: int = setting(1000, "longest search, in steps of one forward each (S)", minimum=0)
     bayesian_interval: int = setting(
@@ -77,12 +99,12 @@ def expected_improvement(best: float, mean: float, deviation: float) -> float:
 class SwiftSearch:
     """The optimisation of SWIFT (section 4.1.2), shared by all requests of a stream and safe from several threads.
 
-    The first set, uniform skipping, is scored in the first step. That is ours: figure 6 shows its matchness, but in the
-    authors' code the first random set replaces it.
+    The first set, uniform skipping, is scored in the first step. That is ours: by equation 2 and in the authors' code
+    every step tries a candidate, and the first one replaces it (``score_start=false``).
 
-    Its state belongs to the stream of requests, as in the authors' code and figure 6. (In section 4.1.1 an instance
-    starts with uniform skipping; here the stream does.) Scores of different requests are compared directly: a set stays
-    until another one has a higher score, on any request, and is not scored again before that.
+    Its state belongs to the stream of requests, as in the authors' code and figure 6. Scores of different requests are
+    compared directly: a set stays until another one has a higher score, on any request, and is not scored again before
+    that.
 
     The skip ratio is lowered by 0.05 if less than ``acceptance_tolerance`` of the draft tokens of
     ``adjustment_interval`` rounds was accepted during the search (footnote in C.2; step and interval are ours). The
@@ -98,8 +120,11 @@ class SwiftSearch:
         self._settings = settings
         self._start_ratio: float = settings.skip_ratio
         self._layers = layer_count
-        self._free = free_sublayers(layer_count)
-        skipped = starting_set(layer_count, self._start_ratio)
+        self._first, self._free = first_free(settings.fixed_ends), free_sublayers(layer_count, settings.fixed_ends)
+        skipped = starting_set(layer_count, self._start_ratio, settings.fixed_ends)
+        if settings.start == "alternate":
+            skipped = alternately_skipped(layer_count)
+        self.start = KeptSet.skipping(skipped, 2 * layer_count)
         self._lock = threading.Lock()
         self._observations = Observations(self._free)
         progress = _Progress(self._start_ratio, list(skipped))
@@ -108,8 +133,17 @@ class SwiftSearch:
 
     @property
     def kept(self) -> KeptSet:
-        """The sublayers that the best set so far keeps."""
+        """The sublayers that the best set so far keeps; before any score, those of ``start``, the first set."""
         return self._kept
+
+    @property
+    def _count(self) -> int:
+        """Sublayers that a candidate skips."""
+        return max(1, int(self._free * self._progress.skip_ratio))
+
+    def skipped_by(self, point: Point) -> tuple[int, ...]:
+        """The sublayer indices that a candidate skips, ascending."""
+        return skipped_by(point, self._first)
 
     @property
     def matchness(self) -> float | None:
@@ -152,9 +186,10 @@ class SwiftSearch:
                 return None
             progress = self._progress
             progress.steps += 1
-            step, count = progress.steps, len(progress.skipped)
-            if progress.matchness is None:
-                return point_of(progress.skipped, self._free)
+            step, count = progress.steps, self._count
+            # A set of a lowered ratio is always scored; the very first one only if it is to be.
+            if progress.matchness is None and (self._settings.score_start or len(self._observations)):
+                return point_of(progress.skipped, self._free, self._first)
             bayesian = step % self._settings.bayesian_interval == 0 and len(self._observations) > 0
             known = self._observations.table() if bayesian else None
         # Outside the lock, so that other requests do not wait for the Gaussian process.
@@ -168,8 +203,8 @@ class SwiftSearch:
         with self._lock:
             progress = self._progress
             self._observations.add(point, matchness)
-            skipped = skipped_by(point)
-            if len(skipped) != len(progress.skipped):
+            skipped = self.skipped_by(point)
+            if len(skipped) not in (self._count, len(progress.skipped)):
                 return  # a candidate from before the ratio was lowered
             if progress.matchness is None or matchness > progress.matchness:
                 progress.matchness, progress.without_gain = matchness, 0
@@ -229,7 +264,7 @@ class SwiftSearch:
                 raise StateError(
                     f"the state was learned with another {name.replace('start', 'skip')} than {here}; learn it again"
                 )
-        progress = _check_progress(values, self._free)
+        progress = _check_progress(values, self._free, self._first)
         observations = Observations.from_tensors(state.tensors, self._free)
         self._require_packages(progress)
         with self._lock:
@@ -257,17 +292,16 @@ class SwiftSearch:
     def _step_down(self) -> None:
         progress = self._progress
         ratio = max(self._settings.min_skip_ratio, progress.skip_ratio - _RATIO_STEP)
-        count = max(1, int(self._free * ratio))
         if ratio >= progress.skip_ratio:
             return
         progress.skip_ratio = ratio
-        if count < len(progress.skipped):
+        if (count := self._count) < len(progress.skipped):
             spread = np.linspace(0, len(progress.skipped) - 1, count).round().astype(int)
             self._skip(tuple(progress.skipped[index] for index in spread))
             progress.matchness, progress.without_gain = None, 0
 
 
-def _check_progress(values: Mapping[str, Any], free: int) -> _Progress:
+def _check_progress(values: Mapping[str, Any], free: int, first: int) -> _Progress:
     """Progress from a state's values, all of them checked."""
     if values.keys() != {field.name for field in fields(_Progress)}:
         raise StateError("the state is not of this version of SWIFT's search; learn it again")
@@ -277,5 +311,5 @@ def _check_progress(values: Mapping[str, Any], free: int) -> _Progress:
     shares = [values["skip_ratio"], 0.0 if values["matchness"] is None else values["matchness"]]
     if not all(type(share) is float and 0 <= share <= 1 for share in shares):
         raise StateError("the state's skip ratio or matchness is no share; learn it again")
-    check_skipped(values["skipped"], free)
+    check_skipped(values["skipped"], free, first)
     return _Progress(**{**values, "skipped": list(values["skipped"])})

@@ -82,7 +82,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What was measured, where and with which software, as names and values."""
     stamp, options, versions = summary["stamp"], summary["options"], summary["stamp"]["versions"]
     greedy = options["temperature"] == 0
-    sampling = "greedy" if greedy else f"temperature {options['temperature']:g}, seed {options['seed']}"
+    sampling = "greedy" if greedy else _sampling_text(options)
     prompts = counted(summary["prompts"], "prompt")
     categories = counted(len(summary["categories"]), "category", "categories")
     order = ", in the order of a stream" if summary["ordered"] else ""
@@ -97,6 +97,14 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("outputs", f"up to {options['max_new_tokens']} tokens, {sampling}, {counted(options['repeats'], 'repeat')}"),
         ("plain decoding", _plain_text(summary)),
     ]
+
+
+def _sampling_text(options: Mapping[str, Any]) -> str:
+    """How tokens were drawn; older runs were coupled, without top-p."""
+    top_p = f", top-p {options['top_p']:g}" if options.get("top_p", 1) < 1 else ""
+    return (
+        f"temperature {options['temperature']:g}{top_p}, {options.get('sampling', 'coupled')}, seed {options['seed']}"
+    )
 
 
 def counted(number: int, name: str, plural: str = "") -> str:

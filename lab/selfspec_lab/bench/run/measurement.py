@@ -24,8 +24,8 @@ class Measurement:
         error: why there is no output, or ``None``. With an error, all fields below are empty.
         prompt_token_count: tokens of the prompt.
         token_ids: the output.
-        identical: whether its tokens are those of plain decoding; ``None`` for the sampled output of a peer, which
-            need not be.
+        identical: whether its tokens are those of plain decoding; ``None`` for the sampled output of a peer and for
+            speculative sampling, which need not be.
         prefill_seconds: seconds to the first token.
         decode_seconds: seconds from the first token to the last.
         peak_memory_bytes: peak memory of the run, in bytes.

@@ -65,13 +65,16 @@ def run_peer(
     *,
     eos_ids: Collection[int],
     temperature: float,
+    top_p: float = 1.0,
 ) -> TimedOutput:
     """Generates and times an output with a transformers peer; see ``generate_timed``."""
     config: Any = model.config
     layers = config.num_hidden_layers
     options = TRANSFORMERS_PEERS[name](layers)
     try:
-        return generate_timed(model, prompt_ids, max_new_tokens, options, eos_ids=eos_ids, temperature=temperature)
+        return generate_timed(
+            model, prompt_ids, max_new_tokens, options, eos_ids=eos_ids, temperature=temperature, top_p=top_p
+        )
     finally:
         config.num_hidden_layers = layers  # early exit lowers it and does not restore it after an error
 
@@ -110,7 +113,14 @@ class Peers:
         self.build = describe_build() if self._open else None
 
     def write(
-        self, name: str, prompt_ids: Sequence[int], max_new_tokens: int, *, eos_ids: Collection[int], temperature: float
+        self,
+        name: str,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        *,
+        eos_ids: Collection[int],
+        temperature: float,
+        top_p: float = 1.0,
     ) -> TimedOutput:
         """Generates and times an output with a peer.
 
@@ -120,10 +130,13 @@ class Peers:
             max_new_tokens: longest output.
             eos_ids: tokens that end it.
             temperature: 0 is greedy; llama.cpp is always greedy.
+            top_p: tokens are sampled from the most probable ones up to this total.
         """
         if name in self._open:
             return self._open[name].generate(prompt_ids, max_new_tokens, eos_ids)
-        return run_peer(name, self._model, prompt_ids, max_new_tokens, eos_ids=eos_ids, temperature=temperature)
+        return run_peer(
+            name, self._model, prompt_ids, max_new_tokens, eos_ids=eos_ids, temperature=temperature, top_p=top_p
+        )
 
     def _open_llama_cpp(self, names: Sequence[str], context: int) -> None:
         try:

@@ -12,7 +12,6 @@ from selfspec import Engine
 from selfspec.errors import InvalidParameterError
 from selfspec.loading import parse_device
 from selfspec.methods.settings import setting_values
-from selfspec.types import SamplingParams
 from selfspec_lab.bench.benchmark import explain
 from selfspec_lab.bench.options import PLAIN, make_engines
 from selfspec_lab.bench.resident_peak import ResidentPeak
@@ -93,9 +92,8 @@ class Run:
         self._observer = observer
         self._chat = decide_chat(options.chat, plain.tokenizer, suite)
         self._costs = StepBytes(plain.target)
-        # With a seed sampling is coupled: every method writes what plain decoding writes.
-        seed = options.seed if options.temperature > 0 else None
-        self._params = SamplingParams(max_new_tokens=options.max_new_tokens, temperature=options.temperature, seed=seed)
+        # Where sampling is coupled, every method writes what plain decoding writes.
+        self._params = options.params()
 
     def measure(self) -> None:
         """Makes all measurements that do not exist yet.
@@ -135,7 +133,9 @@ class Run:
                 engine = engines.get(name)
                 if (prompt.key, name, repeat) in measured:
                     if engine is not None and engine.method.learns:
-                        self._attempt(name, engine, prompt)  # restores what it had learned before the interruption
+                        self._attempt(
+                            name, engine, prompt, repeat
+                        )  # restores what it had learned before the interruption
                     continue
                 measurement = Measurement(
                     prompt=prompt.key,
@@ -144,7 +144,7 @@ class Run:
                     repeat=repeat,
                     turn=turn,
                     position=position,
-                    **self._attempt(name, engine, prompt),
+                    **self._attempt(name, engine, prompt, repeat),
                 )
                 self._folder.append(measurement)
                 self._observer.measured(measurement)
@@ -159,7 +159,7 @@ class Run:
             self._attempt(name, engines.get(name), prompt, max_new_tokens=_WARM_UP_TOKENS)
 
     def _attempt(
-        self, name: str, engine: Engine | None, prompt: RunPrompt, max_new_tokens: int | None = None
+        self, name: str, engine: Engine | None, prompt: RunPrompt, repeat: int = 0, max_new_tokens: int | None = None
     ) -> dict[str, Any]:
         """Generates an output; returns its fields of the measurement, or the error."""
         length = min(self._options.max_new_tokens, max_new_tokens or self._options.max_new_tokens)
@@ -167,11 +167,13 @@ class Run:
         try:
             if engine is None:
                 return self._run_peer(name, prompt, length, peak)
-            generation = engine.generate(list(prompt.token_ids), self._params, max_new_tokens=length)
+            params = self._options.params(repeat)
+            generation = engine.generate(list(prompt.token_ids), params, max_new_tokens=length)
         except Exception as error:  # a method may raise anything; the others continue
             return {"error": explain(error)}
         fields = output_fields(generation, self._costs, peak.peak_bytes())
-        return {**fields, "identical": generation.token_ids == prompt.answer}
+        same = None if params.acceptance == "speculative" else generation.token_ids == prompt.answer
+        return {**fields, "identical": same}
 
     def _run_peer(self, name: str, prompt: RunPrompt, max_new_tokens: int, peak: ResidentPeak) -> dict[str, Any]:
         torch.manual_seed(self._options.seed)
@@ -181,6 +183,7 @@ class Run:
             max_new_tokens,
             eos_ids=self._plain.eos_ids,
             temperature=self._options.temperature,
+            top_p=self._options.top_p,
         )
         return {
             "prompt_token_count": len(prompt.token_ids),

@@ -9,6 +9,7 @@ import pytest
 from helpers.models import SUBLAYERS
 from measured_runs import LATENCIES, METHODS_TRIED, PEERS, PROMPTS, Watcher, lines, measure, options
 from selfspec import METHODS, Engine
+from selfspec.errors import InvalidParameterError
 from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec_lab.bench import llama_cpp
 from selfspec_lab.bench.report import write_report
@@ -143,3 +144,47 @@ def test_a_method_that_writes_other_tokens_is_marked(tmp_path: Path, monkeypatch
     measured = measure(tmp_path / "out", options(peers=("none",), repeats=1))
     assert {each.candidate for each in measured if each.identical is False} == {"uniform"}
     assert {each.candidate for each in measured if each.identical} == {"autoregressive", "layerskip", "swift"}
+
+
+def test_speculative_sampling_writes_another_text_in_each_repeat(tmp_path: Path) -> None:
+    chosen = options(temperature=1.0, top_p=0.95, sampling="speculative", seed=5)
+    measured = measure(tmp_path / "out", chosen)
+    assert [each.error for each in measured] == [None] * len(measured)
+    assert all(each.identical is None for each in measured)
+    described = json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))
+    assert (described["options"]["top_p"], described["options"]["sampling"]) == (0.95, "speculative")
+    for name in METHODS_TRIED:
+        own = [each for each in measured if each.candidate == name]
+        records = [record for each in own for record in each.rounds or ()]
+        assert sum(record.drafted for record in records) > 0
+        assert sum(record.accepted for record in records) > 0
+        texts = {repeat: [each.token_ids for each in own if each.repeat == repeat] for repeat in (0, 1)}
+        assert texts[0] != texts[1]
+    write_report(tmp_path / "out")
+    assert "temperature 1, top-p 0.95, speculative, seed 5" in (tmp_path / "out" / "report.md").read_text("utf-8")
+
+
+def test_presets_are_measured_beside_their_methods(tmp_path: Path) -> None:
+    names = ("del", "paper(del)", "paper(del, authors)")
+    measured = measure(tmp_path / "out", options(methods=names, settings={}, peers=("none",), repeats=1))
+    assert {each.candidate for each in measured} == {"autoregressive", *names}
+    assert all(each.error is None and each.identical for each in measured)
+    described = json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))
+    assert described["settings"]["paper(del)"]["drop_unsure"] is True
+    assert described["settings"]["paper(del, authors)"]["keep_prompt"] is True
+    rounds = [record for each in measured if each.candidate == "paper(del)" for record in each.rounds or ()]
+    assert sum(record.accepted for record in rounds) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sampling": "speculative"}, "temperature above 0"),
+        ({"top_p": 0.9}, "temperature above 0"),
+        ({"top_p": 0.0, "temperature": 1.0}, "top_p must be above 0"),
+        ({"sampling": "greedy", "temperature": 1.0}, "sampling is coupled or speculative"),
+    ],
+)
+def test_sampling_that_does_not_fit_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidParameterError, match=said):
+        options(**changes)
