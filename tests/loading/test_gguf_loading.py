@@ -128,7 +128,7 @@ def test_an_engine_unpacks_where_it_is_told_to() -> None:
     assert packed.target.weights == "Q4_K and Q6_K (bfloat16, int8 activations)"
     assert unpacked.target.weights == "bfloat16"
     assert packed.target.parameter_count == unpacked.target.parameter_count
-    with pytest.raises(errors.InvalidParameterError, match="unpack and activations are for a model"):
+    with pytest.raises(errors.InvalidParameterError, match="unpack, activations, device_map, tp_plan are for a model"):
         Engine(unpacked.target.model, unpack=True)
 
 

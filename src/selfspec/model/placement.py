@@ -51,7 +51,7 @@ def placement_of(model: "PreTrainedModel") -> Placement:
             f"the model is spread over {', '.join(sorted(map(str, devices)))} without hooks that move the rows; load "
             "it with a device_map, or put it on one device"
         )
-    home = device_of(model.get_input_embeddings())
+    home = device_of(model.get_input_embeddings() if hooked else model)
     weights = [weight for module in model.modules() for weight in _weights(module).values()]
     offloaded = hooked and any(weight.is_meta for weight in weights)
     return Placement(home, devices, len(devices) == 1 and not offloaded and not any(map(is_sharded, weights)))

@@ -30,7 +30,10 @@ Gib = Annotated[float, Field(ge=0.001)]
 Seconds = Annotated[float, Field(ge=0.1)]
 Texts = Annotated[list[str], BeforeValidator(_listed)]
 
-_ENGINE = ("dtype", "weights", "unpack", "activations", "device", "runtime", "cache_bits", "keep_copies", "cache_dir")
+_ENGINE = (
+    *("paper", "authors", "dtype", "weights", "unpack", "activations", "device"),
+    *("runtime", "cache_bits", "keep_copies", "cache_dir"),
+)
 
 
 class ServeOptions(BaseModel):
@@ -43,6 +46,8 @@ class ServeOptions(BaseModel):
 
     model: str = "smollm2"
     method: str = "auto"
+    paper: str | None = None
+    authors: bool = False
     settings: dict[str, Any] | None = None
     dtype: str = "auto"
     weights: str | None = None
