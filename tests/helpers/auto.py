@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from selfspec.methods.auto.preparation import Assignment, AutoSettings, Preparation, Trial
+from selfspec.methods.auto.preparation import AutoSettings, Preparation
+from selfspec.methods.auto.trials import Assignment, Trial
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts

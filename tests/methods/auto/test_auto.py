@@ -16,18 +16,10 @@ from selfspec.cli import terminal
 from selfspec.decoding import drafting
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.errors import InvalidSettingError, NoCopiesWarning, StateError
-from selfspec.methods.auto import preparation
+from selfspec.methods.auto import preparation, trials
 from selfspec.methods.auto.drafter import AutoDrafter
-from selfspec.methods.auto.preparation import (
-    Assignment,
-    AutoSettings,
-    Preparation,
-    Trial,
-    best_trial,
-    candidates,
-    try_assignments,
-    write_text,
-)
+from selfspec.methods.auto.preparation import AutoSettings, Preparation
+from selfspec.methods.auto.trials import Assignment, Trial, best_trial, candidates, try_assignments, write_text
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.planning.acceptance import Copies
@@ -166,10 +158,10 @@ def test_close_trials_are_timed_again_in_turns(monkeypatch: pytest.MonkeyPatch) 
         measured.append([precision.attention for _, precision in which])
         return [RowCosts((1,), (0.25 + 0.05 * place,)) for place in range(len(which))]
 
-    monkeypatch.setattr(preparation, "measure_together", together)
-    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: CHEAP)
+    monkeypatch.setattr(trials, "measure_together", together)
+    monkeypatch.setattr(trials, "measure_row_costs", lambda *_, **__: CHEAP)
     tried, text = [Assignment(FULL, Precision.of(bits)) for bits in (8, 6)], write_text(target, 64)
-    monkeypatch.setattr(preparation, "_agreement", lambda *_: ((0.9, True),) * 9 + ((0.9, False),))
+    monkeypatch.setattr(trials, "_agreement", lambda *_: ((0.9, True),) * 9 + ((0.9, False),))
     first, second = try_assignments(target, tried, text, FREE_ROWS, most_seconds=60.0)
     assert measured == [[8, 6]]
     assert (first.costs.seconds, second.costs.seconds) == ((0.25,), (0.3,))

@@ -13,8 +13,8 @@ from selfspec import Engine
 from selfspec.decoding.draft import NoDraft, Proposal
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
-from selfspec.methods.auto.preparation import Assignment
 from selfspec.methods.auto.together import plan_together
+from selfspec.methods.auto.trials import Assignment
 from selfspec.model.kept import KeptSet
 from selfspec.planning import acceptance
 from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY

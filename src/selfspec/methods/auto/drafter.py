@@ -13,7 +13,7 @@ from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.methods.auto.planned import PLAIN, Round, forecast_of
-from selfspec.methods.auto.preparation import Assignment
+from selfspec.methods.auto.trials import Assignment
 from selfspec.planning.acceptance import AcceptanceRate, Copies, CopiesToConfirm, Guess
 from selfspec.planning.allowance import (
     CREDIT,

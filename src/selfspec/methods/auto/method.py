@@ -11,8 +11,9 @@ from selfspec.errors import StateError
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
 from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddingsOfModel
-from selfspec.methods.auto.preparation import AutoSettings, Preparation, Trial, expect, prepare
+from selfspec.methods.auto.preparation import AutoSettings, Preparation, expect, prepare
 from selfspec.methods.auto.together import plan_together
+from selfspec.methods.auto.trials import Trial
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.state import LearnedState
