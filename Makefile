@@ -17,7 +17,7 @@ help:
 	@echo "make serve     serve a real model over HTTP, with a page to chat with it"
 	@echo "make test      run the tests of the library"
 	@echo "make test-lab  run the tests of the laboratory"
-	@echo "make test-slow run the tests that take long: soak, every instruction level, the wheel, every method on smollm2"
+	@echo "make test-slow run the tests that take long: soak, every instruction level, the wheel, Ray, every method on smollm2"
 	@echo "make lint      check style and types"
 	@echo "make format    put the code into the project's format"
 	@echo "make clean     remove the virtual environment and all caches"
