@@ -1,5 +1,6 @@
 """`selfspec serve` as a process: signals, ports, an engine that fails."""
 
+import asyncio
 import json
 import os
 import signal
@@ -11,13 +12,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from helpers.checkpoints import CHAT_TEMPLATE, save_checkpoint
 from helpers.commands import run
+from selfspec.serve import server as serve_server
 
 PATIENCE = 120.0
 """Seconds: a process imports torch, and the machine may be busy."""
@@ -156,6 +160,17 @@ def test_the_first_signal_ends_it_after_the_last_answer(chat_model: str) -> None
     assert first == f"selfspec serves tiny-chat at {server.url} (Ctrl-C ends it)"
     assert second.startswith(f"try: curl {server.url}/v1/chat/completions")
     assert {json.loads(line)["message"] for line in err.splitlines()} >= {"request", "draining", "ended"}
+
+
+def test_a_signal_before_the_first_tick_does_not_silence_the_greeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_server, "settle_process", lambda: None)
+    greeted: list[bool] = []
+    service: Any = SimpleNamespace(ready=True, loaded=True, draining=False, active=0, failure=None)
+    server = serve_server.Server(uvicorn.Config("none:app"), service, 1.0, lambda: greeted.append(True))
+    server.handle_exit(signal.SIGTERM, None)
+    service.ready = False
+    assert asyncio.run(server.on_tick(1))
+    assert greeted == [True]
 
 
 ENDLESS = (

@@ -60,7 +60,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Looks ten times a second whether to end."""
-        if self._on_start is not None and self._service.ready:
+        if self._on_start is not None and self._service.loaded:  # a signal may have come since
             settle_process()
             self._on_start()
             self._on_start = None

@@ -105,13 +105,18 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether requests are taken."""
-        return self._readable and self.engine.ready and not self.draining
+        return self.loaded and not self.draining
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the model is loaded, and bodies can be read."""
+        return self._readable and self.engine.ready
 
     def check_health(self) -> None:
         """Refuses with status 503 if the engine failed, or the model is not loaded yet."""
         if self.failure is not None:
             raise ApiError(503, "the engine failed, and the server ends", code="engine_failed", retry=True)
-        if not (self._readable and self.engine.ready):
+        if not self.loaded:
             raise ApiError(503, "the model is being loaded; try again soon", code="not_ready", retry=True)
 
     def check_ready(self) -> None:
