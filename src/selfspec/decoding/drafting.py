@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 import torch
 
@@ -111,19 +112,21 @@ class _Drafting:
     def proposal(self, drafted: Drafted) -> Proposal:
         """The finished draft."""
         draft = self._draft
-        count = len(drafted.token_ids) - self._drops_last(drafted)
+        if self._drops_last(drafted):
+            drafted = _without_last(drafted)
+        count = len(drafted.token_ids)
         if not count:
             return Proposal(self._sequence.no_tokens, EMPTY_TREE, threshold=draft.threshold, path=self._path)
-        tokens, tree = drafted.token_ids[:count], TokenTree.chain(count)
+        tokens, tree = drafted.token_ids, TokenTree.chain(count)
         if draft.widths is not None:
             tokens, tree = self._with_siblings(drafted)
         return Proposal(
             tokens,
             tree,
             scores=torch.cat(self._scores[:count]) if self._scores else None,
-            confidences=tuple(numbers[0] for numbers in drafted.numbers[:count]) if self._has_confidences else (),
+            confidences=tuple(numbers[0] for numbers in drafted.numbers) if self._has_confidences else (),
             shared_prefix=draft.shared_prefix,
-            shared_states={index: states[:count] for index, states in drafted.captured.items()},
+            shared_states=drafted.captured,
             threshold=draft.threshold,
             guessed=drafted.guessed,
             path=self._path,
@@ -147,3 +150,15 @@ class _Drafting:
                 parents += [depth - 1] * count
                 room -= count
         return torch.cat(tokens), TokenTree(tuple(parents))
+
+
+def _without_last(drafted: Drafted) -> Drafted:
+    """A draft without its last token."""
+    count = len(drafted.token_ids) - 1
+    return replace(
+        drafted,
+        token_ids=drafted.token_ids[:count],
+        numbers=drafted.numbers[:count],
+        captured={index: states[:count] for index, states in drafted.captured.items()},
+        guessed=min(drafted.guessed, count),
+    )

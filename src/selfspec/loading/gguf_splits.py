@@ -1,7 +1,7 @@
 """How byte-level vocabularies of GGUF files split text into words, by the name that a file has for it.
 
 Merges never cross a word, so that other words give other tokens than the model was trained on. A file only has a name
-(``tokenizer.ggml.pre``); the rules behind it are those of the models' own tokenizers.
+(``tokenizer.ggml.pre``); the rules that it stands for are those of the models' own tokenizers.
 """
 
 import json

@@ -167,8 +167,10 @@ def heads_of_rank(model: "PreTrainedModel", heads: int) -> int:
     Raises:
         UnsupportedModelError: they cannot be shared evenly.
     """
-    plan, count = getattr(model, "tp_plan", None) or {}, _sharing(model)
-    if count == 1 or not any(name.endswith(".k_proj") and style == "colwise" for name, style in plan.items()):
+    if (count := _sharing(model)) == 1:
+        return heads
+    plan = getattr(model, "tp_plan", None) or {}
+    if not any(name.endswith(".k_proj") and style == "colwise" for name, style in plan.items()):
         return heads
     if heads % count:
         raise UnsupportedModelError(
