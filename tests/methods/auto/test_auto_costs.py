@@ -8,6 +8,7 @@ from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from helpers.models import build
 from selfspec.planning.allowance import PlanningTime, RoundOverhead
+from selfspec.runtimes.costs import measuring
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.measuring import estimate_row_costs, measure_row_costs
 from selfspec.runtimes.costs.rows import MOST_ROWS, RowCosts
@@ -139,9 +140,20 @@ def test_forwards_of_all_row_counts_are_measured() -> None:
     assert min(costs.seconds) > 0
 
 
-def test_where_time_is_short_few_rows_are_measured() -> None:
-    target = Target(build("llama"))
-    assert measure_row_costs(target, (0, 1), row_counts=(1, 4, 16, 32), most_seconds=0.0).rows == (1, 4)
+def test_where_time_is_short_few_rows_are_measured_and_more_have_the_shape_of_an_estimate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target, counts = Target(build("llama")), (1, 4, 16, 32)
+    monkeypatch.setattr(measuring, "timed", lambda *_: 2.0)
+    monkeypatch.setattr(measuring, "estimate_row_costs", lambda *_: RowCosts(counts, (1.0, 1.1, 1.5, 2.2)))
+    costs = measure_row_costs(target, (0, 1), row_counts=counts, most_seconds=0.0)
+    assert costs.seconds == pytest.approx((2.0, 2.0, 2.0 * 1.5 / 1.1, 4.0))
+
+
+def test_forwards_are_warm_before_they_are_measured() -> None:
+    taken = [4.0, 2.0, 1.5, 1.4, 1.4]
+    measuring._settle(lambda: taken.pop(0))
+    assert taken == [1.4], "the last one took about as long as the one before"
 
 
 def test_rows_of_a_round_cost_more_than_their_forward() -> None:

@@ -21,12 +21,14 @@ from selfspec.runtimes.costs.store import kept_file
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
-_FORMAT = 5
+_FORMAT = 6
 """Of what is kept; raised where trials or their meaning change, so that all machines measure again."""
 
 _FOLDER = "auto"
 _TEXT = 192
 _SHARE_FOR_TEXT = 0.25
+_SHARE_FOR_COSTS = 0.3
+"""Shares of the trial's seconds for the own text and for the costs of verifications."""
 _FREE_SHARE = 0.5
 _LEAST_GAIN = 1.1
 """Times plain decoding that a layer draft has to promise for the memory of its weights."""
@@ -127,7 +129,8 @@ def _complaint(needed: int, memory_limit: float | None) -> str:
 
 def _find_out(target: Target, settings: AutoSettings, progress: Callable[[str], None]) -> Preparation:
     progress("forwards of several rows")
-    verify = measure_row_costs(target, range(target.sublayer_count))
+    seconds = _SHARE_FOR_COSTS * settings.trial_seconds
+    verify = measure_row_costs(target, range(target.sublayer_count), most_seconds=seconds)
     limit = _limit(settings)
     length = max(16, min(_TEXT, int(_SHARE_FOR_TEXT * settings.trial_seconds / verify(1)), target.context_limit))
     progress("drafts on a text of the model's own")

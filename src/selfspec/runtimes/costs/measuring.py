@@ -1,5 +1,6 @@
 """Measures what forwards cost by their number of rows, or estimates it by the bytes of the weights."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,8 +15,11 @@ from selfspec.timing import in_turn, timed
 _CONTEXT = 128
 """Tokens in the cache before the rows that are measured."""
 
-_PASSES = 5
-"""Most passes over all numbers of rows."""
+_LEAST_PASSES, _PASSES = 2, 5
+"""Fewest and most passes over all numbers of rows."""
+
+_SETTLED, _MOST_SETTLING = 0.8, 4
+"""A forward is warm when it takes more than this share of the last one's time; most forwards until then."""
 
 _BYTES_A_SECOND = 2e10
 _PRODUCTS_A_BYTE = 10
@@ -45,28 +49,50 @@ def measure_together(
 ) -> list[RowCosts]:
     """Measures forwards over a short context, for pairs of sublayers and precision.
 
-    They are measured in turns, so that a drift of the speed favours none. No further pass begins after
-    ``most_seconds``, and no more than 1 to 4 rows are measured if those take it. The minimum of repeated passes counts:
-    other load on the machine makes a forward slower, never faster. Costs are taken as measured: where more rows take
-    less time, they do.
+    They are measured in turns, so that a drift of the speed favours none. No third pass begins after ``most_seconds``,
+    and no more than 1 to 4 rows are measured if those take it: more rows are then taken to cost what an estimate says
+    beside these. The minimum of repeated passes counts: other load on the machine makes a forward slower, never faster.
+    Costs are taken as measured: where more rows take less time, they do.
     """
     context = min(_CONTEXT, max(0, target.context_limit - row_counts[-1]))
     counts = [rows for rows in row_counts if rows + context <= target.context_limit] or [1]
     forwards = [_forwards(target, *each, context, counts) for each in assignments]
+    clock = target.ranks.clock
     for forward in forwards:
         forward[1]()  # makes copies, builds kernels, touches the weights
+        _settle(lambda forward=forward: timed(forward[1], target.device, clock))  # type: ignore[misc]
     samples: list[dict[int, list[float]]] = [{rows: [] for rows in counts} for _ in forwards]
-    clock = target.ranks.clock
     began = clock()
     for turn in range(_PASSES):
         for rows in counts:
             if rows <= 4 or clock() - began < most_seconds or samples[0][rows]:
                 for index in in_turn(range(len(forwards)), turn):
                     samples[index][rows].append(timed(forwards[index][rows], target.device, clock))
-        if clock() - began > most_seconds:
+        if turn + 1 >= _LEAST_PASSES and clock() - began > most_seconds:
             break
     fastest = [{rows: max(min(taken), 1e-9) for rows, taken in each.items() if taken} for each in samples]
-    return [RowCosts(tuple(each), tuple(each.values())) for each in fastest]
+    return [
+        _with_the_rest(seconds, counts, estimate_row_costs(target, precision))
+        for seconds, (_, precision) in zip(fastest, assignments, strict=True)
+    ]
+
+
+def _settle(seconds: Callable[[], float]) -> None:
+    """Plays forwards, each of which gives its ``seconds``, until they no longer become faster: weights become warm."""
+    last = math.inf
+    for _ in range(_MOST_SETTLING):
+        taken = seconds()
+        if taken > _SETTLED * last:
+            return
+        last = taken
+
+
+def _with_the_rest(measured: dict[int, float], counts: Sequence[int], estimate: RowCosts) -> RowCosts:
+    """Costs of all ``counts``: those that were not measured have the shape of an estimate."""
+    last = max(measured)
+    scale = measured[last] / estimate(last)
+    seconds = {rows: measured[rows] if rows in measured else scale * estimate(rows) for rows in counts}
+    return RowCosts(tuple(seconds), tuple(seconds.values()))
 
 
 def estimate_row_costs(target: Target, precision: AnyPrecision | None = None) -> RowCosts:
