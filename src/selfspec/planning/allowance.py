@@ -166,13 +166,29 @@ class PlanningTime:
         self.mean += _WEIGHT * (min(seconds, 2 * self.mean) - self.mean) if self.mean else seconds
 
 
+class HostTime:
+    """Seconds that the rounds of a batch take beside forwards, with drafts and without."""
+
+    def __init__(self) -> None:
+        self._drafting, self._plain = PlanningTime(), PlanningTime()
+
+    @property
+    def of_drafts(self) -> float:
+        """What drafts add to a round."""
+        return max(0.0, self._drafting.mean - self._plain.mean)
+
+    def note(self, seconds: float, *, drafted: bool) -> None:
+        """Counts a round."""
+        (self._drafting if drafted else self._plain).note(seconds)
+
+
 class SharedRound:
     """Collects the timings of a batch's requests and updates the costs of the target's forward once."""
 
-    def __init__(self, requests: int, verify: LiveCosts) -> None:
+    def __init__(self, requests: int, verify: LiveCosts, host: HostTime) -> None:
         self._missing = self._requests = requests
-        self._verify = verify
-        self._rows = 0
+        self._verify, self._host = verify, host
+        self._rows, self._seconds = 0, 0.0
         self._forwards: dict[LiveCosts, list[Sequence[int]]] = {}
 
     def note(
@@ -182,6 +198,8 @@ class SharedRound:
         draft_seconds: float = 0.0,
         forwards: Sequence[int] = (),
         draft: LiveCosts | None = None,
+        *,
+        host_seconds: float = 0.0,
     ) -> None:
         """Adds one request's rows and its shares of the time; the last one updates the costs.
 
@@ -189,11 +207,13 @@ class SharedRound:
         """
         self._missing -= 1
         self._rows += rows
+        self._seconds += host_seconds
         if draft is not None and forwards:
             self._forwards.setdefault(draft, []).append(forwards)
         if self._missing:
             return
         self._verify.note([self._rows], self._requests * verify_seconds)
+        self._host.note(self._seconds, drafted=self._rows > self._requests)
         if len(self._forwards) == 1:  # times of different drafts are not told apart
             ((costs, many),) = self._forwards.items()
             together = [sum(each) for each in zip_longest(*many, fillvalue=0)]

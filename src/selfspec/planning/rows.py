@@ -1,6 +1,6 @@
 """What fills the rows of a verification for which no layers draft: known tokens, and probes for the next round."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -97,3 +97,27 @@ def _probes(
         rows.append(row)
         total += chance * gain
     return tuple(sorted(rows)), total
+
+
+def share_rows(survivals: Sequence[Sequence[float]], seconds: Callable[[int], float], token: float) -> list[int]:
+    """How many known tokens of each of several texts to verify in one forward: those that are worth most together.
+
+    The likeliest tokens come first, whosever they are; their number is the one at which the seconds that they are
+    expected to save exceed those that their rows take by most, whatever shape the costs have.
+
+    Args:
+        survivals: for each text, by number of its tokens, the probability that all are right; it never rises.
+        seconds: what a number of such tokens adds to the round.
+        token: seconds that a token is worth.
+    """
+    likely = sorted(((chance, text) for text, own in enumerate(survivals) for chance in own), key=lambda each: -each[0])
+    saved = highest = 0.0
+    taken = 0
+    for number, (chance, _) in enumerate(likely, start=1):
+        saved += token * chance
+        if (worth := saved - seconds(number)) > highest:
+            highest, taken = worth, number
+    lengths = [0] * len(survivals)
+    for _, text in likely[:taken]:
+        lengths[text] += 1
+    return lengths

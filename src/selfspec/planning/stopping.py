@@ -92,11 +92,10 @@ def _expectation(outlook: Outlook) -> npt.NDArray[np.float64]:
     low, high = _GRID[below], _GRID[below + 1]
     share = np.clip((np.outer(_GRID, outlook.acceptances) - low) / (high - low), 0.0, 1.0)
     weights = np.where(place < -_MATCHED, 0.0, outlook.weights)
-    matrix = np.zeros((len(_GRID), len(_GRID)))
-    rows = np.broadcast_to(np.arange(len(_GRID))[:, None], below.shape)
-    np.add.at(matrix, (rows, below), weights * (1 - share))
-    np.add.at(matrix, (rows, below + 1), weights * share)
-    return matrix
+    places = below + len(_GRID) * np.arange(len(_GRID))[:, None]
+    both = np.concatenate([places, places + 1], axis=None)
+    shares = np.concatenate([weights * (1 - share), weights * share], axis=None)
+    return np.bincount(both, shares, len(_GRID) ** 2).reshape(len(_GRID), -1)
 
 
 def _crossing(worth: npt.NDArray[np.float64]) -> float:

@@ -78,6 +78,15 @@ def test_it_copies_where_the_text_repeats_and_lets_layers_draft_where_not(monkey
     assert {"copies", "8 bits"} <= set(kinds)
 
 
+def test_copies_that_were_prepared_are_used_at_once_however_long_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfspec.methods.auto.late_copies._WEIGHTS_A_SECOND", 1e-6)
+    give(monkeypatch, FREE_ROWS, agreement=0.9, draft=RowCosts((1, 64), (0.2, 0.4)))
+    engine = Engine(MODEL, method="auto")
+    assert "8 bits" not in drafts_of(engine, prompt(20))
+    engine.method.prepare()
+    assert "8 bits" in drafts_of(engine, prompt(20))
+
+
 def test_it_decodes_plainly_where_drafts_cost_more_than_they_bring(monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, DEAR_ROWS, draft=DEAR_ROWS)
     assert set(drafts_of(Engine(MODEL, method="auto"), prompt(20))) == {"plain"}
@@ -362,8 +371,8 @@ def test_nothing_is_drafted_that_no_time_was_saved_for(monkeypatch: pytest.Monke
     """A draft that costs more than the credit waits until cheaper ones have saved its time."""
     give(monkeypatch, FREE_ROWS, agreement=0.99, draft=RowCosts((1, 64), (1.7, 2.0)))
     planned: list[Any] = []
-    plan = AutoDrafter.plan_among
-    monkeypatch.setattr(AutoDrafter, "plan_among", lambda *args: planned.append(plan(*args)) or planned[-1])
+    plan = AutoDrafter.plan
+    monkeypatch.setattr(AutoDrafter, "plan", lambda *args: planned.append(plan(*args)) or planned[-1])
     Engine(MODEL, method="auto", settings={"delta": 0.0}).generate([5], max_new_tokens=2, ignore_eos=True)
     assert planned
     assert not any(isinstance(draft, LayerDraft) for draft in planned)

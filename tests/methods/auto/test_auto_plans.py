@@ -1,5 +1,6 @@
 """What ``auto`` drafts next, against brute force."""
 
+import itertools
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from selfspec.planning.acceptance import PROBABILITY, AcceptanceRate
 from selfspec.planning.plans import MOST_DRAFTED, best_guesses, most_that_fits, plain
-from selfspec.planning.rows import MOST_PROBES, Known, fill_rows, gain_of_guess
+from selfspec.planning.rows import MOST_PROBES, Known, fill_rows, gain_of_guess, share_rows
 from selfspec.runtimes.costs.rows import CostTable, RowCosts
 
 rates = st.floats(0.0, 1.0)
@@ -101,3 +102,18 @@ def test_plain_decoding_is_what_nothing_beats_where_drafts_are_dear() -> None:
     verify = RowCosts((1, 2), (1.0, 2.0)).table()
     filled = fill_rows(Known("copies", [1, 2], [0.5, 0.2]), verify, 1.0, math.inf, 0.3, 1.0)
     assert (filled.plan, filled.probed) == (plain(verify), ())
+
+
+@given(st.lists(st.lists(rates, max_size=3), min_size=1, max_size=3), tables, st.floats(0.01, 1.0))
+def test_texts_share_the_rows_that_are_worth_most_together(
+    acceptances: list[list[float]], costs: CostTable, token: float
+) -> None:
+    survivals = [survival_of(own) for own in acceptances]
+
+    def worth(lengths: tuple[int, ...]) -> float:
+        saved = sum(sum(own[:length]) for own, length in zip(survivals, lengths, strict=True))
+        return token * saved - (costs[1 + sum(lengths)] - costs[1])
+
+    every = itertools.product(*(range(len(own) + 1) for own in survivals))
+    lengths = share_rows(survivals, lambda rows: costs[1 + rows] - costs[1], token)
+    assert worth(tuple(lengths)) == pytest.approx(max(map(worth, every)))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from selfspec import Engine
-from selfspec.decoding.draft import NoDraft, Proposal
+from selfspec.decoding.draft import NoDraft, Proposal, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
 from selfspec.methods.auto.together import plan_together
@@ -18,7 +18,7 @@ from selfspec.methods.auto.trials import Assignment
 from selfspec.model.kept import KeptSet
 from selfspec.planning import acceptance
 from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY
-from selfspec.planning.allowance import SharedRound
+from selfspec.planning.allowance import HostTime, SharedRound
 from selfspec.planning.plans import (
     MOST_DRAFTED,
     best_guesses,
@@ -69,7 +69,7 @@ def test_the_more_requests_wait_for_a_draft_the_more_it_must_promise() -> None:
 
 def test_the_last_request_to_report_moves_the_costs() -> None:
     verify, draft = LiveCosts(LINEAR), LiveCosts(RowCosts((1, 8), (0.5, 4.0)))
-    shared = SharedRound(3, verify)
+    shared = SharedRound(3, verify, HostTime())
     shared.note(1, 2 * 6.0 / 3)
     shared.note(3, 2 * 6.0 / 3, 4.0 / 3, (1, 2), draft)
     assert (verify.factor, draft.factor) == (1.0, 1.0)
@@ -94,8 +94,8 @@ def drafters_of(costs: RowCosts, count: int, *, layers: bool = False) -> list[Au
     return [AutoDrafter(prefill, experience, verify, choice, 0.02) for _ in range(count)]
 
 
-def parts_of(drafters: list[AutoDrafter]) -> list[str]:
-    return [draft.name for draft in plan_together(drafters) if draft.name is not None]
+def parts_of(drafters: list[AutoDrafter], host: HostTime | None = None) -> list[str]:
+    return [draft.name for draft in plan_together(drafters, host) if draft.name is not None]
 
 
 def test_a_full_batch_is_decoded_plainly_and_a_smaller_one_copies_again() -> None:
@@ -147,3 +147,27 @@ def test_layer_drafts_are_looked_for_where_their_forwards_can_pay() -> None:
     assert drafters[0].may_gain(1.0, 0.6) is False, "only likelier copies than there are could pay"
     assert drafters[0].may_gain(0.94, 0.6)
     assert not drafters[0].may_gain(0.94, least_acceptance_of_layers(verify, costs.now(2)))
+
+
+def test_time_that_drafts_take_beside_forwards_is_paid_by_what_they_save() -> None:
+    host = HostTime()
+    assert parts_of(drafters_of(CHEAP, 4), host) == 4 * ["copies"]
+    for _ in range(20):
+        host.note(0.1, drafted=False)
+        host.note(0.3, drafted=True)
+    assert host.of_drafts == pytest.approx(0.2)
+    assert parts_of(drafters_of(CHEAP, 4), host) == 4 * ["copies"]
+    host.note(1000.0, drafted=True)
+    for _ in range(50):
+        host.note(40.0, drafted=True)
+    assert parts_of(drafters_of(CHEAP, 4), host) == 4 * ["plain"]
+
+
+def test_a_request_without_known_tokens_waits_for_one_that_has_many() -> None:
+    drafters = drafters_of(CHEAP, 2)
+    for token in range(100, 130):
+        drafters[1]._copies.extend([token])
+    drafts = plan_together(drafters)
+    assert [draft.name for draft in drafts] == ["copies", "plain"]
+    assert isinstance(drafts[0], TokenDraft)
+    assert len(drafts[0].token_ids) > 3

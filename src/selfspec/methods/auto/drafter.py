@@ -4,7 +4,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -34,18 +34,17 @@ from selfspec.planning.plans import (
     best_guesses,
     most_that_fits,
     plain,
-    with_caution,
 )
 from selfspec.planning.rows import FilledRows, Known, fill_rows, gain_of_guess
 from selfspec.planning.stopping import DraftPolicy
 from selfspec.runtimes.costs.live import LiveCosts
-from selfspec.runtimes.costs.rows import CostTable
+from selfspec.types import PhaseSeconds
 
 _LIKELIEST = 0.95
 """If drafting would not pay even at this acceptance rate, a batch does not search for copies."""
 
-_NEAR = 0.03
-"""Relative difference up to which decisions by earlier costs and acceptances are as good."""
+_NEAR, _NEAR_TOGETHER = 0.03, 0.1
+"""Relative difference up to which decisions by earlier costs and acceptances are as good, alone and in a batch."""
 
 _MOST_FOLLOWED = 16
 """Tokens of a run after which layers are thought of again."""
@@ -111,35 +110,30 @@ class AutoDrafter(Drafter):
         self._trust: dict[str, Trust] = defaultdict(Trust)
         self._guess = Guess()
         self._room = prefill.room
-        self._policy: DraftPolicy | None = None
+        self._policies: dict[int, DraftPolicy] = {}  # by the number of requests that share the forwards of a draft
         self._clock = clock
         self._planned = 0.0
         self._round: Round | None = None
+        self._offered: Known | None = None  # in a batch
+        self._filled: FilledRows | None = None
         self._followed = 0  # tokens of the run that was learned from already
         self._runs = True  # whether rounds have followed each other in one call, as far as is known
         self._unread: list[int] = []  # tokens of plain rounds that copies have not been looked for in
 
     def plan(self) -> Draft:
         """What drafts the next round of this request alone."""
-        return self.plan_among(1)
-
-    def plan_among(self, sequences: int, drafting: int | None = None, shared: SharedRound | None = None) -> Draft:
-        """What drafts the next round, which ``sequences`` requests share; each is taken to need as many rows.
-
-        ``drafting`` of them share the forwards of a layer draft (by default all), and ``shared`` collects the timings.
-        """
         began = self._clock()
         self._read()
-        forwards = self.verify_costs.now(sequences)
-        verify = with_caution(self._overhead.added_to(forwards, self._planning.mean), sequences)
-        follow = self._follow if sequences == 1 and self.verify_costs.doubt <= UNKNOWN else None
+        forwards = self.verify_costs.now()
+        verify = self._overhead.added_to(forwards, self._planning.mean)
+        follow = self._follow if self.verify_costs.doubt <= UNKNOWN else None
         known = verify
         if self._runs and follow is not None:
             known = self._overhead.added_in_runs(forwards, self._planning_of_runs.mean)
-        self._round = planned = Round(sequences, drafting or sequences, verify, known, follow, shared)
+        self._round = planned = Round(1, 1, verify, known, follow, None, verify[1])
         self._followed = 0
         self._mask_embeddings.choose()
-        longest = self._allowance.longest(verify[1])
+        longest = self.longest(verify[1])
         draft: Draft
         if longest <= known[2] or self.verify_costs.doubt > UNKNOWN:
             draft = planned.plain(held_back=True)
@@ -148,9 +142,45 @@ class AutoDrafter(Drafter):
         self._planned += self._clock() - began - planned.preparing
         return draft
 
+    def longest(self, step: float) -> float:
+        """Most seconds of the next round, if a plain step, or its share, takes ``step``."""
+        return self._allowance.longest(step)
+
+    def offer(self) -> Known:
+        """In a batch: the known tokens, and how likely they are as far as that can be trusted."""
+        self._offered = known = self._known()
+        trust = self._trust[known.name].value
+        return replace(known, survival=[min(1.0, trust * each) for each in known.survival])
+
+    def take(self, planned: Round, length: int, seconds: float) -> Draft:
+        """What drafts a round in a batch: some tokens that it offered, in a round of some seconds, or layers."""
+        assert self._offered is not None
+        plan = Plan(length, 1 + sum(self._offered.survival[:length]), seconds)
+        self._round, self._filled = planned, FilledRows(self._offered, plan)
+        return self._layers_or(planned, self._filled)
+
+    def take_again(self, drafting: int) -> Draft:
+        """The same where fewer requests share the forwards of a layer draft than ``take`` was told."""
+        planned, filled = self._round, self._filled
+        assert planned is not None
+        assert filled is not None
+        self._round = again = replace(planned, drafting=drafting, guess=None, costs=(), plains={})
+        return self._layers_or(again, filled)
+
+    def _layers_or(self, planned: Round, filled: FilledRows) -> Draft:
+        rate, longest = self._pace.rate(planned.step), self.longest(planned.step)
+        layers = self._layers
+        if layers is not None and not layers.copies.failed:
+            worth = filled.worth(rate, self._trust[filled.known.name].value)
+            draft = self._layer_draft(planned, layers, rate, longest, worth)
+            if draft is not None:
+                return draft
+        planned.seconds = filled.plan.seconds
+        return planned.take(filled) if filled.plan.length else planned.plain()
+
     def plan_nothing(self, plain: Draft, shared: SharedRound) -> Draft:
         """A round of plain decoding in a batch, of a request for which no draft could pay."""
-        self._round = Round(2, 1, (), (), None, shared)
+        self._round, self._filled = Round(2, 1, (), (), None, shared), None
         return plain
 
     def may_gain(self, least: float, least_of_layers: float) -> bool:
@@ -180,8 +210,7 @@ class AutoDrafter(Drafter):
     def _best(self, planned: Round, longest: float) -> Draft:
         """What is worth most of all that takes at most ``longest`` seconds."""
         rate, rows = self._pace.rate(planned.verify[1]), planned.known
-        if planned.sequences == 1:
-            planned.gain = gain_of_guess(self._guesses.outlook(), rows[3] - rows[2], rate)
+        planned.gain = gain_of_guess(self._guesses.outlook(), rows[3] - rows[2], rate)
         filled, worth = self._filled_rows(planned, rate, longest)
         layers = self._layers
         if layers is not None and not layers.copies.failed:
@@ -244,7 +273,7 @@ class AutoDrafter(Drafter):
         fits = most_that_fits(costs[1 + guesses], verify, longest)
         if not fits:
             return None
-        policy = self._policy_for(each, verify, rate, max(limit for limit in _LIMITS if limit <= fits))
+        policy = self._policy_for(planned, each, rate, max(limit for limit in _LIMITS if limit <= fits))
         plan = Plan(policy.limit, policy.expected_tokens, policy.expected_seconds)
         planned.layers_are_worth = plan.worth(rate, self._trust[name].value)
         if planned.layers_are_worth <= worth:
@@ -270,18 +299,19 @@ class AutoDrafter(Drafter):
             forecast=forecast_of(plan, verify),
         )
 
-    def _policy_for(self, each: float, verify: CostTable, rate: float, limit: int) -> DraftPolicy:
+    def _policy_for(self, planned: Round, each: float, rate: float, limit: int) -> DraftPolicy:
         """When a layer draft ends; the last policy, where it would decide the same."""
-        outlook, known = self._confident.outlook(), self._policy
+        outlook, verify, known = self._confident.outlook(), planned.verify, self._policies.get(planned.drafting)
+        near = _NEAR if planned.sequences == 1 else _NEAR_TOGETHER
         if (
             known is None
             or known.limit != limit
-            or abs(known.draft - each) > _NEAR * each
-            or abs(known.verify_one - verify[1]) > _NEAR * verify[1]
-            or abs(known.rate - rate) > _NEAR * rate
-            or not known.outlook.near(outlook, _NEAR)
+            or abs(known.draft - each) > near * each
+            or abs(known.verify_one - verify[1]) > near * verify[1]
+            or abs(known.rate - rate) > near * rate
+            or not known.outlook.near(outlook, near)
         ):
-            known = self._policy = DraftPolicy(outlook, each, verify, rate, limit)
+            known = self._policies[planned.drafting] = DraftPolicy(outlook, each, verify, rate, limit)
         return known
 
     def learn(self, feedback: Feedback) -> None:
@@ -297,7 +327,9 @@ class AutoDrafter(Drafter):
             assert planned.shared is not None
             self._unread += committed
             self._forget(faded(committed))
-            planned.shared.note(1, feedback.seconds.verify / len(committed))
+            seconds = feedback.seconds
+            host = (seconds.select + seconds.other + self._clock() - began) / len(committed)
+            planned.shared.note(1, seconds.verify / len(committed), seconds.draft, host_seconds=host)
             return
         self._runs = self._runs and planned.follow is None
         self._copies.extend(committed)
@@ -306,28 +338,33 @@ class AutoDrafter(Drafter):
         else:
             self._forget(faded(committed))
         self._read_probe(feedback)
-        # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
-        rows = 1 + len(feedback.proposal.rows)
-        verifying, drafting = planned.verify[rows], planned.expected_drafting(feedback)
-        if rows == 1:
-            verifying += self._planning.mean
-            self._overhead.note_steps(1, feedback.seconds.other)
-        else:
-            self._overhead.note(rows, feedback.seconds.other)
-        made = () if planned.guess is None else planned.guess.forwards
-        if planned.sequences == 1:
-            self.verify_costs.note([rows], feedback.seconds.verify)
-            if made and self._layers is not None:
-                self._layers.costs.note(made, feedback.seconds.draft)
-        elif planned.shared is not None:
-            planned.shared.note(rows, feedback.seconds.verify, feedback.seconds.draft, made, self.layer_costs)
-        drafting = planned.share_of_drafting(feedback, drafting)
         if planned.name != PLAIN:
             self._trust[planned.name].note(planned.expected - 1, len(committed) - 1)
-        self._planning.note(self._planned + self._clock() - began)
-        self._planned, spent = 0.0, verifying + drafting
-        self._pace.note(len(committed), spent, planned.verify[1])
-        self._allowance.note(len(committed), spent, planned.verify[1])
+        # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
+        rows, seconds = 1 + len(feedback.proposal.rows), feedback.seconds
+        drafting = planned.expected_drafting(feedback)
+        spent = planned.seconds_of(rows) + planned.share_of_drafting(feedback, drafting)
+        if planned.shared is None:
+            spent += self._learn_costs(planned, rows, seconds)
+            self._planning.note(self._planned + self._clock() - began)
+            self._planned = 0.0
+        self._pace.note(len(committed), spent, planned.step)
+        self._allowance.note(len(committed), spent, planned.step)
+        if planned.shared is not None:
+            made = () if planned.guess is None else planned.guess.forwards
+            host = seconds.select + seconds.other + self._clock() - began
+            planned.shared.note(rows, seconds.verify, seconds.draft, made, self.layer_costs, host_seconds=host)
+
+    def _learn_costs(self, planned: Round, rows: int, seconds: PhaseSeconds) -> float:
+        """Learns what a round of this request alone took; returns what it took beside what is planned for."""
+        self.verify_costs.note([rows], seconds.verify)
+        if planned.guess is not None and planned.guess.forwards and self._layers is not None:
+            self._layers.costs.note(planned.guess.forwards, seconds.draft)
+        if rows > 1:
+            self._overhead.note(rows, seconds.other)
+            return 0.0
+        self._overhead.note_steps(1, seconds.other)
+        return self._planning.mean
 
     def _learn_of_run(self, planned: Round, token_ids: Sequence[int]) -> None:
         """Learns from a round of a run that is under way."""
@@ -338,7 +375,7 @@ class AutoDrafter(Drafter):
         self._forget(faded(token_ids))
         if planned.name != PLAIN:
             self._trust[planned.name].note(planned.expected - 1, len(token_ids) - 1)
-        seconds, step = planned.known[planned.rows], planned.verify[1]
+        seconds, step = planned.known[planned.rows], planned.step
         self._pace.note(len(token_ids), seconds, step)
         self._allowance.note(len(token_ids), seconds, step)
 

@@ -16,12 +16,12 @@ class LateCopies:
     """The low-bit weights of a layer draft, which are made when they promise to save the time that they take.
 
     They do where one answer may save it, or where answers so far would have saved it with them. May be used by several
-    threads. Without a target there is nothing to make.
+    threads. Without a target there is nothing to make; nor if they are ``made``.
     """
 
-    def __init__(self, target: Target | None = None, precision: Precision | None = None) -> None:
+    def __init__(self, target: Target | None = None, precision: Precision | None = None, *, made: bool = False) -> None:
         self._target, self._precision = target, precision
-        self.ready = target is None or precision is None
+        self.ready = made or target is None or precision is None
         self.failed = False
         self._lock = threading.Lock()
         self._missed = 0.0

@@ -18,6 +18,7 @@ from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.state import LearnedState
 from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
+from selfspec.planning.allowance import HostTime
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.runtimes.target import Target
@@ -86,13 +87,13 @@ class Auto(Method):
     def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
         """What drafts the next round of several requests, whose rows share a forward."""
         assert all(isinstance(drafter, AutoDrafter) for drafter in drafters)
-        return plan_together([drafter for drafter in drafters if isinstance(drafter, AutoDrafter)])
+        return plan_together([each for each in drafters if isinstance(each, AutoDrafter)], self._get_ready().host)
 
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Measures costs and chooses the layer draft; uses the kept result if there is one."""
         prepared = prepare(self.target, self.settings, progress)
         with self._lock:
-            self._ready = _Ready(self.target, prepared)
+            self._ready = _Ready(self.target, prepared, copies_made=True)
 
     def state(self) -> LearnedState:
         """The acceptance of drafts, and the layer draft that it is of. What this machine costs is not part of it."""
@@ -125,13 +126,14 @@ class Auto(Method):
 class _Ready:
     """What is known of the model, with what live rounds add to it."""
 
-    def __init__(self, target: Target, preparation: Preparation) -> None:
+    def __init__(self, target: Target, preparation: Preparation, *, copies_made: bool = False) -> None:
         self.trial = trial = preparation.layers
         doubt = _MEASURED if preparation.measured else _ESTIMATED
         self.verify = LiveCosts(preparation.verify, load_doubt=doubt.load, shape_doubt=doubt.shape)
+        self.host = HostTime()
         self.layers: dict[str, LayerChoice | None] = dict.fromkeys(_KINDS)
         if trial is not None:
-            copies = LateCopies(target, trial.assignment.precision)
+            copies = LateCopies(target, trial.assignment.precision, made=copies_made)
             # Load slows layer drafts down as it slows verifications down. A draft that samples takes longer than a
             # greedy one: its scores are processed, and noise is drawn.
             for kind in _KINDS:

@@ -36,6 +36,8 @@ class Round:
     known: CostTable  # the same where known tokens are verified, maybe in a run
     follow: Follow | None  # plans the next round of a run; ``None`` where the round has to be alone
     shared: SharedRound | None
+    step: float = 0.0  # seconds of a plain step, or of its share
+    seconds: float | None = None  # of the round, where they are not those of its rows alone
     name: str = PLAIN
     expected: float = 1.0  # tokens
     rows: int = 1  # of its verification, where its tokens are known
@@ -52,6 +54,10 @@ class Round:
         if held_back not in self.plains:
             self.plains[held_back] = plain_draft(self.verify, self.follow, held_back=held_back)
         return self.plains[held_back]
+
+    def seconds_of(self, rows: int) -> float:
+        """Seconds of the request in this round, beside those of a layer draft's forwards."""
+        return self.verify[rows] if self.seconds is None else self.seconds
 
     def take(self, filled: FilledRows) -> TokenDraft:
         """A draft of known tokens, and probes beside them."""

@@ -2,36 +2,101 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from selfspec.decoding.draft import Draft
 from selfspec.methods.auto.drafter import AutoDrafter
-from selfspec.methods.auto.planned import plain_draft
-from selfspec.planning.allowance import SharedRound
-from selfspec.planning.plans import least_acceptance, least_acceptance_of_layers, with_caution
+from selfspec.methods.auto.planned import Round, plain_draft
+from selfspec.planning.allowance import HostTime, SharedRound
+from selfspec.planning.plans import MOST_DRAFTED, least_acceptance_of_layers, with_caution
+from selfspec.planning.rows import Known, share_rows
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import CostTable
 
 
-def plan_together(drafters: Sequence[AutoDrafter]) -> list[Draft]:
-    """What drafts the next round of several requests, whose rows share a forward."""
-    count = sharing = len(drafters)
-    if count == 1:
+@dataclass(frozen=True)
+class _Batch:
+    """What a round of several requests costs."""
+
+    count: int
+    costs: LiveCosts
+    host: HostTime
+
+    @property
+    def token(self) -> float:
+        """Seconds of a token: a request's share of a step of plain decoding."""
+        return self.costs(self.count) / self.count
+
+    def added(self, rows: int) -> float:
+        """Seconds that rows of drafts add to the round."""
+        return self.costs(self.count + rows) - self.costs(self.count) + self.host.of_drafts if rows else 0.0
+
+    def least_acceptance(self) -> float:
+        """Acceptance of the first draft token below which no known token can pay."""
+        return min(self.added(rows) / rows for rows in range(1, MOST_DRAFTED + 1)) / self.token
+
+
+def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None) -> list[Draft]:
+    """What drafts the next round of several requests, whose rows share a forward.
+
+    The likeliest known tokens of all are verified, as many as pay together. Then each request sees whether layers would
+    be worth more to it.
+
+    Args:
+        drafters: of the requests.
+        host: what earlier rounds of batches took beside forwards.
+    """
+    if len(drafters) == 1:
         return [drafters[0].plan()]
-    costs = drafters[0].verify_costs
-    shared, verify = SharedRound(count, costs), with_caution(costs.now(count), count)
-    least = least_acceptance(verify)
+    batch = _Batch(len(drafters), drafters[0].verify_costs, host or HostTime())
+    shared = SharedRound(batch.count, batch.costs, batch.host)
+    verify = with_caution(batch.costs.now(batch.count), batch.count)
+    least = batch.least_acceptance()
     of_layers = {
-        layers: math.inf if layers is None else least_acceptance_of_layers(verify, layers.now(count))
+        layers: math.inf if layers is None else least_acceptance_of_layers(verify, layers.now(batch.count))
         for layers in {drafter.layer_costs for drafter in drafters}
     }
-    may_gain = [drafter.may_gain(least, of_layers[drafter.layer_costs]) for drafter in drafters]
+    gaining = [drafter for drafter in drafters if drafter.may_gain(least, of_layers[drafter.layer_costs])]
     plain_step = plain_draft(verify)
-    nothing = plain_step if any(may_gain) else replace(plain_step, follow=lambda _: plain_step)
-    drafts = {
-        drafter: drafter.plan_among(count, shared=shared) if gains else drafter.plan_nothing(nothing, shared)
-        for drafter, gains in zip(drafters, may_gain, strict=True)
-    }
-    while (drafting := [drafter for drafter in drafters if drafter.drafts_layers]) and len(drafting) < sharing:
-        # Fewer share the draft's forwards than was assumed: some may choose differently.
-        sharing = len(drafting)
-        drafts |= {drafter: drafter.plan_among(count, sharing, shared) for drafter in drafting}
+    nothing = plain_step if gaining else replace(plain_step, follow=lambda _: plain_step)
+    drafts = {drafter: drafter.plan_nothing(nothing, shared) for drafter in drafters}
+    drafts |= _plan_gaining(gaining, batch, verify, shared)
     return list(drafts.values())
+
+
+def _plan_gaining(
+    drafters: Sequence[AutoDrafter], batch: _Batch, verify: CostTable, shared: SharedRound
+) -> dict[AutoDrafter, Draft]:
+    """Drafts of the requests for which one may pay."""
+    offers = [drafter.offer() for drafter in drafters]
+    lengths, each = _lengths(drafters, offers, batch)
+    drafts: dict[AutoDrafter, Draft] = {}
+    for drafter, length in zip(drafters, lengths, strict=True):
+        planned = Round(batch.count, len(drafters), verify, verify, None, shared, batch.token)
+        drafts[drafter] = drafter.take(planned, length, batch.token + length * each)
+    drafting = drafters
+    while (still := [drafter for drafter in drafting if drafter.drafts_layers]) and len(still) < len(drafting):
+        # Fewer share the draft's forwards than was assumed: some may choose differently.
+        drafting = still
+        drafts |= {drafter: drafter.take_again(len(drafting)) for drafter in drafting}
+    return drafts
+
+
+def _lengths(drafters: Sequence[AutoDrafter], offers: Sequence[Known], batch: _Batch) -> tuple[list[int], float]:
+    """How many known tokens of each request are verified, and the seconds that each token costs it.
+
+    No request takes more than its allowance; what others then pay may have changed.
+    """
+    survivals = [offer.survival for offer in offers]
+    spare = [drafter.longest(batch.token) - batch.token for drafter in drafters]
+    while True:
+        lengths = share_rows(survivals, batch.added, batch.token)
+        total = sum(lengths)
+        each = max(0.0, batch.added(total) / total) if total else 0.0
+        fitting = [
+            min(length, max(0, int(most / each))) if each else length
+            for length, most in zip(lengths, spare, strict=True)
+        ]
+        if fitting == lengths:
+            return lengths, each
+        survivals = [own[:length] for own, length in zip(survivals, fitting, strict=True)]
