@@ -167,25 +167,29 @@ class PlanningTime:
 
 
 class HostTime:
-    """Seconds that the rounds of a batch take beside forwards, with drafts and without."""
+    """Seconds that rounds of a batch take beside forwards: with drafts, and where none are sought."""
 
     def __init__(self) -> None:
         self._drafting, self._plain = PlanningTime(), PlanningTime()
 
     @property
     def of_drafts(self) -> float:
-        """What drafts add to a round."""
+        """What a round with drafts takes more."""
         return max(0.0, self._drafting.mean - self._plain.mean)
 
-    def note(self, seconds: float, *, drafted: bool) -> None:
-        """Counts a round."""
-        (self._drafting if drafted else self._plain).note(seconds)
+    def note(self, seconds: float, *, sought: bool = True, drafted: bool) -> None:
+        """Counts a round; one in which drafts were sought in vain is of neither kind."""
+        if drafted:
+            self._drafting.note(seconds)
+        elif not sought:
+            self._plain.note(seconds)
 
 
 class SharedRound:
     """Collects the timings of a batch's requests and updates the costs of the target's forward once."""
 
-    def __init__(self, requests: int, verify: LiveCosts, host: HostTime) -> None:
+    def __init__(self, requests: int, verify: LiveCosts, host: HostTime, *, sought: bool = True) -> None:
+        self._sought = sought
         self._missing = self._requests = requests
         self._verify, self._host = verify, host
         self._rows, self._seconds = 0, 0.0
@@ -213,7 +217,7 @@ class SharedRound:
         if self._missing:
             return
         self._verify.note([self._rows], self._requests * verify_seconds)
-        self._host.note(self._seconds, drafted=self._rows > self._requests)
+        self._host.note(self._seconds, sought=self._sought, drafted=self._rows > self._requests)
         if len(self._forwards) == 1:  # times of different drafts are not told apart
             ((costs, many),) = self._forwards.items()
             together = [sum(each) for each in zip_longest(*many, fillvalue=0)]

@@ -95,7 +95,8 @@ def _expectation(outlook: Outlook) -> npt.NDArray[np.float64]:
     places = below + len(_GRID) * np.arange(len(_GRID))[:, None]
     both = np.concatenate([places, places + 1], axis=None)
     shares = np.concatenate([weights * (1 - share), weights * share], axis=None)
-    return np.bincount(both, shares, len(_GRID) ** 2).reshape(len(_GRID), -1)
+    matrix: npt.NDArray[np.float64] = np.bincount(both, shares, len(_GRID) ** 2).reshape(len(_GRID), -1)  # type: ignore[assignment]
+    return matrix
 
 
 def _crossing(worth: npt.NDArray[np.float64]) -> float:

@@ -151,16 +151,18 @@ def test_layer_drafts_are_looked_for_where_their_forwards_can_pay() -> None:
 
 def test_time_that_drafts_take_beside_forwards_is_paid_by_what_they_save() -> None:
     host = HostTime()
-    assert parts_of(drafters_of(CHEAP, 4), host) == 4 * ["copies"]
     for _ in range(20):
-        host.note(0.1, drafted=False)
-        host.note(0.3, drafted=True)
-    assert host.of_drafts == pytest.approx(0.2)
+        host.note(0.1, sought=False, drafted=False)
+        host.note(0.12, drafted=True)
+    assert host.of_drafts == pytest.approx(0.02)
     assert parts_of(drafters_of(CHEAP, 4), host) == 4 * ["copies"]
-    host.note(1000.0, drafted=True)
-    for _ in range(50):
-        host.note(40.0, drafted=True)
-    assert parts_of(drafters_of(CHEAP, 4), host) == 4 * ["plain"]
+    for _ in range(60):
+        host.note(9.0, drafted=False)  # of neither kind
+        host.note(20.0, drafted=True)
+    assert host.of_drafts > 10
+    drafts = plan_together(drafters_of(CHEAP, 4), host)
+    assert [draft.name for draft in drafts] == 4 * ["plain"]
+    assert all(isinstance(draft, NoDraft) and draft.follow is not None for draft in drafts), "steps follow each other"
 
 
 def test_a_request_without_known_tokens_waits_for_one_that_has_many() -> None:

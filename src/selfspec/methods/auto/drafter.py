@@ -188,9 +188,17 @@ class AutoDrafter(Drafter):
         if least > _LIKELIEST or self.verify_costs.doubt > UNKNOWN:
             return False
         self._read()
-        return self._copies.likelihood >= least or (
-            self._layers is not None and self._confident.outlook().mean >= least_of_layers
-        )
+        return self._copies.likelihood >= least or self.layers_may_gain(least_of_layers)
+
+    def layers_may_gain(self, least: float) -> bool:
+        """Whether layers promise at least this acceptance rate."""
+        return self._layers is not None and self._confident.outlook().mean >= least
+
+    @property
+    def promise(self) -> float:
+        """Tokens that copies promise at most, if each is as likely as the first."""
+        likelihood = min(self._copies.likelihood, _LIKELIEST)
+        return likelihood / (1 - likelihood)
 
     @property
     def layer_costs(self) -> LiveCosts | None:

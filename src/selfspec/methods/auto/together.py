@@ -1,7 +1,7 @@
 """``auto`` for several requests at once, whose rows share a forward."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from selfspec.decoding.draft import Draft
@@ -23,9 +23,20 @@ class _Batch:
     host: HostTime
 
     @property
-    def token(self) -> float:
-        """Seconds of a token: a request's share of a step of plain decoding."""
+    def share(self) -> float:
+        """A request's seconds of a step of plain decoding."""
         return self.costs(self.count) / self.count
+
+    @property
+    def token(self) -> float:
+        """Seconds that a known token saves.
+
+        They are of few requests, which end before the others. One that ends earlier saves its share of later steps if
+        another takes its place, and one row of them if none does. Which of the two is not known, so half of both
+        counts. Layers draft for all requests alike, and save their share.
+        """
+        row = max(0.0, self.costs(self.count) - self.costs(self.count - 1))
+        return (self.share + min(self.share, row)) / 2
 
     def added(self, rows: int) -> float:
         """Seconds that rows of drafts add to the round."""
@@ -49,7 +60,6 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
     if len(drafters) == 1:
         return [drafters[0].plan()]
     batch = _Batch(len(drafters), drafters[0].verify_costs, host or HostTime())
-    shared = SharedRound(batch.count, batch.costs, batch.host)
     verify = with_caution(batch.costs.now(batch.count), batch.count)
     least = batch.least_acceptance()
     of_layers = {
@@ -57,11 +67,21 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
         for layers in {drafter.layer_costs for drafter in drafters}
     }
     gaining = [drafter for drafter in drafters if drafter.may_gain(least, of_layers[drafter.layer_costs])]
+    if not _promise(gaining, batch, of_layers):
+        gaining = []
+    shared = SharedRound(batch.count, batch.costs, batch.host, sought=bool(gaining))
     plain_step = plain_draft(verify)
     nothing = plain_step if gaining else replace(plain_step, follow=lambda _: plain_step)
     drafts = {drafter: drafter.plan_nothing(nothing, shared) for drafter in drafters}
     drafts |= _plan_gaining(gaining, batch, verify, shared)
     return list(drafts.values())
+
+
+def _promise(drafters: Sequence[AutoDrafter], batch: _Batch, of_layers: Mapping[LiveCosts | None, float]) -> bool:
+    """Whether drafts may pay for the time that seeking them takes, by a bound that is found without."""
+    if sum(drafter.promise for drafter in drafters) * batch.token > batch.host.of_drafts:
+        return True
+    return any(drafter.layers_may_gain(of_layers[drafter.layer_costs]) for drafter in drafters)
 
 
 def _plan_gaining(
@@ -72,8 +92,8 @@ def _plan_gaining(
     lengths, each = _lengths(drafters, offers, batch)
     drafts: dict[AutoDrafter, Draft] = {}
     for drafter, length in zip(drafters, lengths, strict=True):
-        planned = Round(batch.count, len(drafters), verify, verify, None, shared, batch.token)
-        drafts[drafter] = drafter.take(planned, length, batch.token + length * each)
+        planned = Round(batch.count, len(drafters), verify, verify, None, shared, batch.share)
+        drafts[drafter] = drafter.take(planned, length, batch.share + length * each)
     drafting = drafters
     while (still := [drafter for drafter in drafting if drafter.drafts_layers]) and len(still) < len(drafting):
         # Fewer share the draft's forwards than was assumed: some may choose differently.
@@ -88,7 +108,7 @@ def _lengths(drafters: Sequence[AutoDrafter], offers: Sequence[Known], batch: _B
     No request takes more than its allowance; what others then pay may have changed.
     """
     survivals = [offer.survival for offer in offers]
-    spare = [drafter.longest(batch.token) - batch.token for drafter in drafters]
+    spare = [drafter.longest(batch.share) - batch.share for drafter in drafters]
     while True:
         lengths = share_rows(survivals, batch.added, batch.token)
         total = sum(lengths)
