@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from helpers.kernels import needs_kernels
 from helpers.models import prompt
 from selfspec.errors import AdapterError
 from selfspec.model.low_rank import Adapter
-from selfspec.runtimes.adapting import fit_adapter
+from selfspec.runtimes.adapting import adaptable_layers, fit_adapter
 from selfspec.runtimes.target import Target
 
 pytestmark = needs_kernels
@@ -35,15 +34,13 @@ def random_adapter(target: Target, rank: int | None, seed: int = 0) -> Adapter |
     def factor(*shape: int) -> torch.Tensor:
         return 0.1 * torch.randn(shape, generator=generator)
 
-    names = [name for name, each in target.model.named_modules() if isinstance(each, torch.nn.Linear)]
-    model: Any = target.model
-    factors = {}
-    for name in names:
-        if name == "lm_head" or (rank == 8 and "q_proj" in name):  # one of them leaves some layers out
-            continue
-        linear = model.get_submodule(name)
-        factors[name] = factor(rank, linear.in_features), factor(linear.out_features, rank), 1.5
-    return fit_adapter(f"rank {rank}", f"{rank}", factors, model, target.sublayers)
+    layers = adaptable_layers(target.model, target.sublayers)
+    factors = {
+        name: (factor(rank, linear.in_features), factor(linear.out_features, rank), 1.5)
+        for name, linear in layers.items()
+        if rank != 8 or "q_proj" not in name  # one of them leaves some layers out
+    }
+    return fit_adapter(f"rank {rank}", f"{rank}", factors, target.model, target.sublayers)
 
 
 @torch.inference_mode()

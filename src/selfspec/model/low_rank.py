@@ -21,11 +21,11 @@ class AdaptedProduct(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class LowRankFactors:
-    """``scale * up @ down``, which is added to the weights of some outputs of a product.
+    """``scale * up.T @ down``, which is added to the weights of some outputs of a product.
 
     Attributes:
         down: ``[rank, inputs]``, ``lora_A``.
-        up: ``[outputs, rank]``, ``lora_B``.
+        up: ``[rank, outputs]``, ``lora_B`` transposed.
         first: the first of these outputs.
         scale: see above.
     """
@@ -53,8 +53,8 @@ class LowRankSum:
         reduced = functional.linear(inputs, self.down)
         ranks = [len(each.down) for each in self.factors]
         for each, rows in zip(self.factors, torch.split(reduced, ranks, dim=1), strict=True):
-            some = outputs.narrow(1, each.first, len(each.up))
-            some.add_(functional.linear(rows, each.up), alpha=each.scale)
+            some = outputs.narrow(1, each.first, each.up.shape[1])
+            some.add_(rows @ each.up, alpha=each.scale)
 
 
 @dataclass(frozen=True, eq=False)

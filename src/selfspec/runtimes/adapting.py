@@ -60,10 +60,16 @@ def fit_adapter(
         block = sublayers[place[0]]
         assert isinstance(block, FusedBlock)
         dtype, device = block.products[place[1]].dtype, next(iter(block.parameters())).device
-        down, up = (each.to(device=device, dtype=dtype).contiguous() for each in (down, up))
+        down, up = (each.to(device=device, dtype=dtype).contiguous() for each in (down, up.T))
         found.setdefault(place, []).append(LowRankFactors(down, up, first, scale))
     sums = {place: LowRankSum(tuple(each)) for place, each in found.items()}
     return Adapter(name, digest, sums, len(sublayers))
+
+
+def adaptable_layers(model: nn.Module, sublayers: Sequence[Sublayer]) -> dict[str, Any]:
+    """By name the linear layers of a model that can have low-rank products, as its sublayers run."""
+    products = _products(sublayers)
+    return {name: module for name, module in model.named_modules() if id(module) in products}
 
 
 def check_adapted(adapter: Adapter, sublayers: Sequence[Sublayer]) -> None:
@@ -93,10 +99,7 @@ def native_adapter(adapter: Adapter | None) -> "Array[AdaptedSublayer] | None":
 
 
 def _describe(added: LowRankSum) -> NativeLowRank:
-    outputs = (
-        LowRankOutputs(Linear(each.up.data_ptr()), len(each.down), len(each.up), each.first, each.scale)
-        for each in added.factors
-    )
+    outputs = (LowRankOutputs(each.up.data_ptr(), *each.up.shape, each.first, each.scale) for each in added.factors)
     described = (LowRankOutputs * len(added.factors))(*outputs)
     pointer = ctypes.cast(described, ctypes.POINTER(LowRankOutputs))
     return NativeLowRank(Linear(added.down.data_ptr()), len(added.down), pointer, len(added.factors))

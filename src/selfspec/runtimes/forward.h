@@ -21,7 +21,7 @@ template <class T> class Team {
         mixed.allocate();
         between.reset(new T[most_between]);
         joined.reset(new T[most_joined]);
-        reduced.reset(new T[std::min(ROWS, rows) * most_rank]);
+        if (most_rank) reductions.reserve(std::min(ROWS, rows), widest, most_rank);
         if (rows > FEW) laid.reset(new Line[lines_of<T>(std::min(ROWS, rows), widest)]);
         if (f.head && f.head->tokens) choices.resize(rows * spans_of(*f.head));
         if (f.head && f.head->drawings) draws.resize(choices.size());
@@ -38,7 +38,8 @@ template <class T> class Team {
         {
             Own own{std::unique_ptr<T[]>(new T[hidden]), std::unique_ptr<float[]>(new float[QUERIES * most_slots]),
                     std::unique_ptr<Line[]>(new Line[lines_of<T>(std::min(FEW, rows), widest)]),
-                    std::vector<long>(f.part_count), {}};
+                    std::vector<long>(f.part_count), {}, {}, {}};
+            if (most_rank && reduces_alone()) own.reductions.reserve(rows, widest, most_rank);
             for (long i = 0; i < f.count; i++) {
 #pragma omp master  // the stream changes only after the next barrier
                 if (f.kept && f.kept[i]) keep(static_cast<T*>(f.kept[i]), f.kept_rows[i]);
@@ -61,7 +62,7 @@ template <class T> class Team {
     T* stream;
     long rows, hidden = 0, widest = 0, most_between = 0, most_joined = 0, most_rank = 0, most_slots = 0;
     std::unique_ptr<T[]> between, joined;  // outputs of a branch's first product; inputs of its second
-    std::unique_ptr<T[]> reduced;          // outputs of the first factors of low-rank products
+    ReductionRoom<T> reductions;           // of low-rank products
     std::unique_ptr<Line[]> laid;
     MixedRows<T> mixed;
     std::vector<long> part_of;  // by row
@@ -77,6 +78,8 @@ template <class T> class Team {
         std::unique_ptr<Line[]> laid;
         std::vector<long> tasks;  // attention tasks up to the end of each part
         std::vector<float> values;  // of experts
+        AddedProducts<T> added;
+        ReductionRoom<T> reductions;  // where each thread runs the first factors for itself
     };
 
     // What the buffers need for a sublayer. An MLP runs over at most ROWS rows at a time.
@@ -104,7 +107,6 @@ template <class T> class Team {
         for (long part = 0; part < f.part_count; part++)
             if (const AdaptedSublayer* adapted = adapted_by(s, f.parts[part]))
                 most_rank = std::max({most_rank, adapted->entering.rank, adapted->leaving.rank});
-        widest = std::max(widest, most_rank);
         most_between = std::max(most_between, some * std::max(outputs, hidden));
         most_joined = std::max(most_joined, some * inputs);
         widest = std::max({widest, hidden, inputs});
@@ -112,80 +114,81 @@ template <class T> class Team {
 
     void keep(T* to, long last) const { std::copy(stream + (rows - last) * hidden, stream + rows * hidden, to); }
 
-    // Where the results of a product go: they are written to ``out``, or multiplied and added to ``sums`` where there is no
-    // ``out``. Both point to the first row.
-    struct Results {
-        T *out, *sums;
-        float multiplier;
-        long stride;  // of rows
+    // The low-rank products of a sublayer that are added to one of its products.
+    struct Adapted {
+        const Sublayer* sublayer = nullptr;
+        LowRank AdaptedSublayer::*which = nullptr;
     };
 
     // A product for some rows of the stream, of which ``input`` gives the inputs.
     template <class Input>
-    void multiply(const Linear& linear, long k, long n, long first, long last, const Results& results, const Input& input,
-                  Own& own) const {
+    void multiply(const Linear& linear, long k, long n, long first, long last, const Results<T>& results,
+                  const Input& input, Own& own, const Adapted& adapted = {}) const {
         const T* bias = static_cast<const T*>(linear.bias);
         with_weights<T>(linear, k, [&](const auto& weights) {
             using W = std::decay_t<decltype(weights)>;
             const long width = panel_width<W>(n, f.threads, std::min(ROWS, last - first));
             for (long start = first; start < last; start += ROWS) {
-                const long some = std::min(ROWS, last - start), before = (start - first) * results.stride;
-                T* out = results.out ? results.out + before : nullptr;
+                const long some = std::min(ROWS, last - start);
+                const Results<T> to = results.from(start - first);
+                const auto input_of = [&](long row) { return input(start + row); };
+                own.added.clear();
+                if (most_rank && adapted.sublayer) reduce(adapted, k, start, some, input_of, own);
                 auto* rows = reinterpret_cast<typename W::Row*>((some > FEW ? laid : own.laid).get());
-                T* sums = results.sums ? results.sums + before : nullptr;
-                const Product<T, W> task{weights, bias, out, sums, results.multiplier, some, k, n, rows, results.stride};
+                const Product<T, W> task{weights, bias, to.out, to.sums, to.multiplier, some, k, n, rows, to.stride};
                 if (some > FEW) {
 #pragma omp for
-                    for (long row = 0; row < some; row++) task.lay_out(input(start + row), row);
+                    for (long row = 0; row < some; row++) task.lay_out(input_of(row), row);
                     if constexpr (W::paired) {
 #pragma omp for
                         for (long block = 0; block < task.blocks_of_groups(); block++) task.pair_up(block);
                     }
                 } else {
-                    for (long row = 0; row < some; row++) task.lay_out(input(start + row), row);
+                    for (long row = 0; row < some; row++) task.lay_out(input_of(row), row);
                     if constexpr (W::paired)
                         for (long block = 0; block < task.blocks_of_groups(); block++) task.pair_up(block);
                 }
 #pragma omp for schedule(guided)
-                for (long from = 0; from < n; from += width) task.panel(from, std::min(n, from + width));
+                for (long from = 0; from < n; from += width) {
+                    task.panel(from, std::min(n, from + width));
+                    own.added.add(from, std::min(n, from + width), to);
+                }
             }
         });
     }
+
+    // Whether each thread runs all first factors for itself, which is faster than a barrier.
+    bool reduces_alone() const { return rows <= FEW && f.threads <= FEW; }
     // What an adapter adds to the products of a sublayer; null for nothing.
     const AdaptedSublayer* adapted_by(const Sublayer& s, const Part& part) const {
         return part.adapter ? part.adapter + (&s - f.sublayers) : nullptr;
     }
-    // Adds the low-rank products of adapters to what a product has given for some rows of the stream, at most ROWS at a
-    // time. Rows of neighbouring parts with the same adapter go together.
+    // The first factors of low-rank products of some rows. Rows of neighbouring parts with the same adapter go together.
     template <class Input>
-    void adapt(const Sublayer& s, LowRank AdaptedSublayer::*which, long k, long first, long last, const Results& results,
-               const Input& input, Own& own) const {
+    void reduce(const Adapted& adapted, long k, long start, long some, const Input& input, Own& own) const {
+        const ReductionRoom<T>& room = reduces_alone() ? own.reductions : reductions;
         for (long part = 0, end; part < f.part_count; part = end) {
             const Part& one = f.parts[part];
             for (end = part + 1; end < f.part_count && f.parts[end].adapter == one.adapter;) end++;
-            const AdaptedSublayer* adapted = adapted_by(s, one);
-            if (!adapted || !(adapted->*which).count) continue;
-            const long stop = std::min(last, f.parts[end - 1].first_row + f.parts[end - 1].rows);
-            for (long from = std::max(first, one.first_row); from < stop; from += ROWS) {
-                T* sums = (results.out ? results.out : results.sums) + (from - first) * results.stride;
-                const float multiplier = results.out ? 1.0f : results.multiplier;
-                add_low_rank(adapted->*which, k, from, std::min(stop, from + ROWS), {nullptr, sums, multiplier, results.stride},
-                             input, own);
-            }
+            const AdaptedSublayer* found = adapted_by(*adapted.sublayer, one);
+            const long from = std::max(0L, one.first_row - start);
+            const long to = std::min(some, f.parts[end - 1].first_row + f.parts[end - 1].rows - start);
+            if (found && (found->*adapted.which).count && from < to)
+                own.added.add_run(found->*adapted.which, k, from, to - from, room, most_rank);
         }
-    }
-    template <class Input>
-    void add_low_rank(const LowRank& added, long k, long first, long last, const Results& results, const Input& input,
-                      Own& own) const {
-        multiply(added.inputs, k, added.rank, first, last, {reduced.get(), nullptr, 1.0f, added.rank}, input, own);
-        const T* from = reduced.get();
-        for (long i = 0; i < added.count; i++) {
-            const LowRankOutputs& each = added.outputs[i];
-            const auto own_input = [&](long row) { return from + (row - first) * added.rank; };
-            const Results sums{nullptr, results.sums + each.first, results.multiplier * each.scale, results.stride};
-            multiply(each.weights, each.rank, each.outputs, first, last, sums, own_input, own);
-            from += each.rank;
+        if (own.added.empty()) return;
+        if (reduces_alone()) {
+            for (long row = 0; row < some; row++) own.added.lay_out(input(row), row);
+            return own.added.reduce_all();
         }
+#pragma omp for
+        for (long row = 0; row < some; row++) own.added.lay_out(input(row), row);
+        if constexpr (Whole<T>::paired) {
+#pragma omp for
+            for (long run = 0; run < own.added.runs(); run++) own.added.pair_up(run);
+        }
+#pragma omp for
+        for (long item = 0; item < own.added.items(); item++) own.added.reduce(item);
     }
     // The first product of a branch, of rows of the stream.
     void enter(const Sublayer& s, const Linear& linear, long n, long first, long last, Own& own) const {
@@ -195,17 +198,15 @@ template <class T> class Team {
             normalize<T>(s.before, from, own.normed.get(), hidden);
             return static_cast<const T*>(own.normed.get());
         };
-        const Results results{between.get(), nullptr, 1.0f, n};
-        multiply(linear, hidden, n, first, last, results, input, own);
-        adapt(s, &AdaptedSublayer::entering, hidden, first, last, results, input, own);
+        const Results<T> results{between.get(), nullptr, 1.0f, n};
+        multiply(linear, hidden, n, first, last, results, input, own, {&s, &AdaptedSublayer::entering});
     }
     // The last product of a branch, of rows of ``joined``, and what it adds to rows of the stream.
     void leave(const Sublayer& s, const Linear& linear, long k, long first, long last, Own& own) const {
         const auto input = [&](long row) { return static_cast<const T*>(joined.get() + (row - first) * k); };
         T* out = s.after.kind ? between.get() : nullptr;
-        const Results results{out, stream + first * hidden, s.multiplier, hidden};
-        multiply(linear, k, hidden, first, last, results, input, own);
-        adapt(s, &AdaptedSublayer::leaving, k, first, last, results, input, own);
+        const Results<T> results{out, stream + first * hidden, s.multiplier, hidden};
+        multiply(linear, k, hidden, first, last, results, input, own, {&s, &AdaptedSublayer::leaving});
         if (!out) return;
 #pragma omp for
         for (long row = first; row < last; row++) {

@@ -114,7 +114,7 @@ class NativeCosSin(Structure):
 class LowRankOutputs(Structure):
     """The second factor of a low-rank product, whose sums are added to a product's outputs from ``first`` on."""
 
-    _fields_ = (("weights", Linear), *((name, c_long) for name in ("rank", "outputs", "first")), ("scale", c_float))
+    _fields_ = (("weights", c_void_p), *((name, c_long) for name in ("rank", "outputs", "first")), ("scale", c_float))
 
 
 class NativeLowRank(Structure):

@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "choices.h"
+#include "low_rank.h"
 #include "mixture.h"
 #include "product.h"
 #include "rows.h"
@@ -30,26 +31,6 @@ struct Sublayer {
     int view, turn;    // of attention: indices; turn is -1 without rope
     long hidden;
     const MixtureWeights* mixture;
-};
-
-// The second factor of a low-rank product, [outputs, rank], whose sums are added to a product's outputs from ``first`` on.
-struct LowRankOutputs {
-    Linear weights;
-    long rank, outputs, first;
-    float scale;
-};
-
-// The low-rank products that an adapter adds to a product of a sublayer; none where the count is 0.
-struct LowRank {
-    Linear inputs;  // the first factors, one after the other, [rank of all, inputs]
-    long rank;      // of all
-    const LowRankOutputs* outputs;
-    long count;
-};
-
-// What an adapter adds to the two products of a sublayer.
-struct AdaptedSublayer {
-    LowRank entering, leaving;
 };
 
 // The rows of one sequence.
