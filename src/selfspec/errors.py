@@ -125,6 +125,10 @@ class NoCopiesWarning(SelfSpecWarning):
     """Low-bit draft weights do not fit into the memory, so the method does not draft with them."""
 
 
+class NoHeadWarning(SelfSpecWarning):
+    """The checkpoint has a multi-token-prediction head that cannot run, so ``auto`` does not draft with it."""
+
+
 class EngineVersionWarning(SelfSpecWarning):
     """Another engine has a version with which its bridge was not tested."""
 

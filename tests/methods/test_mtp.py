@@ -185,3 +185,25 @@ def test_refuses_a_model_that_was_not_loaded_from_a_checkpoint(tmp_path: Path) -
     model.config.name_or_path = ""
     with pytest.raises(UnsupportedModelError, match="has no multi-token-prediction head"):
         mtp(model)
+
+
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_a_head_of_frequent_tokens_drafts_these_alone(weights: str | None, tmp_path: Path) -> None:
+    """Over a part of the LM head, greedy and sampled; the text is the model's own."""
+    model = load(save_with_head("llama", tmp_path))
+    engine = Engine(model, method="mtp", settings={"threshold": 0.0, "vocabulary": 48}, weights=weights)
+    plain = Engine(model, method="autoregressive", weights=weights)
+    for params in (
+        SamplingParams(max_new_tokens=TOKENS),
+        SamplingParams(max_new_tokens=TOKENS, temperature=0.5, seed=2, repetition_penalty=1.1),
+    ):
+        found, expected = engine.generate(PROMPTS, params), plain.generate(PROMPTS, params)
+        assert [text(each) for each in found] == [text(each) for each in expected]
+        drafts = [
+            token for each in found for token, by in zip(each.token_ids, each.origins, strict=True) if by == "draft"
+        ]
+        assert drafts
+        assert max(drafts) < 48
+        assert max(max(text(each)) for each in found) >= 48
+    speculative = SamplingParams(max_new_tokens=TOKENS, temperature=0.3, acceptance="speculative", seed=4)
+    assert sum(map(accepted, engine.generate(PROMPTS, speculative))) > 0

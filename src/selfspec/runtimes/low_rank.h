@@ -114,7 +114,8 @@ template <class T> class AddedProducts {
         const LowRank* added;
         long first;  // row
     };
-    static constexpr long STEP = W::columns_of_panel, WIDE = 64;
+    using L = Lanes<T>;
+    static constexpr long STEP = W::columns_of_panel;
     std::vector<Task> firsts;  // of the runs
     std::vector<Run> runs_of;
 
@@ -123,25 +124,42 @@ template <class T> class AddedProducts {
             const LowRankOutputs& each = added.outputs[i];
             T* sums = (results.out ? results.out : results.sums) + each.first;
             const float multiplier = (results.out ? 1.0f : results.multiplier) * each.scale;
-            const long end = std::min(each.outputs, to - each.first);
-            for (long first = std::max(0L, from - each.first); first < end; first += WIDE)
-                add_columns(each, reduced, first, std::min(WIDE, end - first), sums + first, multiplier);
+            const long first = std::max(0L, from - each.first), end = std::min(each.outputs, to - each.first);
+            if (first < end) add_columns(each, reduced, first, end, sums, multiplier);
         }
     }
-    // Each sum runs over the rank in one order.
-    static void add_columns(const LowRankOutputs& each, const T* reduced, long first, long count, T* to, float multiplier) {
+    static void add_columns(const LowRankOutputs& each, const T* reduced, long first, long end, T* to, float multiplier) {
+        constexpr long WIDTH = L::width;
+        for (; first + 4 * WIDTH <= end; first += 4 * WIDTH) add_blocks<4>(each, reduced, first, WIDTH, to + first, multiplier);
+        for (; first + WIDTH <= end; first += WIDTH) add_blocks<1>(each, reduced, first, WIDTH, to + first, multiplier);
+        if (first == end) return;
+        T rest[WIDTH] = {};
+        std::copy(to + first, to + end, rest);
+        add_blocks<1>(each, reduced, first, end - first, rest, multiplier);
+        std::copy(rest, rest + end - first, to + first);
+    }
+    // Adds to C blocks of columns, of which only ``count`` of a single one may be there. Each sum runs over the rank in one
+    // order.
+    template <int C>
+    static void add_blocks(const LowRankOutputs& each, const T* reduced, long first, long count, T* to, float multiplier) {
+        Floats sums[C * L::parts] = {};
         const T* weights = static_cast<const T*>(each.weights) + first;
-        float sums[WIDE] = {};
+        T rest[L::width] = {};
         for (long i = 0; i < each.rank; i++, weights += each.outputs) {
-            const float factor = up(reduced[i]);
-            if (count == WIDE)
-                for (long j = 0; j < WIDE; j++) sums[j] += factor * up(weights[j]);
-            else
-                for (long j = 0; j < count; j++) sums[j] += factor * up(weights[j]);
+            const Floats factor = spread(up(reduced[i]));
+            const bool whole = count == L::width;
+            if (!whole) std::copy_n(weights, count, rest);
+#pragma GCC unroll 8
+            for (int p = 0; p < C * L::parts; p++)
+                sums[p] = multiply_add(sums[p], factor, L::part((whole ? weights : rest) + p / L::parts * L::width, p % L::parts));
         }
-        T values[WIDE];
-        for (long j = 0; j < count; j++) values[j] = down<T>(sums[j]);
-        add_to(to, values, count, multiplier);
+        for (int c = 0; c < C; c++) {
+            T* block = to + c * L::width;
+            Floats values[L::parts];
+            for (int p = 0; p < L::parts; p++)
+                values[p] = L::part(block, p) + sums[c * L::parts + p] * spread(multiplier);
+            L::store(block, values);
+        }
     }
     static Line* end_of(const Task& task) {
         const long bytes = task.count * task.blocks * long(sizeof(typename W::Row));

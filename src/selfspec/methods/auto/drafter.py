@@ -3,17 +3,16 @@
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, RunRound, TokenDraft
+from selfspec.decoding.draft import Draft, NoDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.methods.auto.planned import PLAIN, Round, forecast_of
-from selfspec.methods.auto.trials import Assignment
+from selfspec.methods.auto.sources import HeadChoice, HeadOfRequest, LayerChoice
 from selfspec.planning.acceptance import AcceptanceRate, Copies, CopiesToConfirm, Guess
 from selfspec.planning.allowance import (
     CREDIT,
@@ -60,15 +59,6 @@ COPIES, EARLIER, GUESS = "copies", "earlier", "guess"
 
 
 @dataclass(frozen=True)
-class LayerChoice:
-    """The layer draft of a model, the costs of its forwards, and its low-bit weights."""
-
-    assignment: Assignment
-    costs: LiveCosts
-    copies: LateCopies = field(default_factory=LateCopies)
-
-
-@dataclass(frozen=True)
 class Experience:
     """What all requests have seen of the acceptance of drafts."""
 
@@ -92,14 +82,14 @@ class AutoDrafter(Drafter):
         prefill: Prefill,
         experience: Experience,
         verify: LiveCosts,
-        layers: LayerChoice | None,
+        layers: LayerChoice | HeadChoice | None,
         delta: float,
         clock: Callable[[], float] = time.perf_counter,
         mask_embeddings: MaskEmbeddings | None = None,
     ) -> None:
         self.verify_costs = verify
         self._mask_embeddings = mask_embeddings or MaskEmbeddings()
-        self._layers = layers
+        self._layers = None if layers is None else layers.begin(prefill)
         self._copies = Copies(
             (*prefill.prompt_ids, prefill.first_token), experience.copies.of_request(), prefill.earlier
         )
@@ -166,6 +156,13 @@ class AutoDrafter(Drafter):
     def layer_costs(self) -> LiveCosts | None:
         """Costs of the forward of the layer draft; ``None`` without one."""
         return None if self._layers is None else self._layers.costs
+
+    @property
+    def watched(self) -> Collection[int]:
+        """The target's states that the checkpoint's head reads, if it drafts."""
+        return () if self._layers is None else self._layers.watched
+
+    followed = watched
 
     @property
     def mask_embedding(self) -> torch.Tensor | None:
@@ -235,12 +232,13 @@ class AutoDrafter(Drafter):
         return Known(name, copied, survival)
 
     def _layer_draft(
-        self, planned: Round, layers: LayerChoice, rate: float, longest: float, worth: float
+        self, planned: Round, layers: LayerChoice | HeadOfRequest, rate: float, longest: float, worth: float
     ) -> Draft | None:
         """A layer draft that is worth more than ``worth``, if there is one and its weights are made."""
-        verify, costs, name = planned.verify, layers.costs.now(planned.drafting), layers.assignment.name
+        verify, costs, name = planned.verify, layers.costs.now(planned.drafting), layers.name
         match = self._copies.match_after()
-        guesses, each = best_guesses(costs, self._copies.survival(match, MOST_GUESSES))
+        likely = self._copies.survival(match, MOST_GUESSES) if layers.takes_guesses else []
+        guesses, each = best_guesses(costs, likely)
         fits = most_that_fits(costs[1 + guesses], verify, longest)
         if not fits:
             return None
@@ -260,15 +258,7 @@ class AutoDrafter(Drafter):
         left = longest - plan.length * costs[1] - verify[1 + plan.length]
         planned.costs, planned.guess = costs, CopiesToConfirm(self._copies, costs, left)
         planned.name, planned.expected = name, plan.tokens
-        return LayerDraft(
-            layers.assignment.kept,
-            plan.length,
-            policy.begin(self._confident.rate),
-            precision=layers.assignment.precision,
-            guess=planned.guess,
-            name=name,
-            forecast=forecast_of(plan, verify),
-        )
+        return layers.draft(plan.length, policy.begin(self._confident.rate), planned.guess, forecast_of(plan, verify))
 
     def _policy_for(self, each: float, verify: CostTable, rate: float, limit: int) -> DraftPolicy:
         """When a layer draft ends; the last policy, where it would decide the same."""
@@ -288,6 +278,8 @@ class AutoDrafter(Drafter):
         """Scores what was drafted and what could have been copied, and counts the time."""
         began, planned, committed = self._clock(), self._round, feedback.acceptance.token_ids
         assert planned is not None
+        if self._layers is not None:
+            self._layers.learn(feedback)
         if feedback.run and planned.verify:
             self._learn_from_run(planned, feedback)
             return
@@ -314,7 +306,9 @@ class AutoDrafter(Drafter):
             self._overhead.note_steps(1, feedback.seconds.other)
         else:
             self._overhead.note(rows, feedback.seconds.other)
-        made = () if planned.guess is None else planned.guess.forwards
+        made: Sequence[int] = ()
+        if planned.guess is not None and self._layers is not None:
+            made = self._layers.forwards(planned.guess.forwards, len(feedback.proposal.confidences))
         if planned.sequences == 1:
             self.verify_costs.note([rows], feedback.seconds.verify)
             if made and self._layers is not None:
@@ -382,6 +376,8 @@ class AutoDrafter(Drafter):
 
     def observe(self, feedback: Feedback) -> None:
         """Scores what could have been copied in a round that another drafter of the request planned."""
+        if self._layers is not None:
+            self._layers.learn(feedback)
         self._read()
         self._score_guess(feedback.acceptance.token_ids)
         self._copies.extend(feedback.acceptance.token_ids)
