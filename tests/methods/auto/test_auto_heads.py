@@ -68,14 +68,17 @@ def test_a_seed_gives_one_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_copies_draft_where_the_text_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    give(monkeypatch, RowCosts((1, 64), (0.3, 0.6)))
+    give(monkeypatch, RowCosts((1, 64), (0.1, 0.2)))
     model = load(save_with_head("llama", tmp_path))
-    prompt = PROMPTS[0]
+    engine, prompt = Engine(model), PROMPTS[1]
     text = [*prompt, *greedy(model, prompt)]
-    found = Engine(model).generate([*text, *text[: len(prompt)]], max_new_tokens=TOKENS)
-    assert found.token_ids == greedy(model, [*text, *text[: len(prompt)]])
-    by = {each.drafted_by for each in found.rounds if each.accepted}
-    assert {"copies", "mtp"} <= by
+    by = []
+    for each in (prompt, [*text, *text[: len(prompt)]]):
+        found = engine.generate(each, max_new_tokens=TOKENS)
+        assert found.token_ids == greedy(model, each)
+        by.append({own.drafted_by for own in found.rounds if own.accepted})
+    assert "mtp" in by[0]
+    assert "copies" in by[1]
 
 
 def test_a_head_that_costs_more_than_a_step_does_not_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +89,7 @@ def test_a_head_that_costs_more_than_a_step_does_not_draft(tmp_path: Path, monke
     assert not any(each.drafted_by == "mtp" for each in found.rounds)
 
 
-@pytest.mark.parametrize(("head", "drafts"), [(CHEAP, "mtp"), (DEAR, "all layers")])
+@pytest.mark.parametrize(("head", "drafts"), [(CHEAP, "mtp"), (DEAR, "layers")])
 def test_layers_draft_where_they_are_cheaper(
     head: RowCosts, drafts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,8 +97,9 @@ def test_layers_draft_where_they_are_cheaper(
     model = load(save_with_head("llama", tmp_path))
     found = Engine(model).generate(PROMPTS[1], max_new_tokens=TOKENS)
     assert found.token_ids == greedy(model, PROMPTS[1])
-    assert any((each.kept is None) == (drafts == "mtp") for each in found.rounds if each.accepted)
-    assert {each.drafted_by == "mtp" for each in found.rounds if each.accepted} == {drafts == "mtp"}
+    accepted_by = {"layers" if each.kept else each.drafted_by for each in found.rounds if each.accepted}
+    assert drafts in accepted_by
+    assert len({"layers", "mtp"} & accepted_by) == 1
 
 
 def test_after_a_prefix_cache_hit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
