@@ -18,6 +18,7 @@ from selfspec.decoding.text import TextStream
 from selfspec.errors import InvalidParameterError, naming
 from selfspec.limits import check_context
 from selfspec.loading import load_model
+from selfspec.loading.adapters import find_adapter, read_adapters
 from selfspec.methods import make_method
 from selfspec.methods.base import Method
 from selfspec.methods.registry import DEFAULT_METHOD, find_method
@@ -59,6 +60,7 @@ class Engine:
 
     Attributes:
         target: the model, taken apart.
+        adapters: those that requests may name.
         method: what drafts.
         tokenizer: see above.
         options: see above.
@@ -74,6 +76,7 @@ class Engine:
         UnknownMethodError: there is no such method.
         InvalidParameterError: there is no such option, or its value does not fit.
         InvalidSettingError: a setting is unknown, of the wrong type or out of range.
+        AdapterError: an adapter is missing or corrupt, of another model, or of a kind that is not supported.
         TokenizerMismatchError: the tokenizer has ids that the model has no embedding for.
     """
 
@@ -87,6 +90,7 @@ class Engine:
     ) -> None:
         self.options = options = changed(options or EngineOptions(), keywords, "option")
         options.check_loaded()
+        adapters = read_adapters(options.adapters)
         model = unwrapped(model)
         if isinstance(method, Method):
             options.chosen(type(method))  # refuses a paper beside it
@@ -96,6 +100,7 @@ class Engine:
             model = model if options.weights is None else quantise(model, options.weights)
             self.target = Target(model, options.runtime, keep_copies=options.keep_copies, cache_bits=options.cache_bits)
             self.method = make_method(options.chosen(method), self.target, options.settings)
+        self.adapters = {name: files.fit(self.target) for name, files in adapters.items()}
         self.tokenizer = tokenizer
         self.eos_ids = _eos_ids(model, tokenizer)
         self.chunks = chunks_of(self.target, options.prefill_chunk)
@@ -119,6 +124,7 @@ class Engine:
         options = changed(options or EngineOptions(), keywords, "option")
         chosen = find_method(options.chosen(method))
         parse_settings(chosen.Settings, chosen.name, options.settings or {})  # what is wrong there needs no weights
+        options = replace(options, adapters=read_adapters(options.adapters))
         loading = {name: getattr(options, name) for name in LOADING}
         model, tokenizer = load_model(name, weights=options.weights, **loading)
         return cls(model, tokenizer, chosen, replace(options, weights=None, paper=None, authors=False, **LOADING))
@@ -237,7 +243,8 @@ class Engine:
             check_context(len(prompt_ids), params.max_new_tokens, self.target.context_limit)
             check_bias(params.logit_bias, self.target.vocab_size)
             self.target.ranks.compare("a prompt or its parameters", [prompt_ids, vars(params)])
-            method = method or self.method
+            method, adapter = method or self.method, find_adapter(self.adapters, params.adapter)
+            cache_salt = cache_salt if adapter is None else adapter.salted(cache_salt)
             with self.target.ranks.same_draws():
                 rule = self.options.rule(params, self.target.device)
             return Request(
@@ -251,6 +258,7 @@ class Engine:
                 prompt_logprobs=params.prompt_logprobs,
                 label=label,
                 cache_salt=cache_salt,
+                adapter=adapter,
                 earlier=None if self.kept is None else self.kept.earlier(cache_salt),
                 method_name=method.name,
                 settings=setting_values(method.settings),

@@ -17,6 +17,10 @@ class ModelLoadError(SelfSpecError):
     """A model or tokenizer could not be loaded: missing folder, missing or corrupt weights, unknown name."""
 
 
+class AdapterError(SelfSpecError):
+    """An adapter cannot be loaded: missing or corrupt files, of another model, or of a kind that is not supported."""
+
+
 class TokenizerMismatchError(SelfSpecError):
     """The tokenizer can produce ids that the model has no embedding for."""
 
@@ -119,6 +123,10 @@ class ChangedPaperWarning(SelfSpecWarning):
 
 class NoCopiesWarning(SelfSpecWarning):
     """Low-bit draft weights do not fit into the memory, so the method does not draft with them."""
+
+
+class NoHeadWarning(SelfSpecWarning):
+    """The checkpoint has a multi-token-prediction head that cannot run, so ``auto`` does not draft with it."""
 
 
 class EngineVersionWarning(SelfSpecWarning):

@@ -10,6 +10,7 @@ import torch
 from selfspec.decoding.kept_texts import KeptTexts
 from selfspec.decoding.prefix_cache import PrefixCache
 from selfspec.errors import InvalidParameterError
+from selfspec.loading.adapters import AdapterFiles
 from selfspec.loading.divided import DeviceMap
 from selfspec.methods.base import Method
 from selfspec.methods.papers import paper_method
@@ -56,6 +57,8 @@ class EngineOptions:
         tp_plan: ``auto`` to share the model with the other processes that ``torchrun`` started (see ``load_model``).
             Only for a model that is loaded by name.
         runtime: how the model's sublayers run, one of ``selfspec.runtimes.target.RUNTIMES``.
+        adapters: LoRA adapters that PEFT has saved, by the names that requests call them (``SamplingParams.adapter``):
+            each a folder, or a name on the hub. They run beside the model's weights, which all requests share.
         cache_bits: 8 to keep keys and values in 8 bits, in half of the memory, with a text of its own; ``None`` for the
             model's dtype.
         keep_copies: keep low-bit draft weights in the user's cache folder, for later processes.
@@ -93,6 +96,7 @@ class EngineOptions:
     device_map: DeviceMap | None = None
     tp_plan: str | None = None
     runtime: str = "auto"
+    adapters: Mapping[str, str | Path | AdapterFiles] | None = None
     cache_bits: int | None = None
     keep_copies: bool = False
     prefill_chunk: int | None = None
@@ -167,6 +171,7 @@ class EngineKeywords(QueueKeywords, total=False):
     device_map: DeviceMap | None
     tp_plan: str | None
     runtime: str
+    adapters: Mapping[str, str | Path | AdapterFiles] | None
     cache_bits: int | None
     keep_copies: bool
     prefill_chunk: int | None

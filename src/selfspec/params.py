@@ -51,6 +51,8 @@ class SamplingParams:
         stop: strings that end the output, the token that completes one included.
         stop_token_ids: token ids that end the output, included in it, in addition to the model's end-of-sequence ids.
         ignore_eos: continue past the model's end-of-sequence ids.
+        adapter: the name of one of the engine's adapters, with which the output is written; ``None`` for the model
+            itself.
         logits_processors: more Hugging Face processors, applied after those of the parameters above.
         stopping_criteria: Hugging Face criteria, called after every token.
     """
@@ -75,6 +77,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    adapter: str | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     stopping_criteria: tuple[StoppingCriteria, ...] = ()
 

@@ -406,7 +406,7 @@ def test_defaults_are_those_of_python() -> None:
     defaults = SamplingParams()
     options = inspect.signature(generate_command).parameters
     shared = options.keys() & {field.name for field in fields(defaults)} - {"stop"}
-    assert len(shared) == 13
+    assert len(shared) == 14
     for name in shared:
         assert options[name].default == getattr(defaults, name)
     assert options["method"].default == inspect.signature(Engine).parameters["method"].default

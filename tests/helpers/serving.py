@@ -172,9 +172,11 @@ class InlineReaders:
         pass
 
 
-def make_client(engine: ServedEngine, limits: RequestLimits | None = None, **options: Any) -> TestClient:
+def make_client(
+    engine: ServedEngine, limits: RequestLimits | None = None, adapters: Sequence[str] = (), **options: Any
+) -> TestClient:
     """A client of an application in this process. Exceptions of the server are answers with status 500."""
-    service = Service(engine, [NAME], limits, InlineReaders())
+    service = Service(engine, [NAME], limits, InlineReaders(), adapters=adapters)
     return StartedClient(create_app(service, **options), service)
 
 

@@ -9,8 +9,11 @@ import torch
 from tests.helpers.mtp_checkpoints import FAMILIES, LAYERS, VOCABULARY, load, save_with_head
 from transformers import GenerationConfig, PreTrainedModel
 
-from selfspec import Engine, Generation, SamplingParams
+from helpers.kernels import needs_kernels
+from helpers.low_bit_model import random_model
+from selfspec import Engine, Generation, SamplingParams, quantise
 from selfspec.errors import ModelLoadError, UnsupportedModelError
+from selfspec.runtimes.mtp import first_outputs
 
 PROMPTS = [
     torch.randint(VOCABULARY, (length,), generator=torch.Generator().manual_seed(length)).tolist()
@@ -185,3 +188,35 @@ def test_refuses_a_model_that_was_not_loaded_from_a_checkpoint(tmp_path: Path) -
     model.config.name_or_path = ""
     with pytest.raises(UnsupportedModelError, match="has no multi-token-prediction head"):
         mtp(model)
+
+
+def test_a_head_of_frequent_tokens_drafts_these_alone(tmp_path: Path) -> None:
+    """Over a part of the LM head, greedy and sampled; the text is the model's own."""
+    model = load(save_with_head("llama", tmp_path))
+    engine = Engine(model, method="mtp", settings={"threshold": 0.0, "vocabulary": 48})
+    plain = Engine(model, method="autoregressive")
+    for params in (
+        SamplingParams(max_new_tokens=TOKENS),
+        SamplingParams(max_new_tokens=TOKENS, temperature=0.5, seed=2, repetition_penalty=1.1),
+    ):
+        found, expected = engine.generate(PROMPTS, params), plain.generate(PROMPTS, params)
+        assert [text(each) for each in found] == [text(each) for each in expected]
+        drafts = [
+            token for each in found for token, by in zip(each.token_ids, each.origins, strict=True) if by == "draft"
+        ]
+        assert drafts
+        assert max(drafts) < 48
+        assert max(max(text(each)) for each in found) >= 48
+    speculative = SamplingParams(max_new_tokens=TOKENS, temperature=0.3, acceptance="speculative", seed=4)
+    assert sum(map(accepted, engine.generate(PROMPTS, speculative))) > 0
+
+
+@needs_kernels
+def test_a_part_of_a_low_bit_head_has_its_numbers() -> None:
+    """Of weights of few bits whole tiles and the rest of one are views."""
+    whole = quantise(random_model(), "int8").lm_head
+    rows = torch.randn(3, whole.in_features)
+    for count in (48, 50):
+        assert torch.equal(first_outputs(whole, count)(rows), whole(rows)[:, :count])
+    with pytest.raises(UnsupportedModelError, match="the LM head is a Sequential, of which no part can run"):
+        first_outputs(torch.nn.Sequential(whole), 48)

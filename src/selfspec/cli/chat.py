@@ -34,6 +34,7 @@ class AnswerChoice(options.SamplingChoice):
 @options.with_engine_options
 def chat(
     engine: options.EngineChoice,
+    adapters: options.AdapterChoice,
     sampling: AnswerChoice,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The system prompt; default: that of the chat template.")
@@ -41,16 +42,19 @@ def chat(
     state: options.State = None,
     show_drafts: options.ShowDrafts = False,
 ) -> None:
-    """Chats with a model in the terminal. From a pipe, each line is a message. /help lists the commands."""
+    """Chats with a model in the terminal. From a pipe, each line is a message. /help lists the commands.
+
+    The chat begins with the first adapter, if there are any; /adapter takes another one.
+    """
     method_settings = read_settings(engine.method, engine.settings, state)
 
     from selfspec.cli.chat_repl import ChatCommands, talk
     from selfspec.cli.chat_session import ChatSession
 
     silence_libraries()
-    params = sampling_params(vars(sampling))
+    params = sampling_params({**vars(sampling), "adapter": next(iter(adapters.named), None)})
     _check_template_early(engine.model)
-    loaded = engine.load(settings=method_settings, prefix_cache=PREFIX_CACHE)
+    loaded = engine.load(settings=method_settings, prefix_cache=PREFIX_CACHE, adapters=adapters.named)
     _check_template(engine.model, loaded.tokenizer)
     if not loaded.method.begins_at_once:
         prepare_method(loaded)

@@ -48,6 +48,7 @@ class ChatCommands:
             "/help": Command("", "lists the commands", self._help),
             "/stats": Command("", "speed and acceptance of the last answer and of the whole chat", self._stats),
             "/method": Command("[NAME [KEY=VALUE ...]]", "shows the drafting method, or changes it", self._method),
+            "/adapter": Command("[NAME|none]", "shows the adapter, or takes another one, or none", self._adapter),
             "/drafts": Command("", "turns the colour of accepted draft tokens on or off", self._drafts),
             "/reset": Command("", "clears the conversation, but not the system prompt", self._reset),
             "/system": Command(
@@ -104,6 +105,13 @@ class ChatCommands:
         if not arguments:
             say(f"methods: {', '.join(METHODS)}")
 
+    def _adapter(self, name: str) -> None:
+        if name:
+            self.session.adapt(None if name == "none" else name)
+        say(f"adapter: {self.session.adapter or 'none'}")
+        if not name:
+            say(f"adapters: {', '.join(self.session.engine.adapters) or 'none (--adapter)'}")
+
     def _drafts(self, _: str) -> None:
         self.session.show_drafts = not self.session.show_drafts
         if not self.session.show_drafts:
@@ -131,7 +139,8 @@ class ChatCommands:
 
 def talk(commands: ChatCommands) -> None:
     """Reads and answers messages in the terminal until the user leaves."""
-    prompt = make_prompt({**dict.fromkeys(commands.commands, ()), "/method": tuple(METHODS)})
+    completions = {"/method": tuple(METHODS), "/adapter": (*commands.session.engine.adapters, "none")}
+    prompt = make_prompt({**dict.fromkeys(commands.commands, ()), **completions})
     while not commands.ended:
         try:
             commands.handle(prompt())

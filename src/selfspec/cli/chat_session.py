@@ -10,6 +10,7 @@ from selfspec.cli.stats import AnswerLog, Counts
 from selfspec.cli.terminal import TextWriter, own_warnings
 from selfspec.engine import Engine, Stream
 from selfspec.errors import ContextLengthError
+from selfspec.loading.adapters import find_adapter
 from selfspec.methods import find_method, make_method
 from selfspec.methods.settings import parse_settings
 from selfspec.options import EngineOptions
@@ -155,9 +156,23 @@ class ChatSession:
         if key not in self._engines:
             target = self.engine.target
             method = make_method(chosen, target, values)
-            shared = EngineOptions(prefix_cache=self.engine.prefix_cache or 0, cache_dir=self.engine.kept)
+            shared = EngineOptions(
+                prefix_cache=self.engine.prefix_cache or 0,
+                cache_dir=self.engine.kept,
+                adapters=self.engine.options.adapters,
+            )
             self._engines[key] = Engine(target.model, self.engine.tokenizer, method, shared)
         self.engine = self._engines[key]
+
+    @property
+    def adapter(self) -> str | None:
+        """The adapter with which answers are written; ``None`` for the model itself."""
+        return self._params.adapter
+
+    def adapt(self, name: str | None) -> None:
+        """Takes another adapter of the engine, or the model itself; the conversation stays."""
+        find_adapter(self.engine.adapters, name)
+        self._params = replace(self._params, adapter=name)
 
     def _write(self, stream: Stream, log: AnswerLog) -> bool:
         """Prints an answer as it is generated; returns false if it was stopped."""

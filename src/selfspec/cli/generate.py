@@ -35,6 +35,7 @@ class OutputChoice(options.SamplingChoice):
 @options.with_engine_options
 def generate(
     engine: options.EngineChoice,
+    adapters: options.AdapterChoice,
     sampling: OutputChoice,
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
@@ -52,10 +53,12 @@ def generate(
         )
     if logprobs is not None and not as_json:
         raise InvalidParameterError("--logprobs writes numbers into the JSON object; add --json")
+    if len(adapters.adapter or ()) > 1:
+        raise InvalidParameterError("a text has one adapter; give --adapter once")
     text, method_settings = read_prompt(prompt, prompt_file), read_settings(engine.method, engine.settings, state)
     silence_libraries()
-    params = sampling_params({**vars(sampling), "logprobs": logprobs})
-    loaded = engine.load(settings=method_settings)
+    params = sampling_params({**vars(sampling), "logprobs": logprobs, "adapter": next(iter(adapters.named), None)})
+    loaded = engine.load(settings=method_settings, adapters=adapters.named)
     if not loaded.method.begins_at_once:
         prepare_method(loaded)
     stream = loaded.stream([{"role": "user", "content": text}] if chat else text, params)

@@ -173,6 +173,24 @@ class EngineChoice(ModelChoice):
 
 
 @dataclass(frozen=True)
+class AdapterChoice(Choice):
+    """Adapters beside the model's weights."""
+
+    adapter: list[str] | None = option(
+        None,
+        "A LoRA adapter that PEFT has saved: a folder, or a name on the hub. NAME= names it; repeatable.",
+        metavar="[NAME=]DIR",
+    )
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Their folders by their names."""
+        from selfspec.loading.adapters import name_adapters
+
+        return name_adapters(self.adapter or ())
+
+
+@dataclass(frozen=True)
 class SamplingChoice(Choice):
     """How tokens are chosen, as names of ``SamplingParams``."""
 

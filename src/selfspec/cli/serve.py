@@ -100,6 +100,7 @@ class RayChoice(Choice):
 @options.with_engine_options
 def serve(
     engine: options.EngineChoice,
+    adapters: options.AdapterChoice,
     network: NetworkChoice,
     limits: LimitChoice,
     cluster: RayChoice,
@@ -119,7 +120,10 @@ def serve(
         float, typer.Option(min=0.05, help="Seconds between two savings of the state while requests come.")
     ] = 60.0,
 ) -> None:
-    """Serves a model over HTTP, with the interface of OpenAI's API and a page to try it at /."""
+    """Serves a model over HTTP, with the interface of OpenAI's API and a page to try it at /.
+
+    An adapter is a model for clients: a request names it as its model.
+    """
     missing = [package for package in _PACKAGES if importlib.util.find_spec(package) is None]
     if missing:
         raise MissingPackageError(f"`selfspec serve` needs {', '.join(missing)}; run: pip install 'selfspec[serve]'")
@@ -134,6 +138,7 @@ def serve(
         **{key: value for key, value in asdict(limits).items() if key != "max_connections"},
         **{key: getattr(network, key) for key in ("api_key", "allowed_host", "cors_origin")},
         "settings": method_settings,
+        "adapter": adapters.adapter,
         "name": name,
         "methods": methods,
     }

@@ -9,6 +9,7 @@ from selfspec.decoding.drafter import DraftingMethod
 from selfspec.decoding.output import Output
 from selfspec.decoding.suffixes import SuffixAutomaton
 from selfspec.limits import is_out_of_memory, out_of_memory
+from selfspec.model.low_rank import Adapter
 from selfspec.model.ranks import is_lost_rank, lost_rank
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor
@@ -36,6 +37,7 @@ class Request:
     prompt_logprobs: int | None = None
     label: str = ""
     cache_salt: str = ""
+    adapter: Adapter | None = None
     earlier: SuffixAutomaton | None = None
     method_name: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)

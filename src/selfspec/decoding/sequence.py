@@ -68,6 +68,7 @@ class Sequence:
             self.prompt_length,
             capacity=self.max_length + max(needs.sibling_rows, needs.probe_rows),
             last_length=max(self.prompt_length, self.max_length - 1),
+            adapter=request.adapter,
         )
         self.version = target.version
         # Allocated before the temporary tensors of the prefill, between which it would leave gaps in memory.

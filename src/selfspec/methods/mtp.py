@@ -5,13 +5,15 @@ from dataclasses import dataclass
 
 from selfspec.decoding.draft import Draft, MtpDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.stopping import JointConfidence
+from selfspec.decoding.stopping import JointConfidence, StoppingRule
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, fraction, setting
 from selfspec.model.transfer import send
+from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.mtp import MtpHead
 from selfspec.runtimes.target import Target
+from selfspec.types import Forecast
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,11 @@ class MtpSettings(MethodSettings):
         4, "most draft tokens of a round; the head is applied again for each", minimum=1, maximum=64
     )
     threshold: float = fraction(0.4, "drafts end when the product of their confidences falls below it")
+    vocabulary: int | None = setting(
+        None,
+        "draft only the first N token ids, which a BPE tokenizer learned first and texts have most; none for all",
+        minimum=TILE,
+    )
     prompt_rows: int = setting(4096, "most of the prompt's last tokens that the head reads", minimum=1)
 
 
@@ -31,7 +38,9 @@ class Mtp(Method):
 
     Row ``p`` of the head reads the target's hidden state of token ``p``, after the final norm, and the embedding of
     token ``p + 1``, and gives the token after it through the target's LM head. Of several heads the first is used, and
-    applied again to its own normed output. What a prefix cache knew of a prompt is not read by the head.
+    applied again to its own normed output. With ``vocabulary`` it drafts frequent tokens only, for which
+    a part of the LM head is read (FR-Spec: Zhao et al. 2025). What a prefix cache knew of a prompt is not read by the
+    head.
     """
 
     name = "mtp"
@@ -42,21 +51,26 @@ class Mtp(Method):
 
     def __init__(self, target: Target, settings: MtpSettings) -> None:
         super().__init__(target, settings)
-        self.head = MtpHead(target)
+        self.head = MtpHead(target, settings.vocabulary)
 
     @property
     def needs(self) -> Needs:
         """The prompt's last hidden states, where they are computed."""
-        return Needs(
-            prompt_rows=self.settings.prompt_rows,
-            prompt_states=frozenset({self.target.sublayer_count}),
-            needed_rows=1,
-            token_bytes=self.head.slot_bytes,
-        )
+        return needs_of(self.head, self.settings)
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
         return MtpDrafter(self.head, self.settings, prefill)
+
+
+def needs_of(head: MtpHead, settings: MtpSettings) -> Needs:
+    """What a head needs of a request: the prompt's last hidden states, where they are computed."""
+    return Needs(
+        prompt_rows=settings.prompt_rows,
+        prompt_states=frozenset({head.sublayer_count}),
+        needed_rows=1,
+        token_bytes=head.slot_bytes,
+    )
 
 
 class MtpDrafter(Drafter):
@@ -77,11 +91,22 @@ class MtpDrafter(Drafter):
 
     watched = followed
 
+    @property
+    def unread(self) -> int:
+        """Tokens of the text that the head reads before its next draft."""
+        return sum(len(tokens) for _, tokens in self._text.missing)
+
     def plan(self) -> Draft:
         """The draft of the head."""
         settings = self._settings
         stop = JointConfidence(settings.threshold) if settings.threshold else None
-        return MtpDraft(self._head, self._text, settings.draft_length, stop)
+        return self.draft(settings.draft_length, stop)
+
+    def draft(
+        self, limit: int, stop: StoppingRule | None, *, name: str | None = None, forecast: Forecast | None = None
+    ) -> MtpDraft:
+        """A draft of at most ``limit`` tokens, which ends as ``stop`` says."""
+        return MtpDraft(self._head, self._text, limit, stop, name, forecast)
 
     def learn(self, feedback: Feedback) -> None:
         """Gives the head the states of the accepted rows, each with the token after it."""

@@ -13,15 +13,23 @@ from torch.nn import functional
 
 from selfspec.model import transfer
 from selfspec.model.cache import KeyValueCache
+from selfspec.model.low_rank import AdaptedProduct, Adapter
 from selfspec.model.rope import CosSin, Rope, Rotation
 
 
 @dataclass
 class SequenceState:
-    """What the model keeps of one sequence: its cache, and whether rope uses the long frequencies (``longrope``)."""
+    """What the model keeps of one sequence.
+
+    Attributes:
+        cache: its keys and values.
+        long_rope: rope uses the long frequencies (``longrope``).
+        adapter: what is added to the model's products for its rows, if anything.
+    """
 
     cache: KeyValueCache
     long_rope: bool = False
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True)
@@ -239,6 +247,15 @@ class Forward:
         if len(self.parts) == 1:
             return self.parts[0].positions
         return torch.cat([part.positions for part in self.parts])
+
+    def adapt(self, sublayer: int, product: AdaptedProduct, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
+        """Adds in place what the adapters of the sequences add to a product of a sublayer.
+
+        ``inputs`` and ``outputs`` are those of the product, ``[rows, inputs]`` and ``[rows, outputs]``.
+        """
+        for part, own in zip(self.parts, self.slices, strict=True):
+            if part.sequence.adapter is not None:
+                part.sequence.adapter.add(sublayer, product, inputs[own], outputs[own])
 
     def rotation(self, kind: str | None) -> Rotation:
         """Cosine and sine, ``[1, rows, dim]`` each, as transformers' attention takes them (``position_embeddings``).

@@ -4,6 +4,7 @@ transformers leaves its tensors out when it loads the model, so they are read fr
 """
 
 import copy
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from selfspec.errors import ModelLoadError, SelfSpecError, UnsupportedModelError, first_line
 from selfspec.limits import is_out_of_memory
-from selfspec.model.safetensors_files import SafetensorsFiles
+from selfspec.model.safetensors_files import SafetensorsFiles, stored_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,7 +86,7 @@ def read_mtp(model: "PreTrainedModel") -> MtpModules:
     source = str(getattr(model.config, "name_or_path", "") or "")
     try:
         files = SafetensorsFiles.find(source) if source else None
-        found = None if files is None else _find(files, int(model.config.get_text_config().num_hidden_layers))
+        found = None if files is None else _find(files.names, int(model.config.get_text_config().num_hidden_layers))
         if files is None or found is None:
             raise UnsupportedModelError(
                 f"the checkpoint of this {model.config.model_type} model has no multi-token-prediction head in "
@@ -102,8 +103,15 @@ def read_mtp(model: "PreTrainedModel") -> MtpModules:
         ) from error
 
 
-def _find(files: SafetensorsFiles, layers: int) -> _Layout | None:
-    return next((each for each in _layouts(layers) if any(name.startswith(each.prefix) for name in files.names)), None)
+def has_head(model: "PreTrainedModel") -> bool:
+    """Whether the files of a loaded model's checkpoint, as far as they are on this machine, name tensors of a head."""
+    source = str(getattr(model.config, "name_or_path", "") or "")
+    layers = int(model.config.get_text_config().num_hidden_layers)
+    return bool(source) and _find(stored_names(source), layers) is not None
+
+
+def _find(names: Collection[str], layers: int) -> _Layout | None:
+    return next((each for each in _layouts(layers) if any(name.startswith(each.prefix) for name in names)), None)
 
 
 def _build(model: Any, files: SafetensorsFiles, layout: _Layout) -> MtpModules:

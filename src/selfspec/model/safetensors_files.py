@@ -73,6 +73,18 @@ class SafetensorsFiles:
         return tensor
 
 
+def stored_names(source: str) -> Collection[str]:
+    """Of the tensors of a checkpoint whose files are on this machine; none where they cannot be read."""
+    missing = {"_raise_exceptions_for_missing_entries": False, "local_files_only": True}
+    try:
+        if (index := cached_file(source, _INDEX, **missing)) is not None:
+            return frozenset(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"])
+        whole = cached_file(source, _WHOLE, **missing)
+        return () if whole is None else SafetensorsFiles([Path(whole)]).names
+    except Exception:  # of the hub's client, of safetensors, of JSON: loading the model has said so
+        return ()
+
+
 def _parts(source: str, index: Path) -> list[Path]:
     """The files that an index names."""
     content = json.loads(index.read_text(encoding="utf-8"))

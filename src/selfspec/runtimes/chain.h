@@ -29,6 +29,7 @@ struct ChainSequence {
                             // copied to, or null; null where none is. Of a verification [1 + drafted, hidden]
     const long* depths;     // of the rows of a tree [1 + drafted], counted from the first; null for a chain
     const bool* visible;    // which of them each sees [1 + drafted, 1 + drafted]; null for a chain
+    const AdaptedSublayer* adapter;  // by sublayer, or null
     long drafted, guessed, finite;  // tokens, how many of them were guessed, and how many from the first on were chosen from
                                     // logits that are all numbers: what comes out
 };
@@ -117,7 +118,7 @@ template <class T> class Links {
             const long window = chain.windows[view];
             own[view] = {nullptr, window ? std::max(0L, start - window + 1) : 0, window};
         }
-        parts.push_back({s.caches, s.capacity, start, long(tokens.size()), 1 + count, own});
+        parts.push_back({s.caches, s.capacity, start, long(tokens.size()), 1 + count, own, s.adapter});
         of_part.push_back(index);
         tokens.push_back(*token);
         tokens.insert(tokens.end(), others, others + count);

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 
 from selfspec.model.forward import Drawing, SequenceState
+from selfspec.runtimes.adapting import native_adapter
 from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.structures import ChainSequence, NativeDrawing
@@ -178,6 +179,7 @@ class VerifyRequest:
             drafted=len(tokens) - 1,
             mask_embedding=None if self.mask_embedding is None else self.mask_embedding.data_ptr(),
             drawing=describe_drawing(self.drawing, cache.length + 1),
+            adapter=native_adapter(self.state.adapter),
         )
         if self.depths is not None and self.visible is not None:
             assert self.visible.is_contiguous()
@@ -240,6 +242,7 @@ class Chained:
             probed_confidence=pointer(self._probed_confidence),
             mask_embedding=None if request.mask_embedding is None else request.mask_embedding.data_ptr(),
             drawing=describe_drawing(request.drawing, start + 1),
+            adapter=native_adapter(request.state.adapter),
         )
         if self._states:
             self.structure.kept = (c_void_p * (len(sublayers) + 1))()

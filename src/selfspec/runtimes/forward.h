@@ -3,75 +3,13 @@
 
 #pragma once
 
-#include "attention.h"
-#include "choices.h"
-#include "mixture.h"
-#include "product.h"
-#include "rows.h"
+#include "sublayers.h"
 
 namespace {
 
 constexpr long FEW = 4;          // most rows that every thread lays out for itself, which is faster than a barrier
 constexpr long ACTIVATED = 512;  // inputs of a task of an activation
 constexpr long STRETCH = 256;    // slots of a task that unpacks keys and values
-
-struct AttentionWeights {
-    Linear inputs, output;  // inputs: queries, keys and values
-    Norm query_norm, key_norm;
-    int norms_rows;  // the head norms run over the heads of a row together, not over each head
-    int norms_last;  // they run after rope
-    int neighbours;  // rope rotates neighbouring entries of a head
-    Heads sizes;
-    float scale, softcap;  // of the scores; no cap where it is 0
-    int layer;             // of the cache
-};
-
-// One branch: attention, an MLP or a mixture of experts; the others are null.
-struct Sublayer {
-    const AttentionWeights* attention;
-    const MlpWeights* mlp;
-    Norm before, after;
-    float multiplier;  // of what is added to the stream
-    int view, turn;    // of attention: indices; turn is -1 without rope
-    long hidden;
-    const MixtureWeights* mixture;
-};
-
-// The rows of one sequence.
-struct Part {
-    void* const* caches;         // by layer [2, key_heads, capacity, head_dim], the last of them bytes where packed
-    long capacity, start;        // slot of the first row
-    long first_row, rows;        // in the stream
-    const View* views;
-};
-
-// Final norm and LM head of all rows.
-struct Head {
-    Norm norm;
-    Linear linear;  // without weights the norm alone runs
-    long hidden, outputs;
-    void* out;           // [rows, outputs], or [rows, hidden] of the norm alone
-    long* tokens;        // of the largest logit of each row, or drawn; or null
-    float* confidences;  // its probability, or null; not without tokens
-    bool* finite;        // all logits of a row are numbers; not without tokens
-    const Drawing* drawings;  // by row, or null
-    float divisor, softcap;   // of the logits; no cap where it is 0
-};
-
-struct Forward {
-    const Sublayer* sublayers;
-    const int* which;  // the sublayers to run, ascending
-    long count;
-    void* const* kept;      // by place in ``which`` where the last rows of the stream before it are copied to, or null;
-                            // null where none are
-    const long* kept_rows;  // how many
-    const Part* parts;
-    long part_count;
-    const CosSin* turns;    // of the rows of all parts
-    int threads;
-    const Head* head;  // or null
-    int packed;        // keys and values are in 8 bits
-};
 
 // The threads that run a forward, and what they share.
 template <class T> class Team {
@@ -83,6 +21,7 @@ template <class T> class Team {
         mixed.allocate();
         between.reset(new T[most_between]);
         joined.reset(new T[most_joined]);
+        if (most_rank) reductions.reserve(std::min(ROWS, rows), widest, most_rank);
         if (rows > FEW) laid.reset(new Line[lines_of<T>(std::min(ROWS, rows), widest)]);
         if (f.head && f.head->tokens) choices.resize(rows * spans_of(*f.head));
         if (f.head && f.head->drawings) draws.resize(choices.size());
@@ -99,7 +38,8 @@ template <class T> class Team {
         {
             Own own{std::unique_ptr<T[]>(new T[hidden]), std::unique_ptr<float[]>(new float[QUERIES * most_slots]),
                     std::unique_ptr<Line[]>(new Line[lines_of<T>(std::min(FEW, rows), widest)]),
-                    std::vector<long>(f.part_count), {}};
+                    std::vector<long>(f.part_count), {}, {}, {}};
+            if (most_rank && reduces_alone()) own.reductions.reserve(rows, widest, most_rank);
             for (long i = 0; i < f.count; i++) {
 #pragma omp master  // the stream changes only after the next barrier
                 if (f.kept && f.kept[i]) keep(static_cast<T*>(f.kept[i]), f.kept_rows[i]);
@@ -120,8 +60,9 @@ template <class T> class Team {
   private:
     const Forward& f;
     T* stream;
-    long rows, hidden = 0, widest = 0, most_between = 0, most_joined = 0, most_slots = 0;
+    long rows, hidden = 0, widest = 0, most_between = 0, most_joined = 0, most_rank = 0, most_slots = 0;
     std::unique_ptr<T[]> between, joined;  // outputs of a branch's first product; inputs of its second
+    ReductionRoom<T> reductions;           // of low-rank products
     std::unique_ptr<Line[]> laid;
     MixedRows<T> mixed;
     std::vector<long> part_of;  // by row
@@ -137,6 +78,8 @@ template <class T> class Team {
         std::unique_ptr<Line[]> laid;
         std::vector<long> tasks;  // attention tasks up to the end of each part
         std::vector<float> values;  // of experts
+        AddedProducts<T> added;
+        ReductionRoom<T> reductions;  // where each thread runs the first factors for itself
     };
 
     // What the buffers need for a sublayer. An MLP runs over at most ROWS rows at a time.
@@ -161,6 +104,9 @@ template <class T> class Team {
         } else {
             outputs = s.mlp->entered(), inputs = s.mlp->inner, some = std::min(ROWS, rows);
         }
+        for (long part = 0; part < f.part_count; part++)
+            if (const AdaptedSublayer* adapted = adapted_by(s, f.parts[part]))
+                most_rank = std::max({most_rank, adapted->entering.rank, adapted->leaving.rank});
         most_between = std::max(most_between, some * std::max(outputs, hidden));
         most_joined = std::max(most_joined, some * inputs);
         widest = std::max({widest, hidden, inputs});
@@ -168,36 +114,81 @@ template <class T> class Team {
 
     void keep(T* to, long last) const { std::copy(stream + (rows - last) * hidden, stream + rows * hidden, to); }
 
-    // A product for some rows of the stream. ``input`` gives the inputs of a row; what comes out is written to ``out``,
-    // or added to the stream where there is no ``out``.
+    // The low-rank products of a sublayer that are added to one of its products.
+    struct Adapted {
+        const Sublayer* sublayer = nullptr;
+        LowRank AdaptedSublayer::*which = nullptr;
+    };
+
+    // A product for some rows of the stream, of which ``input`` gives the inputs.
     template <class Input>
-    void multiply(const Linear& linear, long k, long n, long first, long last, T* out, float multiplier,
-                  const Input& input, Own& own) const {
+    void multiply(const Linear& linear, long k, long n, long first, long last, const Results<T>& results,
+                  const Input& input, Own& own, const Adapted& adapted = {}) const {
         const T* bias = static_cast<const T*>(linear.bias);
         with_weights<T>(linear, k, [&](const auto& weights) {
             using W = std::decay_t<decltype(weights)>;
             const long width = panel_width<W>(n, f.threads, std::min(ROWS, last - first));
             for (long start = first; start < last; start += ROWS) {
                 const long some = std::min(ROWS, last - start);
-                T* to = out ? out + (start - first) * n : nullptr;
+                const Results<T> to = results.from(start - first);
+                const auto input_of = [&](long row) { return input(start + row); };
+                own.added.clear();
+                if (most_rank && adapted.sublayer) reduce(adapted, k, start, some, input_of, own);
                 auto* rows = reinterpret_cast<typename W::Row*>((some > FEW ? laid : own.laid).get());
-                const Product<T, W> task{weights, bias, to, stream + start * n, multiplier, some, k, n, rows};
+                const Product<T, W> task{weights, bias, to.out, to.sums, to.multiplier, some, k, n, rows, to.stride};
                 if (some > FEW) {
 #pragma omp for
-                    for (long row = 0; row < some; row++) task.lay_out(input(start + row), row);
+                    for (long row = 0; row < some; row++) task.lay_out(input_of(row), row);
                     if constexpr (W::paired) {
 #pragma omp for
                         for (long block = 0; block < task.blocks_of_groups(); block++) task.pair_up(block);
                     }
                 } else {
-                    for (long row = 0; row < some; row++) task.lay_out(input(start + row), row);
+                    for (long row = 0; row < some; row++) task.lay_out(input_of(row), row);
                     if constexpr (W::paired)
                         for (long block = 0; block < task.blocks_of_groups(); block++) task.pair_up(block);
                 }
 #pragma omp for schedule(guided)
-                for (long from = 0; from < n; from += width) task.panel(from, std::min(n, from + width));
+                for (long from = 0; from < n; from += width) {
+                    task.panel(from, std::min(n, from + width));
+                    own.added.add(from, std::min(n, from + width), to);
+                }
             }
         });
+    }
+
+    // Whether each thread runs all first factors for itself, which is faster than a barrier.
+    bool reduces_alone() const { return rows <= FEW && f.threads <= FEW; }
+    // What an adapter adds to the products of a sublayer; null for nothing.
+    const AdaptedSublayer* adapted_by(const Sublayer& s, const Part& part) const {
+        return part.adapter ? part.adapter + (&s - f.sublayers) : nullptr;
+    }
+    // The first factors of low-rank products of some rows. Rows of neighbouring parts with the same adapter go together.
+    template <class Input>
+    void reduce(const Adapted& adapted, long k, long start, long some, const Input& input, Own& own) const {
+        const ReductionRoom<T>& room = reduces_alone() ? own.reductions : reductions;
+        for (long part = 0, end; part < f.part_count; part = end) {
+            const Part& one = f.parts[part];
+            for (end = part + 1; end < f.part_count && f.parts[end].adapter == one.adapter;) end++;
+            const AdaptedSublayer* found = adapted_by(*adapted.sublayer, one);
+            const long from = std::max(0L, one.first_row - start);
+            const long to = std::min(some, f.parts[end - 1].first_row + f.parts[end - 1].rows - start);
+            if (found && (found->*adapted.which).count && from < to)
+                own.added.add_run(found->*adapted.which, k, from, to - from, room, most_rank);
+        }
+        if (own.added.empty()) return;
+        if (reduces_alone()) {
+            for (long row = 0; row < some; row++) own.added.lay_out(input(row), row);
+            return own.added.reduce_all();
+        }
+#pragma omp for
+        for (long row = 0; row < some; row++) own.added.lay_out(input(row), row);
+        if constexpr (Whole<T>::paired) {
+#pragma omp for
+            for (long run = 0; run < own.added.runs(); run++) own.added.pair_up(run);
+        }
+#pragma omp for
+        for (long item = 0; item < own.added.items(); item++) own.added.reduce(item);
     }
     // The first product of a branch, of rows of the stream.
     void enter(const Sublayer& s, const Linear& linear, long n, long first, long last, Own& own) const {
@@ -207,13 +198,15 @@ template <class T> class Team {
             normalize<T>(s.before, from, own.normed.get(), hidden);
             return static_cast<const T*>(own.normed.get());
         };
-        multiply(linear, hidden, n, first, last, between.get(), 1.0f, input, own);
+        const Results<T> results{between.get(), nullptr, 1.0f, n};
+        multiply(linear, hidden, n, first, last, results, input, own, {&s, &AdaptedSublayer::entering});
     }
     // The last product of a branch, of rows of ``joined``, and what it adds to rows of the stream.
     void leave(const Sublayer& s, const Linear& linear, long k, long first, long last, Own& own) const {
         const auto input = [&](long row) { return static_cast<const T*>(joined.get() + (row - first) * k); };
         T* out = s.after.kind ? between.get() : nullptr;
-        multiply(linear, k, hidden, first, last, out, s.multiplier, input, own);
+        const Results<T> results{out, stream + first * hidden, s.multiplier, hidden};
+        multiply(linear, k, hidden, first, last, results, input, own, {&s, &AdaptedSublayer::leaving});
         if (!out) return;
 #pragma omp for
         for (long row = first; row < last; row++) {
@@ -331,7 +324,7 @@ template <class T> class Team {
             normalize<T>(head.norm, stream + row * hidden, own.normed.get(), hidden);
             return static_cast<const T*>(own.normed.get());
         };
-        multiply(head.linear, hidden, head.outputs, 0, rows, out, 1.0f, input, own);
+        multiply(head.linear, hidden, head.outputs, 0, rows, {out, nullptr, 1.0f, head.outputs}, input, own);
         const long spans = spans_of(head);
 #pragma omp for
         for (long task = 0; task < rows * spans; task++) {
@@ -390,7 +383,7 @@ template <class T> class Team {
             if (m.exact)
                 mixed.score(m, last - first);
             else
-                multiply(m.router, hidden, m.outputs(), first, last, mixed.outputs(), 1.0f, input, own);
+                multiply(m.router, hidden, m.outputs(), first, last, {mixed.outputs(), nullptr, 1.0f, m.outputs()}, input, own);
             mixed.run(m, last - first, f.threads, own.values);
 #pragma omp for
             for (long row = first; row < last; row++) {

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from selfspec.model.families import Branch, Family, RopeLayout
 from selfspec.model.forward import Forward, Rows
+from selfspec.model.low_rank import AdaptedProduct
 from selfspec.model.sublayers import AttentionSublayer, BranchSublayer, Sublayer
 from selfspec.runtimes.products import Function, Product, can_join, is_plain, join, signature
 
@@ -55,7 +56,7 @@ def fuse(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
         return FusedAttention(sublayer, family, layer) if known else sublayer
     assert isinstance(sublayer, BranchSublayer)
     known = _is_own(sublayer.module, family, family.mlp, _ACTIVATIONS)
-    return FusedMLP(sublayer, family) if known else sublayer
+    return FusedMLP(sublayer, family, layer) if known else sublayer
 
 
 def _is_own(module: nn.Module, family: Family, branch: Branch, others: tuple[str, ...]) -> bool:
@@ -150,9 +151,10 @@ class FusedMLP(FusedBlock):
         gated: there is a gate; else the first product gives what is activated.
     """
 
-    def __init__(self, generic: BranchSublayer, family: Family) -> None:
+    def __init__(self, generic: BranchSublayer, family: Family, layer: int) -> None:
         super().__init__(generic.layer, generic.spec, generic.multiplier)
         module: Any = self.module
+        self.index = layer
         self.norms = fast_norms(self, family)
         self.products = join(_inputs(module, family.mlp)), join([getattr(module, family.mlp.output)])
         self.activate, self.gated = activation_of(module), family.gated
@@ -162,12 +164,14 @@ class FusedMLP(FusedBlock):
         (before, after), (gate_up, down), widest = self.norms, self.products, forward.widest
         normed = hidden_states if before is None else before(hidden_states)
         entered = gate_up(normed, widest)
+        forward.adapt(2 * self.index + 1, AdaptedProduct.ENTERING, normed, entered)
         if self.gated:
             gate, up = entered.chunk(2, dim=-1)
             activated = self.activate(gate).mul_(up)
         else:
             activated = self.activate(entered)
         branch = down(activated, widest)
+        forward.adapt(2 * self.index + 1, AdaptedProduct.LEAVING, activated, branch)
         branch = branch if after is None else after(branch)
         return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
 
@@ -222,6 +226,7 @@ class FusedAttention(FusedBlock, AttentionSublayer):
                 [self._attend(heads[own], rows) for rows, own in zip(parts, forward.slices, strict=True)]
             )
         branch, after = self.products[1](attended, forward.widest), self.norms[1]
+        forward.adapt(2 * self.index, AdaptedProduct.LEAVING, attended, branch)
         branch = branch if after is None else after(branch)
         return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
 
@@ -230,7 +235,9 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         before = self.norms[0]
         normed = hidden_states if before is None else before(hidden_states)
         turned = self.heads + self.key_heads
-        heads = self.products[0](normed, forward.widest).view(-1, turned + self.key_heads, self.head_dim)
+        entered = self.products[0](normed, forward.widest)
+        forward.adapt(2 * self.index, AdaptedProduct.ENTERING, normed, entered)
+        heads = entered.view(-1, turned + self.key_heads, self.head_dim)
         if self.head_norms and not self.norms_last:
             self._norm_heads(heads)
         if self.turns:

@@ -2,14 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional
 
+from selfspec.errors import UnsupportedModelError
 from selfspec.model.forward import Forward, SequenceState
 from selfspec.model.mtp import MtpModules, read_mtp
 from selfspec.model.transfer import AsyncCopy
 from selfspec.runtimes.chain import Drafted, DraftRequest
 from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.packed import LowBitLinear
 from selfspec.runtimes.products import compile_head
 from selfspec.runtimes.target import Target
 
@@ -42,18 +47,32 @@ class MtpHead:
 
     Args:
         target: the model.
+        vocabulary: draft only the first of the token ids, as many, which take a part of the LM head; ``None`` for all.
 
     Raises:
-        UnsupportedModelError: its checkpoint has no head, or one that cannot run.
+        UnsupportedModelError: its checkpoint has no head, or one that cannot run, or its LM head has no such part.
         ModelLoadError: the head does not fit it.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, vocabulary: int | None = None) -> None:
         self._target = target
         self._modules: MtpModules = read_mtp(target.model)
+        if vocabulary is not None and vocabulary < target.vocab_size:
+            own: Any = self._modules.model
+            own.lm_head = first_outputs(own.lm_head, vocabulary)
         self._own = Target(self._modules.model, target.runtime)
         self._project = compile_head(self._modules.projection)
         self._every = tuple(range(self._own.sublayer_count))
+
+    @property
+    def sublayer_count(self) -> int:
+        """``2L`` of the target, whose ``h[2L]`` it reads."""
+        return self._target.sublayer_count
+
+    @property
+    def own(self) -> Target:
+        """The head's layer and the LM head, as a model of one layer."""
+        return self._own
 
     @property
     def slot_bytes(self) -> int:
@@ -113,7 +132,15 @@ class MtpHead:
         counts = [len(own) for _, own in inputs]
         for each, own, count in zip(running, output.split(counts), counts, strict=True):
             assert own.logits is not None
-            each.take(own.hidden_states[-1:], own.logits.row(count - 1), count)
+            each.take(own.hidden_states[-1:], self._of_all(own.logits.row(count - 1)), count)
+
+    def _of_all(self, logits: Logits) -> Logits:
+        """The logits of all tokens; those that the head does not draft are impossible."""
+        others = self._target.vocab_size - logits.values.shape[-1]
+        if others <= 0:
+            return logits
+        values = functional.pad(logits.values, (0, others), value=-torch.inf)
+        return Logits(values, logits.best, logits.confidence, logits.finite)
 
     def _embed(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The residual stream before the head's layer."""
@@ -148,6 +175,24 @@ class _Draft:
     def drafted(self) -> Drafted:
         """The finished draft."""
         return Drafted(torch.cat(self.tokens), self._numbers, {}, 0)
+
+
+def first_outputs(head: Any, count: int) -> nn.Module:
+    """A linear layer of the first outputs of another one, over its very weights.
+
+    Raises:
+        UnsupportedModelError: the layer is of a class whose weights cannot be divided.
+    """
+    if type(head) is LowBitLinear:
+        return head.outputs(0, count).eval()
+    if type(head) is not nn.Linear:
+        raise UnsupportedModelError(
+            f"the LM head is a {type(head).__name__}, of which no part can run; leave the vocabulary of the head out"
+        )
+    part = nn.Linear(head.in_features, count, bias=False, device="meta")
+    part.weight = nn.Parameter(head.weight.detach()[:count], requires_grad=False)
+    part.bias = None if head.bias is None else nn.Parameter(head.bias.detach()[:count], requires_grad=False)
+    return part.eval()
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

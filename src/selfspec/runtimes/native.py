@@ -14,6 +14,7 @@ import torch
 
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import CosSin, Rope
+from selfspec.runtimes.adapting import native_adapter
 from selfspec.runtimes.branches import NativeBranch
 from selfspec.runtimes.chain import NATIVE, PROBE, Chained, Drafted, DraftRequest, Path, VerifyRequest, describe_drawing
 from selfspec.runtimes.kernels import DTYPES, load, row_limit, start_overlapped
@@ -317,7 +318,8 @@ class NativeForward:
         cache = rows.sequence.cache
         assert rows.end <= cache.capacity, f"slots up to {rows.end} do not fit a cache of {cache.capacity}"
         views = (View * len(self._windows))(*(self._view(rows, window) for window in self._windows))
-        return Part(cache.addresses, cache.capacity, rows.start, first_row, rows.count, views)
+        adapter = native_adapter(rows.sequence.adapter)
+        return Part(cache.addresses, cache.capacity, rows.start, first_row, rows.count, views, adapter)
 
     def _view(self, rows: Rows, window: int | None) -> View:
         first = rows.first_slot(window)

@@ -122,6 +122,7 @@ template <class T, class W> struct Product {
     float multiplier;
     long count, k, n;  // rows, inputs, outputs
     Row* rows;         // count * blocks
+    long stride = n;   // of the rows of results
     long blocks = weights.blocks();
 
     long groups = (count + W::group - 1) / W::group, most = (count + groups - 1) / groups;  // rows of a group
@@ -192,9 +193,9 @@ template <class T, class W> struct Product {
     // The sums of a row to outputs.
     void finish(long row, long from, long to, const float* sums) const {
         T values[W::widest_panel];
-        T* results = out ? out + row * n + from : values;
+        T* results = out ? out + row * stride + from : values;
         for (long i = 0; i < to - from; i++) results[i] = down<T>(sums[i] + (bias ? up(bias[from + i]) : 0.0f));
-        if (!out) add_to(stream + row * n + from, values, to - from, multiplier);
+        if (!out) add_to(stream + row * stride + from, values, to - from, multiplier);
     }
 };
 

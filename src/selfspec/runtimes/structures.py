@@ -111,6 +111,24 @@ class NativeCosSin(Structure):
     _fields_ = (("cosine", c_void_p), ("sine", c_void_p), ("dim", c_long), ("is_float", c_int))
 
 
+class LowRankOutputs(Structure):
+    """The second factor of a low-rank product, whose sums are added to a product's outputs from ``first`` on."""
+
+    _fields_ = (("weights", c_void_p), *((name, c_long) for name in ("rank", "outputs", "first")), ("scale", c_float))
+
+
+class NativeLowRank(Structure):
+    """The low-rank products that an adapter adds to a product; ``inputs`` are the first factors of all."""
+
+    _fields_ = (("inputs", Linear), ("rank", c_long), ("outputs", POINTER(LowRankOutputs)), ("count", c_long))
+
+
+class AdaptedSublayer(Structure):
+    """What an adapter adds to the two products of a sublayer."""
+
+    _fields_ = (("entering", NativeLowRank), ("leaving", NativeLowRank))
+
+
 class Part(Structure):
     """The rows of one sequence."""
 
@@ -118,6 +136,7 @@ class Part(Structure):
         ("caches", POINTER(c_void_p)),
         *((name, c_long) for name in ("capacity", "start", "first_row", "rows")),
         ("views", POINTER(View)),
+        ("adapter", POINTER(AdaptedSublayer)),
     )
 
 
@@ -177,6 +196,7 @@ class ChainSequence(Structure):
         ("kept", POINTER(c_void_p)),
         ("depths", POINTER(c_long)),
         ("visible", c_void_p),
+        ("adapter", POINTER(AdaptedSublayer)),
         *((name, c_long) for name in ("drafted", "guessed", "finite")),
     )
 
@@ -212,6 +232,9 @@ STRUCTURES: Mapping[str, type[Structure]] = {
     "Sublayer": NativeSublayer,
     "View": View,
     "CosSin": NativeCosSin,
+    "LowRankOutputs": LowRankOutputs,
+    "LowRank": NativeLowRank,
+    "AdaptedSublayer": AdaptedSublayer,
     "Part": Part,
     "Drawing": NativeDrawing,
     "Head": NativeHead,

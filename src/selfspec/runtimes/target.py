@@ -10,11 +10,13 @@ from selfspec.errors import InvalidParameterError, UnsupportedModelError
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
 from selfspec.model.identity import shared_traits, weights_digest
+from selfspec.model.low_rank import Adapter
 from selfspec.model.mxint8 import SHARED, packed_size
 from selfspec.model.observed import ObservedDecoder, take_apart
 from selfspec.model.ranks import Ranks, ranks_of
 from selfspec.model.splitting import Nothing
 from selfspec.model.sublayers import Sublayer
+from selfspec.runtimes.adapting import check_adapted
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.graphs import FEWEST_SLOTS, Graphs
@@ -211,24 +213,30 @@ class Target:
         """Whether equal beginnings of texts have equal keys, however long the texts are."""
         return self._prepared.rope.is_stateless
 
-    def new_sequence(self, prompt_length: int, capacity: int, last_length: int) -> SequenceState:
+    def new_sequence(
+        self, prompt_length: int, capacity: int, last_length: int, adapter: Adapter | None = None
+    ) -> SequenceState:
         """The state of a new request.
 
         Args:
             prompt_length: tokens of the prompt.
             capacity: cache slots to reserve.
             last_length: tokens that will have gone through the model at the end, at most.
+            adapter: what is added to the products for its rows (see ``adapting.fit_adapter``).
 
         Raises:
             ContextLengthError: the request crosses the model's rope switch.
+            AdapterError: hooks have replaced a sublayer that the adapter changes.
         """
         if not self._prepared.is_current():
             self._prepare()
+        if adapter is not None:
+            check_adapted(adapter, self.sublayers)
         rope, graphs = self._prepared.rope, self._prepared.graphs
         long_rope = rope.is_long(prompt_length, last_length)
         rope.reserve(self.decoder.like, capacity)
         leased = None if graphs is None else graphs.lease(capacity)
-        return SequenceState(self.new_cache(capacity) if leased is None else leased, long_rope)
+        return SequenceState(self.new_cache(capacity) if leased is None else leased, long_rope, adapter)
 
     def new_cache(self, capacity: int) -> KeyValueCache:
         """An empty cache with ``capacity`` slots."""

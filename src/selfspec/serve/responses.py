@@ -209,7 +209,7 @@ class ServedMethods(Body):
 
 
 class ModelCard(Body):
-    """A model that is served."""
+    """A model that is served; ``parent`` is that of an adapter."""
 
     id: str
     object: Literal["model"] = "model"
@@ -217,6 +217,7 @@ class ModelCard(Body):
     owned_by: str
     max_model_len: int
     selfspec: ServedMethods
+    parent: str | None = None
 
 
 class ModelList(Body):

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -56,7 +57,8 @@ INTERFACES = {
 class Service:
     """Answers requests with an engine, which is started before the first one.
 
-    The first of the model's names is the one that replies have. ``readers`` parse and encode requests.
+    The first of the model's names is the one that replies have; ``adapters`` are models of their own for clients, which
+    run beside its weights. ``readers`` parse and encode requests.
     ``draining`` refuses new requests, since the server is about to end; ``active`` counts the requests that are being
     answered; ``failure`` says why the engine could not be started, or failed.
     """
@@ -67,8 +69,11 @@ class Service:
         names: Sequence[str],
         limits: RequestLimits | None = None,
         readers: Readers | None = None,
+        *,
+        adapters: Sequence[str] = (),
     ) -> None:
-        self.engine, self.names, self.limits = engine, tuple(names), limits or RequestLimits()
+        self.engine, self.limits = engine, limits or RequestLimits()
+        self.names, self.adapters = (*names, *adapters), frozenset(adapters)
         self.metrics = Metrics(self.names[0], engine.stats)
         self.draining = self._readable = False
         self.active = 0
@@ -139,7 +144,7 @@ class Service:
             raise as_api_error(error) from error
         prepared = await self.read(read, body)
         try:
-            bodies = make_bodies(prepared, self.names[0], self.engine.tokenizer)
+            bodies = make_bodies(prepared, self._adapter(prepared) or self.names[0], self.engine.tokenizer)
             return await self._submit(prepared, bodies, request_id, scope)
         except ApiError as error:
             error.param = prepared.names.get(error.param or "", error.param)
@@ -151,7 +156,7 @@ class Service:
         return await self._readers.run(do, body)
 
     def models(self) -> ModelList:
-        """The models that are served: one, under each of its names."""
+        """The models that are served: one, under each of its names, and its adapters."""
         return ModelList(object="list", data=[self.model(name) for name in self.names])
 
     def model(self, name: str) -> ModelCard:
@@ -159,7 +164,7 @@ class Service:
         if name not in self.names:
             raise unknown_model(name, self.names)
         self.check_health()
-        return ModelCard(
+        card = ModelCard(
             id=name,
             object="model",
             created=self._created,
@@ -167,6 +172,14 @@ class Service:
             max_model_len=self.engine.context,
             selfspec=ServedMethods(methods=list(self.engine.methods), method=self.engine.method),
         )
+        if name in self.adapters:
+            card.parent = self.names[0]
+        return card
+
+    def _adapter(self, prepared: Prepared) -> str | None:
+        """The adapter that a request names as its model."""
+        name = prepared.request.model
+        return name if name in self.adapters else None
 
     def _make_reader(self) -> RequestReader:
         engine = self.engine
@@ -182,6 +195,8 @@ class Service:
             for prompt in prompts
             for params in choices_of(to_params(prepared, len(prompt), self.engine.context, self.limits), n)
         ]
+        adapter = self._adapter(prepared)
+        asked = [(prompt, replace(params, adapter=adapter)) for prompt, params in asked]
         check_logprobs([params for _, params in asked], [len(prompt) for prompt, _ in asked], self.limits)
         method = request.speculative.method if request.speculative.enabled else PLAIN
         salt = f"{scope}\n{request.cache_salt}" if request.cache_salt else scope

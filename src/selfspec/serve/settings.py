@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError
+from selfspec.loading.adapters import name_adapters
 from selfspec.serve.encoding import RequestLimits
 from selfspec.serve.pool import ReaderPool
 from selfspec.serve.served_engine import ServedEngine
@@ -60,6 +61,7 @@ class ServeOptions(BaseModel):
     cache_dir: Path | None = None
     cache_dir_limit: Gib = 4.0
 
+    adapter: Texts | None = None
     name: Texts | None = None
     methods: str | None = None
     api_key: Texts | None = None
@@ -89,6 +91,18 @@ class ServeOptions(BaseModel):
         return self.name or [Path(self.model).name or self.model]
 
     @property
+    def adapters(self) -> dict[str, str]:
+        """Folders of adapters by the names that clients call them.
+
+        Raises:
+            InvalidParameterError: two have one name, or one has the model's.
+        """
+        named = name_adapters(self.adapter or ())
+        for name in named.keys() & set(self.names):
+            raise InvalidParameterError(f"the model and an adapter are both named '{name}'; write --adapter NAME=DIR")
+        return named
+
+    @property
     def request_limits(self) -> RequestLimits:
         """The limits of a request."""
         return RequestLimits(
@@ -110,6 +124,7 @@ class ServeOptions(BaseModel):
             self.model,
             self.method,
             settings=self.settings,
+            adapters=self.adapters,
             max_batch=self.max_batch,
             max_waiting=self.max_waiting,
             memory_limit=_bytes(self.memory_limit),
@@ -124,7 +139,8 @@ class ServeOptions(BaseModel):
         """What answers requests, not started yet. ``load`` makes the engine instead of this object's own."""
         methods = None if self.methods is None else split_methods(self.methods)
         engine = ServedEngine(load or self.load, methods=methods, state=state, state_seconds=state_seconds)
-        return Service(engine, self.names, self.request_limits, ReaderPool(self.readers, self.read_seconds))
+        readers = ReaderPool(self.readers, self.read_seconds)
+        return Service(engine, self.names, self.request_limits, readers, adapters=tuple(self.adapters))
 
 
 Options = TypeVar("Options", bound=ServeOptions)

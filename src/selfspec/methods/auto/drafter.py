@@ -3,17 +3,16 @@
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, RunRound, TokenDraft
+from selfspec.decoding.draft import Draft, NoDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.methods.auto.planned import PLAIN, Round, forecast_of
-from selfspec.methods.auto.trials import Assignment
+from selfspec.methods.auto.sources import HeadChoice, HeadOfRequest, LayerChoice
 from selfspec.planning.acceptance import AcceptanceRate, Copies, CopiesToConfirm, Guess
 from selfspec.planning.allowance import (
     CREDIT,
@@ -59,15 +58,6 @@ COPIES, EARLIER, GUESS = "copies", "earlier", "guess"
 
 
 @dataclass(frozen=True)
-class LayerChoice:
-    """The layer draft of a model, the costs of its forwards, and its low-bit weights."""
-
-    assignment: Assignment
-    costs: LiveCosts
-    copies: LateCopies = field(default_factory=LateCopies)
-
-
-@dataclass(frozen=True)
 class Experience:
     """What all requests have seen of the acceptance of drafts."""
 
@@ -91,14 +81,14 @@ class AutoDrafter(Drafter):
         prefill: Prefill,
         experience: Experience,
         verify: LiveCosts,
-        layers: LayerChoice | None,
+        layers: LayerChoice | HeadChoice | None,
         delta: float,
         clock: Callable[[], float] = time.perf_counter,
         mask_embeddings: MaskEmbeddings | None = None,
     ) -> None:
         self.verify_costs = verify
         self._mask_embeddings = mask_embeddings or MaskEmbeddings()
-        self._layers = layers
+        self._layers = None if layers is None else layers.begin(prefill)
         self._copies = Copies(
             (*prefill.prompt_ids, prefill.first_token), experience.copies.of_request(), prefill.earlier
         )
@@ -206,6 +196,13 @@ class AutoDrafter(Drafter):
         return None if self._layers is None else self._layers.costs
 
     @property
+    def watched(self) -> Collection[int]:
+        """The target's states that the checkpoint's head reads, if it drafts."""
+        return () if self._layers is None else self._layers.watched
+
+    followed = watched
+
+    @property
     def mask_embedding(self) -> torch.Tensor | None:
         """The mask embedding of probes."""
         return self._mask_embeddings.chosen
@@ -272,12 +269,13 @@ class AutoDrafter(Drafter):
         return Known(name, copied, survival)
 
     def _layer_draft(
-        self, planned: Round, layers: LayerChoice, rate: float, longest: float, worth: float
+        self, planned: Round, layers: LayerChoice | HeadOfRequest, rate: float, longest: float, worth: float
     ) -> Draft | None:
         """A layer draft that is worth more than ``worth``, if there is one and its weights are made."""
-        verify, costs, name = planned.verify, layers.costs.now(planned.drafting), layers.assignment.name
+        verify, costs, name = planned.verify, layers.costs.now(planned.drafting), layers.name
         match = self._copies.match_after()
-        guesses, each = best_guesses(costs, self._copies.survival(match, MOST_GUESSES))
+        likely = self._copies.survival(match, MOST_GUESSES) if layers.takes_guesses else []
+        guesses, each = best_guesses(costs, likely)
         fits = most_that_fits(costs[1 + guesses], verify, longest)
         if not fits:
             return None
@@ -297,15 +295,7 @@ class AutoDrafter(Drafter):
         left = longest - plan.length * costs[1] - verify[1 + plan.length]
         planned.costs, planned.guess = costs, CopiesToConfirm(self._copies, costs, left)
         planned.name, planned.expected = name, plan.tokens
-        return LayerDraft(
-            layers.assignment.kept,
-            plan.length,
-            policy.begin(self._confident.rate),
-            precision=layers.assignment.precision,
-            guess=planned.guess,
-            name=name,
-            forecast=forecast_of(plan, verify),
-        )
+        return layers.draft(plan.length, policy.begin(self._confident.rate), planned.guess, forecast_of(plan, verify))
 
     def _policy_for(self, planned: Round, each: float, rate: float, limit: int) -> DraftPolicy:
         """When a layer draft ends; the last policy, where it would decide the same."""
@@ -326,6 +316,8 @@ class AutoDrafter(Drafter):
         """Scores what was drafted and what could have been copied, and counts the time."""
         began, planned, committed = self._clock(), self._round, feedback.acceptance.token_ids
         assert planned is not None
+        if self._layers is not None:
+            self._layers.learn(feedback)
         if feedback.run and planned.verify:
             self._learn_from_run(planned, feedback)
             return
@@ -353,21 +345,27 @@ class AutoDrafter(Drafter):
         drafting = planned.expected_drafting(feedback)
         spent = planned.seconds_of(rows) + planned.share_of_drafting(feedback, drafting)
         if planned.shared is None:
-            spent += self._learn_costs(planned, rows, seconds)
+            spent += self._learn_costs(rows, seconds, self._forwards(planned, feedback))
             self._planning.note(self._planned + self._clock() - began)
             self._planned = 0.0
         self._pace.note(len(committed), spent, planned.step)
         self._allowance.note(len(committed), spent, planned.step)
         if planned.shared is not None:
-            made = () if planned.guess is None else planned.guess.forwards
+            made = self._forwards(planned, feedback)
             host = seconds.select + seconds.other + self._clock() - began
             planned.shared.note(rows, seconds.verify, seconds.draft, made, self.layer_costs, host_seconds=host)
 
-    def _learn_costs(self, planned: Round, rows: int, seconds: PhaseSeconds) -> float:
+    def _forwards(self, planned: Round, feedback: Feedback) -> Sequence[int]:
+        """The rows of each forward of the layer draft."""
+        if planned.guess is None or self._layers is None:
+            return ()
+        return self._layers.forwards(planned.guess.forwards, len(feedback.proposal.confidences))
+
+    def _learn_costs(self, rows: int, seconds: PhaseSeconds, forwards: Sequence[int]) -> float:
         """Learns what a round of this request alone took; returns what it took beside what is planned for."""
         self.verify_costs.note([rows], seconds.verify)
-        if planned.guess is not None and planned.guess.forwards and self._layers is not None:
-            self._layers.costs.note(planned.guess.forwards, seconds.draft)
+        if forwards and self._layers is not None:
+            self._layers.costs.note(forwards, seconds.draft)
         if rows > 1:
             self._overhead.note(rows, seconds.other)
             return 0.0
@@ -427,6 +425,8 @@ class AutoDrafter(Drafter):
 
     def observe(self, feedback: Feedback) -> None:
         """Scores what could have been copied in a round that another drafter of the request planned."""
+        if self._layers is not None:
+            self._layers.learn(feedback)
         self._read()
         self._score_guess(feedback.acceptance.token_ids)
         self._copies.extend(feedback.acceptance.token_ids)

@@ -8,19 +8,23 @@ from typing import Any, NamedTuple
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
-from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
+from selfspec.methods.auto.drafter import AutoDrafter, Experience
 from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddingsOfModel
 from selfspec.methods.auto.preparation import AutoSettings, Preparation, expect, prepare
+from selfspec.methods.auto.sources import MTP, HeadChoice, LayerChoice, find_head
 from selfspec.methods.auto.together import plan_together
 from selfspec.methods.auto.trials import Trial
 from selfspec.methods.base import Method
+from selfspec.methods.mtp import MtpSettings, needs_of
 from selfspec.methods.registry import register
 from selfspec.methods.state import LearnedState
 from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
 from selfspec.planning.allowance import HostTime
 from selfspec.runtimes.costs.live import LiveCosts
-from selfspec.runtimes.costs.rows import MOST_PROBES
+from selfspec.runtimes.costs.measuring import estimate_row_costs, measure_row_costs
+from selfspec.runtimes.costs.rows import MOST_PROBES, RowCosts
+from selfspec.runtimes.mtp import MtpHead
 from selfspec.runtimes.target import Target
 
 _KINDS = ("greedy", "sampled")
@@ -63,11 +67,13 @@ class Auto(Method):
         super().__init__(target, settings)
         self._lock = threading.Lock()
         self._ready: _Ready | None = None
+        self._head = find_head(target)
 
     @property
     def needs(self) -> Needs:
-        """Cache slots for probes beside the known tokens."""
-        return Needs(sibling_rows=MOST_PROBES)
+        """Cache slots for probes beside the known tokens, and what the checkpoint's head reads."""
+        probes = Needs(sibling_rows=MOST_PROBES)
+        return probes if self._head is None else Needs.union([probes, needs_of(self._head, MtpSettings())])
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
@@ -92,8 +98,9 @@ class Auto(Method):
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Measures costs and chooses the layer draft; uses the kept result if there is one."""
         prepared = prepare(self.target, self.settings, progress)
+        costs = None if self._head is None else measure_row_costs(self._head.own, (0, 1))
         with self._lock:
-            self._ready = _Ready(self.target, prepared, copies_made=True)
+            self._ready = _Ready(self.target, prepared, self._head, costs, copies_made=True)
 
     def state(self) -> LearnedState:
         """The acceptance of drafts, and the layer draft that it is of. What this machine costs is not part of it."""
@@ -119,19 +126,35 @@ class Auto(Method):
     def _get_ready(self) -> "_Ready":
         with self._lock:
             if self._ready is None:
-                self._ready = _Ready(self.target, expect(self.target, self.settings))
+                self._ready = _Ready(self.target, expect(self.target, self.settings), self._head)
             return self._ready
 
 
 class _Ready:
     """What is known of the model, with what live rounds add to it."""
 
-    def __init__(self, target: Target, preparation: Preparation, *, copies_made: bool = False) -> None:
+    def __init__(
+        self,
+        target: Target,
+        preparation: Preparation,
+        head: MtpHead | None = None,
+        head_costs: RowCosts | None = None,
+        *,
+        copies_made: bool = False,
+    ) -> None:
         self.trial = trial = preparation.layers
         doubt = _MEASURED if preparation.measured else _ESTIMATED
         self.verify = LiveCosts(preparation.verify, load_doubt=doubt.load, shape_doubt=doubt.shape)
         self.host = HostTime()
-        self.layers: dict[str, LayerChoice | None] = dict.fromkeys(_KINDS)
+        self.layers: dict[str, LayerChoice | HeadChoice | None] = dict.fromkeys(_KINDS)
+        if head is not None:
+            head_costs = head_costs or estimate_row_costs(head.own)
+            if trial is None or head_costs(1) <= trial.costs(1):  # one source drafts, and the head is the better one
+                self.trial = trial = None
+                doubt = _ESTIMATED
+                for kind in _KINDS:
+                    costs = LiveCosts(head_costs, self.verify, load_doubt=doubt.shape, shape_doubt=doubt.shape)
+                    self.layers[kind] = HeadChoice(head, costs)
         if trial is not None:
             copies = LateCopies(target, trial.assignment.precision, made=copies_made)
             # Load slows layer drafts down as it slows verifications down. A draft that samples takes longer than a
@@ -145,6 +168,8 @@ class _Ready:
     @property
     def layer_draft(self) -> str | None:
         """Identifies the layer draft in a state file; ``None`` without one."""
+        if isinstance(self.layers[_KINDS[0]], HeadChoice):
+            return MTP
         return None if self.trial is None else repr(self.trial.assignment)
 
 

@@ -1,0 +1,108 @@
+"""What ``auto`` can draft with beside known tokens: layers of the model, or the checkpoint's own head."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from selfspec.decoding.draft import Draft, Guess, LayerDraft
+from selfspec.decoding.drafter import Feedback, Prefill
+from selfspec.decoding.stopping import StoppingRule
+from selfspec.errors import ModelLoadError, NoHeadWarning, UnsupportedModelError
+from selfspec.methods.auto.late_copies import LateCopies
+from selfspec.methods.auto.trials import Assignment
+from selfspec.methods.mtp import MtpDrafter, MtpSettings
+from selfspec.model.mtp import has_head
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.mtp import MtpHead
+from selfspec.runtimes.target import Target
+from selfspec.types import Forecast
+
+MTP = "mtp"
+
+_FEW = 16
+"""Most tokens that the head reads beside those that it drafts in a draft whose time counts."""
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """The layer draft of a model, the costs of its forwards, and its low-bit weights."""
+
+    assignment: Assignment
+    costs: LiveCosts
+    copies: LateCopies = field(default_factory=LateCopies)
+    takes_guesses = True
+    watched: frozenset[int] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """What rounds call it."""
+        return self.assignment.name
+
+    def begin(self, prefill: Prefill) -> "LayerChoice":
+        """For a request: itself, as it keeps nothing of a text."""
+        return self
+
+    def draft(self, limit: int, stop: StoppingRule, guess: Guess, forecast: Forecast) -> Draft:
+        """A draft of at most ``limit`` tokens."""
+        own = self.assignment
+        return LayerDraft(own.kept, limit, stop, precision=own.precision, guess=guess, name=own.name, forecast=forecast)
+
+    def forwards(self, asked: Sequence[int], drafted: int) -> Sequence[int]:
+        """The rows of each forward of a draft: those that guesses were asked for."""
+        return asked
+
+    def learn(self, feedback: Feedback) -> None:
+        """Is called after every round of a request."""
+
+
+@dataclass(frozen=True)
+class HeadChoice:
+    """The checkpoint's multi-token-prediction head, and the costs of its forwards."""
+
+    head: MtpHead
+    costs: LiveCosts
+
+    def begin(self, prefill: Prefill) -> "HeadOfRequest":
+        """For a request, whose last hidden states it reads."""
+        return HeadOfRequest(self, MtpDrafter(self.head, MtpSettings(), prefill))
+
+
+class HeadOfRequest:
+    """The head at work on a request."""
+
+    name = MTP
+    takes_guesses = False
+
+    def __init__(self, choice: HeadChoice, drafter: MtpDrafter) -> None:
+        self.costs, self.copies = choice.costs, LateCopies()
+        self._drafter = drafter
+        self._catches_up = False  # in the draft that was planned last
+
+    @property
+    def watched(self) -> frozenset[int]:
+        """The target's states that it needs of every round."""
+        return frozenset(self._drafter.followed)
+
+    def draft(self, limit: int, stop: StoppingRule, guess: Guess, forecast: Forecast) -> Draft:
+        """A draft of at most ``limit`` tokens."""
+        self._catches_up = self._drafter.unread > _FEW
+        return self._drafter.draft(limit, stop, name=MTP, forecast=forecast)
+
+    def forwards(self, asked: Sequence[int], drafted: int) -> Sequence[int]:
+        """The rows of each forward of the last draft; none where it had to read a text first."""
+        return () if self._catches_up else (1,) * drafted
+
+    def learn(self, feedback: Feedback) -> None:
+        """Gives the head the states of the accepted tokens."""
+        self._drafter.learn(feedback)
+
+
+def find_head(target: Target) -> MtpHead | None:
+    """The head of a target's checkpoint; ``None`` where it has none, or one that cannot run, which warns."""
+    if not has_head(target.model):
+        return None
+    try:
+        return MtpHead(target)
+    except (ModelLoadError, UnsupportedModelError) as error:
+        warnings.warn(f"auto drafts without the head of the checkpoint: {error}", NoHeadWarning, stacklevel=4)
+        return None
