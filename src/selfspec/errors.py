@@ -121,6 +121,10 @@ class NoCopiesWarning(SelfSpecWarning):
     """Low-bit draft weights do not fit into the memory, so the method does not draft with them."""
 
 
+class DeviceMemoryWarning(SelfSpecWarning):
+    """A device has not enough memory for a runtime, for low-bit weights, or for all requests of a batch at once."""
+
+
 class EngineVersionWarning(SelfSpecWarning):
     """Another engine has a version with which its bridge was not tested."""
 

@@ -8,6 +8,7 @@ keeps the module itself, and so does a mixture of experts, but where it has kern
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from selfspec.model.families import Branch, Family, RopeLayout
 from selfspec.model.forward import Forward, Rows
+from selfspec.model.rope import CosSin
 from selfspec.model.sublayers import AttentionSublayer, BranchSublayer, Sublayer
 from selfspec.runtimes.products import Function, Product, can_join, is_plain, join, signature
 
@@ -28,11 +30,24 @@ _PACKED_ROWS = 32
 """Up to this many, the query heads of a key head are the rows of one product, which reads the keys once."""
 
 
+Execute = Callable[..., torch.Tensor]
+"""Calls a function of tensors with its arguments, or a compiled form of it."""
+
+
+def call(function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+    """Calls it as it is; an ``Execute``."""
+    return function(*arguments)
+
+
 class FusedBlock(BranchSublayer):
-    """A sublayer whose norms and products are ours, over the modules' very weights."""
+    """A sublayer whose norms and products are ours, over the modules' very weights.
+
+    ``execute`` calls those parts of it that are functions of tensors alone: all but attention on the cache.
+    """
 
     norms: tuple[Function | None, Function | None]
     products: tuple[Product, ...]
+    execute: Execute = staticmethod(call)
     _signature: list[Any]
 
     def is_current(self) -> bool:
@@ -43,6 +58,12 @@ class FusedBlock(BranchSublayer):
         """The same branch with other products."""
         other = copy.copy(self)
         other.products = products
+        return other
+
+    def executed_by(self, execute: Execute) -> "Self":
+        """The same branch, whose parts another function calls."""
+        other = copy.copy(self)
+        other.execute = execute
         return other
 
 
@@ -159,7 +180,11 @@ class FusedMLP(FusedBlock):
         self._signature = signature(self.modules)
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
-        (before, after), (gate_up, down), widest = self.norms, self.products, forward.widest
+        return self.execute(FusedMLP.compute, self, hidden_states, forward.widest)
+
+    def compute(self, hidden_states: torch.Tensor, widest: int) -> torch.Tensor:
+        """The branch, ``[rows, hidden]``; ``widest`` as for ``Product``."""
+        (before, after), (gate_up, down) = self.norms, self.products
         normed = hidden_states if before is None else before(hidden_states)
         entered = gate_up(normed, widest)
         if self.gated:
@@ -214,27 +239,33 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         self._signature = signature(self.modules)
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
-        heads, parts = self._project(hidden_states, forward), forward.parts
+        turn = forward.turn(self.rope) if self.turns else None
+        heads = self.execute(FusedAttention.project, self, hidden_states, turn, forward.widest)
+        parts = forward.parts
         if len(parts) == 1:
             attended = self._attend(heads, parts[0])
         else:
             attended = torch.cat(
                 [self._attend(heads[own], rows) for rows, own in zip(parts, forward.slices, strict=True)]
             )
-        branch, after = self.products[1](attended, forward.widest), self.norms[1]
+        return self.execute(FusedAttention.leave, self, attended, forward.widest)
+
+    def leave(self, attended: torch.Tensor, widest: int) -> torch.Tensor:
+        """The branch ``[rows, hidden]`` of what attention gives, ``[rows, heads * head_dim]``."""
+        branch, after = self.products[1](attended, widest), self.norms[1]
         branch = branch if after is None else after(branch)
         return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
 
-    def _project(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Queries, keys and values ``[rows, all heads, head_dim]``, after rope."""
+    def project(self, hidden_states: torch.Tensor, turn: CosSin | None, widest: int) -> torch.Tensor:
+        """Queries, keys and values ``[rows, all heads, head_dim]``, after rope (``Forward.turn``)."""
         before = self.norms[0]
         normed = hidden_states if before is None else before(hidden_states)
         turned = self.heads + self.key_heads
-        heads = self.products[0](normed, forward.widest).view(-1, turned + self.key_heads, self.head_dim)
+        heads = self.products[0](normed, widest).view(-1, turned + self.key_heads, self.head_dim)
         if self.head_norms and not self.norms_last:
             self._norm_heads(heads)
-        if self.turns:
-            _turn(heads.narrow(1, 0, turned), *forward.turn(self.rope), neighbours=self.neighbours)
+        if turn is not None:
+            _turn(heads.narrow(1, 0, turned), *turn, neighbours=self.neighbours)
         if self.head_norms and self.norms_last:
             self._norm_heads(heads)
         return heads
