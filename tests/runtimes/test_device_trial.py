@@ -27,7 +27,7 @@ from selfspec.errors import (
     UnsupportedModelError,
 )
 from selfspec.loading import load_model
-from selfspec.methods.auto import preparation
+from selfspec.methods.auto import preparation, trials
 from selfspec.methods.auto.preparation import AutoSettings
 from selfspec.methods.auto.trials import candidates as drafts
 from selfspec.model.decoder import Decoder
@@ -330,6 +330,22 @@ def test_auto_expects_what_the_trial_measured_and_drafts_from_what_passed(monkey
     target.trial = DeviceTrial("a device", runtimes, {8: fast})
     with pytest.warns(NoCopiesWarning, match="without low-bit copies"):
         assert preparation.expect(target, AutoSettings()).layers is None
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_auto_measures_drafts_of_what_passed_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_store, "CANDIDATES", (dataclasses.replace(FUSED, name="eager"),))
+    target = Target(random_model(max_position_embeddings=512))
+    target._low_bit.refuse({4: "wrong"})
+    assert target.trial is not None
+    refused = {4: Tried("4 bits", reason="wrong")}
+    target.trial = dataclasses.replace(target.trial, weights={**target.trial.weights, **refused})
+    tried: list[Any] = []
+    attempt = trials._try
+    monkeypatch.setattr(trials, "_try", lambda *arguments: tried.append(arguments[1].precision) or attempt(*arguments))
+    found = preparation._find_out(target, AutoSettings(trial_seconds=5.0), lambda _: None)
+    assert found.verify(1) > 0
+    assert set(tried) == {Precision.of(8), None}
 
 
 @pytest.mark.usefixtures("accelerator")

@@ -74,7 +74,7 @@ def _make_triton_copies(decoder: Decoder, runner: Runner, store: CopyStore | Non
     return copies
 
 
-CANDIDATES = (
+CANDIDATES: tuple[Candidate, ...] = (
     Candidate(
         "eager",
         "transformers' own modules: the reference of the others",

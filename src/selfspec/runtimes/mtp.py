@@ -51,7 +51,7 @@ class MtpHead:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._modules: MtpModules = read_mtp(target.model)
-        self._own = Target(self._modules.model, target.runtime)
+        self._own = Target(self._modules.model, target.runtime if target.trial is None else target.chosen_runtime)
         self._project = compile_head(self._modules.projection)
         self._every = tuple(range(self._own.sublayer_count))
 

@@ -1,5 +1,6 @@
 """When a trial is run, and where its result is kept: once for a device, its driver, the versions and the model."""
 
+import logging
 import os
 import warnings
 from collections.abc import Mapping
@@ -11,12 +12,14 @@ from selfspec.errors import DeviceMemoryWarning
 from selfspec.limits import is_out_of_memory
 from selfspec.memory import free_bytes
 from selfspec.model.decoder import Decoder
-from selfspec.runtimes.accelerators import describe_device
+from selfspec.runtimes.accelerators import describe_device, device_name
 from selfspec.runtimes.candidates import CANDIDATES, Candidate
 from selfspec.runtimes.device_trial import Trial
 from selfspec.runtimes.kept_file import KeptFile
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.trial_table import DeviceTrial
+
+_LOGGER = logging.getLogger(__name__)
 
 _VERSION = 1
 """Of the trial; raised where candidates or what is compared change, so that all devices are tried again."""
@@ -47,6 +50,7 @@ def find_trial(decoder: Decoder, identity: Mapping[str, Any]) -> DeviceTrial:
         return found
 
     def begin(name: str) -> None:
+        _LOGGER.info("trying how this model runs on %s: %s", device_name(device), name)
         begun.write({"candidate": name, "process": os.getpid()})
 
     trial = Trial(decoder, CANDIDATES, skipped=_unfinished(begun), begin=begin).run()
