@@ -384,6 +384,22 @@ def test_want_of_memory_is_said_once_and_tried_again_when_there_is_more(monkeypa
 
 
 @pytest.mark.usefixtures("accelerator")
+def test_without_memory_for_the_trial_transformers_modules_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, run = random_model(), Trial.run
+
+    def refuse(trial: Trial) -> DeviceTrial:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Trial, "run", refuse)
+    with pytest.warns(DeviceMemoryWarning, match="left out fused"):
+        engine = Engine(model, method="autoregressive")
+    assert engine.target.chosen_runtime == "eager"
+    assert len(engine.generate(prompt(5), max_new_tokens=4).token_ids) == 4
+    monkeypatch.setattr(Trial, "run", run)
+    assert "fused" in Target(model).trial.order  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("accelerator")
 @pytest.mark.parametrize("content", [{}, {"device": "x"}, {**EMPTY, "runtimes": []}, {**EMPTY, "runtimes": 3}])
 def test_a_damaged_table_is_made_again(content: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_store, "trial_key", lambda decoder, identity: {})

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from selfspec.errors import DeviceMemoryWarning
+from selfspec.errors import DeviceError, DeviceMemoryWarning, first_line
 from selfspec.limits import is_out_of_memory
 from selfspec.memory import free_bytes
 from selfspec.model.decoder import Decoder
@@ -17,7 +17,7 @@ from selfspec.runtimes.candidates import CANDIDATES, Candidate
 from selfspec.runtimes.device_trial import Trial
 from selfspec.runtimes.kept_file import KeptFile
 from selfspec.runtimes.runner import Runner
-from selfspec.runtimes.trial_table import DeviceTrial
+from selfspec.runtimes.trial_table import DeviceTrial, Tried
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -53,9 +53,15 @@ def find_trial(decoder: Decoder, identity: Mapping[str, Any]) -> DeviceTrial:
         _LOGGER.info("trying how this model runs on %s: %s", device_name(device), name)
         begun.write({"candidate": name, "process": os.getpid()})
 
-    trial = Trial(decoder, CANDIDATES, skipped=_unfinished(begun), begin=begin).run()
-    kept.write(trial.to_dict())
-    begun.write({})
+    try:
+        trial = Trial(decoder, CANDIDATES, skipped=_unfinished(begun), begin=begin).run()
+    except DeviceError:
+        raise
+    except Exception as error:  # of the reference: a request that does the same will say it
+        trial = _reference_alone(decoder, error)
+    else:
+        kept.write(trial.to_dict())
+        begun.write({})
     if trial.lacked_memory:
         _warn(f"the trial of this model on {trial.device} left out {', '.join(trial.lacked_memory)}")
     return trial
@@ -84,6 +90,14 @@ def trial_key(decoder: Decoder, identity: Mapping[str, Any]) -> dict[str, Any]:
         "candidates": [each.name for each in CANDIDATES],
         "model": dict(identity),
     }
+
+
+def _reference_alone(decoder: Decoder, error: Exception) -> DeviceTrial:
+    """The table where the reference failed, so that nothing could be compared with it; it is not kept."""
+    reference, *others = CANDIDATES
+    lacked_memory, reason = is_out_of_memory(error), f"'{reference.name}' failed: {first_line(error)}"
+    out = [Tried(each.name, reason=reason, lacked_memory=lacked_memory) for each in others]
+    return DeviceTrial(device_name(decoder.like.device), (Tried(reference.name), *out))
 
 
 def _read(file: KeptFile) -> DeviceTrial | None:
