@@ -40,8 +40,9 @@ from selfspec.runtimes.device_trial import BITS, BUDGET, Trial
 from selfspec.runtimes.inductor import Compiler
 from selfspec.runtimes.kept_file import KeptFile
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.low_bit import TorchLowBitProduct
+from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitProduct
 from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.products import DenseProduct, Product
 from selfspec.runtimes.runner import make_runner
 from selfspec.runtimes.target import Target
 from selfspec.runtimes.trial_table import DeviceTrial, Tried
@@ -265,6 +266,22 @@ def test_wrong_low_bit_products_are_out(monkeypatch: pytest.MonkeyPatch) -> None
     trial = Trial(take_apart(random_model()), (FUSED,)).run()
     assert set(trial.refused_bits) == {8, 4}
     assert all("logits differ" in reason for reason in trial.refused_bits.values())
+
+
+def test_copies_of_other_weights_are_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both the product and what it stands for are wrong in the same way."""
+    own = LowBitCopies._copy
+    monkeypatch.setattr(LowBitCopies, "_copy", lambda self, product, form: own(self, Turned(product), form))
+    trial = Trial(take_apart(random_model()), (dataclasses.replace(COMPILED, name="eager"),)).run()
+    assert set(trial.refused_bits) == {8, 4}
+    assert all("the rounded weights of the LM head differ by" in reason for reason in trial.refused_bits.values())
+
+
+class Turned(DenseProduct):
+    """A product of the same weight rows in another order."""
+
+    def __init__(self, product: Product) -> None:
+        super().__init__(product.values().flip(0).contiguous(), product.bias)
 
 
 # What it is kept for, and what an engine does with it.

@@ -71,8 +71,13 @@ class LowBitCopies:
         self._refused.update(reasons)
 
     def rounded(self, index: int, form: PackedFormat) -> list[torch.Tensor]:
-        """What the weights of a part are rounded to, ``[outputs, inputs]`` of each of its products, made anew."""
-        return [self._copy(each, form).values() for each in self._products(index)]
+        """What the weights of a part are rounded to, ``[outputs, inputs]`` of each of its products."""
+        made = self._copies.get((index, form)) or [self._copy(each, form) for each in self._products(index)]
+        return [each.values() for each in made]
+
+    def own(self, index: int) -> list[torch.Tensor]:
+        """The weights of a part that are rounded, ``[outputs, inputs]`` of each of its products."""
+        return [each.values() for each in self._products(index)]
 
     def check(self, precision: AnyPrecision) -> None:
         """Refuses a precision for which there are no kernels, or whose groups do not divide. Nothing is made."""
