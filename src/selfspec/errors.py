@@ -129,6 +129,10 @@ class NoHeadWarning(SelfSpecWarning):
     """The checkpoint has a multi-token-prediction head that cannot run, so ``auto`` does not draft with it."""
 
 
+class DeviceMemoryWarning(SelfSpecWarning):
+    """A device has not enough memory for a runtime, for low-bit weights, or for all requests of a batch at once."""
+
+
 class EngineVersionWarning(SelfSpecWarning):
     """Another engine has a version with which its bridge was not tested."""
 

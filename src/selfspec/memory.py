@@ -31,8 +31,17 @@ class PeakMemory:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory of a device that can be allocated now, in bytes; ``None`` if unknown. For a CPU, the machine's memory."""
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_bytes()
+    """Memory of a device that can be allocated now, in bytes; ``None`` if unknown. For a CPU, the machine's memory.
+
+    On MPS it is what torch recommends to take at most, less what the process has.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "xpu":
+        return int(torch.xpu.mem_get_info(device)[0])
+    if device.type == "mps":
+        return max(0, int(torch.mps.recommended_max_memory()) - int(torch.mps.driver_allocated_memory()))
+    return available_bytes()
 
 
 def available_bytes() -> int | None:

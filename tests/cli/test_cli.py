@@ -29,6 +29,7 @@ from selfspec.decoding.output import Output
 from selfspec.errors import InvalidPromptError
 from selfspec.methods import COMPOSITIONS
 from selfspec.methods.registry import DEFAULT_METHOD
+from selfspec.runtimes.candidates import CANDIDATES
 from selfspec.runtimes.kernel_build import LEVELS
 from selfspec.types import TextPiece
 
@@ -439,6 +440,19 @@ def test_info(checkpoint: str) -> None:
     assert facts["chat_template"] is True
     assert set(facts["row_seconds"]) >= {"1", "2", "4"}
     assert all(0 < seconds < 60 for seconds in facts["row_seconds"].values())
+
+
+def test_info_has_the_trial_of_an_accelerator(checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("selfspec.runtimes.target.is_accelerator", lambda device: True)
+    monkeypatch.setattr("selfspec.runtimes.trial_store.CANDIDATES", CANDIDATES[:2] + CANDIDATES[3:4])
+    facts = json.loads(run("info", "--model", checkpoint, "--json").stdout)
+    assert facts["device"]["name"] == "cpu"
+    assert set(facts["trial"]) == {"eager", "fused", "graphs", "8 bits", "4 bits"}
+    assert facts["trial"][facts["runtime"]].endswith("(chosen)")
+    assert "kernels" not in facts
+    text = run("info", "--model", checkpoint).stdout
+    assert "\n  graphs                  out: it runs on cuda alone\n" in text
 
 
 @pytest.mark.parametrize(

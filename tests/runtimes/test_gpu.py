@@ -29,6 +29,12 @@ def test_greedy_tokens_are_those_of_generate(name: str, method: str) -> None:
     assert list(result.token_ids) == expected[0, len(PROMPT) :].tolist()
 
 
+def test_a_trial_finds_more_than_transformers_modules() -> None:
+    target = Target(copy.deepcopy(build("llama")).cuda())
+    assert target.trial is not None
+    assert {"eager", "fused", "graphs"} <= set(target.trial.order), target.trial.table()
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_text_depends_on_the_seed_alone(method: str) -> None:
     model = copy.deepcopy(build("llama")).cuda()

@@ -25,6 +25,9 @@ class Sample:
     generation: Generation | None = None
 
 
+NO_TIME = "there was no time for it"
+"""The failure of a candidate that did not run."""
+
 Candidate = Callable[[Sequence[int]], Sample]
 """Generates the output for a prompt, given as token ids."""
 
@@ -48,6 +51,7 @@ def run_benchmark(
     repeats: int,
     *,
     before_repeat: Callable[[], None] = lambda: None,
+    is_over: Callable[[], bool] = lambda: False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Runs every candidate on every prompt ``repeats`` times.
@@ -59,10 +63,15 @@ def run_benchmark(
         prompts: prompts as token ids.
         repeats: repeats per prompt and candidate.
         before_repeat: is called before each repeat, for other measurements.
+        is_over: tells whether there is no time for more. What is not warmed up then has failed, and a repeat that is
+            not complete does not count.
         progress: is called with a line of text before each step.
     """
     outcome = Outcome()
     for name, candidate in candidates.items():
+        if is_over():
+            outcome.failures[name] = NO_TIME
+            continue
         progress(f"warm-up: {name}")
         outcome.samples[name] = []
         _attempt(outcome, name, candidate, max(prompts, key=len), [])
@@ -72,6 +81,9 @@ def run_benchmark(
         for samples in outcome.samples.values():
             samples.append([])
         for number, prompt in enumerate(prompts, start=1):
+            if is_over():
+                outcome.samples = {name: samples[:-1] for name, samples in outcome.samples.items()}
+                return outcome
             progress(f"repeat {repeat + 1} of {repeats}, prompt {number} of {len(prompts)}")
             for name in in_turn(list(outcome.samples), turn):
                 _attempt(outcome, name, candidates[name], prompt, outcome.samples[name][-1])

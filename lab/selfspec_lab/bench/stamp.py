@@ -15,6 +15,7 @@ import transformers
 
 import selfspec
 from selfspec.errors import InvalidParameterError
+from selfspec.runtimes.accelerators import device_name
 from selfspec.runtimes.kernel_build import choose_level
 
 DIRTY_HELP = "measure in a checkout with uncommitted changes; the result and its pages say so"
@@ -89,7 +90,7 @@ def make_stamp(device: torch.device, packages: Sequence[str] = ()) -> dict[str, 
             "processor": _processor(),
             "cores": os.cpu_count(),
             "memory_bytes": _memory_bytes(),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "device": device_name(device),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "kernels": choose_level().name,
         },

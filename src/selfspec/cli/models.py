@@ -116,24 +116,22 @@ def info(
     model: options.Model = options.DEFAULT_MODEL,
     weights: options.Weights = None,
     unpack: options.Unpack = False,
+    device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Shows a model's family, sublayers, bytes, what is supported, and which kernels run it on a CPU."""
+    """Shows a model's family, sublayers, bytes, what is supported, and what runs it: kernels, or a trial's choice."""
     if bare_model is not None:
         raise InvalidParameterError(f"give the model with --model: selfspec info --model {bare_model}")
 
     from selfspec.loading import load_model
     from selfspec.runtimes.costs.measuring import measure_row_costs
-    from selfspec.runtimes.kernels import describe
     from selfspec.runtimes.target import Target
 
     silence_libraries()
-    loaded, tokenizer = load_model(model, device="cpu", weights=weights, unpack=unpack)
+    loaded, tokenizer = load_model(model, device=device, weights=weights, unpack=unpack)
     target = Target(loaded)
     facts = {"model": model, **describe_target(target)}
-    facts["kernels"] = describe()
-    facts["level"] = str(target.level or "by name")
-    facts["reading"] = str(target.reading or "default")
+    facts |= _what_runs(target)
     costs = measure_row_costs(target, range(target.sublayer_count), row_counts=_ROWS, most_seconds=4.0)
     facts["row_seconds"] = dict(zip(costs.rows, costs.seconds, strict=True))
     facts["tokenizer_entries"] = len(tokenizer)
@@ -143,6 +141,26 @@ def info(
     else:
         for name, value in facts.items():
             typer.echo(f"{name.replace('_', ' '):<26}{_text(name, value)}")
+
+
+def _what_runs(target: "Target") -> dict[str, Any]:
+    """The kernels of the CPU, or the device with the table of its trial."""
+    from selfspec.runtimes.accelerators import describe_device
+    from selfspec.runtimes.kernels import describe
+
+    if target.trial is not None:
+        return {
+            "device": describe_device(target.device),
+            "runtime": target.chosen_runtime,
+            "trial": target.trial.table(),
+        }
+    if target.device.type != "cpu":
+        return {"device": describe_device(target.device), "runtime": target.chosen_runtime}
+    return {
+        "kernels": describe(),
+        "level": str(target.level or "by name"),
+        "reading": str(target.reading or "default"),
+    }
 
 
 def describe_target(target: "Target") -> dict[str, Any]:
@@ -242,10 +260,12 @@ def _text(name: str, value: Any) -> str:
         return str(value["model"]) + (
             f", but not where: {'; '.join(value['left_where'])}" if value["left_where"] else ""
         )
+    if name == "trial":
+        return "".join(f"\n  {each:<24}{line}" for each, line in value.items())
     if name == "row_seconds":
         return row_text(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{component} {size:,}" for component, size in value.items())
+        return ", ".join(f"{component} {_text(component, each)}" for component, each in value.items())
     if name == "windows":
         return _windows_text(value)
     if name == "exit_layers":

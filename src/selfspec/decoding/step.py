@@ -1,8 +1,10 @@
 """One step of decoding: plan, draft, verify, accept, commit, learn. The same for every method and any batch."""
 
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence as Many
 from dataclasses import astuple, fields, replace
+from functools import cache
 
 import torch
 
@@ -12,7 +14,8 @@ from selfspec.decoding.drafting import propose
 from selfspec.decoding.request import Advanced, Event, Failed, Finished
 from selfspec.decoding.sequence import Sequence
 from selfspec.decoding.verification import Verified, not_finite, run, verify
-from selfspec.errors import RanksError
+from selfspec.errors import DeviceMemoryWarning, RanksError
+from selfspec.limits import is_out_of_memory
 from selfspec.model.ranks import Ranks, is_lost_rank
 from selfspec.runtimes.target import Target
 from selfspec.types import PhaseClock, PhaseSeconds, Round
@@ -25,7 +28,20 @@ def play(target: Target, sequences: Many[Sequence], *, alone: bool = True) -> li
     except Exception as error:  # raised before anything was committed
         if len(sequences) == 1 or is_lost_rank(error) or isinstance(error, RanksError):
             return [Failed.by(sequence.request, error) for sequence in sequences]
+        if is_out_of_memory(error):
+            warn_of_memory(str(target.device))
     return [event for sequence in sequences for event in play(target, [sequence], alone=alone)]
+
+
+@cache
+def warn_of_memory(device: str) -> None:
+    """Says once that a device has no memory for all requests at a time."""
+    warnings.warn(
+        f"'{device}' has not enough memory for a round of all requests of a batch, which run one by one then; lower "
+        "max_batch, or draft without low-bit copies (memory_limit=0)",
+        DeviceMemoryWarning,
+        stacklevel=3,
+    )
 
 
 @torch.inference_mode()

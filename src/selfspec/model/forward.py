@@ -3,7 +3,7 @@
 Everything but attention runs over the rows of all sequences at once. Attention runs for the rows of each sequence.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,9 @@ from selfspec.model import transfer
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.low_rank import AdaptedProduct, Adapter
 from selfspec.model.rope import CosSin, Rope, Rotation
+
+Adapt = Callable[[int, AdaptedProduct, torch.Tensor, torch.Tensor], None]
+"""``Forward.adapt``."""
 
 
 @dataclass
@@ -247,6 +250,11 @@ class Forward:
         if len(self.parts) == 1:
             return self.parts[0].positions
         return torch.cat([part.positions for part in self.parts])
+
+    @cached_property
+    def adapting(self) -> Adapt | None:
+        """``adapt``; ``None`` where no sequence has an adapter."""
+        return self.adapt if any(part.sequence.adapter is not None for part in self.parts) else None
 
     def adapt(self, sublayer: int, product: AdaptedProduct, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
         """Adds in place what the adapters of the sequences add to a product of a sublayer.

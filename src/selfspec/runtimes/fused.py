@@ -8,6 +8,7 @@ keeps the module itself, and so does a mixture of experts, but where it has kern
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +16,9 @@ from torch import nn
 from torch.nn import functional
 
 from selfspec.model.families import Branch, Family, RopeLayout
-from selfspec.model.forward import Forward, Rows
+from selfspec.model.forward import Adapt, Forward, Rows
 from selfspec.model.low_rank import AdaptedProduct
+from selfspec.model.rope import CosSin
 from selfspec.model.sublayers import AttentionSublayer, BranchSublayer, Sublayer
 from selfspec.runtimes.products import Function, Product, can_join, is_plain, join, signature
 
@@ -29,11 +31,24 @@ _PACKED_ROWS = 32
 """Up to this many, the query heads of a key head are the rows of one product, which reads the keys once."""
 
 
+Execute = Callable[..., torch.Tensor]
+"""Calls a function of tensors with its arguments, or a compiled form of it."""
+
+
+def call(function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+    """Calls it as it is; an ``Execute``."""
+    return function(*arguments)
+
+
 class FusedBlock(BranchSublayer):
-    """A sublayer whose norms and products are ours, over the modules' very weights."""
+    """A sublayer whose norms and products are ours, over the modules' very weights.
+
+    ``execute`` calls those parts of it that are functions of tensors alone: all but attention on the cache.
+    """
 
     norms: tuple[Function | None, Function | None]
     products: tuple[Product, ...]
+    execute: Execute = staticmethod(call)
     _signature: list[Any]
 
     def is_current(self) -> bool:
@@ -44,6 +59,17 @@ class FusedBlock(BranchSublayer):
         """The same branch with other products."""
         other = copy.copy(self)
         other.products = products
+        return other
+
+    def _executed(self, forward: Forward, function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+        """Calls a part of this branch; as it is where a sequence has an adapter, which is not a function of tensors."""
+        execute = self.execute if forward.adapting is None else call
+        return execute(function, self, *arguments, forward.widest, forward.adapting)
+
+    def executed_by(self, execute: Execute) -> "Self":
+        """The same branch, whose parts another function calls."""
+        other = copy.copy(self)
+        other.execute = execute
         return other
 
 
@@ -161,17 +187,23 @@ class FusedMLP(FusedBlock):
         self._signature = signature(self.modules)
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
-        (before, after), (gate_up, down), widest = self.norms, self.products, forward.widest
+        return self._executed(forward, FusedMLP.compute, hidden_states)
+
+    def compute(self, hidden_states: torch.Tensor, widest: int, adapt: Adapt | None) -> torch.Tensor:
+        """The branch, ``[rows, hidden]``; ``widest`` as for ``Product``."""
+        (before, after), (gate_up, down) = self.norms, self.products
         normed = hidden_states if before is None else before(hidden_states)
         entered = gate_up(normed, widest)
-        forward.adapt(2 * self.index + 1, AdaptedProduct.ENTERING, normed, entered)
+        if adapt is not None:
+            adapt(2 * self.index + 1, AdaptedProduct.ENTERING, normed, entered)
         if self.gated:
             gate, up = entered.chunk(2, dim=-1)
             activated = self.activate(gate).mul_(up)
         else:
             activated = self.activate(entered)
         branch = down(activated, widest)
-        forward.adapt(2 * self.index + 1, AdaptedProduct.LEAVING, activated, branch)
+        if adapt is not None:
+            adapt(2 * self.index + 1, AdaptedProduct.LEAVING, activated, branch)
         branch = branch if after is None else after(branch)
         return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
 
@@ -218,30 +250,40 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         self._signature = signature(self.modules)
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
-        heads, parts = self._project(hidden_states, forward), forward.parts
+        turn = forward.turn(self.rope) if self.turns else None
+        heads = self._executed(forward, FusedAttention.project, hidden_states, turn)
+        parts = forward.parts
         if len(parts) == 1:
             attended = self._attend(heads, parts[0])
         else:
             attended = torch.cat(
                 [self._attend(heads[own], rows) for rows, own in zip(parts, forward.slices, strict=True)]
             )
-        branch, after = self.products[1](attended, forward.widest), self.norms[1]
-        forward.adapt(2 * self.index, AdaptedProduct.LEAVING, attended, branch)
+        return self._executed(forward, FusedAttention.leave, attended)
+
+    def leave(self, attended: torch.Tensor, widest: int, adapt: Adapt | None) -> torch.Tensor:
+        """The branch ``[rows, hidden]`` of what attention gives, ``[rows, heads * head_dim]``."""
+        branch, after = self.products[1](attended, widest), self.norms[1]
+        if adapt is not None:
+            adapt(2 * self.index, AdaptedProduct.LEAVING, attended, branch)
         branch = branch if after is None else after(branch)
         return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
 
-    def _project(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Queries, keys and values ``[rows, all heads, head_dim]``, after rope."""
+    def project(
+        self, hidden_states: torch.Tensor, turn: CosSin | None, widest: int, adapt: Adapt | None
+    ) -> torch.Tensor:
+        """Queries, keys and values ``[rows, all heads, head_dim]``, after rope (``Forward.turn``)."""
         before = self.norms[0]
         normed = hidden_states if before is None else before(hidden_states)
         turned = self.heads + self.key_heads
-        entered = self.products[0](normed, forward.widest)
-        forward.adapt(2 * self.index, AdaptedProduct.ENTERING, normed, entered)
+        entered = self.products[0](normed, widest)
+        if adapt is not None:
+            adapt(2 * self.index, AdaptedProduct.ENTERING, normed, entered)
         heads = entered.view(-1, turned + self.key_heads, self.head_dim)
         if self.head_norms and not self.norms_last:
             self._norm_heads(heads)
-        if self.turns:
-            _turn(heads.narrow(1, 0, turned), *forward.turn(self.rope), neighbours=self.neighbours)
+        if turn is not None:
+            _turn(heads.narrow(1, 0, turned), *turn, neighbours=self.neighbours)
         if self.head_norms and self.norms_last:
             self._norm_heads(heads)
         return heads

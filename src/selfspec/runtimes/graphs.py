@@ -254,13 +254,17 @@ class Graphs:
     A replay reads and writes the cache at a fixed address. So there is one arena of slots, leased to one sequence at a
     time; meanwhile other sequences have caches of their own and run on the fused blocks, and so do forwards of several
     sequences. If recording fails, the current forward is finished without replays, and all later ones run on the fused
-    blocks, with one warning (``gave_up``). Sublayers that are not fused run as they are.
+    blocks, with one warning. Sublayers that are not fused run as they are.
+
+    Attributes:
+        problem: why there are no replays any more; ``None`` while there are.
+        arena: the slots that replays read and write; ``None`` before the first lease.
     """
 
     def __init__(
         self, sublayers: Sequence[Sublayer], device: torch.device, make_slots: Callable[[int], torch.Tensor]
     ) -> None:
-        self.gave_up = False
+        self.problem: str | None = None
         self._sublayers = sublayers
         self._device = device
         self._make_slots = make_slots
@@ -287,7 +291,7 @@ class Graphs:
         with self._leasing:
             if self.arena is not None and self.arena.is_leased:
                 return None
-            if self.gave_up:
+            if self.problem is not None:
                 self._forget()
                 return None
             if self.arena is None or self.arena.capacity < capacity:
@@ -303,11 +307,11 @@ class Graphs:
             return False
         cache = forward.parts[0].sequence.cache
         leased = isinstance(cache, LeasedCache) and cache.arena is self.arena
-        return leased and 0 < forward.rows <= MOST_ROWS and not self.gave_up and not torch.is_grad_enabled()
+        return leased and 0 < forward.rows <= MOST_ROWS and self.problem is None and not torch.is_grad_enabled()
 
     def ends(self, rows: int, slots: int) -> list[int]:
         """Where forwards of as many rows end that record a graph for each span up to ``slots``."""
-        if rows > MOST_ROWS or self.gave_up:
+        if rows > MOST_ROWS or self.problem is not None:
             return [rows]
         return [1 << exponent for exponent in range(64) if SHORTEST_SPAN <= 1 << exponent <= slots]
 
@@ -347,7 +351,7 @@ class Graphs:
 
         before = stream.clone()
         function()
-        if self.gave_up or self._recorder is None:
+        if self.problem is not None or self._recorder is None:
             return
         expected = stream.clone()
         try:
@@ -365,7 +369,7 @@ class Graphs:
         function()  # writes the keys and values again too
 
     def _give_up(self, reason: str) -> None:
-        self.gave_up = True
+        self.problem = reason
         self._replays.clear()
         warnings.warn(f"the graphs runtime falls back to fused blocks: {reason}", RuntimeWarning, stacklevel=5)
 

@@ -11,12 +11,13 @@ the tests run the CPU's forms of the same products.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch.nn import functional
 
-from selfspec.errors import UnsupportedModelError
+from selfspec.errors import OutOfMemoryError, UnsupportedModelError
+from selfspec.limits import is_out_of_memory
 from selfspec.memory import check_memory
 from selfspec.model.decoder import Decoder
 from selfspec.model.observed import ObservedDecoder
@@ -63,6 +64,20 @@ class LowBitCopies:
         self._lock = threading.Lock()
         self._copies: dict[tuple[int, PackedFormat], tuple[Product, ...]] = {}
         self._runners: dict[AnyPrecision, Runner] = {}
+        self._refused: dict[int, str] = {}
+
+    def refuse(self, reasons: Mapping[int, str]) -> None:
+        """Refuses precisions with these bits from now on, for these reasons."""
+        self._refused.update(reasons)
+
+    def rounded(self, index: int, form: PackedFormat) -> list[torch.Tensor]:
+        """What the weights of a part are rounded to, ``[outputs, inputs]`` of each of its products."""
+        made = self._copies.get((index, form)) or [self._copy(each, form) for each in self._products(index)]
+        return [each.values() for each in made]
+
+    def own(self, index: int) -> list[torch.Tensor]:
+        """The weights of a part that are rounded, ``[outputs, inputs]`` of each of its products."""
+        return [each.values() for each in self._products(index)]
 
     def check(self, precision: AnyPrecision) -> None:
         """Refuses a precision for which there are no kernels, or whose groups do not divide. Nothing is made."""
@@ -82,8 +97,7 @@ class LowBitCopies:
                 parts = self._parts(self._checked(precision))
                 missing = [part for part in parts if part not in self._copies]
                 self._check_memory(missing)
-                for index, form in missing:
-                    self._copies[index, form] = tuple(self._copy(each, form) for each in self._products(index))
+                self._make_copies(missing)
                 self._runners[written] = self._runner(written)
             self._runners[precision] = self._runners[written]
             return self._runners[precision]
@@ -95,6 +109,22 @@ class LowBitCopies:
             parts = [] if written is None else self._parts(written)
             self._copies = {part: copies for part, copies in self._copies.items() if part in parts}
             self._runners = {of: runner for of, runner in self._runners.items() if self._written_out(of) == written}
+
+    def _make_copies(self, parts: Sequence[tuple[int, PackedFormat]]) -> None:
+        """Makes the copies of some parts, or none of them where memory runs out."""
+        made: dict[tuple[int, PackedFormat], tuple[Product, ...]] = {}
+        try:
+            for index, form in parts:
+                made[index, form] = tuple(self._copy(each, form) for each in self._products(index))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            made.clear()
+            raise OutOfMemoryError(
+                f"low-bit copies of the weights do not fit into the memory of '{self.decoder.like.device}'; choose "
+                "fewer bits, or 16 for the model's own weights"
+            ) from None
+        self._copies |= made
 
     def _runner(self, precision: MixedPrecision) -> Runner:
         """The model, whose copies have been made."""
@@ -132,6 +162,8 @@ class LowBitCopies:
             self._check_products()
             self._check_lowers(written)
         for index, form in self._parts(written):
+            if form.bits in self._refused:
+                raise UnsupportedModelError(f"weights of {form.bits} bits are left out: {self._refused[form.bits]}")
             self._check_sizes(index, form)
         return written
 
@@ -152,7 +184,9 @@ class LowBitCopies:
                 f"this '{name}' model runs by transformers' own modules, which have no low-bit weights; use 16 bits"
             )
         if device not in ("cpu", "meta"):  # on ``meta`` only shapes are checked
-            raise UnsupportedModelError(f"low-bit copies run on the CPU and on CUDA, not on '{device}'; use 16 bits")
+            raise UnsupportedModelError(
+                f"low-bit copies of this runtime run on the CPU, not on '{device}'; use another one, or 16 bits"
+            )
         if self.runner.native is None:
             raise UnsupportedModelError(
                 "low-bit weights need the kernels of the CPU, which this runtime does not use or this machine cannot "
@@ -220,6 +254,10 @@ class LowBitCopies:
 
 class TorchLowBitCopies(LowBitCopies):
     """Low-bit copies that torch multiplies, of a model whose sublayers are fused blocks; see ``LowBitCopies``."""
+
+    def rounded(self, index: int, form: PackedFormat) -> list[torch.Tensor]:
+        """See ``LowBitCopies``; computed without the product that multiplies them."""
+        return [_rounded(each.values().to(each.dtype), form) for each in self._products(index)]
 
     def _copy(self, product: Product, form: PackedFormat) -> Product:
         return TorchLowBitProduct(product, form)
@@ -323,6 +361,14 @@ def round_to_integers(weight: torch.Tensor, bits: int, group: int) -> tuple[torc
         error = (_integers(values, scale, lowest) * scale[..., None] - values).square().sum(2)
         best, best_error = torch.where(error < best_error, scale, best), torch.minimum(error, best_error)
     return _integers(values, best, lowest).flatten(1).int(), best.bfloat16()
+
+
+def _rounded(weight: torch.Tensor, form: PackedFormat) -> torch.Tensor:
+    """What a copy of weights ``[outputs, inputs]`` stands for, in their dtype."""
+    group = _group(form, (len(weight), weight.shape[1]))
+    integers, scales = round_to_integers(weight, form.bits, group)
+    values = integers.view(len(weight), -1, group) * scales.float()[..., None]
+    return values.flatten(1).to(weight.dtype)
 
 
 def _integers(values: torch.Tensor, scales: torch.Tensor, lowest: int) -> torch.Tensor:

@@ -60,7 +60,7 @@ class MtpHead:
         if vocabulary is not None and vocabulary < target.vocab_size:
             own: Any = self._modules.model
             own.lm_head = first_outputs(own.lm_head, vocabulary)
-        self._own = Target(self._modules.model, target.runtime)
+        self._own = Target(self._modules.model, target.runtime if target.trial is None else target.chosen_runtime)
         self._project = compile_head(self._modules.projection)
         self._every = tuple(range(self._own.sublayer_count))
 

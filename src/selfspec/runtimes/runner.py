@@ -1,4 +1,4 @@
-"""A model that runs at one precision: the two calls of a round, ``draft`` and ``verify``, and the forms of runtimes."""
+"""A model that runs at one precision: the two calls of a round, ``draft`` and ``verify``, and the forms on the CPU."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -20,15 +20,6 @@ from selfspec.runtimes.kernels import WITHOUT_KERNELS
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.products import Function, compile_head
 from selfspec.runtimes.stack import Stack, StackOutput
-
-RUNTIMES = {
-    "auto": "the fastest that works for this model, sublayer by sublayer",
-    "eager": "transformers' own modules: slow, and the reference for the others",
-    "fused": "fused blocks; refused where no sublayer of the model can have one",
-    "compiled": "fused blocks with compiled kernels for few rows, of the wheel or built at first use; CPU only",
-    "graphs": "fused blocks, replayed as CUDA graphs where rows are few; CUDA only, and not measured yet",
-}
-"""How the sublayers run. ``auto`` takes what has been measured to be fastest, so it does not take ``graphs`` yet."""
 
 
 class Runner(Stack):
@@ -141,7 +132,7 @@ def _embed(runner: Runner, tokens: torch.Tensor, forward: Forward, mask_embeddin
 
 
 def make_runner(decoder: Decoder, runtime: str) -> Runner:
-    """A runtime's form of a model, at full precision, as the model is now.
+    """The form of a model for ``eager``, ``fused``, ``compiled`` or ``auto``, at full precision, as the model is now.
 
     Where kernels cannot be built it warns: each time if they were asked for, else once a process.
     """

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from selfspec.model.cache import KeyValueCache
 from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Drawing, Forward, Rows, SequenceState
 from selfspec.model.rope import Rope
@@ -120,6 +121,20 @@ class Stack:
             )
         self._most_rows = min(self._limits(), default=sys.maxsize)
         self._selects_natively = self.native is not None and self.native.has_head
+
+    @property
+    def problem(self) -> str | None:
+        """Why the runtime runs on what it falls back to; ``None`` while it runs as it should."""
+        parts = [self.graphs, *(each.execute for each in self.sublayers if isinstance(each, FusedBlock))]
+        return next((problem for part in parts if (problem := getattr(part, "problem", None)) is not None), None)
+
+    def new_cache(self, capacity: int, *, packed: bool = False) -> KeyValueCache:
+        """An empty cache of a new sequence: at fixed addresses, where the runtime needs them and they are free.
+
+        ``packed`` keeps keys and values in 8 bits.
+        """
+        leased = None if self.graphs is None or packed else self.graphs.lease(capacity)
+        return self._decoder.new_cache(capacity, packed=packed) if leased is None else leased
 
     def is_current(self) -> bool:
         """Whether the model's modules still are those, with those weights, that this was made of."""

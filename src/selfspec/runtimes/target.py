@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from selfspec.errors import InvalidParameterError, UnsupportedModelError
+from selfspec.errors import InvalidParameterError, MissingPackageError, UnsupportedModelError
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
 from selfspec.model.identity import shared_traits, weights_digest
@@ -16,19 +16,22 @@ from selfspec.model.observed import ObservedDecoder, take_apart
 from selfspec.model.ranks import Ranks, ranks_of
 from selfspec.model.splitting import Nothing
 from selfspec.model.sublayers import Sublayer
+from selfspec.runtimes.accelerators import is_accelerator
 from selfspec.runtimes.adapting import check_adapted
+from selfspec.runtimes.candidates import RUNTIMES, Candidate, find_candidate
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.fused import FusedBlock
-from selfspec.runtimes.graphs import FEWEST_SLOTS, Graphs
+from selfspec.runtimes.graphs import FEWEST_SLOTS
 from selfspec.runtimes.levels import LevelChoice, settle_level
-from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitCopies
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, parameter_count
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.products import CompiledProduct
 from selfspec.runtimes.proof import prove
 from selfspec.runtimes.reading import choose_reading
-from selfspec.runtimes.runner import RUNTIMES, Runner, make_runner
+from selfspec.runtimes.runner import Runner, make_runner
 from selfspec.runtimes.stack import Stack, StackOutput
+from selfspec.runtimes.trial_store import build_fastest, find_trial
+from selfspec.runtimes.trial_table import DeviceTrial
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,8 +64,9 @@ class Target:
     Args:
         model: a supported ``PreTrainedModel``, in eval mode. Where a ``device_map`` or a ``tp_plan`` divides it,
             transformers' own modules run.
-        runtime: one of ``RUNTIMES``. Hooks, adapters and quantised layers keep the sublayer that has them on
-            transformers' modules; those that come later are noticed at the next request.
+        runtime: one of ``RUNTIMES``. On an accelerator ``auto`` is what a trial finds to be right and fastest, which
+            takes up to two minutes at the first use of a model and is kept. Hooks, adapters and quantised layers keep
+            the sublayer that has them on transformers' modules; those that come later are noticed at the next request.
         keep_copies: keep low-bit copies of weights in files of the user's cache folder; see ``copy_store.CopyStore``.
         cache_bits: 8 to keep keys and values in 8 bits (see ``mxint8``); ``None`` for the dtype of the weights.
 
@@ -73,6 +77,8 @@ class Target:
         family: the row of its family.
         ranks: the processes that share the model.
         level: what a trial found about levels of instructions in this process; see ``levels.settle_level``.
+        trial: what a trial found on an accelerator; ``None`` where there was none. See ``device_trial``.
+        chosen_runtime: the runtime of the sublayers; with ``auto`` the one that was chosen.
         reading: how kernels read the weights, where a trial chose it; see ``reading.choose_reading``.
         version: grows when modules or weights of the model were replaced; older keys and values are of no use then.
 
@@ -118,7 +124,7 @@ class Target:
         self.cache_bits = cache_bits
         _ = self.slot_bytes  # refuses heads that the processes cannot share
         self._check_cache()
-        self._uses_graphs = runtime == "graphs"
+        self.trial: DeviceTrial | None = None
         self._prepared: Runner
         self._prepare()
         if runtime == "fused" and self.fused_count == 0:
@@ -232,11 +238,11 @@ class Target:
             self._prepare()
         if adapter is not None:
             check_adapted(adapter, self.sublayers)
-        rope, graphs = self._prepared.rope, self._prepared.graphs
+        rope = self._prepared.rope
         long_rope = rope.is_long(prompt_length, last_length)
         rope.reserve(self.decoder.like, capacity)
-        leased = None if graphs is None else graphs.lease(capacity)
-        return SequenceState(self.new_cache(capacity) if leased is None else leased, long_rope, adapter)
+        cache = self._prepared.new_cache(capacity, packed=self.cache_bits is not None)
+        return SequenceState(cache, long_rope, adapter)
 
     def new_cache(self, capacity: int) -> KeyValueCache:
         """An empty cache with ``capacity`` slots."""
@@ -322,22 +328,37 @@ class Target:
 
     def _prepare(self) -> None:
         """Makes the runtime's form of the model as the model is now."""
-        if self.version > 0 and self._prepared.graphs is not None and self._prepared.graphs.gave_up:
-            self._uses_graphs = False
+        candidate, self._prepared = self._choose()
+        self.chosen_runtime = candidate.name
         self.version += 1
-        may_compile = self.runtime in ("auto", "compiled") and not isinstance(self.decoder, ObservedDecoder)
-        if may_compile and self.device.type == "cpu":
-            self.level = settle_level(self.model)
-        self._prepared = make_runner(self.decoder, self.runtime)
         if isinstance(self.decoder, ObservedDecoder):
             prove(self.decoder, self._prepared)
-        if self._uses_graphs:
-            self._prepared.graphs = Graphs(self.sublayers, self.device, self.decoder.new_slots)
         blocks = [each for each in self.sublayers if isinstance(each, FusedBlock)]
         products = [each for block in blocks for each in block.products]
         self.reading = choose_reading([each for each in products if isinstance(each, CompiledProduct)])
-        torchs = self.device.type == "cuda" or self.runtime == "fused"
-        self._low_bit = (TorchLowBitCopies if torchs else LowBitCopies)(self.decoder, self._prepared, self._store)
+        self._low_bit = candidate.copies(self.decoder, self._prepared, self._store)
+        if self.trial is not None:
+            self._low_bit.refuse(self.trial.refused_bits)
+
+    def _choose(self) -> tuple[Candidate, Runner]:
+        """The runtime that is asked for, or that a trial chose, and its form of the model."""
+        if self.version > 0 and self._prepared.problem is not None:
+            fused = find_candidate("fused")
+            return fused, fused.build(self.decoder)
+        observed = isinstance(self.decoder, ObservedDecoder)
+        if self.runtime == "auto" and is_accelerator(self.device) and not observed:
+            if self.trial is None:
+                self._prepared = make_runner(self.decoder, "eager")  # what the model is known by needs one
+                self.trial = find_trial(self.decoder, fingerprint(self))
+            return build_fastest(self.trial, self.decoder)
+        if self.runtime in ("auto", "compiled") and not observed and self.device.type == "cpu":
+            self.level = settle_level(self.model)
+        if self.runtime == "auto":
+            return find_candidate("compiled"), make_runner(self.decoder, "auto")
+        candidate = find_candidate(self.runtime)
+        if candidate.missing is not None:
+            raise MissingPackageError(f"runtime '{self.runtime}' cannot run: {candidate.missing}")
+        return candidate, candidate.build(self.decoder)
 
 
 def fingerprint(target: Target) -> dict[str, Any]:

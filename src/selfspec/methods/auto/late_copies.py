@@ -1,10 +1,11 @@
 """Low-bit weights of a layer draft that are made in a request, once they promise to pay."""
 
 import threading
+import warnings
 
 import torch
 
-from selfspec.errors import OutOfMemoryError, UnsupportedModelError
+from selfspec.errors import NoCopiesWarning, OutOfMemoryError, UnsupportedModelError
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
@@ -45,6 +46,8 @@ class LateCopies:
                 with torch.inference_mode():
                     self._target.at(self._precision)
                 self.ready = True
-            except (OutOfMemoryError, UnsupportedModelError):
+            except (OutOfMemoryError, UnsupportedModelError) as error:
                 self.failed = True
+                if isinstance(error, OutOfMemoryError):
+                    warnings.warn(f"auto drafts without low-bit weights: {error}", NoCopiesWarning, stacklevel=2)
             return self.ready

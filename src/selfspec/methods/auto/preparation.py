@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from selfspec.errors import NoCopiesWarning, OutOfMemoryError, UnsupportedModelError
-from selfspec.memory import available_bytes
+from selfspec.memory import free_bytes
 from selfspec.methods.auto.trials import Assignment, Trial, best_trial, candidates, try_assignments, write_text
 from selfspec.methods.settings import MethodSettings, fraction, setting
 from selfspec.model.kept import KeptSet
@@ -20,6 +20,7 @@ from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.costs.store import kept_file
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
+from selfspec.runtimes.trial_table import DeviceTrial, Tried
 
 _FORMAT = 6
 """Of what is kept; raised where trials or their meaning change, so that all machines measure again."""
@@ -98,7 +99,12 @@ def expect(target: Target, settings: AutoSettings) -> Preparation:
 
 
 def _estimate(target: Target, settings: AutoSettings) -> Preparation:
-    """Costs by the bytes of the weights; weights of more than 8 bits are taken to have a good draft at 4."""
+    """Costs by the bytes of the weights; weights of more than 8 bits are taken to have a good draft at 4.
+
+    On an accelerator costs, and the low-bit weights that are right there, are those of its trial.
+    """
+    if target.trial is not None and target.trial.chosen.seconds:
+        return _from_device_trial(target, target.trial, settings)
     verify, precision = estimate_row_costs(target), Precision.of(4, settings.group)
     if target.dtype.itemsize * target.parameter_count * _LEAST_SHARE > weight_bytes(target):
         return Preparation(verify, None, measured=False)  # the weights have few bits themselves
@@ -107,10 +113,31 @@ def _estimate(target: Target, settings: AutoSettings) -> Preparation:
         draft = estimate_row_costs(target, precision)
     except UnsupportedModelError:
         return Preparation(verify, None, measured=False)
-    if needed > _limit(settings):
+    if needed > _limit(target, settings):
         return Preparation(verify, None, needed, measured=False)
     layers = Trial(Assignment(KeptSet.full(target.sublayer_count), precision), CONFIDENCE.mean, draft)
     return Preparation(verify, layers, measured=False)
+
+
+def _from_device_trial(target: Target, tried: DeviceTrial, settings: AutoSettings) -> Preparation:
+    """What the trial of an accelerator measured, and the fastest low-bit weights that passed it."""
+    verify = _row_costs(tried.chosen)
+    passed = {bits: each for bits, each in tried.weights.items() if each.passed and each.seconds}
+    for bits in sorted(passed, key=lambda bits: passed[bits].seconds[1]):
+        precision, draft = Precision.of(bits, settings.group), _row_costs(passed[bits])
+        with contextlib.suppress(UnsupportedModelError):
+            needed = target.low_bit_bytes(precision)
+            if draft(1) >= verify(1):
+                break
+            if needed > _limit(target, settings):
+                return Preparation(verify, None, needed, measured=False)
+            assignment = Assignment(KeptSet.full(target.sublayer_count), precision)
+            return Preparation(verify, Trial(assignment, CONFIDENCE.mean, draft), measured=False)
+    return Preparation(verify, None, measured=False)
+
+
+def _row_costs(tried: Tried) -> RowCosts:
+    return RowCosts(tuple(tried.seconds), tuple(tried.seconds.values()))
 
 
 def _warn(preparation: Preparation, settings: AutoSettings) -> None:
@@ -131,7 +158,7 @@ def _find_out(target: Target, settings: AutoSettings, progress: Callable[[str], 
     progress("forwards of several rows")
     seconds = _SHARE_FOR_COSTS * settings.trial_seconds
     verify = measure_row_costs(target, range(target.sublayer_count), most_seconds=seconds)
-    limit = _limit(settings)
+    limit = _limit(target, settings)
     length = max(16, min(_TEXT, int(_SHARE_FOR_TEXT * settings.trial_seconds / verify(1)), target.context_limit))
     progress("drafts on a text of the model's own")
     trials = try_assignments(
@@ -158,9 +185,9 @@ def _terms(settings: AutoSettings) -> dict[str, Any]:
     return {"group": settings.group, "most_bytes": _most_bytes(settings), "most_seconds": settings.trial_seconds}
 
 
-def _limit(settings: AutoSettings) -> float:
-    """Most bytes of low-bit weights."""
-    available, most_bytes = available_bytes(), _most_bytes(settings)
+def _limit(target: Target, settings: AutoSettings) -> float:
+    """Most bytes of low-bit weights, on the target's device."""
+    available, most_bytes = free_bytes(target.device), _most_bytes(settings)
     most = math.inf if most_bytes is None else most_bytes
     share = _FREE_SHARE if most_bytes is None else 1.0
     return most if available is None else min(most, share * available)

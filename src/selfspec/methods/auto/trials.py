@@ -117,11 +117,19 @@ def candidates(target: Target, *, group: int) -> Iterator[Assignment]:
     exits = sorted({max(1, target.layer_count // part) for part in (4, 3, 2)} - {target.layer_count})
     parts = [KeptSet.early_exit(layers, total) for layers in exits]
     parts += [KeptSet.skipping(skipped, total)] if skipped else []
-    mixes = [(4, 4), (6, 8), (4, 8)]  # of the sublayers, of the head
-    bits = [Precision(body, body, head, group) for body, head in mixes]
+    bits = _mixes(target, group)
     yield from (Assignment(full, precision) for precision in bits)
-    yield from (Assignment(kept, bits[0]) for kept in parts)
+    yield from (Assignment(kept, bits[0]) for kept in parts if bits)
     yield from (Assignment(kept) for kept in parts)
+
+
+def _mixes(target: Target, group: int) -> list[Precision]:
+    """Bits of the sublayers and of the head that are worth a trial; on an accelerator those that are right there."""
+    if target.trial is None:
+        return [Precision(body, body, head, group) for body, head in ((4, 4), (6, 8), (4, 8))]
+    refused = target.trial.refused_bits
+    mixes = [(body, head) for body, head in ((4, 4), (8, 8), (4, 8)) if body not in refused and head not in refused]
+    return [Precision(body, body, head, group) for body, head in mixes]
 
 
 def try_assignments(

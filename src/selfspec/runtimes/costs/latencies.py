@@ -5,7 +5,8 @@ from typing import Any
 
 from selfspec.errors import StateError
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.costs.parts import LatencyProfile, device_name, measure_latencies
+from selfspec.runtimes.accelerators import device_name
+from selfspec.runtimes.costs.parts import LatencyProfile, measure_latencies
 from selfspec.runtimes.costs.store import keep_latencies, kept_latencies, read_latencies
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target

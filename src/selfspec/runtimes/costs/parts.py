@@ -12,6 +12,7 @@ import torch
 from selfspec.model.cache import KeyValueCache, addresses_of
 from selfspec.model.forward import SequenceState
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.accelerators import device_name
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
 from selfspec.timing import interleaved_samples
@@ -181,11 +182,6 @@ def measure_parts(
     return PartSeconds(
         tuple(contexts), tuple(seconds / layers for seconds in attentions), mlps / layers, head, embedding
     )
-
-
-def device_name(device: torch.device) -> str:
-    """The device's name on CUDA, else its type, as ``cpu``."""
-    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
 
 
 def _dtype_name(target: Target) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from selfspec.runtimes.costs.parts import LatencyProfile, device_name, measure_latencies
+from selfspec.runtimes.accelerators import device_name
+from selfspec.runtimes.costs.parts import LatencyProfile, measure_latencies
 from selfspec.runtimes.kept_file import KeptFile
 from selfspec.runtimes.kernel_build import choose_level, processor_name
 from selfspec.runtimes.precision import AnyPrecision
@@ -28,7 +29,7 @@ def profile_key(target: Target) -> dict[str, Any]:
         "version": _VERSION,
         **fingerprint(target),
         "device": device_name(target.device),
-        "runtime": target.runtime,
+        "runtime": target.runtime if target.trial is None else target.chosen_runtime,
         "cache_bits": target.cache_bits,
         "processor": processor_name(),
         "kernels": choose_level().name if on_cpu else None,

@@ -1,0 +1,89 @@
+"""A model whose weights are rounded to few bits and multiplied in its own dtype: the reference of low-bit copies.
+
+The rounded weights of a part are made when it runs and dropped afterwards, so that no second model is held. This is
+slow, and only a trial runs it.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from selfspec.errors import UnsupportedModelError
+from selfspec.model.forward import Forward
+from selfspec.model.sublayers import Sublayer
+from selfspec.runtimes.formats import PackedFormat
+from selfspec.runtimes.fused import FusedBlock, call
+from selfspec.runtimes.low_bit import HEAD, LowBitCopies
+from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.products import DenseProduct, Product
+from selfspec.runtimes.runner import Runner
+
+MOST_ERROR = 0.3
+"""How far rounded weights may be from the own ones, by root mean squares. An outlier in a group of 4 bits gives 0.2."""
+
+
+def round_weights(copies: LowBitCopies, precision: Precision) -> Runner:
+    """The model at a precision as fused blocks of torch's operations, with rounded weights in place of low-bit ones.
+
+    Raises:
+        UnsupportedModelError: the model cannot have it, or the rounded weights are others than the own ones.
+    """
+    copies.check(precision)
+    _check_rounding(copies, precision)
+    runner, written = copies.runner, precision.by_sublayer(len(copies.runner.sublayers))
+    blocks: list[Sublayer] = []
+    for index, block in enumerate(runner.sublayers):
+        form = written.of_sublayer(index)
+        assert isinstance(block, FusedBlock)
+        blocks.append(block if form is None else _RoundedBlock(copies, index, form))
+    head_form = written.of_head()
+    return runner.with_products(blocks, runner.head if head_form is None else _rounded_head(copies, head_form))
+
+
+def _check_rounding(copies: LowBitCopies, precision: Precision) -> None:
+    """Refuses rounded weights that are not near the own ones: then a copy was stored or read wrongly."""
+    written = precision.by_sublayer(len(copies.runner.sublayers))
+    forms = [(HEAD, written.of_head())]
+    forms += [(index, written.of_sublayer(index)) for index in range(len(written.sublayers))]
+    for index, form in forms:
+        if form is None:
+            continue
+        for rounded, own in zip(copies.rounded(index, form), copies.own(index), strict=True):
+            error = float((rounded.float() - own.float()).norm() / own.float().norm().clamp(min=1e-30))
+            if not error <= MOST_ERROR:
+                part = "the LM head" if index == HEAD else f"sublayer {index}"
+                raise UnsupportedModelError(f"the rounded weights of {part} differ by {error:.2f} from its own")
+
+
+class _RoundedBlock(Sublayer):
+    """A fused block with rounded weights."""
+
+    def __init__(self, copies: LowBitCopies, index: int, form: PackedFormat) -> None:
+        block = copies.runner.sublayers[index]
+        assert isinstance(block, FusedBlock)
+        super().__init__(block.layer)
+        self._copies, self._index, self._form, self._block = copies, index, form, block
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """Those of the block."""
+        return self._block.modules
+
+    def __call__(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """See ``Sublayer``."""
+        weights = self._copies.rounded(self._index, self._form)
+        products = map(_dense, weights, self._block.products)
+        return self._block.with_products(*products).executed_by(call)(hidden_states, forward)
+
+
+def _rounded_head(copies: LowBitCopies, form: PackedFormat) -> Callable[[torch.Tensor], torch.Tensor]:
+    def head(hidden_states: torch.Tensor) -> torch.Tensor:
+        (weight,) = copies.rounded(HEAD, form)
+        weight = weight.to(hidden_states.dtype)
+        return torch.nn.functional.linear(hidden_states, weight, getattr(copies.decoder.head, "bias", None))
+
+    return head
+
+
+def _dense(weight: torch.Tensor, product: Product) -> DenseProduct:
+    return DenseProduct(weight.to(product.dtype), product.bias)
