@@ -59,6 +59,7 @@ PUBLIC = {
 }
 PUBLIC_ROOMS = (
     "selfspec.decoding.",
+    "selfspec.gpu.",
     "selfspec.methods.",
     "selfspec.model.",
     "selfspec.planning.",

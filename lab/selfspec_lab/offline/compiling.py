@@ -3,7 +3,7 @@
 import hashlib
 import re
 import tempfile
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
@@ -64,9 +64,13 @@ def compile_form(form: KernelForm, target: str) -> Binary:
     source = ASTSource(form.kernel, signature, constexprs=constants, attrs=form.attributes)
     options = {"num_warps": form.num_warps, "num_stages": form.num_stages, "enable_fp_fusion": True}
     log = StringIO()
-    with tempfile.TemporaryDirectory() as folder, knobs.cache.scope(), knobs.nvidia.scope(), redirect_stdout(log):
+    scopes = knobs.cache.scope(), knobs.compilation.scope(), knobs.nvidia.scope()
+    with ExitStack() as stack:
+        for scope in (*scopes, redirect_stdout(log)):
+            stack.enter_context(scope)
         # A folder of its own: nothing compiled before is taken, and nothing is left.
-        knobs.cache.dir = folder
+        knobs.cache.dir = stack.enter_context(tempfile.TemporaryDirectory())
+        knobs.compilation.disable_line_info = True  # it names folders of this machine
         knobs.nvidia.dump_ptxas_log = True
         compiled: Any = triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
     shared = int(compiled.metadata.shared)

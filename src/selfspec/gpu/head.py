@@ -16,15 +16,16 @@ from selfspec.gpu.forms import KernelForm
 from selfspec.model import transfer
 from selfspec.model.forward import Drawing
 from selfspec.runtimes.logits import Logits
-from selfspec.sampling.noise import GAMMA, MULTIPLIERS
 
 SPAN = 2048
 """Logits of a program."""
 
 _SPAN: tl.constexpr = tl.constexpr(SPAN)
-_GAMMA: tl.constexpr = tl.constexpr(GAMMA)
-_FIRST: tl.constexpr = tl.constexpr(MULTIPLIERS[0])
-_SECOND: tl.constexpr = tl.constexpr(MULTIPLIERS[1])
+# Of splitmix64, as in sampling.noise, whose numbers these are.
+_GAMMA: tl.constexpr = tl.constexpr(0x9E3779B97F4A7C15)
+_FIRST: tl.constexpr = tl.constexpr(0xBF58476D1CE4E5B9)
+_SECOND: tl.constexpr = tl.constexpr(0x94D049BB133111EB)
+
 _NO_TOKEN: tl.constexpr = tl.constexpr(2**31 - 1)
 
 
