@@ -41,10 +41,10 @@ def program_of(form: KernelForm) -> Program | None:
     """What a program of a form reads; ``None`` for kernels that read what other kernels wrote."""
     own = form.constexprs
     if form.kernel.__name__ == "attend_split":
-        from selfspec.gpu.attention import SPLIT, STEP
+        from selfspec.gpu.attention import SPLIT
 
         read = 2 * SPLIT * own["DIM"] * _ITEM[form.signature["keys"]]
-        return Program(read, 2 * own["GROUP"] * (own["DIM"] + 2) * 4, SPLIT // STEP)
+        return Program(read, 2 * own["GROUP"] * (own["DIM"] + 2) * 4, SPLIT // own["STEP"])
     if form.kernel.__name__ not in ("dense_product", "low_bit_product"):
         return None
     partial = 2 * 4 * own["OUTPUTS"] if own["SPLITS"] > 1 else 0

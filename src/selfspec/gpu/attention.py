@@ -8,7 +8,7 @@ their positions, not by the slots where they stand.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,12 +21,8 @@ from selfspec.model.forward import Rows
 SPLIT = 128
 """Positions of a split."""
 
-STEP = 64
-"""Positions of a split that are read at a time."""
-
 _QUERIES: tl.constexpr = tl.constexpr(16)
 _SPLIT: tl.constexpr = tl.constexpr(SPLIT)
-_STEP: tl.constexpr = tl.constexpr(STEP)
 _MERGED: tl.constexpr = tl.constexpr(16)
 _LOG2_E = math.log2(math.e)
 
@@ -90,10 +86,11 @@ def attend_split(
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     WINDOW: tl.constexpr,
+    STEP: tl.constexpr,
     SOFTCAP: tl.constexpr,
     TREE: tl.constexpr,
 ):
-    """Attention of 16 queries of a key head to one split.
+    """Attention of 16 queries of a key head to one split, of which ``STEP`` positions are read at a time.
 
     ``queries`` are ``[rows, heads, DIM]``, rows ``row_stride`` apart; ``keys`` and ``values`` ``[KEY_HEADS, slots,
     DIM]``, heads ``key_stride`` and ``value_stride`` apart. ``mixed`` becomes the sums of the values, float32
@@ -127,8 +124,8 @@ def attend_split(
         largest = tl.full((_QUERIES,), float("-inf"), tl.float32)
         total = tl.zeros((_QUERIES,), tl.float32)
         sums = tl.zeros((_QUERIES, WIDTH), tl.float32)
-        for start in range(0, _SPLIT, _STEP):
-            at = begin + start + tl.arange(0, _STEP)
+        for start in range(0, _SPLIT, STEP):
+            at = begin + start + tl.arange(0, STEP)
             slot = at
             if TREE:
                 first = tl.load(prefix)
@@ -141,7 +138,7 @@ def attend_split(
             if WINDOW:
                 seen = seen & (at[None, :] > position[:, None] - WINDOW)
             block = tl.load(own_keys + offset, mask=read, other=0)
-            scores = _dot(own, tl.trans(block), tl.zeros((_QUERIES, _STEP), tl.float32)) * scale
+            scores = _dot(own, tl.trans(block), tl.zeros((_QUERIES, STEP), tl.float32)) * scale
             if SOFTCAP > 0:
                 scores = _capped(scores, SOFTCAP) * 1.4426950408889634
             scores = tl.where(seen, scores, float("-inf"))
@@ -252,8 +249,11 @@ def attend(
         **sizes,
         KEY_HEADS=key_heads,
         GROUP=group,
+        STEP=step_of(keys.dtype),
         SOFTCAP=softcap or 0.0,
         TREE=tree is not None,
+        num_warps=_warps(width, 4),
+        num_stages=2,
         enable_fp_fusion=True,
     )
     merge_splits[rows, heads](
@@ -261,10 +261,20 @@ def attend(
         **sizes,
         HEADS=heads,
         SINKS=sinks is not None,
-        num_warps=1,
+        num_warps=_warps(width, 1),
         enable_fp_fusion=True,
     )
     return out
+
+
+def step_of(dtype: torch.dtype) -> int:
+    """Positions of a split that are read at a time."""
+    return 128 // dtype.itemsize
+
+
+def _warps(width: int, usual: int) -> int:
+    """Warps of a program: twice as many where the heads are wide, so that nothing is spilled."""
+    return usual * max(1, width // 128)
 
 
 def tree_of(rows: Rows) -> Tree | None:
@@ -283,43 +293,52 @@ def tree_of(rows: Rows) -> Tree | None:
 
 
 def compiled_forms() -> list[KernelForm]:
-    """What the kernels are compiled as for shapes of Llama, Gemma and gpt-oss."""
-    pointers: dict[str, Any] = dict.fromkeys(("queries", "keys", "values"), "*bf16")
-    numbers = dict.fromkeys(("rows", "path_length", "row_stride", "key_stride", "value_stride"), "i32")
+    """What the kernels are compiled as for shapes of Llama, Gemma, gpt-oss and Phi."""
+    return [
+        *_forms("one key head a head", 32, 1, 128),
+        *_forms("grouped", 8, 4, 128),
+        *_forms("grouped, float32", 8, 4, 128, dtype=torch.float32),
+        *_forms("groups of 8, 64 entries, window, sinks", 8, 8, 64, window=128, sinks=True),
+        *_forms("256 entries, softcap, window", 8, 2, 256, window=4096, softcap=50.0),
+        *_forms("256 entries, float32", 4, 2, 256, dtype=torch.float32),
+        *_forms("80 entries", 32, 1, 80),
+    ]
+
+
+def _forms(
+    name: str,
+    key_heads: int,
+    group: int,
+    dim: int,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+) -> list[KernelForm]:
+    """The two kernels for one shape; attention to splits for a chain and for a tree."""
+    own, width = "*fp32" if dtype == torch.float32 else "*bf16", triton.next_power_of_2(dim)
+    sizes = {"DIM": dim, "WIDTH": width, "WINDOW": window}
+    partial = {"mixed": "*fp32", "weights": "*fp32"}
     split = {
-        **pointers,
-        "positions": "*i64",
-        "prefix": "*i32",
-        "paths": "*i32",
-        "mixed": "*fp32",
-        "weights": "*fp32",
-        **numbers,
+        **dict.fromkeys(("queries", "keys", "values"), own),
+        **{"positions": "*i64", "prefix": "*i32", "paths": "*i32"},
+        **partial,
+        **dict.fromkeys(("rows", "path_length", "row_stride", "key_stride", "value_stride"), "i32"),
         "scale": "fp32",
     }
-    merge = {
-        **dict.fromkeys(("mixed", "weights"), "*fp32"),
-        "positions": "*i64",
-        "sinks": "*bf16",
-        "out": "*bf16",
-        "rows": "i32",
-        "splits": "i32",
-    }
-    aligned = tuple(name for name, kind in split.items() if kind[0] == "*" or name.endswith("stride"))
-    forms = []
-    for name, key_heads, group, dim, window, softcap, sinks in (
-        ("one key head a head", 32, 1, 128, 0, 0.0, False),
-        ("grouped", 8, 4, 128, 0, 0.0, False),
-        ("groups of 8, 64 entries, window, sinks", 8, 8, 64, 128, 0.0, True),
-        ("256 entries, softcap, window", 8, 2, 256, 4096, 50.0, False),
-        ("80 entries", 32, 1, 80, 0, 0.0, False),
-    ):
-        sizes = {"DIM": dim, "WIDTH": triton.next_power_of_2(dim), "WINDOW": window}
-        own = {**sizes, "KEY_HEADS": key_heads, "GROUP": group, "SOFTCAP": softcap}
-        for tree in (False, True):
-            kind = ", tree" if tree else ""
-            constants = {**own, "TREE": tree}
-            forms.append(KernelForm(f"attention, {name}{kind}", attend_split, split, constants, aligned=aligned))
-        constants = {**sizes, "HEADS": key_heads * group, "SINKS": sinks}
-        ends = tuple(each for each, kind in merge.items() if kind[0] == "*")
-        forms.append(KernelForm(f"merge, {name}", merge_splits, merge, constants, num_warps=1, aligned=ends))
-    return forms
+    merge = {**partial, "positions": "*i64", "sinks": own, "out": own, "rows": "i32", "splits": "i32"}
+    own_sizes = {**sizes, "KEY_HEADS": key_heads, "GROUP": group, "STEP": step_of(dtype), "SOFTCAP": softcap}
+    kinds = ("", False), (", tree", True)
+    aligned = tuple(each for each, kind in split.items() if kind[0] == "*" or each.endswith("stride"))
+    pointers = tuple(each for each, kind in merge.items() if kind[0] == "*")
+    merged = {**sizes, "HEADS": key_heads * group, "SINKS": sinks}
+    return [
+        *(
+            KernelForm(
+                *(f"attention, {name}{kind}", attend_split, split, {**own_sizes, "TREE": tree}, _warps(width, 4), 2),
+                aligned=aligned,
+            )
+            for kind, tree in kinds
+        ),
+        KernelForm(f"merge, {name}", merge_splits, merge, merged, _warps(width, 1), 2, pointers),
+    ]
