@@ -249,10 +249,10 @@ def attend(
         **sizes,
         KEY_HEADS=key_heads,
         GROUP=group,
-        STEP=step_of(keys.dtype),
+        STEP=step_of(sizes["WIDTH"], keys.dtype),
         SOFTCAP=softcap or 0.0,
         TREE=tree is not None,
-        num_warps=_warps(width, 4),
+        num_warps=_warps(width, keys.dtype),
         num_stages=2,
         enable_fp_fusion=True,
     )
@@ -261,20 +261,20 @@ def attend(
         **sizes,
         HEADS=heads,
         SINKS=sinks is not None,
-        num_warps=_warps(width, 1),
+        num_warps=max(1, width // 128),
         enable_fp_fusion=True,
     )
     return out
 
 
-def step_of(dtype: torch.dtype) -> int:
-    """Positions of a split that are read at a time."""
-    return 128 // dtype.itemsize
+def step_of(width: int, dtype: torch.dtype) -> int:
+    """Positions of a split that are read at a time: 16 KiB of keys, which leaves room in the smallest shared memory."""
+    return min(64, max(16, 2**14 // (width * dtype.itemsize)))
 
 
-def _warps(width: int, usual: int) -> int:
-    """Warps of a program: twice as many where the heads are wide, so that nothing is spilled."""
-    return usual * max(1, width // 128)
+def _warps(width: int, dtype: torch.dtype) -> int:
+    """Warps of a program that attends: as many as spill nothing, more for what no matrix instruction multiplies."""
+    return 8 if width > 128 or dtype == torch.float32 else 4
 
 
 def tree_of(rows: Rows) -> Tree | None:
@@ -327,7 +327,7 @@ def _forms(
         "scale": "fp32",
     }
     merge = {**partial, "positions": "*i64", "sinks": own, "out": own, "rows": "i32", "splits": "i32"}
-    own_sizes = {**sizes, "KEY_HEADS": key_heads, "GROUP": group, "STEP": step_of(dtype), "SOFTCAP": softcap}
+    own_sizes = {**sizes, "KEY_HEADS": key_heads, "GROUP": group, "STEP": step_of(width, dtype), "SOFTCAP": softcap}
     kinds = ("", False), (", tree", True)
     aligned = tuple(each for each, kind in split.items() if kind[0] == "*" or each.endswith("stride"))
     pointers = tuple(each for each, kind in merge.items() if kind[0] == "*")
@@ -335,10 +335,17 @@ def _forms(
     return [
         *(
             KernelForm(
-                *(f"attention, {name}{kind}", attend_split, split, {**own_sizes, "TREE": tree}, _warps(width, 4), 2),
+                *(
+                    f"attention, {name}{kind}",
+                    attend_split,
+                    split,
+                    {**own_sizes, "TREE": tree},
+                    _warps(width, dtype),
+                    2,
+                ),
                 aligned=aligned,
             )
             for kind, tree in kinds
         ),
-        KernelForm(f"merge, {name}", merge_splits, merge, merged, _warps(width, 1), 2, pointers),
+        KernelForm(f"merge, {name}", merge_splits, merge, merged, max(1, width // 128), 2, pointers),
     ]
