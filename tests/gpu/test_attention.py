@@ -1,6 +1,6 @@
 """Attention with fixed splits: the readable attention's numbers, and for each row the bits of the row alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -161,3 +161,6 @@ def test_the_path_of_a_row_is_computed_once_and_a_chain_has_none() -> None:
     ]
     assert tree_of(tree) is found
     assert tree_of(Case(7, (-1, 0), 1, 1, 8, None, None, False, torch.float32, 0).rows()) is None
+    visible = torch.ones(2, 2, dtype=torch.bool)
+    with pytest.raises(AssertionError, match="one slot of each position"):
+        tree_of(replace(tree, count=2, depths=(0, 1), visible=visible, memo={}))

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from selfspec.gpu.blocks import IS_INTERPRETED
 from selfspec.gpu.forms import KernelForm
+from selfspec.model import transfer
 from selfspec.model.forward import Rows
 
 SPLIT = 128
@@ -286,6 +287,10 @@ def tree_of(rows: Rows) -> Tree | None:
         return None
     if "tree" not in rows.memo:
         seen = rows.visibility(None)[:, rows.prefix :]
+        if transfer.is_on_host(seen):  # elsewhere it would be waited for
+            depths = range(rows.count) if rows.depths is None else rows.depths
+            counts: list[int] = seen.sum(-1).tolist()
+            assert counts == [depth + 1 for depth in depths], "a row has to see one slot of each position"
         slots = torch.argsort(~seen, dim=-1, stable=True).int()
         rows.memo["tree"] = Tree(torch.tensor([rows.prefix], dtype=torch.int32).to(slots.device), slots.contiguous())
     tree: Tree = rows.memo["tree"]
