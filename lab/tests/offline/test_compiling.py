@@ -98,8 +98,15 @@ def test_every_form_is_in_the_committed_table_and_none_spills(script: Any) -> No
     assert script.complaints(results["kernels"], {}) == []
 
 
-def test_every_kernel_that_reads_weights_or_keys_may_reach_the_goal_on_one_row(script: Any) -> None:
+def test_attention_and_products_by_own_and_draft_weights_may_reach_the_goal_on_one_row() -> None:
+    """The formats of GGUF files are in the table, too, whatever they reach."""
     kernels = json.loads((RESULTS / "kernels.json").read_text(encoding="utf-8"))["kernels"]
-    fractions = [each["fraction"] for targets in kernels.values() for each in targets.values() if each["fraction"]]
-    assert fractions
-    assert min(value for each in fractions for value in each.values()) >= 0.85
+    found = {
+        (name, device): fraction
+        for name, targets in kernels.items()
+        for each in targets.values()
+        for device, fraction in each["fraction"].items()
+        if each["bits"] in (4, 16) or name.startswith("attention")
+    }
+    assert {device for _, device in found} == {"A100", "RTX 4090", "H100", "MI300X"}
+    assert {key: fraction for key, fraction in found.items() if fraction < 0.85} == {}
