@@ -5,7 +5,7 @@ For five targets, without a driver, each form is compiled twice. Registers, memo
 predict for one row, and to the tables of ``docs/kernels.md``. All take some minutes.
 
 With ``--check`` nothing is written: it fails where a form spills, two compilations differ, or the committed table does
-not have a form. ``--only TEXT`` takes forms whose name has it, and leaves the others in the tables as they are.
+not have a form. ``--only TEXT`` takes forms whose name begins with it, and leaves the others in the tables as they are.
 ``--targets`` takes some of the targets, with ``--check``.
 """
 
@@ -130,8 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     every = {target: {form.name: form for form in all_forms(target)} for target in options.targets}
     names = list(every[options.targets[0]])
-    chosen = [name for name in names if options.only in name]
-    assert chosen, f"no form has {options.only!r} in its name"
+    chosen = [name for name in names if name.startswith(options.only)]
+    assert chosen, f"no form's name begins with {options.only!r}"
     results: dict[str, dict[str, Any]] = {}
     for name in chosen:
         results[name] = {target: examine(every[target][name], target) for target in options.targets}
