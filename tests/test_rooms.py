@@ -22,7 +22,7 @@ ROOMS = (
     ("errors",),
     ("limits", "files", "timing", "memory", "constraint"),
     ("model",),
-    ("runtimes",),
+    ("runtimes", "gpu"),
     ("params",),
     ("types",),
     ("sampling",),
@@ -59,6 +59,7 @@ PUBLIC = {
 }
 PUBLIC_ROOMS = (
     "selfspec.decoding.",
+    "selfspec.gpu.",
     "selfspec.methods.",
     "selfspec.model.",
     "selfspec.planning.",

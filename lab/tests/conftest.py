@@ -1,5 +1,9 @@
 """The laboratory's tests run under the settings of the library's, and measure nothing of the machine."""
 
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, and torch may import it
+
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -49,6 +49,21 @@ def test_the_table_of_conformance_is_that_of_the_reports(monkeypatch: pytest.Mon
     assert conformance.section(reports) in (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
 
 
+def test_the_tables_of_the_kernels_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    kernels, roofline = (importlib.import_module(name) for name in ("triton_kernels", "roofline"))
+    page = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
+    compiled = json.loads(kernels.RESULT.read_text(encoding="utf-8"))["kernels"]
+    predicted = json.loads(roofline.ROOFLINE.read_text(encoding="utf-8"))
+    assert kernels.table(compiled) in page
+    assert kernels.fractions_table(compiled) in page
+    assert roofline.table(predicted) in page
+    assert predicted["predicted"]
+    assert predicted["acceptance"] == roofline.measured_acceptance()
+    reached = roofline.reached_fractions(compiled)
+    assert predicted["predictions"] == roofline.predictions(predicted["acceptance"], predicted["context"], reached)
+
+
 @pytest.mark.parametrize("name", PAPERS)
 def test_the_table_of_a_paper_is_that_of_its_preset(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")

@@ -1,0 +1,79 @@
+"""The fraction of a device's memory bandwidth that a kernel can reach, by its bytes and instructions: a prediction.
+
+A program needs the bandwidth for the bytes that it has to read, and for the partial sums that it writes and another
+kernel reads; and it needs the issue slots of its units for its instructions. What takes longest is the limit. All units
+are taken to be busy, and latencies to be hidden.
+"""
+
+from typing import NamedTuple
+
+from selfspec.gpu.forms import KernelForm
+from selfspec_lab.offline.compiling import Binary
+from selfspec_lab.offline.instructions import count_instructions
+from selfspec_lab.roofline.devices import Device
+
+_ITEM = {"*bf16": 2, "*fp16": 2, "*fp32": 4}
+
+_ISSUED = {"sm": (4.0, 2.0), "gfx": (1.0, 1.0)}
+"""Instructions of a warp, and of them integer ones, that a unit starts in a clock.
+
+NVIDIA's units have four schedulers, and 64 lanes for integers and logic (CUDA programming guide, throughput of
+arithmetic instructions). AMD's have four vector units of 16 lanes, which take four clocks for the 64 lanes of a wave
+(CDNA 3 white paper).
+"""
+
+
+class Program(NamedTuple):
+    """What one program of a kernel reads on one row.
+
+    Attributes:
+        bytes: of weights, or of keys and values: what has to be read once.
+        partial: bytes that it writes for another kernel, and that this one reads.
+        iterations: of its loop.
+    """
+
+    bytes: int
+    partial: int
+    iterations: int
+
+
+def program_of(form: KernelForm) -> Program | None:
+    """What a program of a form reads; ``None`` for kernels that read what other kernels wrote."""
+    own = form.constexprs
+    if form.kernel.__name__ == "attend_split":
+        from selfspec.gpu.attention import SPLIT
+
+        read = 2 * SPLIT * own["DIM"] * _ITEM[form.signature["keys"]]
+        return Program(read, 2 * own["GROUP"] * (own["DIM"] + 2) * 4, SPLIT // own["STEP"])
+    if form.kernel.__name__ not in ("dense_product", "low_bit_product"):
+        return None
+    partial = 2 * 4 * own["OUTPUTS"] if own["SPLITS"] > 1 else 0
+    if form.kernel.__name__ == "dense_product":
+        read = own["OUTPUTS"] * own["SHARE"] * _ITEM[form.signature["weights"]]
+        return Program(read, partial, -(-own["SHARE"] // own["STEP"]))
+    unit = own["HEAD"] + own["UNIT"] * own["BITS"] * 2
+    return Program(own["OUTPUTS"] // 16 * own["SHARE"] * unit, partial, -(-own["SHARE"] // own["TOGETHER"]))
+
+
+def weight_bits(form: KernelForm) -> int | None:
+    """The bits of the weights of a product of bfloat16 rows by a model's own weights or a draft's; else ``None``."""
+    if form.signature.get("x") != "*bf16":
+        return None
+    if form.kernel.__name__ == "dense_product":
+        return 16
+    own = form.constexprs
+    drafts = form.kernel.__name__ == "low_bit_product" and own["KIND"] == "symmetric" and own["UNIT"] == 32
+    return int(own["BITS"]) if drafts else None
+
+
+def predicted_fraction(form: KernelForm, binary: Binary, device: Device) -> float | None:
+    """The least seconds that the bytes take, over the predicted seconds, for one row; ``None`` as of ``program_of``."""
+    program = program_of(form)
+    if program is None:
+        return None
+    any_kind, integer = _ISSUED[device.target.rstrip("0123456789").rstrip("_")]
+    counts = (count_instructions(binary), any_kind), (count_instructions(binary, integer=True), integer)
+    clocks = form.num_warps * max(each.issued(program.iterations) / rate for each, rate in counts)
+    least = program.bytes / device.bytes_per_second
+    moved = (program.bytes + program.partial) / device.bytes_per_second
+    return least / max(moved, clocks / device.clock / device.units)

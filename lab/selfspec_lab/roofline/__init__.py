@@ -1,0 +1,22 @@
+"""What published bandwidths and peaks predict for the papers' models; nothing here is measured."""
+
+from selfspec_lab.roofline.devices import DEVICES, Device, find_device
+from selfspec_lab.roofline.shapes import MODELS, ModelShape, find_shape, shape_of
+from selfspec_lab.roofline.speedup import Prediction, predict
+from selfspec_lab.roofline.step import STORED_BITS, Work, forward_work, step_seconds
+
+__all__ = [
+    "DEVICES",
+    "MODELS",
+    "STORED_BITS",
+    "Device",
+    "ModelShape",
+    "Prediction",
+    "Work",
+    "find_device",
+    "find_shape",
+    "forward_work",
+    "predict",
+    "shape_of",
+    "step_seconds",
+]
