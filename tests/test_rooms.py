@@ -22,7 +22,7 @@ ROOMS = (
     ("errors",),
     ("limits", "files", "timing", "memory", "constraint"),
     ("model",),
-    ("runtimes",),
+    ("runtimes", "gpu"),
     ("params",),
     ("types",),
     ("sampling",),

@@ -1,1 +1,28 @@
-"""Triton kernels for accelerators: what torch does badly for 1 to 16 rows. Norms, rope and activations stay torch's."""
+"""Triton kernels for accelerators: what torch does badly for 1 to 16 rows. Norms, rope and activations stay torch's.
+
+``TRITON_INTERPRET=1`` in the environment, before the first use, runs them in Triton's interpreter on the CPU.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from selfspec.errors import MissingPackageError
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return find_spec("triton") is not None
+
+
+def products() -> Any:
+    """The module of the calls of products, ``launch``.
+
+    Raises:
+        MissingPackageError: Triton is not installed.
+    """
+    if not has_triton():
+        raise MissingPackageError(
+            "products on an accelerator need Triton, which runs on Linux; run: pip install 'selfspec[triton]'"
+        )
+    return import_module("selfspec.gpu.launch")

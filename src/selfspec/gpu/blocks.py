@@ -133,7 +133,7 @@ def _load(pointers, TYPE: tl.constexpr, kept):
 
 @triton.jit
 def read_codes(block, row, kept, HALF_OF_BLOCK: tl.constexpr, BITS: tl.constexpr):
-    """The codes of half a block, int32 ``[16, n]``, by ``input_order``.
+    """The codes of half a block, int32 ``[n, 16]``, by ``input_order``.
 
     Args:
         block: address of the block in the tile of each weight row, ``[n]``.
@@ -142,11 +142,11 @@ def read_codes(block, row, kept, HALF_OF_BLOCK: tl.constexpr, BITS: tl.constexpr
         HALF_OF_BLOCK: 0 or 1.
         BITS: of a code.
     """
-    words = (block + 4 * row)[None, None, None, :]
-    kept = kept[None, None, None, :]
-    group = tl.arange(0, 4)[None, :, None, None]
+    words = (block + 4 * row)[:, None, None, None]
+    kept = kept[:, None, None, None]
+    group = tl.arange(0, 4)[None, None, :, None]
     pair = tl.arange(0, 2)
-    byte = (16 * pair)[:, None, None, None] + (8 * pair)[None, None, :, None]
+    byte = (16 * pair)[None, :, None, None] + (8 * pair)[None, None, None, :]
     if BITS == 8:
         codes = (_load(words + 4 * HALF * (4 * HALF_OF_BLOCK + group), tl.int32, kept) >> byte) & 255
     else:
@@ -161,7 +161,13 @@ def read_codes(block, row, kept, HALF_OF_BLOCK: tl.constexpr, BITS: tl.constexpr
         if BITS & 1:
             one = _load(words + SINGLE * _PLANE, tl.int32, kept)
             codes = codes | (((one >> (byte + 4 * HALF_OF_BLOCK + group)) & 1) << (BITS - 1))
-    return tl.reshape(codes, (HALF, codes.shape[3]))
+    return tl.reshape(codes, (codes.shape[0], HALF))
+
+
+@triton.jit
+def _as_float(integers, OFFSET: tl.constexpr):
+    """Integers from 0 to 2 to the 23rd, less an offset, as floats: exact, and without a conversion, which is slow."""
+    return (integers | _MAGIC).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET)
 
 
 @triton.jit
@@ -174,26 +180,27 @@ def _look_up(codes):
 
 @triton.jit
 def to_numbers(codes, OFFSET: tl.constexpr, TABLE: tl.constexpr):
-    """What codes stand for before they are scaled, float32: exact, and without a conversion, which is slow."""
-    values = _look_up(codes) if TABLE else codes
-    return (values | _MAGIC).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET)
+    """What codes stand for before they are scaled, float32."""
+    return _as_float(_look_up(codes) if TABLE else codes, OFFSET)
 
 
 @triton.jit
-def read_zeros(unit, row, kept):
-    """The zero points of a unit of a grid, less the offset, float32 ``[n]``."""
+def read_zeros(unit, row, kept, KIND: tl.constexpr):
+    """The zero points of a unit of a grid, less the offset, float32 ``[n]``; zeros for what is no grid."""
+    if KIND != "grid":
+        return row.to(tl.float32) * 0.0
     return _load(unit + 64 + row, tl.int8, kept).to(tl.float32)
 
 
 @triton.jit
 def _six_bits(unit, row, kept, INDEX: tl.constexpr, MINIMUM: tl.constexpr):
-    """One of the integers of six bits of Q4_K and Q5_K, float32 ``[n]``."""
+    """One of the integers of six bits of Q4_K and Q5_K, int32 ``[n]``."""
     PLACE: tl.constexpr = INDEX % 4
     own = _load(unit + (64 + 64 * MINIMUM + 16 * PLACE) + row, tl.uint8, kept).to(tl.int32)
     if INDEX < 4:
-        return (own & 63).to(tl.float32)
+        return own & 63
     both = _load(unit + (192 + 16 * PLACE) + row, tl.uint8, kept).to(tl.int32)
-    return (((both >> (4 * MINIMUM)) & 15) | ((own >> 2) & 48)).to(tl.float32)
+    return ((both >> (4 * MINIMUM)) & 15) | ((own >> 2) & 48)
 
 
 @triton.jit
@@ -205,11 +212,12 @@ def read_scales(unit, row, kept, INDEX: tl.constexpr, KIND: tl.constexpr):
         return _load(unit + 2 * row, tl.bfloat16, kept).to(tl.float32)
     number = _load(unit + 2 * row, tl.float16, kept).to(tl.float32)
     if KIND == "six":
-        return number * _six_bits(unit, row, kept, INDEX, 0)
+        return number * _as_float(_six_bits(unit, row, kept, INDEX, 0), 0)
     if KIND == "eight":
-        return number * _load(unit + (32 + 16 * INDEX) + row, tl.int8, kept).to(tl.float32)
+        signed = _load(unit + (32 + 16 * INDEX) + row, tl.int8, kept).to(tl.int32)
+        return number * _as_float(signed + 128, 128)
     if KIND == "four":
-        return number * (_load(unit + (64 + 16 * INDEX) + row, tl.uint8, kept) & 15).to(tl.float32)
+        return number * _as_float(_load(unit + (64 + 16 * INDEX) + row, tl.uint8, kept).to(tl.int32) & 15, 0)
     return number
 
 
@@ -218,15 +226,15 @@ def read_minima(unit, row, kept, INDEX: tl.constexpr, KIND: tl.constexpr):
     """What is subtracted from the scaled codes of some inputs, float32 ``[n]``."""
     other = _load(unit + 32 + 2 * row, tl.float16, kept).to(tl.float32)
     if KIND == "six":
-        return other * _six_bits(unit, row, kept, INDEX, 1)
+        return other * _as_float(_six_bits(unit, row, kept, INDEX, 1), 0)
     if KIND == "four":
-        return other * (_load(unit + (64 + 16 * INDEX) + row, tl.uint8, kept) >> 4).to(tl.float32)
+        return other * _as_float(_load(unit + (64 + 16 * INDEX) + row, tl.uint8, kept).to(tl.int32) >> 4, 0)
     return -other
 
 
 @triton.jit
 def read_floats(block, row, kept, HALF_OF_BLOCK: tl.constexpr, TYPE: tl.constexpr):
-    """Half a block of floats, float32 ``[16, n]``."""
+    """Half a block of floats, float32 ``[n, 16]``."""
     SIZE: tl.constexpr = TYPE.primitive_bitwidth // 8
     place = SIZE * _ROWS * (HALF * HALF_OF_BLOCK + tl.arange(0, HALF))
-    return _load(place[:, None] + (block + SIZE * row)[None, :], TYPE, kept[None, :]).to(tl.float32)
+    return _load((block + SIZE * row)[:, None] + place[None, :], TYPE, kept[:, None]).to(tl.float32)

@@ -1,14 +1,19 @@
 """Calls of the kernels for products, from tensors: dense weights, and tiles of weights of few bits."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 import triton
+from torch.nn import functional
 
+from selfspec.gpu import blocks
 from selfspec.gpu.blocks import REAL_TYPES, tile_form
 from selfspec.gpu.products import (
     OUTPUTS,
     ROWS,
+    STAGES,
+    WARPS,
     add_shares,
     dense_product,
     divisions,
@@ -17,6 +22,84 @@ from selfspec.gpu.products import (
     unpack_rows,
 )
 from selfspec.runtimes.formats import PackedFormat
+
+IS_INTERPRETED = bool(blocks.IS_INTERPRETED.value)
+"""Whether the kernels run in Triton's interpreter."""
+
+_OPTIONS = {"num_warps": WARPS, "num_stages": STAGES, "enable_fp_fusion": True}
+"""How products are compiled; each multiply-add is rounded once."""
+
+
+MOST_ROWS = 64
+"""Most rows of a sequence that the kernels multiply; with more, torch multiplies what they unpack."""
+
+_AT_ONCE = 1 << 26
+"""Weights that are unpacked together for that."""
+
+
+class Tiles(Protocol):
+    """Weights ``[outputs, inputs]`` of few bits, as ``runtimes/packed.py`` holds them."""
+
+    @property
+    def tiles(self) -> torch.Tensor:
+        """uint8 ``[tiles, bytes of a tile]``."""
+
+    @property
+    def form(self) -> PackedFormat:
+        """How they are held."""
+
+    @property
+    def outputs(self) -> int:
+        """Number of weight rows."""
+
+    @property
+    def inputs(self) -> int:
+        """Numbers of a weight row."""
+
+    @property
+    def order(self) -> torch.Tensor | None:
+        """int32 ``[inputs]``: the place in a row of each input that is stored."""
+
+
+def multiply_parts(
+    hidden_states: torch.Tensor,
+    parts: Sequence[Tiles],
+    bias: torch.Tensor | None = None,
+    widest: int | None = None,
+) -> torch.Tensor:
+    """The product of rows ``[rows, inputs]`` and weights whose outputs follow each other, ``[rows, outputs]``.
+
+    ``widest``: see ``runtimes.products.Product``.
+    """
+    if (order := parts[0].order) is not None:
+        hidden_states = hidden_states.index_select(1, order)
+    is_wide = (len(hidden_states) if widest is None else widest) > MOST_ROWS
+    out = hidden_states.new_empty(len(hidden_states), sum(part.outputs for part in parts))
+    sizes = [part.outputs for part in parts]
+    biases = [None] * len(parts) if bias is None else bias.split(sizes)
+    for part, own, own_bias in zip(parts, out.split(sizes, dim=1), biases, strict=True):
+        if is_wide:
+            _multiply_unpacked(hidden_states, part, own, own_bias)
+        else:
+            multiply_tiles(hidden_states, part.tiles, part.form, own, own_bias)
+    return out
+
+
+def look_up(table: Tiles, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values of some weight rows (long ``[n]``), rounded to a dtype, ``[n, inputs]``."""
+    out = torch.empty(len(rows), table.inputs, dtype=dtype, device=rows.device)
+    if len(rows):
+        unpack_tiles(table.tiles, table.form, rows, out)
+    return out
+
+
+def _multiply_unpacked(hidden_states: torch.Tensor, part: Tiles, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """The product of many rows, by torch, with weights that are unpacked to their dtype some at a time."""
+    step = max(1, _AT_ONCE // part.inputs)
+    for first in range(0, part.outputs, step):
+        some = slice(first, first + step)
+        weight = look_up(part, torch.arange(part.outputs, device=out.device)[some], hidden_states.dtype)
+        out[:, some] = functional.linear(hidden_states, weight, None if bias is None else bias[some])
 
 
 def multiply_dense(
@@ -50,7 +133,7 @@ def unpack_tiles(tiles: torch.Tensor, form: PackedFormat, rows: torch.Tensor, ou
     """The values of some weight rows (long ``[n]``) in tiles, to contiguous ``out``, ``[n, inputs]``."""
     count, inputs = out.shape
     grid = triton.cdiv(count, ROWS), inputs // form.unit
-    unpack_rows[grid](tiles, rows, out, count, INPUTS=inputs, **_constants(form), num_warps=1)
+    unpack_rows[grid](tiles, rows, out, count, INPUTS=inputs, **_constants(form), num_warps=1, enable_fp_fusion=True)
 
 
 def _launch(
@@ -65,15 +148,15 @@ def _launch(
     """Calls a product; where the inputs are divided, what adds the shares follows it."""
     (rows, inputs), outputs = hidden_states.shape, out.shape[1]
     assert hidden_states.is_contiguous()
-    blocks = triton.cdiv(outputs, OUTPUTS)
+    programs = triton.cdiv(outputs, OUTPUTS)
     common = {"SPLITS": splits, "HAS_BIAS": bias is not None, "OUTPUTS": OUTPUTS}
     to = out if splits == 1 else torch.empty(splits, rows, outputs, dtype=torch.float32, device=out.device)
     filled = out if bias is None else bias
-    grid = blocks, triton.cdiv(rows, ROWS), splits
+    grid = programs, triton.cdiv(rows, ROWS), splits
     sizes = rows, outputs, out.stride(0)
-    kernel[grid](hidden_states, weights, filled, to, *sizes, INPUTS=inputs, **common, **constants)
+    kernel[grid](hidden_states, weights, filled, to, *sizes, INPUTS=inputs, **common, **constants, **_OPTIONS)
     if splits > 1:
-        add_shares[blocks, rows](to, filled, out, *sizes, **common)
+        add_shares[programs, rows](to, filled, out, *sizes, **common, **_OPTIONS)
 
 
 def _constants(form: PackedFormat) -> dict[str, Any]:

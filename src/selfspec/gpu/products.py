@@ -1,7 +1,7 @@
 """Products of a few rows by weights, with one order of sums for any number of rows.
 
 A program computes up to 16 rows of some outputs. Fewer rows leave places of its matrix instructions empty, which costs
-nothing where memory is the limit, and so the same program, with the same sums in the same order, runs for any number
+little where memory is the limit, and so the same program, with the same sums in the same order, runs for any number
 of rows: a row of a verification is bit for bit that of a single step. How the inputs are divided among programs, whose
 sums are added one after the other, follows from the shape of the weights alone.
 
@@ -28,10 +28,13 @@ from selfspec.gpu.blocks import (
 ROWS = 16
 """Rows of a program."""
 
-OUTPUTS = 64
-"""Outputs of a program."""
+OUTPUTS, WARPS = 32, 2
+"""Outputs of a program, 16 for each warp: a matrix instruction has 16 of them and 8 rows."""
 
-_PROGRAMS = 512
+STAGES = 3
+"""Steps whose loads are under way at a time."""
+
+_PROGRAMS = 1024
 """How many programs the largest devices take at a time; the inputs are divided until there are as many."""
 
 _FEWEST_INPUTS = 512
@@ -55,15 +58,15 @@ def step_of(dtype: torch.dtype) -> int:
 
 @triton.jit
 def _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Stores the sums of a program: those of all inputs with the bias, or those of its share."""
-    kept = (row < rows)[:, None] & (column < outputs)[None, :]
+    """Stores the sums of a program, ``[outputs, 16]``: those of all inputs with the bias, or those of its share."""
+    kept = (row < rows)[None, :] & (column < outputs)[:, None]
     if SPLITS > 1:
-        own = out + (tl.program_id(2) * rows + row)[:, None] * outputs + column[None, :]
+        own = out + (tl.program_id(2) * rows + row)[None, :] * outputs + column[:, None]
         tl.store(own, sums, mask=kept)
     else:
         if HAS_BIAS:
-            sums += tl.load(bias + column, mask=column < outputs, other=0).to(tl.float32)[None, :]
-        own = out + row[:, None] * stride + column[None, :]
+            sums += tl.load(bias + column, mask=column < outputs, other=0).to(tl.float32)[:, None]
+        own = out + row[None, :] * stride + column[:, None]
         tl.store(own, sums.to(out.dtype.element_ty), mask=kept)
 
 
@@ -91,16 +94,41 @@ def dense_product(
     row = tl.program_id(1) * _ROW_COUNT + tl.arange(0, _ROW_COUNT)
     column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     first = tl.program_id(2) * SHARE
-    of_row, of_column = (row < rows)[:, None], (column < outputs)[:, None]
-    own_rows, own_weights = x + row[:, None] * INPUTS, weights + column[:, None].to(tl.int64) * INPUTS
-    sums = tl.zeros((_ROW_COUNT, OUTPUTS), tl.float32)
+    of_row, of_column = (row < rows)[None, :], (column < outputs)[:, None]
+    own_rows, own_weights = x + row[None, :] * INPUTS, weights + column[:, None].to(tl.int64) * INPUTS
+    sums = tl.zeros((OUTPUTS, _ROW_COUNT), tl.float32)
     for start in range(0, SHARE, STEP):
-        place = (first + start + tl.arange(0, STEP))[None, :]
+        place = first + start + tl.arange(0, STEP)
         inside = place < INPUTS
-        entries = tl.load(own_rows + place, mask=of_row & inside, other=0)
-        numbers = tl.load(own_weights + place, mask=of_column & inside, other=0)
-        sums = dot(entries, tl.trans(numbers), sums)
+        entries = tl.load(own_rows + place[:, None], mask=of_row & inside[:, None], other=0)
+        numbers = tl.load(own_weights + place[None, :], mask=of_column & inside[None, :], other=0)
+        sums = dot(numbers, entries, sums)
     _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS, HAS_BIAS)
+
+
+@triton.jit
+def _read_half(
+    unit,
+    place,
+    kept,
+    zeros,
+    INDEX: tl.constexpr,
+    KIND: tl.constexpr,
+    BITS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    HEAD: tl.constexpr,
+    TABLE: tl.constexpr,
+    TYPE: tl.constexpr,
+):
+    """What 16 inputs of a unit are multiplied with before they are scaled, float32 ``[n, 16]``; see ``read_codes``."""
+    block = unit + (HEAD + INDEX // 2 * (64 * BITS))
+    if KIND == "real":
+        numbers = read_floats(block, place, kept, INDEX % 2, TYPE)
+    else:
+        numbers = to_numbers(read_codes(block, place, kept, INDEX % 2, BITS), OFFSET, TABLE)
+        if KIND == "grid":
+            numbers -= zeros[:, None]
+    return numbers
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -127,8 +155,7 @@ def low_bit_product(
     TYPE: tl.constexpr,
 ):
     """The same for tiles of weights of few bits; see ``blocks.TileForm``. ``SHARE`` counts units."""
-    BLOCK_BYTES: tl.constexpr = 64 * BITS
-    UNIT_BYTES: tl.constexpr = HEAD + UNIT // 32 * BLOCK_BYTES
+    UNIT_BYTES: tl.constexpr = HEAD + UNIT * BITS * 2
     UNITS: tl.constexpr = INPUTS // UNIT
     MINIMA: tl.constexpr = KIND == "shifted" or KIND == "six" or KIND == "four"
     row = tl.program_id(1) * _ROW_COUNT + tl.arange(0, _ROW_COUNT)
@@ -136,36 +163,30 @@ def low_bit_product(
     place, kept = column % 16, column < outputs
     tile = tiles + (column // 16).to(tl.int64) * (UNITS * UNIT_BYTES)
     first = tl.program_id(2) * SHARE
-    own_rows = x + row[:, None] * INPUTS + input_order(KIND)[None, :]
-    of_row = (row < rows)[:, None]
-    sums = tl.zeros((_ROW_COUNT, OUTPUTS), tl.float32)
+    own_rows = x + row[None, :] * INPUTS + input_order(KIND)[:, None]
+    of_row = (row < rows)[None, :]
+    sums = tl.zeros((OUTPUTS, _ROW_COUNT), tl.float32)
     for index in range(first, tl.minimum(first + SHARE, UNITS)):
         unit = tile + index * UNIT_BYTES
-        if KIND == "grid":
-            zeros = read_zeros(unit, place, kept)
+        zeros = read_zeros(unit, place, kept, KIND)
         for group in tl.static_range(UNIT // SCALED):
-            own, ones_sums = tl.zeros((_ROW_COUNT, OUTPUTS), tl.float32), tl.zeros((_ROW_COUNT, OUTPUTS), tl.float32)
+            own, ones_sums = tl.zeros((OUTPUTS, _ROW_COUNT), tl.float32), tl.zeros((OUTPUTS, _ROW_COUNT), tl.float32)
             for part in tl.static_range(SCALED // HALF):
-                half: tl.constexpr = group * (SCALED // HALF) + part
-                entries = tl.load(own_rows + (index * UNIT + half * HALF), mask=of_row, other=0)
-                block = unit + (HEAD + half // 2 * BLOCK_BYTES)
+                entries = tl.load(own_rows + (index * UNIT + group * SCALED + part * HALF), mask=of_row, other=0)
                 if KIND == "real":
-                    numbers = read_floats(block, place, kept, half % 2, TYPE)
-                    own = dot(entries.to(tl.float32), numbers, own)
-                else:
-                    numbers = to_numbers(read_codes(block, place, kept, half % 2, BITS), OFFSET, TABLE)
-                    if KIND == "grid":
-                        numbers -= zeros[None, :]
-                    own = dot(entries, numbers.to(entries.dtype), own)
+                    entries = entries.to(tl.float32)
+                numbers = _read_half(
+                    unit, place, kept, zeros, group * (SCALED // HALF) + part, KIND, BITS, OFFSET, HEAD, TABLE, TYPE
+                )
+                own = dot(numbers.to(entries.dtype), entries, own)
                 if MINIMA:
-                    ones = tl.full((HALF, OUTPUTS), 1.0, entries.dtype)
-                    ones_sums = dot(entries, ones, ones_sums)
+                    ones_sums = dot(tl.full((OUTPUTS, HALF), 1.0, entries.dtype), entries, ones_sums)
             if KIND == "real":
                 sums += own
             else:
-                sums += own * read_scales(unit, place, kept, group, KIND)[None, :]
+                sums += own * read_scales(unit, place, kept, group, KIND)[:, None]
             if MINIMA:
-                sums -= ones_sums * read_minima(unit, place, kept, group, KIND)[None, :]
+                sums -= ones_sums * read_minima(unit, place, kept, group, KIND)[:, None]
     _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS, HAS_BIAS)
 
 
@@ -209,24 +230,19 @@ def unpack_rows(
     TYPE: tl.constexpr,
 ):
     """The values of ``count`` weight rows, ``[count, inputs]``, of which a program has 16 and a unit of inputs."""
-    BLOCK_BYTES: tl.constexpr = 64 * BITS
-    UNIT_BYTES: tl.constexpr = HEAD + UNIT // 32 * BLOCK_BYTES
+    UNIT_BYTES: tl.constexpr = HEAD + UNIT * BITS * 2
     MINIMA: tl.constexpr = KIND == "shifted" or KIND == "six" or KIND == "four"
     at, index = tl.program_id(0) * 16 + tl.arange(0, 16), tl.program_id(1)
     kept = at < count
     weight_row = tl.load(chosen + at, mask=kept, other=0)
     place = weight_row % 16
     unit = tiles + weight_row // 16 * (INPUTS // UNIT * UNIT_BYTES) + index * UNIT_BYTES
-    own = out + at[None, :].to(tl.int64) * INPUTS + input_order(KIND)[:, None] + index * UNIT
+    zeros = read_zeros(unit, place, kept, KIND)
+    own = out + at[:, None].to(tl.int64) * INPUTS + input_order(KIND)[None, :] + index * UNIT
     for half in tl.static_range(UNIT // HALF):
-        block = unit + (HEAD + half // 2 * BLOCK_BYTES)
-        if KIND == "real":
-            values = read_floats(block, place, kept, half % 2, TYPE)
-        else:
-            values = to_numbers(read_codes(block, place, kept, half % 2, BITS), OFFSET, TABLE)
-            if KIND == "grid":
-                values -= read_zeros(unit, place, kept)[None, :]
-            values *= read_scales(unit, place, kept, half * HALF // SCALED, KIND)[None, :]
+        values = _read_half(unit, place, kept, zeros, half, KIND, BITS, OFFSET, HEAD, TABLE, TYPE)
+        if KIND != "real":
+            values *= read_scales(unit, place, kept, half * HALF // SCALED, KIND)[:, None]
             if MINIMA:
-                values -= read_minima(unit, place, kept, half * HALF // SCALED, KIND)[None, :]
-        tl.store(own + half * HALF, values.to(out.dtype.element_ty), mask=kept[None, :])
+                values -= read_minima(unit, place, kept, half * HALF // SCALED, KIND)[:, None]
+        tl.store(own + half * HALF, values.to(out.dtype.element_ty), mask=kept[:, None])

@@ -1,7 +1,8 @@
 """Weights of few bits in the layout that the kernels read, and the modules that hold them.
 
 The modules stand in the places of a model's linear layers and of its embedding. They compute by the kernels of the CPU,
-so that a row gets the same bits whichever rows run with it, and whether transformers or a native forward runs them.
+or by those of Triton where they have been moved to an accelerator, so that a row gets the same bits whichever rows run
+with it, and whether transformers or a native forward runs them.
 """
 
 import ctypes
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from selfspec.errors import UnsupportedModelError
+from selfspec.gpu import products
 from selfspec.memory import empty_in_large_pages
 from selfspec.runtimes.formats import TILE, PackedFormat
 from selfspec.runtimes.kernels import DTYPES, load
@@ -23,7 +25,7 @@ from selfspec.runtimes.structures import Linear, Stored
 
 @dataclass(frozen=True, eq=False)
 class PackedWeights:
-    """Weights ``[outputs, inputs]`` of few bits, on the CPU.
+    """Weights ``[outputs, inputs]`` of few bits.
 
     Weight rows stand in tiles of ``TILE`` side by side, the last one filled up with zeros; ``formats.h`` describes a
     tile. The inputs are a multiple of the format's unit.
@@ -124,7 +126,8 @@ class PackedWeights:
 
     def unpack(self, rows: torch.Tensor | None = None) -> torch.Tensor:
         """The values of some weight rows (long ``[n]``; all if not given), float32 ``[n, inputs]``."""
-        return look_up([self], torch.arange(self.outputs) if rows is None else rows, torch.float32)
+        chosen = torch.arange(self.outputs, device=self.tiles.device) if rows is None else rows
+        return look_up([self], chosen, torch.float32)
 
 
 def describe(parts: Sequence[PackedWeights], bias: torch.Tensor | None = None, *, short_rows: bool = False) -> Linear:
@@ -148,7 +151,7 @@ class LowBitLinear(nn.Module):
 
     Attributes:
         order: see ``PackedWeights.order``.
-        short_rows: rows are rounded to 8 bits before they are multiplied.
+        short_rows: rows are rounded to 8 bits before they are multiplied, on the CPU.
     """
 
     _like: torch.Tensor
@@ -178,8 +181,11 @@ class LowBitLinear(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """``[..., inputs]`` to ``[..., outputs]``."""
         rows = hidden_states.reshape(-1, self.in_features).contiguous()
-        linear = describe([self.packed], self.bias, short_rows=self.short_rows)
-        out = multiply(rows, linear, self.out_features)
+        if self.tiles.is_cpu:
+            linear = describe([self.packed], self.bias, short_rows=self.short_rows)
+            out = multiply(rows, linear, self.out_features)
+        else:
+            out = products().multiply_parts(rows, [self.packed], self.bias)
         return out.view(*hidden_states.shape[:-1], self.out_features)
 
     def outputs(self, first: int, count: int) -> "LowBitLinear":
@@ -254,16 +260,18 @@ ACTIVATIONS = ("auto", "exact", "int8")
 def set_activations(model: nn.Module, activations: str) -> None:
     """Makes linear layers of few bits round rows to 8 bits (``int8``), in blocks of 32 that share a scale.
 
-    ``auto`` makes those with a file's own integers do it in bfloat16.
+    ``auto`` makes those with a file's own integers do it in bfloat16, on the CPU.
     """
     layers = [module for module in model.modules() if isinstance(module, LowBitLinear)]
+    if activations == "int8" and any(not layer.tiles.is_cpu for layer in layers):
+        raise UnsupportedModelError("activations int8 have kernels on the CPU only; choose device cpu, or exact")
     if activations == "int8" and not layers:
         raise UnsupportedModelError(
             "activations int8 need weights of few bits, which this model does not have; load a quantised checkpoint or "
             "GGUF file, or choose weights int8 or int4"
         )
     for layer in layers:
-        is_file = bool(layer.form.name) and layer.form.bits <= 8 and layer.dtype == torch.bfloat16
+        is_file = bool(layer.form.name) and layer.form.bits <= 8 and layer.dtype == torch.bfloat16 and layer.tiles.is_cpu
         layer.short_rows = activations == "int8" or (activations == "auto" and is_file)
 
 
@@ -277,7 +285,14 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def look_up(parts: Sequence[PackedWeights], rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The values of weight rows (long ``[n]``) of weights whose outputs follow each other, rounded to a dtype."""
+    """The values of weight rows (long ``[n]``) of weights whose outputs follow each other, rounded to a dtype.
+
+    On an accelerator there is one part.
+    """
+    if not parts[0].tiles.is_cpu:
+        (table,) = parts
+        values: torch.Tensor = products().look_up(table, rows, dtype)
+        return values
     inputs, outputs = parts[0].inputs, sum(part.outputs for part in parts)
     out = torch.empty(len(rows), inputs, dtype=dtype)
     if len(rows) == 0:

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from selfspec.gpu import products
 from selfspec.memory import empty_in_large_pages
 from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.kernels import DTYPES, load, row_limit
-from selfspec.runtimes.packed import LowBitLinear, PackedWeights, describe, look_up, multiply
+from selfspec.runtimes.packed import LowBitLinear, PackedWeights, describe, multiply
 from selfspec.runtimes.structures import Linear
 from selfspec.runtimes.threads import THREADS
 
@@ -148,7 +149,7 @@ class DenseProduct(Product):
 
 
 class LowBitProduct(Product):
-    """A product of weights of few bits, which the kernels multiply whatever the number of rows.
+    """A product of weights of few bits, which the kernels of the CPU multiply whatever the number of rows.
 
     The outputs of its parts, which may have different formats, follow each other.
     """
@@ -172,11 +173,15 @@ class LowBitProduct(Product):
 
     def values(self) -> torch.Tensor:
         """What the weights stand for, float32."""
-        return look_up(self.parts, torch.arange(self.shape[0]), torch.float32)
+        return torch.cat([part.unpack() for part in self.parts])
 
     def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs of all]``."""
-        return multiply(hidden_states.contiguous(), self.linear, self.shape[0])
+        rows = hidden_states.contiguous()
+        if rows.is_cpu:
+            return multiply(rows, self.linear, self.shape[0])
+        made: torch.Tensor = products().multiply_parts(rows, self.parts, self.bias, widest)
+        return made
 
 
 class CompiledProduct(Product):

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 
+from selfspec.gpu.runtime import with_triton
 from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Forward
 from selfspec.model.observed import ObservedDecoder
@@ -26,6 +27,7 @@ RUNTIMES = {
     "eager": "transformers' own modules: slow, and the reference for the others",
     "fused": "fused blocks; refused where no sublayer of the model can have one",
     "compiled": "fused blocks with compiled kernels for few rows, of the wheel or built at first use; CPU only",
+    "triton": "fused blocks with Triton's products, in which a row does not depend on the others; not measured yet",
     "graphs": "fused blocks, replayed as CUDA graphs where rows are few; CUDA only, and not measured yet",
 }
 """How the sublayers run. ``auto`` takes what has been measured to be fastest, so it does not take ``graphs`` yet."""
@@ -150,6 +152,9 @@ def make_runner(decoder: Decoder, runtime: str) -> Runner:
         return Runner(decoder, rope, sublayers, decoder.final_norm, decoder.head, compiled=False)
     sublayers = [fuse(sublayer, decoder.family, index // 2) for index, sublayer in enumerate(sublayers)]
     norm = fast_norm(decoder.final_norm, decoder.family)
+    if runtime == "triton":
+        blocks, triton_head = with_triton(sublayers, decoder.head)
+        return Runner(decoder, rope, blocks, norm, triton_head, compiled=False)
     if runtime in ("auto", "compiled"):
         try:
             head = compile_head(decoder.head)

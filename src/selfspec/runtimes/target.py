@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
+from selfspec.gpu.copies import TritonLowBitCopies
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
 from selfspec.model.identity import shared_traits, weights_digest
@@ -328,8 +329,14 @@ class Target:
         blocks = [each for each in self.sublayers if isinstance(each, FusedBlock)]
         products = [each for block in blocks for each in block.products]
         self.reading = choose_reading([each for each in products if isinstance(each, CompiledProduct)])
-        torchs = self.device.type == "cuda" or self.runtime == "fused"
-        self._low_bit = (TorchLowBitCopies if torchs else LowBitCopies)(self.decoder, self._prepared, self._store)
+        self._low_bit = self._copies(self.decoder, self._prepared, self._store)
+
+    @property
+    def _copies(self) -> type[LowBitCopies]:
+        """What makes low-bit copies for this runtime."""
+        if self.runtime == "triton":
+            return TritonLowBitCopies
+        return TorchLowBitCopies if self.device.type == "cuda" or self.runtime == "fused" else LowBitCopies
 
 
 def fingerprint(target: Target) -> dict[str, Any]:
