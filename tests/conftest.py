@@ -1,5 +1,9 @@
 """Fixtures and settings of the library's tests. Helpers that a test imports by name are in ``helpers``."""
 
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, and torch may import it
+
 import pytest
 
 from helpers.checkpoints import save_checkpoint

@@ -9,13 +9,16 @@ from typing import Any
 
 from selfspec.errors import MissingPackageError
 
+DEVICES = ("cuda", "xpu")
+"""The devices that Triton compiles for; those of ROCm are called CUDA, too."""
+
 
 def has_triton() -> bool:
     """Whether Triton is installed."""
     return find_spec("triton") is not None
 
 
-def products() -> Any:
+def load_kernels() -> Any:
     """The module of the calls of products, ``launch``.
 
     Raises:

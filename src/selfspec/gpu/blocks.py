@@ -2,8 +2,8 @@
 
 A tile has 16 weight rows side by side; ``formats.h`` and ``codes.h`` describe it. Its words of four bytes have the
 codes of four inputs of a weight row, and those of 16 rows follow each other, so that neighbouring threads read
-neighbouring words, whatever the number of bits. Codes are read by halves of a block, 16 inputs, in the order in which
-a matrix instruction wants them: a thread then uses all four bytes of a word.
+neighbouring words, whatever the number of bits. Codes are read by blocks, or by halves of them, in an order of inputs
+in which a matrix instruction wants all four bytes of a word from one thread.
 """
 
 import os
@@ -15,9 +15,6 @@ import triton.language as tl
 
 from selfspec.runtimes.formats import BLOCK, GGUF_FORMATS, TILE, PackedFormat
 
-HALF: tl.constexpr = tl.constexpr(16)
-"""Inputs that are read together."""
-
 IS_INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 """Whether kernels run in Triton's interpreter, on tensors of the CPU."""
 
@@ -28,6 +25,9 @@ _PLANE: tl.constexpr = tl.constexpr(TILE * BLOCK // 8)
 _MAGIC: tl.constexpr = tl.constexpr(0x4B000000)
 """The bits of 2 to the 23rd as a float: an integer below that, put into them, is added to it."""
 
+
+_SIGNED_MAGIC: tl.constexpr = tl.constexpr(0x4B400000)
+"""The bits of 1.5 times that, to which a negative integer can be added, too."""
 
 _THIRD_WORD: tl.constexpr = tl.constexpr(0xA6998D81 - (1 << 32))
 _LAST_WORD: tl.constexpr = tl.constexpr(0xF1D9C5B5 - (1 << 32))
@@ -58,6 +58,11 @@ class TileForm:
     table: bool = False
 
     @property
+    def part(self) -> int:
+        """Inputs that are read together: those of a block, or of a half where that has a scale of its own."""
+        return min(BLOCK, self.scaled)
+
+    @property
     def unit_bytes(self) -> int:
         """Bytes of a unit of a tile."""
         return self.head + TILE * self.unit * self.bits // 8
@@ -70,6 +75,7 @@ class TileForm:
             "BITS": self.bits,
             "UNIT": self.unit,
             "SCALED": self.scaled,
+            "PART": self.part,
             "OFFSET": self.offset,
             "HEAD": self.head,
             "TABLE": self.table,
@@ -117,12 +123,23 @@ def dot(left, right, sums):
 
 
 @triton.jit
-def input_order(KIND: tl.constexpr):
-    """The input of a half that each of its 16 places has."""
-    place = tl.arange(0, HALF)
+def input_order(PART: tl.constexpr, KIND: tl.constexpr):
+    """The input that each place of a part has: 16 inputs, half a block, or 32."""
+    place = tl.arange(0, PART)
     if KIND == "real":
         return place
-    return 4 * (place // 2 % 4) + 2 * (place // 8) + place % 2
+    half, of_half = place // 16, place % 16
+    return 16 * half + 4 * (of_half // 2 % 4) + 2 * (of_half // 8) + of_half % 2
+
+
+@triton.jit
+def in_order(entries, PART: tl.constexpr, KIND: tl.constexpr):
+    """Entries of rows, ``[rows, PART]``, as what a part is multiplied with, ``[PART, rows]`` by ``input_order``."""
+    if KIND == "real":
+        return tl.trans(entries)
+    ROWS: tl.constexpr = entries.shape[0]
+    by_place = tl.permute(tl.reshape(entries, (ROWS, PART // 16, 4, 2, 2)), (1, 3, 2, 4, 0))
+    return tl.reshape(by_place, (PART, ROWS))
 
 
 @triton.jit
@@ -132,36 +149,60 @@ def _load(pointers, TYPE: tl.constexpr, kept):
 
 
 @triton.jit
-def read_codes(block, row, kept, HALF_OF_BLOCK: tl.constexpr, BITS: tl.constexpr):
-    """The codes of half a block, int32 ``[n, 16]``, by ``input_order``.
+def read_numbers(
+    block,
+    row,
+    kept,
+    PART: tl.constexpr,
+    HALF: tl.constexpr,
+    BITS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    TABLE: tl.constexpr,
+):
+    """What codes of a block stand for before they are scaled, float32 ``[n, PART]``, by ``input_order``.
+
+    A code stays where it is in its word, at one of the low bits of a float, of which a multiply-add makes the number:
+    there is a shift for a word, not for a code.
 
     Args:
         block: address of the block in the tile of each weight row, ``[n]``.
         row: of each within its tile, ``[n]``.
         kept: whether there is such a row, ``[n]``.
-        HALF_OF_BLOCK: 0 or 1.
+        PART: 32 for the block, 16 for a half of it.
+        HALF: which half; 0 for the block.
         BITS: of a code.
+        OFFSET: the code that stands for zero.
+        TABLE: codes are places in a table.
     """
-    words = (block + 4 * row)[:, None, None, None]
-    kept = kept[:, None, None, None]
-    group = tl.arange(0, 4)[None, None, :, None]
-    pair = tl.arange(0, 2)
-    byte = (16 * pair)[None, :, None, None] + (8 * pair)[None, None, None, :]
+    words = (block + 4 * row)[:, None, None, None, None]
+    kept = kept[:, None, None, None, None]
+    half = (HALF + tl.arange(0, PART // 16))[None, :, None, None, None]
+    pair = tl.arange(0, 2)[None, None, :, None, None]
+    group = tl.arange(0, 4)[None, None, None, :, None]
+    one = tl.arange(0, 2)[None, None, None, None, :]
+    # The last two bytes of a word are moved by 12 bits, so that all codes are below the 24th bit.
+    place = 8 * one + 4 * pair
     if BITS == 8:
-        codes = (_load(words + 4 * HALF * (4 * HALF_OF_BLOCK + group), tl.int32, kept) >> byte) & 255
+        codes = (_load(words + 64 * (4 * half + group), tl.int32, kept) >> (12 * pair)) & (255 << place)
     else:
         PAIRS: tl.constexpr = BITS & 4
         SINGLE: tl.constexpr = PAIRS + (BITS & 2)
         if PAIRS:
-            codes = (_load(words + 64 * group, tl.int32, kept) >> (byte + 4 * HALF_OF_BLOCK)) & 15
+            place += 4 * half
+            codes = (_load(words + 64 * group, tl.int32, kept) >> (12 * pair)) & (15 << place)
         if BITS & 2:
-            two = _load(words + (PAIRS * _PLANE + 64 * HALF_OF_BLOCK), tl.int32, kept)
-            two = ((two >> (byte + 2 * group)) & 3) << PAIRS
+            two = _load(words + (PAIRS * _PLANE + 64 * half), tl.int32, kept) >> (2 * group)
+            two = ((two >> (16 * pair + 8 * one)) & 3) << (place + PAIRS)
             codes = (codes | two) if PAIRS else two
         if BITS & 1:
-            one = _load(words + SINGLE * _PLANE, tl.int32, kept)
-            codes = codes | (((one >> (byte + 4 * HALF_OF_BLOCK + group)) & 1) << (BITS - 1))
-    return tl.reshape(codes, (codes.shape[0], HALF))
+            single = _load(words + SINGLE * _PLANE, tl.int32, kept) >> (4 * half + group)
+            codes = codes | (((single >> (16 * pair + 8 * one)) & 1) << (place + (BITS - 1)))
+    if TABLE:
+        numbers = _as_float(_look_up(codes >> place), OFFSET)
+    else:
+        unit = ((127 - place) << 23).to(tl.float32, bitcast=True)
+        numbers = tl.fma((codes | _MAGIC).to(tl.float32, bitcast=True), unit, -8388608.0 * unit - OFFSET)
+    return tl.reshape(numbers, (numbers.shape[0], PART))
 
 
 @triton.jit
@@ -171,17 +212,17 @@ def _as_float(integers, OFFSET: tl.constexpr):
 
 
 @triton.jit
+def _scaled(number, integers):
+    """A number of 16 bits times integers, which may be negative, rounded once, in one multiply-add."""
+    return tl.fma(number, (integers + _SIGNED_MAGIC).to(tl.float32, bitcast=True), -12582912.0 * number)
+
+
+@triton.jit
 def _look_up(codes):
     """The values of the table that IQ4_NL and IQ4_XS share: four words of four bytes, to which 128 has been added."""
     low = tl.where(codes < 4, 0x3F2D1801, 0x766A5D4F)
     high = tl.where(codes < 12, _THIRD_WORD, _LAST_WORD)
     return (tl.where(codes < 8, low, high) >> (8 * (codes & 3))) & 255
-
-
-@triton.jit
-def to_numbers(codes, OFFSET: tl.constexpr, TABLE: tl.constexpr):
-    """What codes stand for before they are scaled, float32."""
-    return _as_float(_look_up(codes) if TABLE else codes, OFFSET)
 
 
 @triton.jit
@@ -212,12 +253,12 @@ def read_scales(unit, row, kept, INDEX: tl.constexpr, KIND: tl.constexpr):
         return _load(unit + 2 * row, tl.bfloat16, kept).to(tl.float32)
     number = _load(unit + 2 * row, tl.float16, kept).to(tl.float32)
     if KIND == "six":
-        return number * _as_float(_six_bits(unit, row, kept, INDEX, 0), 0)
+        return _scaled(number, _six_bits(unit, row, kept, INDEX, 0))
     if KIND == "eight":
         signed = _load(unit + (32 + 16 * INDEX) + row, tl.int8, kept).to(tl.int32)
-        return number * _as_float(signed + 128, 128)
+        return _scaled(number, signed)
     if KIND == "four":
-        return number * _as_float(_load(unit + (64 + 16 * INDEX) + row, tl.uint8, kept).to(tl.int32) & 15, 0)
+        return _scaled(number, _load(unit + (64 + 16 * INDEX) + row, tl.uint8, kept).to(tl.int32) & 15)
     return number
 
 
@@ -226,15 +267,15 @@ def read_minima(unit, row, kept, INDEX: tl.constexpr, KIND: tl.constexpr):
     """What is subtracted from the scaled codes of some inputs, float32 ``[n]``."""
     other = _load(unit + 32 + 2 * row, tl.float16, kept).to(tl.float32)
     if KIND == "six":
-        return other * _as_float(_six_bits(unit, row, kept, INDEX, 1), 0)
+        return _scaled(other, _six_bits(unit, row, kept, INDEX, 1))
     if KIND == "four":
-        return other * _as_float(_load(unit + (64 + 16 * INDEX) + row, tl.uint8, kept).to(tl.int32) >> 4, 0)
+        return _scaled(other, _load(unit + (64 + 16 * INDEX) + row, tl.uint8, kept).to(tl.int32) >> 4)
     return -other
 
 
 @triton.jit
-def read_floats(block, row, kept, HALF_OF_BLOCK: tl.constexpr, TYPE: tl.constexpr):
-    """Half a block of floats, float32 ``[n, 16]``."""
+def read_floats(block, row, kept, PART: tl.constexpr, HALF: tl.constexpr, TYPE: tl.constexpr):
+    """Floats of a block, or of a half, float32 ``[n, PART]``."""
     SIZE: tl.constexpr = TYPE.primitive_bitwidth // 8
-    place = SIZE * _ROWS * (HALF * HALF_OF_BLOCK + tl.arange(0, HALF))
+    place = SIZE * _ROWS * (16 * HALF + tl.arange(0, PART))
     return _load((block + SIZE * row)[:, None] + place[None, :], TYPE, kept[:, None]).to(tl.float32)

@@ -10,15 +10,15 @@ from torch.nn import functional
 from selfspec.gpu import blocks
 from selfspec.gpu.blocks import REAL_TYPES, tile_form
 from selfspec.gpu.products import (
+    ADDED,
     OUTPUTS,
-    ROWS,
     STAGES,
     WARPS,
     add_shares,
     dense_product,
-    divisions,
+    dense_shares,
     low_bit_product,
-    step_of,
+    shares,
     unpack_rows,
 )
 from selfspec.runtimes.formats import PackedFormat
@@ -29,6 +29,9 @@ IS_INTERPRETED = bool(blocks.IS_INTERPRETED.value)
 _OPTIONS = {"num_warps": WARPS, "num_stages": STAGES, "enable_fp_fusion": True}
 """How products are compiled; each multiply-add is rounded once."""
 
+
+ROWS = 16 if torch.version.hip else 8
+"""Rows of a program, those of a matrix instruction of the device."""
 
 MOST_ROWS = 64
 """Most rows of a sequence that the kernels multiply; with more, torch multiplies what they unpack."""
@@ -102,15 +105,11 @@ def _multiply_unpacked(hidden_states: torch.Tensor, part: Tiles, out: torch.Tens
         out[:, some] = functional.linear(hidden_states, weight, None if bias is None else bias[some])
 
 
-def multiply_dense(
-    hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def multiply_dense(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """The product of rows ``[rows, inputs]`` and weights ``[outputs, inputs]`` of their dtype, ``[rows, outputs]``."""
     outputs, inputs = weight.shape
     out = hidden_states.new_empty(len(hidden_states), outputs)
-    splits, step = divisions(outputs, inputs), step_of(weight.dtype)
-    share = step * -(-inputs // (step * splits))
-    _launch(dense_product, hidden_states, weight, bias, out, splits, {"SHARE": share, "STEP": step})
+    _launch(dense_product, hidden_states, weight, bias, out, dense_shares(outputs, inputs, weight.dtype.itemsize))
     return out
 
 
@@ -123,16 +122,14 @@ def multiply_tiles(
 ) -> None:
     """The product of rows and the weights in tiles, to ``out``, ``[rows, outputs]``, whose rows may lie apart."""
     inputs, outputs = hidden_states.shape[1], out.shape[1]
-    units, splits = inputs // form.unit, divisions(outputs, inputs)
-    share = -(-units // min(splits, units))
-    constants = {"SHARE": share, **_constants(form)}
-    _launch(low_bit_product, hidden_states, tiles, bias, out, -(-units // share), constants)
+    constants = {**shares(outputs, inputs, form.unit), **_constants(form)}
+    _launch(low_bit_product, hidden_states, tiles, bias, out, constants)
 
 
 def unpack_tiles(tiles: torch.Tensor, form: PackedFormat, rows: torch.Tensor, out: torch.Tensor) -> None:
     """The values of some weight rows (long ``[n]``) in tiles, to contiguous ``out``, ``[n, inputs]``."""
     count, inputs = out.shape
-    grid = triton.cdiv(count, ROWS), inputs // form.unit
+    grid = triton.cdiv(count, OUTPUTS), inputs // form.unit
     unpack_rows[grid](tiles, rows, out, count, INPUTS=inputs, **_constants(form), num_warps=1, enable_fp_fusion=True)
 
 
@@ -142,21 +139,23 @@ def _launch(
     weights: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    splits: int,
     constants: dict[str, Any],
 ) -> None:
     """Calls a product; where the inputs are divided, what adds the shares follows it."""
     (rows, inputs), outputs = hidden_states.shape, out.shape[1]
     assert hidden_states.is_contiguous()
-    programs = triton.cdiv(outputs, OUTPUTS)
-    common = {"SPLITS": splits, "HAS_BIAS": bias is not None, "OUTPUTS": OUTPUTS}
+    splits, has_bias = constants["SPLITS"], bias is not None
     to = out if splits == 1 else torch.empty(splits, rows, outputs, dtype=torch.float32, device=out.device)
     filled = out if bias is None else bias
-    grid = programs, triton.cdiv(rows, ROWS), splits
+    grid = triton.cdiv(outputs, OUTPUTS), triton.cdiv(rows, ROWS), splits
     sizes = rows, outputs, out.stride(0)
-    kernel[grid](hidden_states, weights, filled, to, *sizes, INPUTS=inputs, **common, **constants, **_OPTIONS)
+    tile = {"OUTPUTS": OUTPUTS, "ROWS": ROWS}
+    kernel[grid](
+        hidden_states, weights, filled, to, *sizes, INPUTS=inputs, HAS_BIAS=has_bias, **tile, **constants, **_OPTIONS
+    )
     if splits > 1:
-        add_shares[programs, rows](to, filled, out, *sizes, **common, **_OPTIONS)
+        grid = triton.cdiv(outputs, ADDED), rows
+        add_shares[grid](to, filled, out, *sizes, SPLITS=splits, HAS_BIAS=has_bias, OUTPUTS=ADDED, **_OPTIONS)
 
 
 def _constants(form: PackedFormat) -> dict[str, Any]:

@@ -1,37 +1,37 @@
 """Products of a few rows by weights, with one order of sums for any number of rows.
 
-A program computes up to 16 rows of some outputs. Fewer rows leave places of its matrix instructions empty, which costs
-little where memory is the limit, and so the same program, with the same sums in the same order, runs for any number
-of rows: a row of a verification is bit for bit that of a single step. How the inputs are divided among programs, whose
-sums are added one after the other, follows from the shape of the weights alone.
+A program computes 8 or 16 rows of some outputs, as many as a matrix instruction of the device has. Fewer rows leave
+places of it empty, which costs little where memory is the limit, and so the same program, with the same sums in the
+same order, runs for any number of rows: a row of a verification is bit for bit that of a single step. How the inputs
+are divided among programs, whose sums are added one after the other, follows from the shape of the weights alone.
 
 Sums are float32. Weights of few bits enter as the integers that they are, which every dtype holds exactly; a group's
 sum is scaled, not its weights.
 """
 
-import torch
+from math import gcd
+
 import triton
 import triton.language as tl
 
 from selfspec.gpu.blocks import (
-    HALF,
     dot,
+    in_order,
     input_order,
-    read_codes,
     read_floats,
     read_minima,
+    read_numbers,
     read_scales,
     read_zeros,
-    to_numbers,
 )
 
-ROWS = 16
-"""Rows of a program."""
+OUTPUTS, WARPS = 16, 1
+"""Outputs of a program, those of a matrix instruction, and its warps."""
 
-OUTPUTS, WARPS = 32, 2
-"""Outputs of a program, 16 for each warp: a matrix instruction has 16 of them and 8 rows."""
+ADDED = 256
+"""Outputs of a program that adds shares."""
 
-STAGES = 3
+STAGES = 2
 """Steps whose loads are under way at a time."""
 
 _PROGRAMS = 1024
@@ -39,8 +39,6 @@ _PROGRAMS = 1024
 
 _FEWEST_INPUTS = 512
 """Inputs of a program, at least, where they are divided."""
-
-_ROW_COUNT: tl.constexpr = tl.constexpr(ROWS)
 
 
 def divisions(outputs: int, inputs: int) -> int:
@@ -51,14 +49,26 @@ def divisions(outputs: int, inputs: int) -> int:
     return count
 
 
-def step_of(dtype: torch.dtype) -> int:
-    """Inputs of dense weights that a program reads at a time: 128 bytes of each weight row."""
-    return 128 // dtype.itemsize
+def shares(outputs: int, inputs: int, unit: int) -> dict[str, int]:
+    """How the units of inputs of tiles are divided, as constants of ``low_bit_product``.
+
+    A program reads the units of up to 256 inputs at a time, as many as divide its share.
+    """
+    units = inputs // unit
+    share = -(-units // min(divisions(outputs, inputs), units))
+    together = gcd(max(1, 256 // unit), units, share)
+    return {"SHARE": share, "SPLITS": -(-units // share), "TOGETHER": together}
+
+
+def dense_shares(outputs: int, inputs: int, size: int) -> dict[str, int]:
+    """The same for dense weights of ``size`` bytes; a program reads 128 bytes of each weight row at a time."""
+    splits, step = divisions(outputs, inputs), 128 // size
+    return {"SHARE": step * -(-inputs // (step * splits)), "SPLITS": splits, "STEP": step}
 
 
 @triton.jit
 def _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Stores the sums of a program, ``[outputs, 16]``: those of all inputs with the bias, or those of its share."""
+    """Stores the sums of a program, ``[outputs, rows]``: those of all inputs with the bias, or those of its share."""
     kept = (row < rows)[None, :] & (column < outputs)[:, None]
     if SPLITS > 1:
         own = out + (tl.program_id(2) * rows + row)[None, :] * outputs + column[:, None]
@@ -84,19 +94,20 @@ def dense_product(
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
     STEP: tl.constexpr,
 ):
     """Rows ``x`` ``[rows, inputs]`` times weights ``[outputs, inputs]``, to ``out`` ``[rows, outputs]``.
 
-    Programs have 16 rows, ``OUTPUTS`` outputs, and of the inputs a share of ``SHARE``, of which they read ``STEP`` at a
+    Programs have ``ROWS`` rows, ``OUTPUTS`` outputs, and ``SHARE`` of the inputs, of which they read ``STEP`` at a
     time. With several shares ``out`` is float32 ``[SPLITS, rows, outputs]``, else its rows are ``stride`` apart.
     """
-    row = tl.program_id(1) * _ROW_COUNT + tl.arange(0, _ROW_COUNT)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     first = tl.program_id(2) * SHARE
     of_row, of_column = (row < rows)[None, :], (column < outputs)[:, None]
     own_rows, own_weights = x + row[None, :] * INPUTS, weights + column[:, None].to(tl.int64) * INPUTS
-    sums = tl.zeros((OUTPUTS, _ROW_COUNT), tl.float32)
+    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for start in range(0, SHARE, STEP):
         place = first + start + tl.arange(0, STEP)
         inside = place < INPUTS
@@ -107,7 +118,7 @@ def dense_product(
 
 
 @triton.jit
-def _read_half(
+def _read_part(
     unit,
     place,
     kept,
@@ -115,17 +126,18 @@ def _read_half(
     INDEX: tl.constexpr,
     KIND: tl.constexpr,
     BITS: tl.constexpr,
+    PART: tl.constexpr,
     OFFSET: tl.constexpr,
     HEAD: tl.constexpr,
     TABLE: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """What 16 inputs of a unit are multiplied with before they are scaled, float32 ``[n, 16]``; see ``read_codes``."""
-    block = unit + (HEAD + INDEX // 2 * (64 * BITS))
+    """What a part of the inputs of a unit is multiplied with before it is scaled, float32 ``[n, PART]``."""
+    block = unit + (HEAD + INDEX * PART // 32 * (64 * BITS))
     if KIND == "real":
-        numbers = read_floats(block, place, kept, INDEX % 2, TYPE)
+        numbers = read_floats(block, place, kept, PART, INDEX * PART // 16 % 2, TYPE)
     else:
-        numbers = to_numbers(read_codes(block, place, kept, INDEX % 2, BITS), OFFSET, TABLE)
+        numbers = read_numbers(block, place, kept, PART, INDEX * PART // 16 % 2, BITS, OFFSET, TABLE)
         if KIND == "grid":
             numbers -= zeros[:, None]
     return numbers
@@ -142,51 +154,72 @@ def low_bit_product(
     stride,
     INPUTS: tl.constexpr,
     SHARE: tl.constexpr,
+    TOGETHER: tl.constexpr,
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
     KIND: tl.constexpr,
     BITS: tl.constexpr,
     UNIT: tl.constexpr,
     SCALED: tl.constexpr,
+    PART: tl.constexpr,
     OFFSET: tl.constexpr,
     HEAD: tl.constexpr,
     TABLE: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """The same for tiles of weights of few bits; see ``blocks.TileForm``. ``SHARE`` counts units."""
+    """The same for tiles of weights of few bits; see ``blocks.TileForm``.
+
+    ``SHARE`` and ``TOGETHER``, what is read at a time, count units.
+    """
     UNIT_BYTES: tl.constexpr = HEAD + UNIT * BITS * 2
     UNITS: tl.constexpr = INPUTS // UNIT
     MINIMA: tl.constexpr = KIND == "shifted" or KIND == "six" or KIND == "four"
-    row = tl.program_id(1) * _ROW_COUNT + tl.arange(0, _ROW_COUNT)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     place, kept = column % 16, column < outputs
     tile = tiles + (column // 16).to(tl.int64) * (UNITS * UNIT_BYTES)
     first = tl.program_id(2) * SHARE
-    own_rows = x + row[None, :] * INPUTS + input_order(KIND)[:, None]
-    of_row = (row < rows)[None, :]
-    sums = tl.zeros((OUTPUTS, _ROW_COUNT), tl.float32)
-    for index in range(first, tl.minimum(first + SHARE, UNITS)):
-        unit = tile + index * UNIT_BYTES
-        zeros = read_zeros(unit, place, kept, KIND)
-        for group in tl.static_range(UNIT // SCALED):
-            own, ones_sums = tl.zeros((OUTPUTS, _ROW_COUNT), tl.float32), tl.zeros((OUTPUTS, _ROW_COUNT), tl.float32)
-            for part in tl.static_range(SCALED // HALF):
-                entries = tl.load(own_rows + (index * UNIT + group * SCALED + part * HALF), mask=of_row, other=0)
+    own_rows = x + row[:, None] * INPUTS + tl.arange(0, PART)[None, :]
+    of_row = (row < rows)[:, None]
+    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for start in range(first, tl.minimum(first + SHARE, UNITS), TOGETHER):
+        for one in tl.static_range(TOGETHER):
+            index = start + one
+            unit = tile + index * UNIT_BYTES
+            zeros = read_zeros(unit, place, kept, KIND)
+            for group in tl.static_range(UNIT // SCALED):
+                own = tl.zeros((OUTPUTS, ROWS), tl.float32)
+                entry_sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+                for part in tl.static_range(SCALED // PART):
+                    entries = tl.load(own_rows + (index * UNIT + group * SCALED + part * PART), mask=of_row, other=0)
+                    entries = in_order(entries, PART, KIND)
+                    if KIND == "real":
+                        entries = entries.to(tl.float32)
+                    numbers = _read_part(
+                        unit,
+                        place,
+                        kept,
+                        zeros,
+                        group * (SCALED // PART) + part,
+                        KIND,
+                        BITS,
+                        PART,
+                        OFFSET,
+                        HEAD,
+                        TABLE,
+                        TYPE,
+                    )
+                    own = dot(numbers.to(entries.dtype), entries, own)
+                    if MINIMA:
+                        entry_sums = dot(tl.full((OUTPUTS, PART), 1.0, entries.dtype), entries, entry_sums)
                 if KIND == "real":
-                    entries = entries.to(tl.float32)
-                numbers = _read_half(
-                    unit, place, kept, zeros, group * (SCALED // HALF) + part, KIND, BITS, OFFSET, HEAD, TABLE, TYPE
-                )
-                own = dot(numbers.to(entries.dtype), entries, own)
+                    sums += own
+                else:
+                    sums += own * read_scales(unit, place, kept, group, KIND)[:, None]
                 if MINIMA:
-                    ones_sums = dot(tl.full((OUTPUTS, HALF), 1.0, entries.dtype), entries, ones_sums)
-            if KIND == "real":
-                sums += own
-            else:
-                sums += own * read_scales(unit, place, kept, group, KIND)[:, None]
-            if MINIMA:
-                sums -= ones_sums * read_minima(unit, place, kept, group, KIND)[:, None]
+                    sums -= entry_sums * read_minima(unit, place, kept, group, KIND)[:, None]
     _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS, HAS_BIAS)
 
 
@@ -224,6 +257,7 @@ def unpack_rows(
     BITS: tl.constexpr,
     UNIT: tl.constexpr,
     SCALED: tl.constexpr,
+    PART: tl.constexpr,
     OFFSET: tl.constexpr,
     HEAD: tl.constexpr,
     TABLE: tl.constexpr,
@@ -238,11 +272,11 @@ def unpack_rows(
     place = weight_row % 16
     unit = tiles + weight_row // 16 * (INPUTS // UNIT * UNIT_BYTES) + index * UNIT_BYTES
     zeros = read_zeros(unit, place, kept, KIND)
-    own = out + at[:, None].to(tl.int64) * INPUTS + input_order(KIND)[None, :] + index * UNIT
-    for half in tl.static_range(UNIT // HALF):
-        values = _read_half(unit, place, kept, zeros, half, KIND, BITS, OFFSET, HEAD, TABLE, TYPE)
+    own = out + at[:, None].to(tl.int64) * INPUTS + input_order(PART, KIND)[None, :] + index * UNIT
+    for part in tl.static_range(UNIT // PART):
+        values = _read_part(unit, place, kept, zeros, part, KIND, BITS, PART, OFFSET, HEAD, TABLE, TYPE)
         if KIND != "real":
-            values *= read_scales(unit, place, kept, half * HALF // SCALED, KIND)[:, None]
+            values *= read_scales(unit, place, kept, part * PART // SCALED, KIND)[:, None]
             if MINIMA:
-                values -= read_minima(unit, place, kept, half * HALF // SCALED, KIND)[:, None]
-        tl.store(own + half * HALF, values.to(out.dtype.element_ty), mask=kept[:, None])
+                values -= read_minima(unit, place, kept, part * PART // SCALED, KIND)[:, None]
+        tl.store(own + part * PART, values.to(out.dtype.element_ty), mask=kept[:, None])

@@ -1,4 +1,4 @@
-"""The runtime ``triton``: fused blocks whose products are Triton's. Norms, rope, attention and activations are theirs."""
+"""The runtime ``triton``: fused blocks whose products are Triton's. The rest of a block is unchanged."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from selfspec.errors import UnsupportedModelError
-from selfspec.gpu import products
+from selfspec.gpu import DEVICES, load_kernels
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.products import Function, LowBitProduct, Product, can_join, join
@@ -26,7 +26,7 @@ class TritonProduct(Product):
 
     def __init__(self, product: Product) -> None:
         super().__init__(product.shape, product.dtype, product.bias, product.linear)
-        self.product, self._kernels = product, products()
+        self.product, self._kernels = product, load_kernels()
 
     @property
     def bits(self) -> int:
@@ -67,11 +67,11 @@ def with_triton(sublayers: Sequence[Sublayer], head: nn.Module) -> tuple[list[Su
 
 def check_device(device: torch.device) -> None:
     """Refuses a device that Triton does not compile for; the CPU is one but for the interpreter."""
-    kernels = products()
+    kernels = load_kernels()
     if device.type == "cpu" and not kernels.IS_INTERPRETED:
         raise UnsupportedModelError(
             "runtime 'triton' runs on an accelerator, but the model is on the CPU; move it there, use another runtime, "
             "or set TRITON_INTERPRET=1 to run it slowly in Triton's interpreter"
         )
-    if device.type not in ("cpu", "cuda", "xpu"):
+    if device.type not in ("cpu", *DEVICES):
         raise UnsupportedModelError(f"Triton has no kernels for device '{device.type}'; use another runtime")

@@ -20,6 +20,8 @@ from selfspec.errors import (
     UnsupportedModelError,
     first_line,
 )
+from selfspec.gpu import DEVICES as TRITON_DEVICES
+from selfspec.gpu import has_triton
 from selfspec.limits import is_out_of_memory
 from selfspec.loading.catalog import InstallableModel, installed_file, resolve_name
 from selfspec.loading.devices import parse_device, parse_dtype
@@ -55,10 +57,10 @@ def load_model(
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` for the dtype of the checkpoint (bfloat16 for a
             quantised GGUF file, and for a quantised checkpoint in float16 on the CPU).
         device: a torch device, or ``auto`` for CUDA if available.
-        weights: ``int8`` or ``int4`` for low-bit weights, on the CPU (see ``quantise``); default: the checkpoint's.
+        weights: ``int8`` or ``int4`` for low-bit weights (see ``quantise``); default: the checkpoint's.
         unpack: turn the weights of a quantised GGUF file or checkpoint (GPTQ, AWQ, compressed-tensors, bitsandbytes)
-            into numbers of the dtype. On the CPU, in float32 and bfloat16, they else stay the file's own, which is
-            faster and takes less memory.
+            into numbers of the dtype. On the CPU, and on CUDA with Triton, in float32 and bfloat16, they else stay the
+            file's own, which is faster and takes less memory.
         activations: ``int8`` rounds what is multiplied with weights of few bits to 8 bits, in blocks of 32 with a scale
             each: faster for many rows, with a text of its own. ``exact`` multiplies all bits of the dtype. ``auto`` is
             ``int8`` for the own numbers of a quantised GGUF file or checkpoint in bfloat16, else ``exact``.
@@ -93,16 +95,19 @@ def _load(
     name: str | Path, chosen_dtype: Any, device: str | torch.device, precision: Precision | None, *, unpack: bool
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     chosen_device = torch.device("cpu") if precision is not None and device == "auto" else parse_device(device)
-    if precision is not None and chosen_device.type != "cpu":
-        raise DeviceError(f"low-bit weights of a target run on the CPU only, not on '{chosen_device}'; use device cpu")
+    has_kernels = chosen_device.type == "cpu" or (chosen_device.type in TRITON_DEVICES and has_triton())
+    if precision is not None and not has_kernels:
+        raise DeviceError(
+            f"low-bit weights of a target run on the CPU, or on CUDA with Triton, not on '{chosen_device}'; use device "
+            "cpu, or run: pip install 'selfspec[triton]'"
+        )
     with _explain_failure(name):
         source = resolve_name(name)
         if (file := _gguf_file(source)) is not None:
-            packed = not unpack and precision is None and chosen_device.type == "cpu"
+            packed = not unpack and precision is None and has_kernels
             expected = source if isinstance(source, InstallableModel) else None
             model, tokenizer = read_gguf(file, chosen_dtype, packed=packed, expected=expected)
-            placed: Any = model
-            return _finish(placed.to(chosen_device), precision), tokenizer
+            return _finish(model, precision, chosen_device), tokenizer
         source = str(source)
         _check_family(source)
         if precision is not None:
@@ -110,18 +115,17 @@ def _load(
     with _explain_failure(name, "the tokenizer of "):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     with _explain_failure(name):
-        if chosen_device.type == "cpu" or unpack:
+        if has_kernels or unpack:
             packed = not unpack and precision is None
             quantised: Any = read_quantised(source, chosen_dtype, packed=packed)
             if quantised is not None:
-                return _finish(quantised.to(chosen_device), precision), tokenizer
+                return _finish(quantised, precision, chosen_device), tokenizer
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             source, dtype=chosen_dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
         model, report = loaded
         _check_weights(report)
-        model = model.to(chosen_device).eval()
-    return _finish(model, precision), tokenizer
+    return _finish(model.eval(), precision, chosen_device), tokenizer
 
 
 def _load_divided(
@@ -139,8 +143,10 @@ def _load_divided(
     return model, tokenizer
 
 
-def _finish(model: "PreTrainedModel", precision: Precision | None) -> "PreTrainedModel":
-    return model if precision is None else quantise_in_place(model, precision)
+def _finish(model: Any, precision: Precision | None, device: torch.device) -> "PreTrainedModel":
+    """A model on its device, with low-bit weights where asked for, which are made on the CPU."""
+    placed: PreTrainedModel = (model if precision is None else quantise_in_place(model, precision)).to(device)
+    return placed
 
 
 def load_config(name: str | Path) -> PreTrainedConfig:

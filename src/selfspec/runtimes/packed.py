@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from selfspec.errors import UnsupportedModelError
-from selfspec.gpu import products
+from selfspec.gpu import load_kernels
 from selfspec.memory import empty_in_large_pages
 from selfspec.runtimes.formats import TILE, PackedFormat
 from selfspec.runtimes.kernels import DTYPES, load
@@ -185,7 +185,7 @@ class LowBitLinear(nn.Module):
             linear = describe([self.packed], self.bias, short_rows=self.short_rows)
             out = multiply(rows, linear, self.out_features)
         else:
-            out = products().multiply_parts(rows, [self.packed], self.bias)
+            out = load_kernels().multiply_parts(rows, [self.packed], self.bias)
         return out.view(*hidden_states.shape[:-1], self.out_features)
 
     def outputs(self, first: int, count: int) -> "LowBitLinear":
@@ -271,7 +271,9 @@ def set_activations(model: nn.Module, activations: str) -> None:
             "GGUF file, or choose weights int8 or int4"
         )
     for layer in layers:
-        is_file = bool(layer.form.name) and layer.form.bits <= 8 and layer.dtype == torch.bfloat16 and layer.tiles.is_cpu
+        is_file = (
+            bool(layer.form.name) and layer.form.bits <= 8 and layer.dtype == torch.bfloat16 and layer.tiles.is_cpu
+        )
         layer.short_rows = activations == "int8" or (activations == "auto" and is_file)
 
 
@@ -291,7 +293,7 @@ def look_up(parts: Sequence[PackedWeights], rows: torch.Tensor, dtype: torch.dty
     """
     if not parts[0].tiles.is_cpu:
         (table,) = parts
-        values: torch.Tensor = products().look_up(table, rows, dtype)
+        values: torch.Tensor = load_kernels().look_up(table, rows, dtype)
         return values
     inputs, outputs = parts[0].inputs, sum(part.outputs for part in parts)
     out = torch.empty(len(rows), inputs, dtype=dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from selfspec.gpu import products
+from selfspec.gpu import load_kernels
 from selfspec.memory import empty_in_large_pages
 from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.kernels import DTYPES, load, row_limit
@@ -180,7 +180,7 @@ class LowBitProduct(Product):
         rows = hidden_states.contiguous()
         if rows.is_cpu:
             return multiply(rows, self.linear, self.shape[0])
-        made: torch.Tensor = products().multiply_parts(rows, self.parts, self.bias, widest)
+        made: torch.Tensor = load_kernels().multiply_parts(rows, self.parts, self.bias, widest)
         return made
 
 

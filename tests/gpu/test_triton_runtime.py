@@ -1,0 +1,98 @@
+"""The runtime ``triton``, in Triton's interpreter: whole models write the text of transformers."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fixtures.make_gguf import fixture_path
+from helpers.checkpoints import make_tokenizer
+from helpers.gguf_oracle import dequantised
+from helpers.kernels import needs_kernels
+from helpers.low_bit_model import random_model
+from selfspec import Engine
+from selfspec.errors import UnsupportedModelError
+from selfspec.loading import load_model
+from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.target import Target
+
+pytest.importorskip("triton", reason="the extra triton is not installed")
+from selfspec.gpu.copies import TritonLowBitCopies
+from selfspec.gpu.runtime import TritonProduct
+
+PROMPT = [5, 17, 3, 99, 42, 8]
+MODEL = random_model(num_hidden_layers=2)
+
+
+def text_of(model: torch.nn.Module, count: int) -> list[int]:
+    generate = model.generate
+    ids = generate(torch.tensor([PROMPT]), max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
+    return ids[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_a_skipping_method_writes_the_text_of_transformers(bits: int) -> None:
+    settings = {"skip_ratio": 0.25, "confidence_threshold": 0.0, "draft_precision": Precision.of(bits)}
+    if bits == 16:
+        del settings["draft_precision"]
+    engine = Engine(MODEL, make_tokenizer(), "uniform", settings=settings, runtime="triton")
+    result = engine.generate(PROMPT, max_new_tokens=8, ignore_eos=True)
+    assert list(result.token_ids) == text_of(MODEL, 8)
+    assert result.drafted > 0
+    assert result.accepted > 0
+
+
+@needs_kernels
+def test_a_gguf_file_writes_the_text_of_its_dequantised_model() -> None:
+    model, tokenizer = load_model(fixture_path("Q4_0"), dtype="float32", device="cpu")
+    engine = Engine(
+        model, tokenizer, "uniform", settings={"skip_ratio": 0.25, "confidence_threshold": 0.0}, runtime="triton"
+    )
+    result = engine.generate(PROMPT, max_new_tokens=6, ignore_eos=True)
+    assert list(result.token_ids) == text_of(dequantised("Q4_0"), 6)
+    assert result.drafted > 0
+
+
+def test_every_product_is_a_kernel_of_triton() -> None:
+    target = Target(MODEL, "triton")
+    assert target.fused_count == target.sublayer_count
+    products = [product for block in target.sublayers for product in block.products]
+    assert all(isinstance(each, TritonProduct) for each in [*products, target._prepared.head])
+
+
+@needs_kernels
+def test_copies_at_few_bits_are_multiplied_by_triton() -> None:
+    target = Target(MODEL, "triton")
+    assert isinstance(target._low_bit, TritonLowBitCopies)
+    block = target.at(Precision.of(4)).sublayers[1]
+    assert [product.bits for product in block.products] == [4, 4]
+    assert all(isinstance(each, TritonProduct) for each in block.products)
+
+
+def test_a_verification_has_the_products_of_single_steps() -> None:
+    """Before attention, in which torch adds up differently for several rows, all rows are equal bit for bit."""
+    target, rows = Target(MODEL, "triton"), torch.randn(7, 64, generator=torch.Generator().manual_seed(0))
+    projections, head = target.sublayers[0].products[0], target._prepared.head
+    for product in (projections, head):
+        together = product(rows)
+        assert all(torch.equal(product(rows[row : row + 1])[0], together[row]) for row in range(len(rows)))
+
+
+def test_the_cpu_is_refused_outside_of_the_interpreter() -> None:
+    program = (
+        "from helpers.low_bit_model import random_model\n"
+        "from selfspec.runtimes.target import Target\n"
+        "try:\n    Target(random_model(), 'triton')\n"
+        "except Exception as error:\n    print(type(error).__name__, error)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert found.stdout.startswith(f"{UnsupportedModelError.__name__} runtime 'triton' runs on an accelerator")
