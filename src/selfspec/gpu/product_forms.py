@@ -75,7 +75,6 @@ def _low_bit(form: PackedFormat, dtype: Any, outputs: int, inputs: int, rows: in
     return KernelForm(
         f"{_name(form)} by {name} {outputs}x{inputs}",
         low_bit_product,
-        shares,
         {**pointers, **_SIZES},
         constants,
         WARPS,
