@@ -43,11 +43,12 @@ def test_a_loaded_model_is_one_that_was_quantised(checkpoint: str, weights: str)
     assert torch.equal(loaded(ids).logits, wanted(ids).logits)
 
 
-def test_low_bit_weights_are_on_the_cpu(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_bit_weights_need_triton_on_a_device(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert load_model(checkpoint, weights="int4")[0].device.type == "cpu"
     monkeypatch.setattr("selfspec.loading.loader.parse_device", lambda _: torch.device("cuda"))
-    with pytest.raises(errors.DeviceError, match="CPU only, not on 'cuda'"):
+    monkeypatch.setattr("selfspec.loading.loader.has_triton", lambda: False)
+    with pytest.raises(errors.DeviceError, match=r"not on 'cuda'; use device cpu, or run: .*selfspec\[triton\]"):
         load_model(checkpoint, weights="int4", device="cuda")
 
 

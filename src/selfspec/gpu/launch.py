@@ -154,8 +154,8 @@ def _launch(
         hidden_states, weights, filled, to, *sizes, INPUTS=inputs, HAS_BIAS=has_bias, **tile, **constants, **_OPTIONS
     )
     if splits > 1:
-        grid = triton.cdiv(outputs, ADDED), rows
-        add_shares[grid](to, filled, out, *sizes, SPLITS=splits, HAS_BIAS=has_bias, OUTPUTS=ADDED, **_OPTIONS)
+        programs = triton.cdiv(outputs, ADDED), rows
+        add_shares[programs](to, filled, out, *sizes, SPLITS=splits, HAS_BIAS=has_bias, OUTPUTS=ADDED, **_OPTIONS)
 
 
 def _constants(form: PackedFormat) -> dict[str, Any]:

@@ -60,8 +60,10 @@ def with_triton(sublayers: Sequence[Sublayer], head: nn.Module) -> tuple[list[Su
     check_device(next(head.parameters()).device)
     blocks: list[Sublayer] = []
     for each in sublayers:
-        takes = isinstance(each, FusedBlock) and all(product.dtype in _DTYPES for product in each.products)
-        blocks.append(each.with_products(*map(TritonProduct, each.products)) if takes else each)
+        if isinstance(each, FusedBlock) and all(product.dtype in _DTYPES for product in each.products):
+            blocks.append(each.with_products(*map(TritonProduct, each.products)))
+        else:
+            blocks.append(each)
     return blocks, TritonProduct(join([head])) if can_join([head]) else head
 
 
