@@ -140,7 +140,8 @@ class Decoder:
         """The model's rope, by a private copy of its module."""
         layer_types = tuple(sorted(set(self.config.layer_types))) if self.family.rope_by_layer_type else ()
         neighbours = self.family.rope is RopeLayout.NEIGHBOURS
-        return Rope(self._parts.rotary_emb, layer_types, self._rope_switch, neighbours=neighbours)
+        once = self.family.angles_once
+        return Rope(self._parts.rotary_emb, layer_types, self._rope_switch, neighbours=neighbours, once=once)
 
     def new_cache(self, capacity: int, *, packed: bool = False) -> KeyValueCache:
         """An empty cache with ``capacity`` slots, ``packed`` in 8 bits or not."""

@@ -12,6 +12,7 @@ from torch.nn import functional
 from selfspec.model.decoder import Decoder
 from selfspec.model.families import Family
 from selfspec.model.sublayers import Sublayer
+from selfspec.runtimes.activations import ClampedGlu
 from selfspec.runtimes.fused import FusedAttention, FusedBlock, FusedMLP, LayerNorm, RowNorm
 from selfspec.runtimes.kernels import find
 from selfspec.runtimes.mixtures import CompiledMixture, compile_mixture
@@ -103,8 +104,9 @@ def _describe(block: FusedBlock) -> AttentionWeights | MlpWeights | MixtureWeigh
     if activation is None:
         return None
     gated = isinstance(block, CompiledMixture) or block.gated
+    clamps = (block.activate.alpha, block.activate.limit) if isinstance(block.activate, ClampedGlu) else ()
     mlps = [
-        MlpWeights(gate_up.linear, down.linear, down.shape[1], activation, gated)
+        MlpWeights(gate_up.linear, down.linear, down.shape[1], activation, gated, *clamps)
         for gate_up, down in zip(block.products[::2], block.products[1::2], strict=True)
     ]
     if isinstance(block, FusedMLP):
@@ -144,6 +146,7 @@ def _describe_attention(block: FusedAttention) -> AttentionWeights | None:
         sizes=Heads(block.heads, block.key_heads, block.head_dim),
         scale=block.scale,
         softcap=block.softcap or 0.0,
+        sinks=None if block.sinks is None else block.sinks.data_ptr(),
         layer=block.index,
     )
 
@@ -154,6 +157,8 @@ def native_activation(function: Function) -> int | None:
 
     if function is functional.silu:
         return find().constants["SILU"]
+    if isinstance(function, ClampedGlu):
+        return find().constants["CLAMPED_GLU"]
     kernel = function.act if isinstance(function, GELUTanh) else None
     if isinstance(kernel, partial) and kernel.func is functional.gelu:
         return find().constants["GELU_TANH"]

@@ -23,6 +23,7 @@ struct AttentionWeights {
     int neighbours;  // rope rotates neighbouring entries of a head
     Heads sizes;
     float scale, softcap;  // of the scores; no cap where it is 0
+    const void* sinks;     // [heads], see ``Attention``; or null
     int layer;             // of the cache
 };
 
@@ -274,7 +275,7 @@ template <class T> class Team {
         const T* queries = between.get() + part.first_row * sizes.all() * sizes.dim;
         const long tasks = divided(a, part);
         const Attention<T, Slots> attention{sizes, part.views[s.view], queries, cached, part.rows, slots_of(s, part), a.scale,
-                                            a.softcap, joined.get() + part.first_row * sizes.heads * sizes.dim};
+                                            a.softcap, static_cast<const T*>(a.sinks), joined.get() + part.first_row * sizes.heads * sizes.dim};
         const long first = task % tasks * attention.count / tasks, last = (task % tasks + 1) * attention.count / tasks;
         attention.run_some(task / tasks, first, last - first, own.scores.get());
     }

@@ -56,6 +56,7 @@ class AttentionWeights(Structure):
         *((name, c_int) for name in ("norms_rows", "norms_last", "neighbours")),
         ("sizes", Heads),
         *((name, c_float) for name in ("scale", "softcap")),
+        ("sinks", c_void_p),
         ("layer", c_int),
     )
 
@@ -67,6 +68,7 @@ class MlpWeights(Structure):
         *((name, Linear) for name in ("gate_up", "down")),
         ("inner", c_long),
         *((name, c_int) for name in ("activation", "gated")),
+        *((name, c_float) for name in ("alpha", "limit")),
     )
 
 
