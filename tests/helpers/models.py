@@ -21,6 +21,7 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
     HunYuanDenseV1Config,
@@ -203,6 +204,14 @@ VARIANTS: dict[str, Callable[[], PreTrainedConfig]] = {
         moe_intermediate_size=32,
         first_k_dense_replace=1,
         routed_scaling_factor=1.5,
+    ),
+    "gpt-oss": _config(
+        GptOssConfig,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=WINDOW,
+        rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=256, truncate=False),
     ),
 }
 """By name; every form that the sublayers of the families of the table have."""

@@ -228,16 +228,16 @@ def _join_biases(linears: Sequence[Any]) -> torch.Tensor | None:
 
 
 def is_ordinary(parameter: Any, *, transposed: bool = False) -> bool:
-    """Whether a parameter is a plain contiguous one, or else, if ``transposed``, contiguous with its last axes swapped."""
+    """Whether a parameter is a plain contiguous one, or, if ``transposed``, is so with its last axes swapped."""
     if type(parameter) is not nn.Parameter or type(parameter.data) is not torch.Tensor:
         return False
     return parameter.is_contiguous() or (transposed and parameter.transpose(1, 2).is_contiguous())
 
 
 def turn_parameter(parameter: nn.Parameter) -> torch.Tensor:
-    """The weights ``[experts, outputs, inputs]`` of a parameter ``[experts, inputs, outputs]``: it becomes a view of them.
+    """The weights ``[experts, outputs, inputs]`` of a parameter ``[experts, inputs, outputs]``.
 
-    The values are moved, once, so that nothing is held twice.
+    The values are moved, once, and the parameter becomes a view of them, so that nothing is held twice.
     """
     with _joining, torch.inference_mode(mode=False), torch.no_grad():
         turned = parameter.data.transpose(1, 2)

@@ -183,7 +183,7 @@ def _layer_parts(model: Any, precision: Precision) -> Iterator[tuple[nn.Module, 
 
 
 def _weights(module: Any, family: Family) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
-    """The weights ``[outputs, inputs]`` of a linear layer, or ``[experts, outputs, inputs]``, and biases ``[outputs]``."""
+    """The weights of a linear layer, or of experts ``[experts, outputs, inputs]``, and their biases in one axis."""
     if isinstance(module, nn.Linear):
         yield module.weight.detach(), module.bias
         return
