@@ -28,7 +28,7 @@ from selfspec.sampling.tree import TokenTree
 CLOSE: dict[str, Any] = {"rtol": 2e-5, "atol": 2e-5}
 FUSED_MLPS = {
     **{"mixtral": 0, "mixtral-window": 0, "qwen3-moe": 1, "qwen3-moe-window": 0},
-    **{"qwen2-moe": 0, "olmoe": 0, "granite-moe": 0, "glm4-moe": 1},
+    **{"qwen2-moe": 0, "olmoe": 0, "granite-moe": 0, "glm4-moe": 1, "gpt-oss": 0},
 }
 """Fused MLPs of the mixtures of experts, of which one layer of two models is none. Every other model fuses all."""
 
