@@ -66,6 +66,7 @@ def _read(source: str, dtype: torch.dtype | str, *, packed: bool) -> "PreTrained
     files = None if layout is None else SafetensorsFiles.find(source)
     if layout is None or files is None:
         return None
+    assert settings is not None
     del config.quantization_config  # the model is none of that package's
     model = build_on_meta(config)
     if settings.get("quant_method") != MXFP4 and any(parameter.dim() > 2 for parameter in model.parameters()):
