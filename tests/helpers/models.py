@@ -238,6 +238,12 @@ RELATIVES: dict[str, Callable[[], PreTrainedConfig]] = {
     "hyperclovax": _relative(
         "hyperclovax", attention_multiplier=0.2, residual_multiplier=0.7, embedding_multiplier=3.0, logits_scaling=2.0
     ),
+    "deepseek_v3": _relative(
+        "deepseek_v3",
+        **{**_EXPERTS, "head_dim": 32, "num_key_value_heads": 4, "first_k_dense_replace": 1},
+        **{"n_group": 2, "topk_group": 1, "q_lora_rank": 32, "kv_lora_rank": 64},
+        **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 32, "v_head_dim": 24},
+    ),
     "mellum": _relative("mellum", sliding_window=WINDOW, layer_types=_MIXED_LAYERS, **_EXPERTS),
     **{
         name: _relative(name, **_EXPERTS)

@@ -1,5 +1,6 @@
 """Levels of instructions: which one is chosen; every one that this processor has against modules, and row by row."""
 
+import copy
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import torch
 
 from helpers.kernels import found_again, needs_kernels
 from helpers.low_bit_model import SUBLAYERS, random_model
+from helpers.models import build
 from helpers.mxfp4_checkpoints import gpt_oss, save_mxfp4
 from selfspec import Engine, load_model
 from selfspec.errors import InvalidParameterError
@@ -203,6 +205,20 @@ def test_every_level_runs_gpt_oss(level: str, tmp_path: Path) -> None:
     for chunk in (2, 13, 39):
         if chunk <= kernels.most_attending(torch.bfloat16):
             assert torch.equal(states(rounded, chunk), alone)
+
+
+@needs_kernels
+@torch.inference_mode(mode=False)
+def test_every_level_attends_to_latents(level: str) -> None:
+    assert kernels.find().level == level
+    exact, modules = Target(build("deepseek_v3")), Target(build("deepseek_v3"), "eager")
+    assert exact.at(None).path().native
+    torch.testing.assert_close(states(exact, 13), states(modules, 39), rtol=1e-4, atol=1e-4)
+    half = Target(copy.deepcopy(build("deepseek_v3")).bfloat16())
+    alone = states(half, 1)
+    for chunk in (2, 13, 39):
+        if chunk <= kernels.most_attending(torch.bfloat16):
+            assert torch.equal(states(half, chunk), alone)
 
 
 @needs_kernels

@@ -64,7 +64,7 @@ template <class T> struct Model {
     explicit Model(int bits) {
         for (long layer = 0; layer < LAYERS; layer++) {
             const Linear inputs = linear(ALL, HIDDEN, bits), output = linear(HIDDEN, HEADS * DIM, bits);
-            attention[layer] = {inputs, output, {}, {}, 0, 0, 0, {HEADS, KEY_HEADS, DIM}, 0.17f, 0, layer ? tensor(HEADS, 1) : nullptr, int(layer)};
+            attention[layer] = {inputs, output, {}, {}, 0, 0, 0, {HEADS, KEY_HEADS, DIM, 0}, 0.17f, 0, layer ? tensor(HEADS, 1) : nullptr, int(layer)};
             const Linear gate_up = linear(2 * INNER, HIDDEN, bits), down = linear(HIDDEN, INNER, bits);
             mlp[layer] = {gate_up, down, INNER, SILU, 1};
             sublayers.push_back({&attention[layer], nullptr, norm(), {}, 1, 0, 0, HIDDEN, nullptr});

@@ -131,6 +131,7 @@ class Family:
         gated: the MLP multiplies two projections of its input; off where it has one alone.
         softcap: attribute of an attention module that caps its scores.
         angles_once: the rotary module gives each angle once, not for both entries that it rotates.
+        latent: a slot of the cache has a latent, and the rotated entries of a key, for all heads (DeepSeek's MLA).
         mixture: what a layer may have in the place of its MLP.
         without: config attribute with which a model of the family is none of this row.
     """
@@ -156,6 +157,7 @@ class Family:
     gated: bool = True
     softcap: str | None = None
     angles_once: bool = False
+    latent: bool = False
     mixture: Mixture | None = None
 
     def owns(self, module: object, class_ending: str) -> bool:
@@ -301,6 +303,14 @@ FAMILIES: dict[str, Family] = {
         embedding_multiplier="embedding_multiplier",
         logits_divisor="logits_scaling",
         mixture=Mixture(class_ending="MoE", router="router"),
+    ),
+    "deepseek_v3": Family(
+        "DeepSeek-V3",
+        classes="DeepseekV3",
+        attention=_attention(inputs=("kv_a_proj_with_mqa",)),
+        rope=RopeLayout.NEIGHBOURS,
+        latent=True,
+        mixture=_BIASED,
     ),
     "gpt_oss": Family(
         "gpt-oss",

@@ -17,8 +17,10 @@ constexpr int TOTALS = REGISTERS == 32 ? 24 : 8;   // vectors of outputs that fi
 // Sizes of an attention branch.
 struct Heads {
     long heads, key_heads, dim;
+    int shared;  // a key is the value, too
     long all() const { return heads + 2 * key_heads; }
     long group() const { return heads / key_heads; }
+    long value_of(long key_head) const { return shared ? key_head : key_heads + key_head; }
 };
 
 // What the rows of a sequence see through a window. Without ``visible`` they are causal: a row sees the slots up to its
@@ -76,7 +78,7 @@ template <class T, class Slots> struct Attention {
     template <int R, int PARTS>
     __attribute__((noinline)) void mix(long head, long query, long start, const Range& seen, const float* scores, const float* whole) const {
         Floats total[R][PARTS] = {};
-        const typename Slots::Cached* row = cached.row(sizes.key_heads + head, seen.from);
+        const typename Slots::Cached* row = cached.row(sizes.value_of(head), seen.from);
         for (long slot = seen.from; slot < seen.to; slot++, row += cached.width)
             add_value<R, PARTS>(total, row, start, scores + slot);
         for (int r = 0; r < R; r++) {

@@ -12,6 +12,7 @@ from selfspec.memory import check_memory
 from selfspec.model.decoder import Decoder
 from selfspec.model.families import Family, require_row
 from selfspec.runtimes.formats import PackedFormat
+from selfspec.runtimes.latent import latent_linears
 from selfspec.runtimes.low_bit import LowBitCopies
 from selfspec.runtimes.mixtures import EXPERT_WEIGHTS, expert_bias
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitExperts, LowBitLinear, PackedWeights
@@ -174,7 +175,9 @@ def _layer_parts(model: Any, precision: Precision) -> Iterator[tuple[nn.Module, 
         if form is None:
             continue
         if not hasattr(module, "experts"):
-            yield from ((module, name, getattr(module, name), form) for name in branch.parts)
+            latent = family.latent and index % 2 == 0
+            names = latent_linears(module) if latent else branch.parts
+            yield from ((module, name, getattr(module, name), form) for name in names)
             continue
         yield module, "experts", module.experts, form
         assert family.mixture is not None

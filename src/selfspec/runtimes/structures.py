@@ -44,7 +44,7 @@ class Norm(Structure):
 class Heads(Structure):
     """Sizes of an attention branch."""
 
-    _fields_ = (("heads", c_long), ("key_heads", c_long), ("dim", c_long))
+    _fields_ = (*((name, c_long) for name in ("heads", "key_heads", "dim")), ("shared", c_int))
 
 
 class AttentionWeights(Structure):
@@ -87,8 +87,22 @@ class MixtureWeights(Structure):
     )
 
 
+class LatentWeights(Structure):
+    """Attention to latents; see ``latent.h``."""
+
+    _fields_ = (
+        *((name, Linear) for name in ("inputs", "queries", "output")),
+        ("expanding", c_void_p),
+        *((name, Norm) for name in ("query_norm", "latent_norm")),
+        *((name, c_long) for name in ("rank", "heads", "key", "value", "turned", "latent")),
+        ("halves", c_int),
+        ("scale", c_float),
+        ("layer", c_int),
+    )
+
+
 class NativeSublayer(Structure):
-    """A branch of a forward: attention, an MLP or a mixture of experts; the others are null."""
+    """A branch of a forward: attention, an MLP, a mixture of experts or attention to latents; the others are null."""
 
     _fields_ = (
         ("attention", POINTER(AttentionWeights)),
@@ -98,6 +112,7 @@ class NativeSublayer(Structure):
         *((name, c_int) for name in ("view", "turn")),
         ("hidden", c_long),
         ("mixture", POINTER(MixtureWeights)),
+        ("latent", POINTER(LatentWeights)),
     )
 
 
@@ -211,6 +226,7 @@ STRUCTURES: Mapping[str, type[Structure]] = {
     "AttentionWeights": AttentionWeights,
     "MlpWeights": MlpWeights,
     "MixtureWeights": MixtureWeights,
+    "LatentWeights": LatentWeights,
     "Sublayer": NativeSublayer,
     "View": View,
     "CosSin": NativeCosSin,
