@@ -166,5 +166,4 @@ class _LatentWriter(_CacheWriter):
         rows = torch.cat([keys, values], -1)
         self._cache.write(layer_idx, self._start, rows, rows[:0])
         seen = self._cache.seen(layer_idx, self._first, self._slots)[0].to(keys.device)
-        latents, rotated = seen.split([keys.shape[-1], values.shape[-1]], -1)
-        return latents, rotated
+        return seen[..., : keys.shape[-1]], seen[..., keys.shape[-1] :]
