@@ -57,6 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ernie4_5": {"use_bias": False},
     "arcee": {"mlp_bias": False},
     "gemma": {},
+    "gpt-oss": {},
 }
 """Variants by name, with the settings that a GGUF file cannot hold set to what it means."""
 

@@ -42,6 +42,7 @@ ARCHITECTURES = {
     "gemma": MODEL_ARCH.GEMMA,
     "glm4": MODEL_ARCH.GLM4,
     "stablelm": MODEL_ARCH.STABLELM,
+    "gpt_oss": MODEL_ARCH.GPT_OSS,
 }
 """By ``config.model_type``."""
 
@@ -81,7 +82,8 @@ def save_family(
     for tensor, values in written.items():
         if tensor not in leave_out:
             numbers = np.ascontiguousarray(values, np.float32)
-            kind = quantised if numbers.ndim > 1 and "gate_inp" not in tensor else GGMLQuantizationType.F32
+            is_matrix = numbers.ndim > 1 and "gate_inp" not in tensor and not tensor.endswith("bias")
+            kind = quantised if is_matrix else GGMLQuantizationType.F32
             blocks = quantise_k(numbers, kind.name) if kind.name.endswith("_K") else quants.quantize(numbers, kind)
             writer.add_tensor(tensor, blocks, raw_dtype=kind)
     writer.write_header_to_file()
@@ -140,14 +142,16 @@ def _settings(config: Any) -> dict[str, Any]:
         in ("qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "olmoe", "gemma2", "gemma3_text", "olmo2", "starcoder2")
         else int(head_dim * rope.get("partial_rotary_factor", 1.0)),
         **_rope_scaling(config, rope),
-        **(_windows(config) if family in ("phi3", "gemma2", "gemma3_text", "exaone4") else {}),
+        **(_windows(config) if family in ("phi3", "gemma2", "gemma3_text", "exaone4", "gpt_oss") else {}),
         "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types]
         if family == "exaone4" and config.sliding_window
         else None,
         "expert_count": experts,
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
-        "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
+        "expert_feed_forward_length": config.intermediate_size
+        if family == "gpt_oss"
+        else getattr(config, "moe_intermediate_size", None),
         "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
         "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
         "attention.scale": getattr(config, "attention_multiplier", None),
@@ -198,10 +202,11 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, npt.NDArray[np.float
     for own, parameter in model.named_parameters():
         values = parameter.detach().numpy()
         name = own.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
+        name = f"{name}.weight" if name.endswith("sinks") else name
         if ".norms." in name:  # one for each head
             norms.setdefault(name.split(".norms.")[0], []).append(values)
         elif ".experts." in name:
-            yield from _experts(names, name, values)
+            yield from _experts(names, name, values, in_pairs=config.model_type == "gpt_oss")
         else:
             module, _, kind = name.rpartition(".")
             yield f"{names.get_name(module)}.{kind}", _stored(name, values, config)
@@ -211,15 +216,18 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, npt.NDArray[np.float
 
 
 def _experts(
-    names: gguf.TensorNameMap, name: str, values: npt.NDArray[np.float32]
+    names: gguf.TensorNameMap, name: str, values: npt.NDArray[np.float32], *, in_pairs: bool
 ) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-    prefix, _, kind = name.rpartition(".")
-    if kind == "gate_up_proj":
-        gate, up = np.split(values, 2, axis=1)
-        yield f"{names.get_name(f'{prefix}.gate_proj')}.weight", gate
-        yield f"{names.get_name(f'{prefix}.up_proj')}.weight", up
+    """The tensors of a parameter of all experts; if ``in_pairs``, it has inputs first, and pairs of gate and up."""
+    prefix, _, module = name.rpartition(".")
+    kind = "bias" if module.endswith("_bias") else "weight"
+    by_outputs = values.swapaxes(1, 2) if in_pairs and kind == "weight" else values
+    if module.startswith("gate_up_proj"):
+        gate, up = (by_outputs[:, ::2], by_outputs[:, 1::2]) if in_pairs else np.split(by_outputs, 2, axis=1)
+        yield f"{names.get_name(f'{prefix}.gate_proj')}.{kind}", gate
+        yield f"{names.get_name(f'{prefix}.up_proj')}.{kind}", up
     else:
-        yield f"{names.get_name(f'{prefix}.down_proj')}.weight", values
+        yield f"{names.get_name(f'{prefix}.down_proj')}.{kind}", by_outputs
 
 
 def _stored(name: str, values: npt.NDArray[np.float32], config: Any) -> npt.NDArray[np.float32]:

@@ -21,6 +21,7 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
     HunYuanDenseV1Config,
@@ -204,6 +205,14 @@ VARIANTS: dict[str, Callable[[], PreTrainedConfig]] = {
         first_k_dense_replace=1,
         routed_scaling_factor=1.5,
     ),
+    "gpt-oss": _config(
+        GptOssConfig,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=WINDOW,
+        rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=256, truncate=False),
+    ),
 }
 """By name; every form that the sublayers of the families of the table have."""
 
@@ -228,6 +237,12 @@ RELATIVES: dict[str, Callable[[], PreTrainedConfig]] = {
     "vaultgemma": _relative("vaultgemma", head_dim=16, sliding_window=WINDOW, attn_implementation="eager"),
     "hyperclovax": _relative(
         "hyperclovax", attention_multiplier=0.2, residual_multiplier=0.7, embedding_multiplier=3.0, logits_scaling=2.0
+    ),
+    "deepseek_v3": _relative(
+        "deepseek_v3",
+        **{**_EXPERTS, "head_dim": 32, "num_key_value_heads": 4, "first_k_dense_replace": 1},
+        **{"n_group": 2, "topk_group": 1, "q_lora_rank": 32, "kv_lora_rank": 64},
+        **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 32, "v_head_dim": 24},
     ),
     "mellum": _relative("mellum", sliding_window=WINDOW, layer_types=_MIXED_LAYERS, **_EXPERTS),
     **{

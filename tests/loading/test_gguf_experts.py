@@ -24,11 +24,15 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2-moe": {"use_sliding_window": False, "layer_types": None, "shared_expert_intermediate_size": 96},
     "olmoe": {},
     "granite-moe": {},
+    "gpt-oss": {"head_dim": 32},
 }
 EXPERTS = pytest.mark.parametrize("name", CASES)
 EXPERTS_AND_TYPES = pytest.mark.parametrize(
     ("name", "kind"),
-    [*((name, kind) for name in CASES for kind in ("Q4_0", "Q8_0")), ("qwen3-moe", "Q4_K"), ("qwen2-moe", "Q6_K")],
+    [
+        *((name, kind) for name in CASES for kind in ("Q4_0", "Q8_0")),
+        *(("qwen3-moe", "Q4_K"), ("qwen2-moe", "Q6_K"), ("gpt-oss", "MXFP4"), ("qwen3-moe", "MXFP4")),
+    ],
 )
 PROMPT, NEW_TOKENS = [3, 9, 14, 3, 9, 14, 3, 9], 24
 
@@ -103,8 +107,9 @@ def test_experts_have_the_numbers_of_the_file_and_rows_are_independent(
     assert len(experts) == model.config.num_hidden_layers
     for path, module in experts.items():
         for kind in ("gate_up_proj", "down_proj"):
-            values = getattr(module, kind).packed.unpack().to(dtype)
-            assert torch.equal(values.view(wanted[f"{path}.{kind}"].shape), wanted[f"{path}.{kind}"])
+            values, parameter = getattr(module, kind).packed.unpack().to(dtype), wanted[f"{path}.{kind}"]
+            by_outputs = parameter.transpose(1, 2) if name == "gpt-oss" else parameter
+            assert torch.equal(values.view(by_outputs.shape), by_outputs)
     target, ids = Target(model), torch.arange(3, 43)
 
     def run(*chunks: int) -> torch.Tensor:

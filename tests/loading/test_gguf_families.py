@@ -12,15 +12,15 @@ from transformers import AutoModelForCausalLM, GgufConfig
 from helpers.gguf_cases import CASES, assert_same_model, built, logits, open_case, read_model
 from helpers.gguf_families import ARCHITECTURES, dequantise, save_family
 from helpers.gguf_files import save_gguf
-from helpers.models import build, prompt
+from helpers.models import VARIANTS, build, make, prompt
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile
 from selfspec.loading.gguf_tensors import find_parameters
 from selfspec.loading.without_weights import build_on_meta
 from selfspec.model.families import FAMILIES
 
-OTHERS = ("qwen3-window", "phi3-window", "starcoder2")
-"""Models that llama.cpp does not load, or runs without the window."""
+OTHERS = ("qwen3-window", "phi3-window", "starcoder2", "gpt-oss")
+"""Models that llama.cpp does not load, runs without the window, or with YaRN's ramp between whole numbers."""
 
 NOT_IN_FILES = {
     "dtype",
@@ -74,6 +74,21 @@ def test_llama_cpp_computes_the_same(case: str, tmp_path: Path) -> None:
         found = torch.from_numpy(np.array(llama.scores[: len(ids)]))
         llama.close()
         assert (found - logits(built(case), ids)).abs().max() < (1e-2 if gelu else 1e-4)
+
+
+def test_llama_cpp_computes_gpt_oss_with_whole_bounds(tmp_path: Path) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    config = VARIANTS["gpt-oss"]()
+    config.rope_parameters = {**config.rope_parameters, "truncate": True}
+    model, ids = make(config, "gpt-oss"), prompt(40)
+    path = str(save_family(model, tmp_path / "model.gguf"))
+    llama = llama_cpp.Llama(
+        path, n_ctx=256, logits_all=True, verbose=False, n_threads=1, type_k=0, type_v=0, flash_attn=False
+    )
+    llama.eval(ids)
+    found = torch.from_numpy(np.array(llama.scores[: len(ids)]))
+    llama.close()
+    assert (found - logits(model, ids)).abs().max() < 1e-4
 
 
 FUSED = ("llama-tied-biases", "qwen2", "qwen3", "granite")

@@ -252,9 +252,9 @@ def test_a_part_of_another_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_types_that_do_not_run_are_refused_by_name(tmp_path: Path) -> None:
-    entries = [raw.tensor("norm", (32,)), raw.tensor("weight", (256,), 16, 128), raw.tensor("more", (32,), 39, 224)]
-    path = save(tmp_path / "m.gguf", raw.gguf(tensors=entries, data=bytes(256)))
-    with read(path) as file, pytest.raises(UnsupportedModelError, match=r"IQ2_XXS, MXFP4 \('weight'\)"):
+    entries = [raw.tensor("norm", (32,)), raw.tensor("weight", (256,), 16, 128), raw.tensor("more", (64,), 40, 224)]
+    path = save(tmp_path / "m.gguf", raw.gguf(tensors=entries, data=bytes(288)))
+    with read(path) as file, pytest.raises(UnsupportedModelError, match=r"IQ2_XXS, NVFP4 \('weight'\)"):
         file.check_runnable()
 
 

@@ -46,6 +46,14 @@ template <class F> std::vector<uint8_t> random_grid() {
     return made;
 }
 
+// Tiles of floats of four bits, with powers of two between 2^-7 and 1, but for the first weight row: the least one.
+inline std::vector<uint8_t> random_powers() {
+    std::vector<uint8_t> made = random_tiles<Format<MXFP4>>(false, 0);
+    for (size_t unit = 0; unit < made.size(); unit += Format<MXFP4>::bytes)
+        for (int i = 0; i < TILE; i++) made[unit + i] = uint8_t(unit || i ? 120 + next() % 8 : 0);
+    return made;
+}
+
 // Tiles of floats between -1 and 1; of F16 some that are not normal, too.
 template <int NUMBER> std::vector<uint8_t> random_floats() {
     std::vector<uint8_t> made = random_tiles<Format<NUMBER>>(false, 0);
@@ -104,6 +112,8 @@ int main() {
             std::vector<uint8_t> tiles;
             if constexpr (F::is_float)
                 tiles = random_floats<number>();
+            else if constexpr (number == MXFP4)
+                tiles = random_powers();
             else
                 tiles = is_grid ? random_grid<F>() : random_tiles<F>(F::is_symmetric, numbers);
             const Stored part{tiles.data(), OUTPUTS, format};

@@ -1,5 +1,6 @@
 """Levels of instructions: which one is chosen; every one that this processor has against modules, and row by row."""
 
+import copy
 import subprocess
 import sys
 import time
@@ -12,7 +13,9 @@ import torch
 
 from helpers.kernels import found_again, needs_kernels
 from helpers.low_bit_model import SUBLAYERS, random_model
-from selfspec import Engine
+from helpers.models import build
+from helpers.mxfp4_checkpoints import gpt_oss, save_mxfp4
+from selfspec import Engine, load_model
 from selfspec.errors import InvalidParameterError
 from selfspec.runtimes import kernel_build, kernels
 from selfspec.runtimes.precision import Precision
@@ -183,6 +186,39 @@ def test_every_level_writes_what_transformers_writes(level: str) -> None:
     assert list(generation.token_ids) == expected.tolist()
     assert sum(each.drafted for each in generation.rounds) > 0
     assert sum(each.accepted for each in generation.rounds) > 0
+
+
+@needs_kernels
+@torch.inference_mode(mode=False)
+def test_every_level_runs_gpt_oss(level: str, tmp_path: Path) -> None:
+    """Sinks, clamped units and experts in MXFP4: float32 as transformers' modules, rows alone as with others."""
+    assert kernels.find().level == level
+    folder = save_mxfp4(tmp_path, gpt_oss(num_hidden_layers=SUBLAYERS // 2))
+    model, half = (load_model(folder, dtype=dtype, activations="exact")[0] for dtype in ("float32", "bfloat16"))
+    exact = Target(model)
+    assert exact.at(None).path().native
+    wanted = states(Target(load_model(folder, dtype="float32", unpack=True)[0], "eager"), 39)
+    torch.testing.assert_close(states(exact, 13), wanted, rtol=1e-4, atol=1e-4)
+    rounded = Target(half)
+    alone = states(rounded, 1)
+    assert (alone.float() - wanted).norm() < 0.2 * wanted.norm()
+    for chunk in (2, 13, 39):
+        if chunk <= kernels.most_attending(torch.bfloat16):
+            assert torch.equal(states(rounded, chunk), alone)
+
+
+@needs_kernels
+@torch.inference_mode(mode=False)
+def test_every_level_attends_to_latents(level: str) -> None:
+    assert kernels.find().level == level
+    exact, modules = Target(build("deepseek_v3")), Target(build("deepseek_v3"), "eager")
+    assert exact.at(None).path().native
+    torch.testing.assert_close(states(exact, 13), states(modules, 39), rtol=1e-4, atol=1e-4)
+    half = Target(copy.deepcopy(build("deepseek_v3")).bfloat16())
+    alone = states(half, 1)
+    for chunk in (2, 13, 39):
+        if chunk <= kernels.most_attending(torch.bfloat16):
+            assert torch.equal(states(half, chunk), alone)
 
 
 @needs_kernels

@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForCausalLM,
     Ernie4_5_MoeConfig,
     Glm4MoeConfig,
+    GptOssConfig,
     GraniteMoeConfig,
     MixtralConfig,
     OlmoeConfig,
@@ -58,6 +59,19 @@ CONFIGS = {
         n_group=3,
         topk_group=2,
         head_dim=32,
+    ),
+    "gpt-oss": functools.partial(
+        GptOssConfig,
+        **SIZES,
+        head_dim=32,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        sliding_window=16,
+        rope_parameters={
+            **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "truncate": False},
+            **{"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 128},
+        },
+        swiglu_limit=0.9,
     ),
     "ernie": functools.partial(
         Ernie4_5_MoeConfig, **SIZES, moe_num_experts=6, moe_k=3, moe_num_shared_experts=1, moe_intermediate_size=32

@@ -14,7 +14,7 @@ import torch
 from helpers.programs import PROGRAMS, run_program
 from selfspec.runtimes.kernel_build import LEVELS, machine, processor_features, usable_levels
 
-FORMATS, ARITHMETICS = 36, 3
+FORMATS, ARITHMETICS = 37, 3
 ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 
 OWN = {level.name: level.flags for level in usable_levels(machine(), processor_features()) if level.name != "amx"}

@@ -64,14 +64,15 @@ template <class T> struct Model {
     explicit Model(int bits) {
         for (long layer = 0; layer < LAYERS; layer++) {
             const Linear inputs = linear(ALL, HIDDEN, bits), output = linear(HIDDEN, HEADS * DIM, bits);
-            attention[layer] = {inputs, output, {}, {}, 0, 0, 0, {HEADS, KEY_HEADS, DIM}, 0.17f, 0, int(layer)};
+            attention[layer] = {inputs, output, {}, {}, 0, 0, 0, {HEADS, KEY_HEADS, DIM, 0}, 0.17f, 0, layer ? tensor(HEADS, 1) : nullptr, int(layer)};
             const Linear gate_up = linear(2 * INNER, HIDDEN, bits), down = linear(HIDDEN, INNER, bits);
             mlp[layer] = {gate_up, down, INNER, SILU, 1};
             sublayers.push_back({&attention[layer], nullptr, norm(), {}, 1, 0, 0, HIDDEN, nullptr});
             sublayers.push_back({nullptr, &mlp[layer], norm(), {}, 1, 0, 0, HIDDEN, nullptr});
             const Linear gates = linear(EXPERTS * 2 * EXPERT_INNER, HIDDEN, bits);
             const Linear downs = linear(EXPERTS * HIDDEN, EXPERT_INNER, bits), router = linear(EXPERTS + 1, HIDDEN, 0);
-            mixtures[layer] = {router, {gates, downs, EXPERT_INNER, SILU, 1}, mlp[layer], EXPERTS, TOP, 1, 0, nullptr, 1, 1, 1, 0, 1};
+            const MlpWeights experts{gates, downs, EXPERT_INNER, layer ? CLAMPED_GLU : SILU, 1, 1.702f, 0.5f};
+            mixtures[layer] = {router, experts, mlp[layer], EXPERTS, TOP, 1, 0, nullptr, 1, 1, 1, 0, 1};
             sublayers.push_back({nullptr, nullptr, norm(), {}, 1, 0, 0, HIDDEN, &mixtures[layer]});
         }
         for (int i = 0; i < 3 * LAYERS; i++) which.push_back(i);

@@ -74,6 +74,7 @@ class _Family:
         norm: the attribute of its config for what norms add to a variance; its name tells the kind of norm.
         partial_rope: whether its models can rotate a part of a head.
         rope_by_layer_type: whether each type of layers has a rope of its own.
+        rounds_yarn: whether the bounds of YaRN's ramp are whole numbers, as those of llama.cpp always are.
         more: the settings of its own.
     """
 
@@ -81,6 +82,7 @@ class _Family:
     norm: str = "rms_norm_eps"
     partial_rope: bool = False
     rope_by_layer_type: bool = False
+    rounds_yarn: bool = True
     more: Callable[[Header], dict[str, Any]] = _nothing
 
 
@@ -209,6 +211,15 @@ def _seed_oss(header: Header) -> dict[str, Any]:
     return {**_biases_and_mlp(header), "attention_out_bias": header.has("attn_output.bias")}
 
 
+def _gpt_oss(header: Header) -> dict[str, Any]:
+    return {
+        **_biases(header),
+        **_experts(header),
+        **_windows(header, default=0, period=2),
+        "intermediate_size": header.settings.integer("expert_feed_forward_length"),
+    }
+
+
 def _one_for_biases(header: Header) -> dict[str, Any]:
     return {"use_bias": header.has_qkv_bias}
 
@@ -242,6 +253,7 @@ _FAMILIES = {
     "gemma3": _Family("gemma3_text", rope_by_layer_type=True, more=_gemma3),
     "starcoder2": _Family("starcoder2", norm="norm_epsilon", more=_one_for_biases),
     "glm4": _Family("glm4", partial_rope=True, more=_biases),
+    "gpt-oss": _Family("gpt_oss", rounds_yarn=False, more=_gpt_oss),
     "stablelm": _Family("stablelm", norm="layer_norm_eps", partial_rope=True, more=_stablelm),
 }
 """By ``general.architecture``."""
@@ -328,6 +340,8 @@ def _read_values(family: _Family, header: Header) -> dict[str, Any]:
             f"this GGUF file has a context of {context} tokens and norms that add {epsilon:g}; convert the model again"
         )
     rope = read_rope(settings, tensors, header.head_dim, context, partial=family.partial_rope)
+    if rope["rope_type"] == "yarn" and not family.rounds_yarn:
+        rope["truncate"] = False
     if family.rope_by_layer_type:
         local = {"rope_type": "default", "rope_theta": settings.number("rope.freq_base_swa", 10000.0)}
         rope = {"full_attention": rope, "sliding_attention": local}

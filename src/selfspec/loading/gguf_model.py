@@ -183,6 +183,8 @@ class _Filling:
         """The format in which a parameter stays; ``None`` where it becomes numbers of the dtype."""
         path, _, kind = name.rpartition(".")
         if path.endswith(_EXPERTS):
+            if kind not in (_GATE_UP, _DOWN):
+                return None
             forms = [self._form_of(f"{path}.{each}") for each in (_GATE_UP, _DOWN)]
             return forms[kind == _DOWN] if all(forms) and self._fit_tiles(path) else None
         module = self._modules[path]
@@ -202,18 +204,20 @@ class _Filling:
     def _pack_experts(self, path: str, module: nn.Module) -> LowBitExperts:
         layers = []
         for kind in (_GATE_UP, _DOWN):
-            form, names = self._forms[f"{path}.{kind}"], self._sources[f"{path}.{kind}"].tensors
-            tensors = [self._file.tensors[name] for name in names]
+            form, source = self._forms[f"{path}.{kind}"], self._sources[f"{path}.{kind}"]
+            tensors = [self._file.tensors[name] for name in source.tensors]
             count, each, inputs = tensors[0].shape
             outputs = each * len(tensors)
             packed = PackedWeights.empty(count * outputs, inputs, form)
-            for part, tensor in enumerate(tensors):
-                data = tensor.data().reshape(count, each, -1)
-                for expert in range(count):
-                    place = packed.rows(expert * outputs + part * each, each)
-                    PackedWeights.of_gguf(data[expert], form, (each, inputs), into=place)
-                tensor.release()
-            layers.append(LowBitLinear(packed, None, self._dtype))
+            for expert in range(count):
+                parts = [tensor.data().reshape(count, each, -1)[expert] for tensor in tensors]
+                data = parts[0] if len(parts) == 1 else np.concatenate(parts)
+                into = packed.rows(expert * outputs, outputs)
+                PackedWeights.of_gguf(data, form, (outputs, inputs), source.order(each), into=into)
+            self._release(tensors)
+            bias = f"{path}.{kind}_bias"
+            biases = self._read(bias).flatten() if bias in self._sources else None
+            layers.append(LowBitLinear(packed, biases, self._dtype))
         return LowBitExperts(module, *layers)
 
     def _pack(self, name: str) -> PackedWeights:

@@ -34,11 +34,13 @@ class Source:
             but one axis of a matrix.
         rows: the outputs of the tensors that the parameter has, in its order; ``None`` for all as they are.
         added: what is added to the values of the file.
+        transposed: the parameter has inputs before outputs, and one output of each tensor in turns.
     """
 
     tensors: tuple[str, ...]
     rows: Rows | None = None
     added: float = 0.0
+    transposed: bool = False
 
     def read(self, values: Callable[[str], npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
         """The parameter, given a function for the values of a tensor by its name, in its shape.
@@ -46,10 +48,26 @@ class Source:
         The shape can have one axis of size one more than the parameter's.
         """
         arrays = [values(name) for name in self.tensors]
+        if self.transposed:
+            return self._in_turns(arrays)
         axis = _outputs_axis(arrays[0].shape)
         joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
         chosen = joined if self.rows is None else np.take(joined, self.rows, axis)
         return chosen + np.float32(self.added) if self.added else chosen
+
+    def order(self, outputs: int) -> Rows | None:
+        """The place of each output of the parameter among those of all tensors, which have as many each.
+
+        ``None`` where the tensors follow each other.
+        """
+        parts = len(self.tensors)
+        return np.arange(outputs * parts).reshape(parts, -1).T.flatten() if self.transposed and parts > 1 else None
+
+    @staticmethod
+    def _in_turns(arrays: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+        """Weights ``[experts, outputs, inputs]`` or biases ``[experts, outputs]`` of tensors as one parameter."""
+        both = np.stack(arrays, 2).reshape(len(arrays[0]), -1, *arrays[0].shape[2:])
+        return np.ascontiguousarray(both.swapaxes(1, 2) if both.ndim == 3 else both)
 
 
 _MODULES = {
@@ -62,6 +80,7 @@ _MODULES = {
     "self_attn.v_proj": "attn_v",
     "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
+    "self_attn.sinks": "attn_sinks",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.q_layernorm.norms": "attn_q_norm",
@@ -74,6 +93,7 @@ _MODULES = {
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
@@ -95,6 +115,7 @@ _MODULES_OF: dict[str, dict[str, str]] = {
     "olmo2": _AFTER_ATTENTION,
     "exaone4": _AFTER_ATTENTION,
     "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
+    "gpt_oss": {"post_attention_layernorm": "post_attention_norm"},
     "gemma2": _AFTER_ATTENTION,
     "gemma3_text": _AFTER_ATTENTION,
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
@@ -107,13 +128,16 @@ _JOINED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn
 _INTERLEAVED = frozenset({"llama", "mixtral", "smollm3", "granite", "granitemoe", "arcee"})
 """Families whose rotated projections llama.cpp stores with the two halves of a head interleaved."""
 
+_TRANSPOSED = frozenset({"gpt_oss"})
+"""Families whose parameters of experts have inputs before outputs, and gate and up of an entry side by side."""
+
 _NORMS_PLUS_ONE = frozenset({"gemma", "gemma2", "gemma3_text"})
 
 _NEEDLESS = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
 """Tensors that follow from the settings."""
 
 _PARAMETER = re.compile(
-    r"(?:model\.layers\.(?P<layer>\d+)\.)?(?P<module>.+?)(?:\.(?P<part>\d+))?(?:\.(?P<kind>weight|bias))?"
+    r"(?:model\.layers\.(?P<layer>\d+)\.)?(?P<module>.+?)(?:\.(?P<part>\d+))?(?:[._](?P<kind>weight|bias))?"
 )
 
 
@@ -163,7 +187,8 @@ class _Finder:
         elif self._family in _INTERLEAVED and module in ("attn_q", "attn_k"):
             rows = self._undo_interleaving(self._range(names[0], module, 0) if rows is None else rows)
         added = -1.0 if self._family in _NORMS_PLUS_ONE and module.endswith("norm") else 0.0
-        return Source(names, rows, added)
+        transposed = self._family in _TRANSPOSED and ".experts." in match["module"]
+        return Source(names, rows, added, transposed)
 
     def _find_tensors(self, block: str, module: str, kind: str, name: str) -> tuple[tuple[str, ...], Rows | None]:
         """The tensors for a module, and which of their outputs it has; ``None`` for all."""
@@ -206,17 +231,24 @@ class _Finder:
 def _check_shape(name: str, expected: tuple[int, ...], source: Source, tensors: Mapping[str, GgufTensor]) -> None:
     """Refuses tensors that do not have the numbers of a parameter."""
     shapes = [tensors[tensor].shape for tensor in source.tensors]
+    if not _fits(source, shapes, expected):
+        raise UnsupportedModelError(
+            f"the shape {' and '.join(map(str, shapes))} of {' and '.join(source.tensors)} in this GGUF file does not "
+            f"fit the {name} of the model, {expected}; {_ELSEWHERE}"
+        )
+
+
+def _fits(source: Source, shapes: list[tuple[int, ...]], expected: tuple[int, ...]) -> bool:
+    if source.transposed:
+        experts, *inputs, outputs = expected
+        return outputs % len(shapes) == 0 and set(shapes) == {(experts, outputs // len(shapes), *inputs)}
     axis = _outputs_axis(shapes[0])
     others = {(shape[:axis], shape[axis + 1 :]) for shape in shapes}
     outputs = sum(map(_outputs, shapes))
     if source.rows is not None and source.rows.max() < outputs:
         outputs = len(source.rows)
     found = (*shapes[0][:axis], outputs, *shapes[0][axis + 1 :])
-    if len(others) > 1 or _without_ones(found) != _without_ones(expected):
-        raise UnsupportedModelError(
-            f"the shape {' and '.join(map(str, shapes))} of {' and '.join(source.tensors)} in this GGUF file does not "
-            f"fit the {name} of the model, {expected}; {_ELSEWHERE}"
-        )
+    return len(others) == 1 and _without_ones(found) == _without_ones(expected)
 
 
 def _check_all_used(tensors: Mapping[str, GgufTensor], sources: Mapping[str, Source], family: str) -> None:

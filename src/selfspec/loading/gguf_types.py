@@ -71,5 +71,5 @@ REMOVED_TYPES: dict[int, str] = {
 """Names of types that ggml itself has given up, by their numbers."""
 
 _FLOATS, _LEGACY = ("F32", "F16", "BF16"), ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-RUNNABLE_TYPES = frozenset((*_FLOATS, *_LEGACY, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"))
+RUNNABLE_TYPES = frozenset((*_FLOATS, *_LEGACY, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"))
 """Names of the types that selfspec runs."""

@@ -58,9 +58,9 @@ def load_model(
             quantised GGUF file, and for a quantised checkpoint in float16 on the CPU).
         device: a torch device, or ``auto`` for CUDA if available.
         weights: ``int8`` or ``int4`` for low-bit weights (see ``quantise``); default: the checkpoint's.
-        unpack: turn the weights of a quantised GGUF file or checkpoint (GPTQ, AWQ, compressed-tensors, bitsandbytes)
-            into numbers of the dtype. On the CPU, and on CUDA with Triton, in float32 and bfloat16, they else stay the
-            file's own, which is faster and takes less memory.
+        unpack: turn the weights of a quantised GGUF file or checkpoint (GPTQ, AWQ, compressed-tensors, bitsandbytes,
+            MXFP4) into numbers of the dtype. On the CPU, and on CUDA with Triton, in float32 and bfloat16, they else
+            stay the file's own, which is faster and takes less memory.
         activations: ``int8`` rounds what is multiplied with weights of few bits to 8 bits, in blocks of 32 with a scale
             each: faster for many rows, with a text of its own. ``exact`` multiplies all bits of the dtype. ``auto`` is
             ``int8`` for the own numbers of a quantised GGUF file or checkpoint in bfloat16, else ``exact``.

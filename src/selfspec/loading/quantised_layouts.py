@@ -19,6 +19,9 @@ from selfspec.loading.quantised_parts import Finder, StoredLinear, steps, stored
 from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.packed_codes import PackedCodes
 
+MXFP4 = "mxfp4"
+"""The ``quant_method`` of checkpoints whose experts are in MXFP4 (``quantised_mxfp4.py``)."""
+
 
 def find_layout(settings: Mapping[str, Any]) -> Finder | None:
     """The layout that a config's ``quantization_config`` names; ``None`` for those that only transformers knows.
@@ -34,8 +37,15 @@ def find_layout(settings: Mapping[str, Any]) -> Finder | None:
         return find_awq
     if method == "bitsandbytes":
         return _bitsandbytes
+    if method == MXFP4:
+        return _ordinary
     if method == "compressed-tensors":
         return find_compressed_layout(settings)
+    return None
+
+
+def _ordinary(files: SafetensorsFiles, name: str, shape: tuple[int, int]) -> StoredLinear | None:
+    """No linear layer has few bits."""
     return None
 
 

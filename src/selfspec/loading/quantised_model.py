@@ -10,13 +10,15 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from selfspec.errors import ModelLoadError, SelfSpecWarning, first_line, naming
-from selfspec.loading.quantised_layouts import find_layout
+from selfspec.loading.quantised_layouts import MXFP4, find_layout
+from selfspec.loading.quantised_mxfp4 import StoredExperts, find_experts
 from selfspec.loading.quantised_parts import Finder, StoredLinear
 from selfspec.loading.without_weights import build_on_meta
 from selfspec.memory import check_memory
 from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import DTYPES, find
+from selfspec.runtimes.mixtures import EXPERT_WEIGHTS
 from selfspec.runtimes.packed import LowBitLinear
 
 if TYPE_CHECKING:
@@ -34,11 +36,11 @@ _NEEDLESS = re.compile(r".*\.rotary_emb\.inv_freq")
 
 
 def read_quantised(source: str, dtype: torch.dtype | str, *, packed: bool) -> "PreTrainedModel | None":
-    """The model of a checkpoint of GPTQ, AWQ, compressed-tensors or bitsandbytes, on the CPU in eval mode.
+    """The model of a checkpoint of GPTQ, AWQ, compressed-tensors, bitsandbytes or MXFP4, on the CPU in eval mode.
 
     Its tensors are read one by one. Linear layers keep the checkpoint's numbers where ``packed``, if they are a scale
-    times the distance of an integer from a zero point; the others become numbers of the dtype, and a warning says what
-    that takes.
+    times the distance of an integer from a zero point, and so do experts in MXFP4; the others become numbers of the
+    dtype, and a warning says what that takes.
 
     Args:
         source: a folder, or a name on the hub.
@@ -46,7 +48,7 @@ def read_quantised(source: str, dtype: torch.dtype | str, *, packed: bool) -> "P
         packed: weights of few bits keep their numbers where there are kernels for them.
 
     Returns:
-        ``None`` where transformers has to load it: other checkpoints, other layouts, mixtures of experts.
+        ``None`` where transformers has to load it: other checkpoints, other layouts, other mixtures of experts.
 
     Raises:
         ModelLoadError: a tensor is missing, or not what its layer needs.
@@ -64,9 +66,10 @@ def _read(source: str, dtype: torch.dtype | str, *, packed: bool) -> "PreTrained
     files = None if layout is None else SafetensorsFiles.find(source)
     if layout is None or files is None:
         return None
+    assert settings is not None
     del config.quantization_config  # the model is none of that package's
     model = build_on_meta(config)
-    if any(parameter.dim() > 2 for parameter in model.parameters()):
+    if settings.get("quant_method") != MXFP4 and any(parameter.dim() > 2 for parameter in model.parameters()):
         return None
     chosen = dtype if isinstance(dtype, torch.dtype) else _auto_dtype(config, packed=packed)
     filling = _Filling(model, files, layout, chosen, packed=packed)
@@ -107,12 +110,14 @@ class _Filling:
                 found = layout(files, name, (module.out_features, module.in_features))
                 if found is not None:
                     self._linears[name] = module, found
+        self._experts = find_experts(files, self._modules)
         held = {f"{name}.weight" for name in self._linears}
+        held |= {f"{name}.{weight}" for name in self._experts for weight in EXPERT_WEIGHTS}
         self._dense = {name: each for name, each in model.named_parameters() if name not in held}
 
     def check(self) -> None:
         """Refuses tensors that are missing, of another shape or not used, and weights that do not fit into memory."""
-        if not self._linears:
+        if not self._linears and not self._experts:
             raise ModelLoadError(
                 "the config says that weights are quantised, but none are; download the checkpoint again"
             )
@@ -121,6 +126,7 @@ class _Filling:
         self._check_all_used()
         dense = sum(parameter.numel() for parameter in self._dense.values()) * self._dtype.itemsize
         needed = _BASE_BYTES + dense + sum(self._bytes(*each) for each in self._linears.values())
+        needed += sum(map(self._expert_bytes, self._experts.values()))
         check_memory(needed, f"the weights take {needed:,} bytes", "take a smaller model")
 
     def run(self) -> None:
@@ -137,6 +143,8 @@ class _Filling:
                 setattr(self._modules[parent], last, layer.eval())
             else:
                 module.weight = nn.Parameter(stored.values(self._dtype), requires_grad=False)
+        for name, experts in self._experts.items():
+            self._fill_experts(name, experts)
         for name in self._dense:
             path, _, kind = name.rpartition(".")
             setattr(self._modules[path], kind, nn.Parameter(self._read(name), requires_grad=False))
@@ -144,11 +152,29 @@ class _Filling:
         if isinstance(head, nn.Linear) and head.weight.is_meta:  # it is tied
             head.weight = embedding.weight
 
+    def _fill_experts(self, name: str, experts: StoredExperts) -> None:
+        if not self._keeps_experts:
+            for weight in EXPERT_WEIGHTS:
+                setattr(experts.module, weight, nn.Parameter(experts.values(weight, self._dtype), requires_grad=False))
+            return
+        biases = {each: self._read(each) for each in self._dense if each.startswith(f"{name}.")}
+        for each in biases:
+            del self._dense[each]
+        parent, _, last = name.rpartition(".")
+        setattr(self._modules[parent], last, experts.pack(self._dtype, biases).eval())
+
     def _read(self, name: str) -> torch.Tensor:
         return self._files.read(name).to(self._dtype, copy=True)
 
     def _keeps(self, stored: StoredLinear) -> bool:
         return self._packed and stored.form is not None and self._no_kernels is None
+
+    @property
+    def _keeps_experts(self) -> bool:
+        return self._packed and self._no_kernels is None
+
+    def _expert_bytes(self, experts: StoredExperts) -> int:
+        return experts.bytes(None if self._keeps_experts else self._dtype.itemsize)
 
     def _bytes(self, module: nn.Linear, stored: StoredLinear) -> int:
         if self._keeps(stored):
@@ -159,6 +185,7 @@ class _Filling:
     def _check_all_used(self) -> None:
         """Refuses tensors that nothing reads: they would change what is computed."""
         used = {name for _, stored in self._linears.values() for name in stored.names}
+        used.update(name for stored in self._experts.values() for name in stored.names)
         used.update(name for name, _ in self._model.named_parameters(remove_duplicate=False))
         for name in sorted(set(self._files.names) - used):
             if not (_NEEDLESS.fullmatch(name) or self._is_empty_bias(name)):
@@ -175,6 +202,7 @@ class _Filling:
     def warn(self, source: str) -> None:
         """Says which layers do not keep their numbers, though they should."""
         sizes = [self._bytes(*each) for each in self._linears.values() if not self._keeps(each[1])]
+        sizes += [self._expert_bytes(each) for each in self._experts.values() if not self._keeps_experts]
         if self._packed and sizes:
             dtype = str(self._dtype).removeprefix("torch.")
             warnings.warn(

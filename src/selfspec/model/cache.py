@@ -28,6 +28,9 @@ class KeyValueCache:
 
     Where the layers are on several ``devices``, each layer's are on its own.
 
+    Where it does not have values (``has_values``), a row is what keys and values are computed from: DeepSeek's latent,
+    and the rotated entries of a key. The values below are then empty.
+
     Attributes:
         states: the states of recurrent layers after the last rows.
         keys: per layer ``[1, key_value_heads, capacity, head_dim]``.
@@ -47,16 +50,17 @@ class KeyValueCache:
         device: torch.device,
         packed: bool = False,
         devices: Sequence[torch.device] | None = None,
+        has_values: bool = True,
     ) -> None:
         # Zeros, because attention multiplies the values of hidden slots by zero, and garbage may hold NaN.
         self.states = RowStates(self)
-        self._unpacked = dtype
+        self._unpacked, planes = dtype, 1 + has_values
         width, stored = (packed_size(head_dim), torch.uint8) if packed else (head_dim, dtype)
         if devices is not None and set(devices) != {device}:
-            self._hold([_zeros((2, key_value_heads, capacity, width), stored, each) for each in devices])
+            self._hold([_zeros((planes, key_value_heads, capacity, width), stored, each) for each in devices])
             self._home = device
             return
-        pairs = _zeros((layer_count, 2, key_value_heads, capacity, width), stored, device)
+        pairs = _zeros((layer_count, planes, key_value_heads, capacity, width), stored, device)
         self._hold([pairs[layer] for layer in range(layer_count)])
 
     def _hold(self, pairs: Sequence[torch.Tensor]) -> None:
@@ -72,6 +76,11 @@ class KeyValueCache:
     def device(self) -> torch.device:
         """The device of what is said about rows, and of keys and values where all layers are on one."""
         return self._home
+
+    @property
+    def has_values(self) -> bool:
+        """Whether it has values beside keys."""
+        return len(self.values[0]) > 0
 
     @property
     def packed(self) -> bool:

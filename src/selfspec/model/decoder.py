@@ -83,9 +83,16 @@ class Decoder:
     @property
     def slot_shape(self) -> tuple[int, int]:
         """Key and value heads in this process, and the size of each, of one cache slot in one layer."""
+        if self.family.latent:
+            return 1, int(self.config.kv_lora_rank + self.config.qk_rope_head_dim)
         heads = self.config.num_attention_heads
         head_dim = getattr(self.config, "head_dim", None) or self.hidden_size // heads
         return heads_of_rank(self.model, getattr(self.config, "num_key_value_heads", None) or heads), head_dim
+
+    @property
+    def slot_has_values(self) -> bool:
+        """Whether a slot has a value beside a key, not a latent of both."""
+        return not self.family.latent
 
     @property
     def slot_layers(self) -> int:
@@ -132,6 +139,7 @@ class Decoder:
                 window=self._window(index),
                 rope=self.config.layer_types[index] if self.family.rope_by_layer_type else None,
                 eager=eager,
+                latent=self.family.latent,
             )
             sublayers += [attention, BranchSublayer(layer, self.family.mlp, multiplier)]
         return sublayers
@@ -140,7 +148,8 @@ class Decoder:
         """The model's rope, by a private copy of its module."""
         layer_types = tuple(sorted(set(self.config.layer_types))) if self.family.rope_by_layer_type else ()
         neighbours = self.family.rope is RopeLayout.NEIGHBOURS
-        return Rope(self._parts.rotary_emb, layer_types, self._rope_switch, neighbours=neighbours)
+        once = self.family.angles_once
+        return Rope(self._parts.rotary_emb, layer_types, self._rope_switch, neighbours=neighbours, once=once)
 
     def new_cache(self, capacity: int, *, packed: bool = False) -> KeyValueCache:
         """An empty cache with ``capacity`` slots, ``packed`` in 8 bits or not."""
@@ -156,12 +165,13 @@ class Decoder:
             device=like.device,
             packed=packed,
             devices=devices,
+            has_values=self.slot_has_values,
         )
 
     def new_slots(self, slots: int) -> torch.Tensor:
         """Zeros for the keys and values of all layers, ``[layers, 2, key_value_heads, slots, head_dim]``."""
         heads, head_dim = self.slot_shape
-        return self.like.new_zeros((self.slot_layers, 2, heads, slots, head_dim))
+        return self.like.new_zeros((self.slot_layers, 1 + self.slot_has_values, heads, slots, head_dim))
 
     def _layer_devices(self) -> list[torch.device]:
         """The device of each layer's attention, where its keys and values are."""

@@ -86,6 +86,7 @@ class Mixture:
         bias: what is added to scores where experts are chosen, which its weights do not have. Such routers have float32
             logits.
         shared: its module of an expert that all rows share; ``shared_expert`` has a gate.
+        transposed: weights of experts are ``[experts, inputs, outputs]``, not ``[experts, outputs, inputs]``.
     """
 
     class_ending: str = "SparseMoeBlock"
@@ -93,6 +94,7 @@ class Mixture:
     sigmoid: bool = False
     bias: str | None = None
     shared: str = "shared_expert"
+    transposed: bool = False
 
 
 _LLAMA_ATTENTION, _LLAMA_MLP = _attention(), _mlp()
@@ -128,6 +130,8 @@ class Family:
         local_rope: where there is a sliding window, layers without it have no rope.
         gated: the MLP multiplies two projections of its input; off where it has one alone.
         softcap: attribute of an attention module that caps its scores.
+        angles_once: the rotary module gives each angle once, not for both entries that it rotates.
+        latent: a slot of the cache has a latent, and the rotated entries of a key, for all heads (DeepSeek's MLA).
         mixture: what a layer may have in the place of its MLP.
         without: config attribute with which a model of the family is none of this row.
     """
@@ -152,6 +156,8 @@ class Family:
     local_rope: bool = False
     gated: bool = True
     softcap: str | None = None
+    angles_once: bool = False
+    latent: bool = False
     mixture: Mixture | None = None
 
     def owns(self, module: object, class_ending: str) -> bool:
@@ -297,6 +303,23 @@ FAMILIES: dict[str, Family] = {
         embedding_multiplier="embedding_multiplier",
         logits_divisor="logits_scaling",
         mixture=Mixture(class_ending="MoE", router="router"),
+    ),
+    "deepseek_v3": Family(
+        "DeepSeek-V3",
+        classes="DeepseekV3",
+        attention=_attention(inputs=("kv_a_proj_with_mqa",)),
+        rope=RopeLayout.NEIGHBOURS,
+        latent=True,
+        mixture=_BIASED,
+    ),
+    "gpt_oss": Family(
+        "gpt-oss",
+        classes="GptOss",
+        mlp=Branch("mlp", "post_attention_layernorm", None, (), "", "DenseMLP"),  # every MLP is a mixture
+        windows=Windows.BY_LAYER_TYPE,
+        rounds_normed=False,
+        angles_once=True,
+        mixture=Mixture(class_ending="MLP", router="router", transposed=True),
     ),
     "starcoder2": Family(
         "Starcoder2",

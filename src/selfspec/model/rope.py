@@ -33,6 +33,7 @@ class Rope:
         layer_types: the layer types that have a rope of their own, or empty where one rope serves all layers.
         switch_length: longest sequence that takes the short frequencies (``longrope``), or ``None``.
         neighbours: neighbouring entries of a head rotate against each other, not its halves.
+        once: the module gives each angle once, not for both entries that it rotates.
 
     Attributes:
         is_fixed: the rotation of a position never changes, so that it is read from a table.
@@ -40,8 +41,15 @@ class Rope:
     """
 
     def __init__(
-        self, rotary: nn.Module, layer_types: tuple[str, ...], switch_length: int | None, *, neighbours: bool = False
+        self,
+        rotary: nn.Module,
+        layer_types: tuple[str, ...],
+        switch_length: int | None,
+        *,
+        neighbours: bool = False,
+        once: bool = False,
     ) -> None:
+        self._repeats = 2 if once else 1
         self._order = _as_neighbours if neighbours else lambda halves: halves
         self._short = copy.deepcopy(rotary)
         self._long = copy.deepcopy(rotary) if switch_length is not None else None
@@ -112,9 +120,13 @@ class Rope:
     def _turns(self, hidden_states: torch.Tensor, positions: torch.Tensor, *, long: bool) -> dict[str | None, CosSin]:
         rotations = self.rotations(hidden_states, positions, long=long)
         return {
-            kind: (self._order(cosine[0, :, None]), self._order(_signed(sine[0, :, None])))
+            kind: (self._order(self._both(cosine)), self._order(_signed(self._both(sine))))
             for kind, (cosine, sine) in rotations.items()
         }
+
+    def _both(self, values: torch.Tensor) -> torch.Tensor:
+        """Values ``[1, rows, ...]`` for both halves of what is rotated, ``[rows, 1, dim]``."""
+        return values[0, :, None].repeat(1, 1, self._repeats) if self._repeats > 1 else values[0, :, None]
 
     def _rotate(self, hidden_states: torch.Tensor, positions: torch.Tensor, long: bool, *layer_type: str) -> Rotation:
         if not long:

@@ -95,16 +95,26 @@ class AttentionSublayer(BranchSublayer):
     """An attention branch: it reads and writes the cache.
 
     ``window`` has the positions of its sliding window, if any, ``rope`` the layer type of its rope (``None`` if one
-    serves all layers); with ``eager`` the module computes attention itself, and takes additive masks.
+    serves all layers); with ``eager`` the module computes attention itself, and takes additive masks. With ``latent``
+    it writes latents.
     """
 
     def __init__(
-        self, layer: nn.Module, spec: Branch, multiplier: float, *, window: int | None, rope: str | None, eager: bool
+        self,
+        layer: nn.Module,
+        spec: Branch,
+        multiplier: float,
+        *,
+        window: int | None,
+        rope: str | None,
+        eager: bool,
+        latent: bool = False,
     ) -> None:
         super().__init__(layer, spec, multiplier)
         self.window = window
         self.rope = rope
         self.eager = eager
+        self._writer = _LatentWriter if latent else _CacheWriter
 
     def _run(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Runs the module once for the rows of each sequence."""
@@ -125,7 +135,7 @@ class AttentionSublayer(BranchSublayer):
             attention_mask=rows.mask(
                 self.window, hidden_states.dtype, additive=self.eager, causal_kernel=not self.eager
             ),
-            past_key_values=_CacheWriter(rows, self.window),
+            past_key_values=self._writer(rows, self.window),
         )[0]
         return output
 
@@ -145,3 +155,15 @@ class _CacheWriter:
         self._cache.write(layer_idx, self._start, keys, values)
         seen = self._cache.seen(layer_idx, self._first, self._slots)
         return seen[0].to(keys.device), seen[1].to(keys.device)
+
+
+class _LatentWriter(_CacheWriter):
+    """The same for latents and the rotated entries of keys, which are side by side in a row of the cache."""
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.cat([keys, values], -1)
+        self._cache.write(layer_idx, self._start, rows, rows[:0])
+        seen = self._cache.seen(layer_idx, self._first, self._slots)[0].to(keys.device)
+        return seen[..., : keys.shape[-1]], seen[..., keys.shape[-1] :]

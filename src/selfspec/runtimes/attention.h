@@ -17,8 +17,10 @@ constexpr int TOTALS = REGISTERS == 32 ? 24 : 8;   // vectors of outputs that fi
 // Sizes of an attention branch.
 struct Heads {
     long heads, key_heads, dim;
+    int shared;  // a key is the value, too
     long all() const { return heads + 2 * key_heads; }
     long group() const { return heads / key_heads; }
+    long value_of(long key_head) const { return shared ? key_head : key_heads + key_head; }
 };
 
 // What the rows of a sequence see through a window. Without ``visible`` they are causal: a row sees the slots up to its
@@ -38,6 +40,7 @@ template <class T, class Slots> struct Attention {
     const Slots& cached;   // from slot ``view.first`` on
     long rows, slots;      // slots from ``view.first`` to the last row's
     float scale, softcap;  // scores are capped where ``softcap`` is not 0
+    const T* sinks;        // by query head, the score of a slot without a value that every row sees; or null
     T* out;
     long dim = sizes.dim, group = sizes.group(), count = rows * group;  // queries of a key head
 
@@ -63,7 +66,7 @@ template <class T, class Slots> struct Attention {
         const Range seen{range(query).from, range(query + R - 1).to};
         score<R>(head, query, seen, scores);
         float whole[R];
-        for (int r = 0; r < R; r++) whole[r] = soften(query + r, seen, scores + r * slots);
+        for (int r = 0; r < R; r++) whole[r] = soften(head, query + r, seen, scores + r * slots);
         constexpr int PARTS = power_below(std::min(TOTALS / R, 64 / LANES)), HALF = 32 / LANES;
         long start = 0;
         for (; start + PARTS * LANES <= dim; start += PARTS * LANES) mix<R, PARTS>(head, query, start, seen, scores, whole);
@@ -75,7 +78,7 @@ template <class T, class Slots> struct Attention {
     template <int R, int PARTS>
     __attribute__((noinline)) void mix(long head, long query, long start, const Range& seen, const float* scores, const float* whole) const {
         Floats total[R][PARTS] = {};
-        const typename Slots::Cached* row = cached.row(sizes.key_heads + head, seen.from);
+        const typename Slots::Cached* row = cached.row(sizes.value_of(head), seen.from);
         for (long slot = seen.from; slot < seen.to; slot++, row += cached.width)
             add_value<R, PARTS>(total, row, start, scores + slot);
         for (int r = 0; r < R; r++) {
@@ -122,8 +125,8 @@ template <class T, class Slots> struct Attention {
         }
     }
 
-    // The scores of a query to their exponentials, 0 for slots that it does not see; returns their sum.
-    float soften(long query, const Range& all, float* scores) const {
+    // The scores of a query to their exponentials, 0 for slots that it does not see; returns their sum, with that of the sink.
+    float soften(long head, long query, const Range& all, float* scores) const {
         const Range seen = range(query);
         const bool* visible = view.visible ? view.visible + query / group * slots : nullptr;
         if (softcap != 0)
@@ -133,7 +136,8 @@ template <class T, class Slots> struct Attention {
         if (visible)
             for (long slot = seen.from; slot < seen.to; slot++)
                 if (!visible[slot]) scores[slot] = LOWEST;
-        float highest = LOWEST;
+        const float sink = sinks ? up(sinks[head * group + query % group]) : LOWEST;
+        float highest = sink;
 #pragma omp simd reduction(max : highest)
         for (long slot = seen.from; slot < seen.to; slot++) highest = scores[slot] > highest ? scores[slot] : highest;
 #pragma omp simd
@@ -143,7 +147,8 @@ template <class T, class Slots> struct Attention {
             for (long slot = seen.from; slot < seen.to; slot++) scores[slot] *= float(visible[slot]);
         std::fill(scores + all.from, scores + seen.from, 0.0f);
         std::fill(scores + seen.to, scores + all.to, 0.0f);
-        return whole(seen, visible, scores);
+        const float sum = whole(seen, visible, scores);
+        return sinks ? sum + exponential(sink - highest) : sum;
     }
     // The sum of a query's exponentials: lane by lane, where a slot's lane is its place among those that the query sees.
     static float whole(Range seen, const bool* visible, const float* scores) {

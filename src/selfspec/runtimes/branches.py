@@ -4,21 +4,24 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional
 
 from selfspec.model.decoder import Decoder
 from selfspec.model.families import Family
-from selfspec.model.sublayers import Sublayer
+from selfspec.model.sublayers import AttentionSublayer, Sublayer
+from selfspec.runtimes.activations import ClampedGlu
 from selfspec.runtimes.fused import FusedAttention, FusedBlock, FusedMLP, LayerNorm, RowNorm
 from selfspec.runtimes.kernels import find
+from selfspec.runtimes.latent import CompiledLatentAttention, compile_latent_attention
 from selfspec.runtimes.mixtures import CompiledMixture, compile_mixture
 from selfspec.runtimes.products import CompiledProduct, Function, has_kernels
 from selfspec.runtimes.structures import (
     AttentionWeights,
     Heads,
+    LatentWeights,
     Linear,
     MixtureWeights,
     MlpWeights,
@@ -27,12 +30,14 @@ from selfspec.runtimes.structures import (
     Norm,
 )
 
+Weights: TypeAlias = AttentionWeights | MlpWeights | MixtureWeights | LatentWeights
+
 
 @dataclass(frozen=True, eq=False)
 class NativeBranch:
     """A sublayer in the form that a native forward takes. Its tensors have to outlive it."""
 
-    weights: AttentionWeights | MlpWeights | MixtureWeights
+    weights: Weights
     norms: tuple[RowNorm | None, ...]
     multiplier: float
     hidden: int
@@ -42,6 +47,11 @@ class NativeBranch:
     """Layer type of its rope."""
     turns: bool = False
     """It has a rope."""
+
+    @property
+    def attends(self) -> bool:
+        """It is attention."""
+        return isinstance(self.weights, (AttentionWeights, LatentWeights))
 
     @property
     def is_low_bit(self) -> bool:
@@ -58,10 +68,14 @@ class NativeBranch:
             return NativeSublayer(mixture=ctypes.pointer(self.weights), **common)
         turn = kinds.index(self.rope) if self.turns else -1
         view = windows.index(self.window)
+        if isinstance(self.weights, LatentWeights):
+            return NativeSublayer(latent=ctypes.pointer(self.weights), view=view, turn=turn, **common)
         return NativeSublayer(attention=ctypes.pointer(self.weights), view=view, turn=turn, **common)
 
 
-def _linears(weights: AttentionWeights | MlpWeights | MixtureWeights) -> tuple[Linear, ...]:
+def _linears(weights: Weights) -> tuple[Linear, ...]:
+    if isinstance(weights, LatentWeights):
+        return weights.inputs, weights.queries, weights.output
     if isinstance(weights, AttentionWeights):
         return weights.inputs, weights.output
     if isinstance(weights, MlpWeights):
@@ -69,8 +83,13 @@ def _linears(weights: AttentionWeights | MlpWeights | MixtureWeights) -> tuple[L
     return (*_linears(weights.experts), *_linears(weights.shared))
 
 
-def compile_block(sublayer: Sublayer, family: Family) -> Sublayer:
-    """A fused block with kernels for the products of few rows, or a mixture of experts; any other sublayer as it is."""
+def compile_block(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
+    """The form of a sublayer of a decoder layer that kernels run, or itself where there is none.
+
+    A fused block with kernels for the products of few rows, a mixture of experts, or attention to latents.
+    """
+    if isinstance(sublayer, AttentionSublayer) and family.latent:
+        return compile_latent_attention(sublayer, family, layer)
     if not isinstance(sublayer, (FusedAttention, FusedMLP)):
         return compile_mixture(sublayer, family)
     if not has_kernels(list(sublayer.parameters())):
@@ -90,12 +109,15 @@ def describe_branch(sublayer: Sublayer) -> NativeBranch | None:
     norms: Any = sublayer.norms
     first = sublayer.products[0]
     branch = NativeBranch(weights, norms, sublayer.multiplier, first.shape[1], first.dtype)
-    if not isinstance(sublayer, FusedAttention):
+    if not isinstance(sublayer, (FusedAttention, CompiledLatentAttention)):
         return branch
-    return replace(branch, window=sublayer.window, rope=sublayer.rope, turns=sublayer.turns)
+    turns = isinstance(sublayer, CompiledLatentAttention) or sublayer.turns
+    return replace(branch, window=sublayer.window, rope=sublayer.rope, turns=turns)
 
 
-def _describe(block: FusedBlock) -> AttentionWeights | MlpWeights | MixtureWeights | None:
+def _describe(block: FusedBlock) -> Weights | None:
+    if isinstance(block, CompiledLatentAttention):
+        return _describe_latent_attention(block)
     if isinstance(block, FusedAttention):
         return _describe_attention(block)
     assert isinstance(block, (FusedMLP, CompiledMixture))
@@ -103,8 +125,9 @@ def _describe(block: FusedBlock) -> AttentionWeights | MlpWeights | MixtureWeigh
     if activation is None:
         return None
     gated = isinstance(block, CompiledMixture) or block.gated
+    clamps = (block.activate.alpha, block.activate.limit) if isinstance(block.activate, ClampedGlu) else ()
     mlps = [
-        MlpWeights(gate_up.linear, down.linear, down.shape[1], activation, gated)
+        MlpWeights(gate_up.linear, down.linear, down.shape[1], activation, gated, *clamps)
         for gate_up, down in zip(block.products[::2], block.products[1::2], strict=True)
     ]
     if isinstance(block, FusedMLP):
@@ -144,6 +167,32 @@ def _describe_attention(block: FusedAttention) -> AttentionWeights | None:
         sizes=Heads(block.heads, block.key_heads, block.head_dim),
         scale=block.scale,
         softcap=block.softcap or 0.0,
+        sinks=None if block.sinks is None else block.sinks.data_ptr(),
+        layer=block.index,
+    )
+
+
+def _describe_latent_attention(block: CompiledLatentAttention) -> LatentWeights | None:
+    constants, width = find().constants, block.latent + block.turned
+    products = block.products if block.rank else (block.products[0], None, block.products[1])
+    if width % constants["DIM_STEP"] or width > constants["MOST_DIM"]:
+        return None
+    inputs, queries, output = (Linear() if each is None else each.linear for each in products)
+    return LatentWeights(
+        inputs=inputs,
+        queries=queries,
+        output=output,
+        expanding=block.expanding.data_ptr(),
+        query_norm=describe_norm(block.query_norm),
+        latent_norm=describe_norm(block.latent_norm),
+        rank=block.rank,
+        heads=block.heads,
+        key=block.key,
+        value=block.value,
+        turned=block.turned,
+        latent=block.latent,
+        halves=True,
+        scale=block.scale,
         layer=block.index,
     )
 
@@ -154,6 +203,8 @@ def native_activation(function: Function) -> int | None:
 
     if function is functional.silu:
         return find().constants["SILU"]
+    if isinstance(function, ClampedGlu):
+        return find().constants["CLAMPED_GLU"]
     kernel = function.act if isinstance(function, GELUTanh) else None
     if isinstance(kernel, partial) and kernel.func is functional.gelu:
         return find().constants["GELU_TANH"]

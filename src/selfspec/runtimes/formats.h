@@ -3,7 +3,7 @@
 // Weights are stored in tiles of 16 weight rows, one unit of inputs after the other. A unit has its scales first and then
 // the codes of its blocks. The symmetric formats are those of our own low-bit copies. GGUF's have its names: they keep the
 // numbers of the file and take as many bytes (Q3_K and IQ4_XS 4 and 2 of 110 and 136 more). The grids are those of quantised
-// checkpoints (GPTQ, AWQ and others), whose scales they keep in 32 bits. Matrices of floats that are not of the rows' dtype
+// checkpoints (GPTQ, AWQ and others), whose scales they keep in 32 bits. MXFP4 is of both. Matrices of floats that are not of the rows' dtype
 // have neither codes nor scales: a block has its 32 inputs one after the other, each with those of 16 weight rows.
 
 #pragma once
@@ -20,7 +20,8 @@ enum FormatNumber {
     Q4_0 = 10, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS,
     GRID2 = 22, GRID3 = 25, GRID4 = 28, GRID8 = 31,  // each with groups of 32, 64, 128
     F16 = 34, BF16, F32,
-    FORMATS = 37
+    MXFP4 = 37,
+    FORMATS = 38
 };
 
 // What all formats have. UNIT: inputs of a unit; SCALED: inputs that share a scale.
@@ -133,6 +134,20 @@ template <class Format> struct Table : Format {
     static constexpr bool looks_up = true;
     static constexpr uint8_t values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 };
+// Half of powers of two, LANES of them, of exponents with 127 added.
+inline Floats half_powers(const uint8_t* exponents) {
+    const Ints each = nearest(widen(exponents));
+    return (Floats)(each << 23 | ((each == 0) & 0x00400000)) * 0.5f;  // that of 0 is not normal
+}
+// Floats of four bits (E2M1) with a power of two a block (E8M0): a sign, then 0, 0.5, 1, 1.5, 2, 3, 4, 6. The table has the
+// double, with 128 added.
+struct Microscaled : FormatBase<4, 32, 32, 128, TILE> {
+    static constexpr bool looks_up = true;
+    static constexpr uint8_t values[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
+    struct Scales : OneScale {
+        Scales(const uint8_t* head, int first) : OneScale{half_powers(head + first)} {}
+    };
+};
 // Numbers as they are.
 template <class T> struct Real : FormatBase<8 * int(sizeof(T)), BLOCK, BLOCK, 0, 0> {
     static constexpr bool is_float = true;
@@ -179,6 +194,7 @@ template <> struct Format<GRID8 + 2> : Grid<8, 128> {};
 template <> struct Format<F16> : Real<f16> {};
 template <> struct Format<BF16> : Real<bf16> {};
 template <> struct Format<F32> : Real<float> {};
+template <> struct Format<MXFP4> : Microscaled {};
 
 template <class Function, int... PLACE>
 void with_format(int number, const Function& function, std::integer_sequence<int, PLACE...>) {

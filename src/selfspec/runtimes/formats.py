@@ -34,6 +34,7 @@ _GGUF = {
     "F16": (34, 16, 32, 64),
     "BF16": (35, 16, 32, 64),
     "F32": (36, 32, 32, 128),
+    "MXFP4": (37, 4, 32, 17),
 }
 """Number, bits of a weight, inputs of a unit, and bytes of a unit of one weight row, by GGUF's name."""
 

@@ -11,6 +11,15 @@ constexpr long FEW = 4;          // most rows that every thread lays out for its
 constexpr long ACTIVATED = 512;  // inputs of a task of an activation
 constexpr long STRETCH = 256;    // slots of a task that unpacks keys and values
 
+// What attention of rows needs besides their views: queries [rows, all heads, dim], and where [rows, heads * dim] goes.
+template <class T> struct Attended {
+    Heads sizes;
+    float scale, softcap;
+    const T *sinks, *queries;
+    T* out;
+    int layer;
+};
+
 // The threads that run a forward, and what they share.
 template <class T> class Team {
   public:
@@ -19,6 +28,7 @@ template <class T> class Team {
         for (long i = 0; i < f.count; i++) measure(f.sublayers[f.which[i]]);
         if (f.head) hidden = f.head->hidden, widest = std::max(widest, hidden);
         mixed.allocate();
+        latents.allocate();
         between.reset(new T[most_between]);
         joined.reset(new T[most_joined]);
         if (most_rank) reductions.reserve(std::min(ROWS, rows), widest, most_rank);
@@ -36,7 +46,7 @@ template <class T> class Team {
     void run() {
 #pragma omp parallel num_threads(f.threads) if (f.threads > 1)
         {
-            Own own{std::unique_ptr<T[]>(new T[hidden]), std::unique_ptr<float[]>(new float[QUERIES * most_slots]),
+            Own own{std::unique_ptr<T[]>(new T[std::max(hidden, widest)]), std::unique_ptr<float[]>(new float[QUERIES * most_slots]),
                     std::unique_ptr<Line[]>(new Line[lines_of<T>(std::min(FEW, rows), widest)]),
                     std::vector<long>(f.part_count), {}, {}, {}};
             if (most_rank && reduces_alone()) own.reductions.reserve(rows, widest, most_rank);
@@ -46,6 +56,8 @@ template <class T> class Team {
                 const Sublayer& s = f.sublayers[f.which[i]];
                 if (s.attention)
                     attend(s, *s.attention, own);
+                else if (s.latent)
+                    attend_latents(s, *s.latent, own);
                 else if (s.mixture)
                     mix(s, *s.mixture, own);
                 else
@@ -65,6 +77,7 @@ template <class T> class Team {
     ReductionRoom<T> reductions;           // of low-rank products
     std::unique_ptr<Line[]> laid;
     MixedRows<T> mixed;
+    LatentRows<T> latents;
     std::vector<long> part_of;  // by row
     std::vector<long> most_unpacked;
     std::vector<std::unique_ptr<T[]>> unpacked;  // by part, keys and values of the slots that a sublayer sees, or null
@@ -98,9 +111,14 @@ template <class T> class Team {
                 const Heads& sizes = s.attention->sizes;
                 const long slots = slots_of(s, f.parts[part]);
                 most_slots = std::max(most_slots, slots);
-                if (f.packed && divided(*s.attention, f.parts[part]) > 1)
+                if (f.packed && divided(sizes, f.parts[part]) > 1)
                     most_unpacked[part] = std::max(most_unpacked[part], 2 * sizes.key_heads * slots * sizes.dim);
             }
+        } else if (s.latent) {
+            latents.reserve(*s.latent, rows);
+            outputs = s.latent->entered(), inputs = s.latent->heads * s.latent->value;
+            widest = std::max(widest, s.latent->rank);
+            for (long part = 0; part < f.part_count; part++) most_slots = std::max(most_slots, slots_of(s, f.parts[part]));
         } else {
             outputs = s.mlp->entered(), inputs = s.mlp->inner, some = std::min(ROWS, rows);
         }
@@ -222,20 +240,53 @@ template <class T> class Team {
         place_heads(s, a);
         for (long part = 0; part < f.part_count; part++)
             if (unpacked[part]) unpack_slots(s, f.parts[part], unpacked[part].get());
+        attend_all(s, {sizes, a.scale, a.softcap, static_cast<const T*>(a.sinks), between.get(), joined.get(), a.layer}, own);
+        leave(s, a.output, sizes.heads * sizes.dim, 0, rows, own);
+    }
+    void attend_latents(const Sublayer& s, const LatentWeights& l, Own& own) const {
+        const CosSin& turn = f.turns[s.turn];
+        enter(s, l.inputs, l.entered(), 0, rows, own);
+        if (l.rank) {
+            const auto input = [&](long row) {
+                normalize<T>(l.query_norm, between.get() + row * l.entered(), own.normed.get(), l.rank);
+                return static_cast<const T*>(own.normed.get());
+            };
+            multiply(l.queries, l.rank, l.heads * l.query(), 0, rows, latents.queries(), 1.0f, input, own);
+        }
+        place_latents(l, turn);
+        latents.absorb(l, turn, rows, [&](long row, long head) {
+            T* queries = l.rank ? latents.queries() + row * l.heads * l.query() : between.get() + row * l.entered();
+            return queries + head * l.query();
+        });
+        attend_all(s, {l.sizes(), l.scale, 0, nullptr, latents.absorbed(), latents.mixed(), l.layer}, own);
+        latents.expand(l, rows, joined.get());
+        leave(s, l.output, l.heads * l.value, 0, rows, own);
+    }
+    // Norms latents, rotates what is after them, and writes both into the caches.
+    void place_latents(const LatentWeights& l, const CosSin& turn) const {
+#pragma omp for
+        for (long row = 0; row < rows; row++) {
+            const Part& part = f.parts[part_of[row]];
+            T* values = between.get() + row * l.entered() + l.first();
+            normalize<T>(l.latent_norm, values, values, l.latent);
+            rotate_neighbours(values + l.latent, turn, row, l.halves);
+            T* cache = static_cast<T*>(part.caches[l.layer]);
+            std::copy_n(values, l.width(), cache + (part.start + row - part.first_row) * l.width());
+        }
+    }
+    // Attention of all rows, whose keys and values are in the caches.
+    void attend_all(const Sublayer& s, const Attended<T>& a, Own& own) const {
         long tasks = 0;
-        for (long part = 0; part < f.part_count; part++) own.tasks[part] = tasks += tasks_of(a, f.parts[part]);
+        for (long part = 0; part < f.part_count; part++) own.tasks[part] = tasks += tasks_of(a.sizes, f.parts[part]);
 #pragma omp for schedule(dynamic)
         for (long task = 0; task < tasks; task++) {
             const long part = std::upper_bound(own.tasks.begin(), own.tasks.end(), task) - own.tasks.begin();
-            attend_some(s, part, task - (part ? own.tasks[part - 1] : 0), own);
+            attend_some(s, a, part, task - (part ? own.tasks[part - 1] : 0), own);
         }
-        leave(s, a.output, sizes.heads * sizes.dim, 0, rows, own);
     }
     // The tasks of a key head: about the same number of queries each.
-    static long divided(const AttentionWeights& a, const Part& part) {
-        return (part.rows * a.sizes.group() + QUERIES - 1) / QUERIES;
-    }
-    static long tasks_of(const AttentionWeights& a, const Part& part) { return a.sizes.key_heads * divided(a, part); }
+    static long divided(const Heads& sizes, const Part& part) { return (part.rows * sizes.group() + QUERIES - 1) / QUERIES; }
+    static long tasks_of(const Heads& sizes, const Part& part) { return sizes.key_heads * divided(sizes, part); }
     // Slots of a part that any of its rows sees.
     static long slots_of(const Sublayer& s, const Part& part) { return part.start + part.rows - part.views[s.view].first; }
     // Unpacks keys and values for a part of which several tasks attend to the same ones.
@@ -250,24 +301,25 @@ template <class T> class Team {
         }
     }
     // One task of a part. Where it is the only one of its key head, it unpacks for itself.
-    void attend_some(const Sublayer& s, long index, long task, Own& own) const {
+    void attend_some(const Sublayer& s, const Attended<T>& a, long index, long task, Own& own) const {
         const Part& part = f.parts[index];
-        const void* cache = part.caches[s.attention->layer];
-        const long first = part.views[s.view].first, dim = s.attention->sizes.dim;
+        const void* cache = part.caches[a.layer];
+        const long first = part.views[s.view].first, dim = a.sizes.dim;
         if (unpacked[index])
-            attend_to(PlainSlots<T>(unpacked[index].get(), 0, slots_of(s, part), dim), s, part, task, own);
+            attend_to(PlainSlots<T>(unpacked[index].get(), 0, slots_of(s, part), dim), s, a, part, task, own);
         else if (f.packed)
-            attend_to(PackedSlots<T>(cache, first, part.capacity, dim), s, part, task, own);
+            attend_to(PackedSlots<T>(cache, first, part.capacity, dim), s, a, part, task, own);
         else
-            attend_to(PlainSlots<T>(cache, first, part.capacity, dim), s, part, task, own);
+            attend_to(PlainSlots<T>(cache, first, part.capacity, dim), s, a, part, task, own);
     }
-    template <class Slots> void attend_to(const Slots& cached, const Sublayer& s, const Part& part, long task, Own& own) const {
-        const AttentionWeights& a = *s.attention;
+    template <class Slots>
+    void attend_to(const Slots& cached, const Sublayer& s, const Attended<T>& a, const Part& part, long task, Own& own) const {
         const Heads& sizes = a.sizes;
-        const T* queries = between.get() + part.first_row * sizes.all() * sizes.dim;
-        const long tasks = divided(a, part);
+        const T* queries = a.queries + part.first_row * sizes.all() * sizes.dim;
+        T* out = a.out + part.first_row * sizes.heads * sizes.dim;
+        const long tasks = divided(sizes, part);
         const Attention<T, Slots> attention{sizes, part.views[s.view], queries, cached, part.rows, slots_of(s, part), a.scale,
-                                            a.softcap, joined.get() + part.first_row * sizes.heads * sizes.dim};
+                                            a.softcap, a.sinks, out};
         const long first = task % tasks * attention.count / tasks, last = (task % tasks + 1) * attention.count / tasks;
         attention.run_some(task / tasks, first, last - first, own.scores.get());
     }

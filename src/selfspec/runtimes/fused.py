@@ -20,12 +20,12 @@ from selfspec.model.forward import Adapt, Forward, Rows
 from selfspec.model.low_rank import AdaptedProduct
 from selfspec.model.rope import CosSin
 from selfspec.model.sublayers import AttentionSublayer, BranchSublayer, Sublayer
+from selfspec.runtimes.activations import ATTRIBUTES, activation_of
 from selfspec.runtimes.products import Function, Product, can_join, is_plain, join, signature
+from selfspec.runtimes.stepwise import attend
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_ACTIVATIONS = ("act_fn", "activation_fn", "act")
 
 _PACKED_ROWS = 32
 """Up to this many, the query heads of a key head are the rows of one product, which reads the keys once."""
@@ -81,7 +81,7 @@ def fuse(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
         known = _is_own(sublayer.module, family, family.attention, family.head_norms)
         return FusedAttention(sublayer, family, layer) if known else sublayer
     assert isinstance(sublayer, BranchSublayer)
-    known = _is_own(sublayer.module, family, family.mlp, _ACTIVATIONS)
+    known = _is_own(sublayer.module, family, family.mlp, ATTRIBUTES)
     return FusedMLP(sublayer, family, layer) if known else sublayer
 
 
@@ -162,14 +162,6 @@ def fast_norms(sublayer: BranchSublayer, family: Family) -> tuple[Function | Non
     return before and fast_norm(before, family), after and fast_norm(after, family)
 
 
-def activation_of(module: nn.Module) -> Function:
-    """The activation of an MLP, or of experts."""
-    from transformers.activations import SiLUActivation  # imports transformers' models
-
-    activation: Function = next(getattr(module, name) for name in _ACTIVATIONS if hasattr(module, name))
-    return functional.silu if type(activation) in (nn.SiLU, SiLUActivation) else activation
-
-
 class FusedMLP(FusedBlock):
     """Norm, gate and up in one product, activation, down. Made by ``fuse``.
 
@@ -218,6 +210,7 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         neighbours: neighbouring entries of a head rotate against each other, not its halves.
         norms_rows: norms of queries and keys are over all heads of a row together, as in OLMo-2, not over each head.
         norms_last: they follow rope.
+        sinks: by query head, the score of a slot without a value that every row sees; ``None`` where there are none.
     """
 
     def __init__(self, generic: AttentionSublayer, family: Family, layer: int) -> None:
@@ -243,6 +236,7 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         self.turns = bool(getattr(module, "use_rope", True)) and not (local and self.window is None)
         self.neighbours = family.rope is RopeLayout.NEIGHBOURS
         self.softcap: float | None = getattr(module, family.softcap) if family.softcap else None
+        self.sinks: torch.Tensor | None = getattr(module, "sinks", None)
         norms: list[Any] = [getattr(module, name) for name in family.head_norms if hasattr(module, name)]
         self.head_norms = [fast_norm(norm, family) for norm in norms]
         self.norms_rows = bool(norms) and norms[0].weight.numel() != self.head_dim
@@ -304,7 +298,7 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         keys, values = cache.seen(self.index, first, rows.end - first)
         queries = heads.narrow(1, 0, self.heads)
         grouped = queries.view(rows.count, self.key_heads, self._group, self.head_dim)
-        if rows.count * self._group <= _PACKED_ROWS or self.softcap is not None:
+        if rows.count * self._group <= _PACKED_ROWS or self._is_stepwise:
             return self._attend_packed(grouped, keys, values, rows)
         # Key heads take the place of the batch and are the same, without a copy, for every query head of their group.
         mask = rows.mask(self.window, queries.dtype, additive=False, causal_kernel=True)
@@ -319,16 +313,24 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         )
         return attended.permute(2, 0, 1, 3).reshape(rows.count, -1)
 
+    @property
+    def _is_stepwise(self) -> bool:
+        """Whether torch has no kernel for the scores."""
+        return self.softcap is not None or self.sinks is not None
+
     def _attend_packed(
         self, grouped: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: Rows
     ) -> torch.Tensor:
         """Attention with the query heads of a key head as consecutive rows of one product."""
         packed = grouped.transpose(0, 1).reshape(1, self.key_heads, rows.count * self._group, self.head_dim)
         mask = rows.mask(self.window, grouped.dtype, additive=False, causal_kernel=False, repeats=self._group)
-        if self.softcap is None:
-            attended = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=self.scale)
+        if self._is_stepwise:
+            sinks = None
+            if self.sinks is not None:
+                sinks = self.sinks.view(1, self.key_heads, self._group).repeat(1, 1, rows.count)[..., None]
+            attended = attend(packed, keys, values, mask, self.scale, softcap=self.softcap, sinks=sinks)
         else:
-            attended = _softcapped(packed, keys, values, mask, self.scale, self.softcap)
+            attended = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=self.scale)
         unpacked = attended.view(self.key_heads, rows.count, self._group, self.head_dim)
         return unpacked.transpose(0, 1).reshape(rows.count, -1)
 
@@ -342,19 +344,3 @@ def _turn(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, neig
         turned.mul_(cosine).add_(swapped.mul_(sine))
     else:  # OLMo-2 computes rope in float32
         turned.copy_(turned * cosine + swapped * sine)
-
-
-def _softcapped(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    softcap: float,
-) -> torch.Tensor:
-    """Attention with capped scores, for which torch has no kernel; step by step as transformers computes it."""
-    scores = torch.matmul(queries, keys.transpose(2, 3)).mul_(scale)
-    scores = scores.div_(softcap).tanh_().mul_(softcap)
-    if mask is not None:
-        scores = scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
-    return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(queries.dtype), values)

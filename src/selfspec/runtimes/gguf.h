@@ -131,6 +131,13 @@ template <> struct Raw<Q6_K> {
             }
     }
 };
+template <> struct Raw<MXFP4> {
+    static constexpr long bytes = 17;
+    static void read(const uint8_t* from, uint8_t* codes, uint8_t* head, int row) {
+        put_byte(from[0], head, 0, row);
+        read_halves(from + 1, codes);
+    }
+};
 template <> struct Raw<IQ4_XS> {
     static constexpr long bytes = 136;
     static void read(const uint8_t* from, uint8_t* codes, uint8_t* head, int row) {
@@ -186,7 +193,7 @@ inline void lay_out(int number, const uint8_t* from, const int64_t* order, uint8
     with_format(number, [&](auto constant) {
         if constexpr (Format<constant>::is_float) {
             lay_out_floats<Format<constant>>(from, order, to, k, n, threads);
-        } else if constexpr (constant >= Q4_0 && constant < GRID2) {
+        } else if constexpr ((constant >= Q4_0 && constant < GRID2) || constant == MXFP4) {
             const long units = k / Format<constant>::unit;
             lay_out_tiles<Format<constant>>(to, units, n, threads, [=](long row, long unit, uint8_t* codes, uint8_t* head, int at) {
                 using Raw = ::Raw<constant>;

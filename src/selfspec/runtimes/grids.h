@@ -21,6 +21,17 @@ struct Codes2D {
     }
 };
 
+// Floats of four bits: blocks [n, units, 16], of which each byte has two inputs after each other, and scales [n, units].
+inline void lay_out_mxfp4(const uint8_t* blocks, const uint8_t* scales, uint8_t* to, long k, long n, int threads) {
+    using F = Format<MXFP4>;
+    const long units = k / F::unit;
+    lay_out_tiles<F>(to, units, n, threads, [=](long row, long unit, uint8_t* codes, uint8_t* head, int at) {
+        const uint8_t* pairs = blocks + (row * units + unit) * (F::unit / 2);
+        put_byte(scales[row * units + unit], head, 0, at);
+        for (int i = 0; i < F::unit; i++) codes[i] = pairs[i / 2] >> i % 2 * 4 & 15;
+    });
+}
+
 // A scale and a zero point, less the format's offset, a unit: [n, units].
 inline void lay_out(int number, const Codes2D& from, const float* scales, const int8_t* zeros, uint8_t* to, long k, long n,
                     int threads) {

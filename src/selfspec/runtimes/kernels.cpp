@@ -50,6 +50,11 @@ extern "C" void lay_out_grid(int format, const uint8_t* bytes, const int64_t* ou
     lay_out(format, {bytes, outputs, inputs, bits, flipped}, scales, zeros, to, k, n, threads);
 }
 
+// Floats of four bits as tiles; see grids.h.
+extern "C" void lay_out_mxfp4_blocks(const uint8_t* blocks, const uint8_t* scales, uint8_t* to, long k, long n, int threads) {
+    lay_out_mxfp4(blocks, scales, to, k, n, threads);
+}
+
 #define EXPORT(T, SUFFIX)                                                                                              \
     extern "C" void product_##SUFFIX(const Linear* linear, const T* rows, T* out, long count, long k, long n,          \
                                      int threads) {                                                                    \

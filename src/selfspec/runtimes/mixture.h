@@ -18,6 +18,7 @@ struct MlpWeights {
     long inner;
     int activation;
     int gated;  // the first product gives the gate and what is multiplied by its activation, not the gate alone
+    float alpha, limit;  // of the activation CLAMPED_GLU, for which gate and what it multiplies are pairs
 
     long entered() const { return (1 + gated) * inner; }  // outputs of the first product
 };
@@ -39,6 +40,14 @@ struct MixtureWeights {
     long outputs() const { return count + (shared.inner > 0 && shared_gated); }
     long widest() const { return std::max(experts.inner, shared.inner); }
 };
+
+// The inputs of the second product, by the outputs of the first one.
+template <class T> void activate(const MlpWeights& mlp, const T* entered, T* to) {
+    if (mlp.activation == CLAMPED_GLU)
+        clamped_glu<T>(mlp.alpha, mlp.limit, entered, to, mlp.inner);
+    else
+        activate<T>(mlp.activation, entered, mlp.gated ? entered + mlp.inner : nullptr, to, mlp.inner);
+}
 
 constexpr float LEAST_SUM = std::numeric_limits<float>::lowest(), TAKEN = -std::numeric_limits<float>::infinity();
 
@@ -176,9 +185,8 @@ template <class T> class MixedRows {
         for (long place = 0; place < count; place++) {
             const Batch& batch = batches[batch_of[place]];
             const MlpWeights& mlp = *batch.mlp;
-            const T* gate = row_of(batch, place, mlp.entered());
             T* to = joined.get() + place * inner;
-            activate<T>(mlp.activation, gate, mlp.gated ? gate + mlp.inner : nullptr, to, mlp.inner);
+            activate<T>(mlp, row_of(batch, place, mlp.entered()), to);
             lay_out(batch, true, place, to);
         }
         multiply(true);

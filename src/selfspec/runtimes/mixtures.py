@@ -12,7 +12,8 @@ from torch import nn
 
 from selfspec.model.families import Family, Mixture
 from selfspec.model.sublayers import BranchSublayer, Sublayer
-from selfspec.runtimes.fused import FusedBlock, activation_of, fast_norms
+from selfspec.runtimes.activations import activation_of
+from selfspec.runtimes.fused import FusedBlock, fast_norms
 from selfspec.runtimes.packed import LowBitLinear
 from selfspec.runtimes.products import (
     CompiledProduct,
@@ -25,7 +26,11 @@ from selfspec.runtimes.products import (
     join,
     join_parameters,
     signature,
+    turn_parameter,
 )
+
+EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
+"""Names of the weights of all experts."""
 
 _PARTS = {"experts", "shared_expert", "shared_experts", "shared_expert_gate"}
 
@@ -95,12 +100,12 @@ class CompiledMixture(FusedBlock):
         self.routing = _routing(module, router, family.mixture)
         self.activate = activation_of(experts)
         gates = [router.weight]
-        products = [_all_experts(experts.gate_up_proj), _all_experts(experts.down_proj)]
+        products = [_all_experts(experts, name, family.mixture) for name in EXPERT_WEIGHTS]
         if (shared := getattr(module, family.mixture.shared, None)) is not None:
             if self.routing.shared_gated:
                 gates.append(module.shared_expert_gate.weight)
             products += [join([shared.gate_proj, shared.up_proj]), join([shared.down_proj])]
-        self.router = DenseProduct(join_parameters(gates), None)
+        self.router = DenseProduct(join_parameters(gates), getattr(router, "bias", None))
         self.products = tuple(map(CompiledProduct, products))
         self._signature = signature(self.modules)
 
@@ -133,13 +138,25 @@ def _is_own_mixture(sublayer: BranchSublayer, family: Family) -> bool:
         return False
     router, shared = getattr(module, family.mixture.router), getattr(module, family.mixture.shared, None)
     linears = [] if shared is None else [shared.gate_proj, shared.up_proj, shared.down_proj]
-    experts = (module.experts.gate_up_proj, module.experts.down_proj)
-    weights = [router.weight, *(each for each in experts if not isinstance(each, LowBitLinear))]
-    return all(map(is_ordinary, weights)) and all(can_join([each]) for each in linears)
+    experts = [getattr(module.experts, name) for name in EXPERT_WEIGHTS]
+    dense = [each for each in experts if not isinstance(each, LowBitLinear)]
+    biases = [getattr(router, "bias", None), *(expert_bias(module.experts, name) for name in EXPERT_WEIGHTS if dense)]
+    if not all(is_ordinary(each, transposed=family.mixture.transposed) for each in dense):
+        return False
+    ordinary = [router.weight, *(each for each in biases if each is not None)]
+    return all(map(is_ordinary, ordinary)) and all(can_join([each]) for each in linears)
 
 
-def _all_experts(weights: nn.Parameter | LowBitLinear) -> Product:
-    """A product of weights ``[experts, outputs, inputs]``."""
+def _all_experts(experts: Any, name: str, mixture: Mixture) -> Product:
+    """A product of the weights of all experts."""
+    weights: nn.Parameter | LowBitLinear = getattr(experts, name)
     if isinstance(weights, LowBitLinear):
         return join([weights])
-    return DenseProduct(weights.data.flatten(0, 1), None)
+    by_outputs = turn_parameter(weights) if mixture.transposed else weights.data
+    bias = expert_bias(experts, name)
+    return DenseProduct(by_outputs.flatten(0, 1), None if bias is None else bias.data.flatten())
+
+
+def expert_bias(experts: Any, name: str) -> nn.Parameter | None:
+    """The biases ``[experts, outputs]`` of one of ``EXPERT_WEIGHTS``, where there are any."""
+    return getattr(experts, f"{name}_bias", None)

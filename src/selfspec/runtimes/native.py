@@ -21,7 +21,6 @@ from selfspec.runtimes.kernels import DTYPES, load, row_limit, start_overlapped
 from selfspec.runtimes.logits import Chosen, Logits
 from selfspec.runtimes.packed import PackedWeights, describe
 from selfspec.runtimes.structures import (
-    AttentionWeights,
     ChainSequence,
     Follow,
     NativeCall,
@@ -72,7 +71,7 @@ class NativeForward:
     ) -> None:
         self._branches = tuple(branches)
         native = [branch for branch in branches if branch is not None]
-        attention = [branch for branch in native if isinstance(branch.weights, AttentionWeights)]
+        attention = [branch for branch in native if branch.attends]
         self._windows = list(dict.fromkeys(branch.window for branch in attention))
         self._kinds = list(dict.fromkeys(branch.rope for branch in attention if branch.turns))
         self._window_sizes = (c_long * len(self._windows))(*(window or 0 for window in self._windows))
@@ -93,8 +92,7 @@ class NativeForward:
             any_rows = any_rows or any(branch.is_low_bit for branch in native)
             for index, branch in enumerate(branches):
                 if branch is not None:
-                    attends = isinstance(branch.weights, AttentionWeights)
-                    self.limits[index] = row_limit(self._dtype, attends=attends, low_bit=any_rows)
+                    self.limits[index] = row_limit(self._dtype, attends=branch.attends, low_bit=any_rows)
             self.most_rows = min(limit for limit in self.limits if limit)
             self._call = getattr(load(), f"forward_{DTYPES[self._dtype]}")
             self._draft = getattr(load(), f"draft_{DTYPES[self._dtype]}")

@@ -17,7 +17,8 @@ from torch import nn
 from selfspec.errors import UnsupportedModelError
 from selfspec.gpu import load_kernels
 from selfspec.memory import empty_in_large_pages
-from selfspec.runtimes.formats import TILE, PackedFormat
+from selfspec.runtimes.activations import activate_gated, activation_of
+from selfspec.runtimes.formats import GGUF_FORMATS, TILE, PackedFormat
 from selfspec.runtimes.kernels import DTYPES, load
 from selfspec.runtimes.packed_codes import PackedCodes
 from selfspec.runtimes.structures import Linear, Stored
@@ -104,6 +105,21 @@ class PackedWeights:
         sizes = inputs, outputs, torch.get_num_threads()
         shape = codes.bits, codes.flipped
         load().lay_out_grid(form.number, data, rows, columns, *shape, *grid, packed.tiles.data_ptr(), *sizes)
+        return packed
+
+    @staticmethod
+    def of_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> "PackedWeights":
+        """The weights of an MXFP4 checkpoint, whose numbers stay what they are.
+
+        ``blocks`` (uint8 ``[outputs, units, 16]``) have two inputs a byte, ``scales`` (uint8 ``[outputs, units]``) the
+        exponents of powers of two, with 127 added.
+        """
+        form, (outputs, units) = GGUF_FORMATS["MXFP4"], scales.shape
+        packed = PackedWeights.empty(outputs, units * form.unit, form)
+        assert blocks.shape == (outputs, units, form.unit // 2)
+        held = blocks.contiguous(), scales.contiguous()
+        addresses = held[0].data_ptr(), held[1].data_ptr(), packed.tiles.data_ptr()
+        load().lay_out_mxfp4_blocks(*addresses, packed.inputs, outputs, torch.get_num_threads())
         return packed
 
     @staticmethod
@@ -238,7 +254,7 @@ class LowBitExperts(nn.Module):
     def __init__(self, experts: Any, gate_up: LowBitLinear, down: LowBitLinear) -> None:
         super().__init__()
         self.gate_up_proj, self.down_proj = gate_up, down
-        self.act_fn, self.num_experts = experts.act_fn, int(experts.num_experts)
+        self.act_fn, self.num_experts = activation_of(experts), int(experts.num_experts)
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -248,8 +264,9 @@ class LowBitExperts(nn.Module):
         gates, downs = (each.out_features // self.num_experts for each in (self.gate_up_proj, self.down_proj))
         for expert in sorted(set(top_k_index.flatten().tolist())):
             rows, places = torch.where(top_k_index == expert)
-            gate, up = self.gate_up_proj.outputs(expert * gates, gates)(hidden_states[rows]).chunk(2, dim=-1)
-            found[rows, places] = self.down_proj.outputs(expert * downs, downs)(self.act_fn(gate) * up)
+            entered = self.gate_up_proj.outputs(expert * gates, gates)(hidden_states[rows])
+            activated = activate_gated(self.act_fn, entered)
+            found[rows, places] = self.down_proj.outputs(expert * downs, downs)(activated)
         return (found * top_k_weights[..., None]).sum(1, dtype=torch.float32).to(hidden_states.dtype)
 
 

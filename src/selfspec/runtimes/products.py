@@ -232,9 +232,25 @@ def _join_biases(linears: Sequence[Any]) -> torch.Tensor | None:
     return None if linears[0].bias is None else join_parameters([linear.bias for linear in linears])
 
 
-def is_ordinary(parameter: Any) -> bool:
-    """Whether a parameter is a plain contiguous one."""
-    return type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor and parameter.is_contiguous()
+def is_ordinary(parameter: Any, *, transposed: bool = False) -> bool:
+    """Whether a parameter is a plain contiguous one, or, if ``transposed``, is so with its last axes swapped."""
+    if type(parameter) is not nn.Parameter or type(parameter.data) is not torch.Tensor:
+        return False
+    return parameter.is_contiguous() or (transposed and parameter.transpose(1, 2).is_contiguous())
+
+
+def turn_parameter(parameter: nn.Parameter) -> torch.Tensor:
+    """The weights ``[experts, outputs, inputs]`` of a parameter ``[experts, inputs, outputs]``.
+
+    The values are moved, once, and the parameter becomes a view of them, so that nothing is held twice.
+    """
+    with _joining, torch.inference_mode(mode=False), torch.no_grad():
+        turned = parameter.data.transpose(1, 2)
+        if not turned.is_contiguous():
+            memory = empty_in_large_pages(tuple(turned.shape), turned.dtype) if turned.is_cpu else turned.contiguous()
+            turned = memory.copy_(turned)
+            parameter.data = turned.transpose(1, 2)
+        return turned
 
 
 def join_parameters(parameters: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -10,9 +10,11 @@ from torch import nn
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
 from selfspec.memory import check_memory
 from selfspec.model.decoder import Decoder
-from selfspec.model.families import require_row
+from selfspec.model.families import Family, require_row
 from selfspec.runtimes.formats import PackedFormat
+from selfspec.runtimes.latent import latent_linears
 from selfspec.runtimes.low_bit import LowBitCopies
+from selfspec.runtimes.mixtures import EXPERT_WEIGHTS, expert_bias
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitExperts, LowBitLinear, PackedWeights
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.runner import make_runner
@@ -95,9 +97,9 @@ def quantised_bytes(model: "PreTrainedModel", weights: str | Precision) -> int:
     if precision is None:
         return 0
     layers = (
-        form.bytes(*weight.shape)
+        form.bytes(weight.shape[:-1].numel(), weight.shape[-1])
         for _, _, module, form in _layer_parts(model, precision)
-        for weight in _weights(module)
+        for weight, _ in _weights(module, require_row(model.config))
     )
     return sum(layers) + sum(form.bytes(*tensor.shape) for tensor, form in _tables(model, precision))
 
@@ -144,11 +146,11 @@ def _without_values(tensor: torch.Tensor) -> torch.Tensor:
 
 def _replace(model: Model, precision: Precision) -> Model:
     """Replaces linear layers and embedding of a model by low-bit modules."""
-    dtype = model.dtype
+    dtype, family = model.dtype, require_row(model.config)
     for parent, name, module, form in _layer_parts(model, precision):
         layers = [
-            LowBitLinear(PackedWeights.of(weight, form), getattr(module, "bias", None), dtype)
-            for weight in _weights(module)
+            LowBitLinear(PackedWeights.of(weight.flatten(0, -2).contiguous(), form), bias, dtype)
+            for weight, bias in _weights(module, family)
         ]
         setattr(parent, name, layers[0] if isinstance(module, nn.Linear) else LowBitExperts(module, *layers))
     tables = {id(tensor): PackedWeights.of(tensor.detach(), form) for tensor, form in _tables(model, precision)}
@@ -173,7 +175,9 @@ def _layer_parts(model: Any, precision: Precision) -> Iterator[tuple[nn.Module, 
         if form is None:
             continue
         if not hasattr(module, "experts"):
-            yield from ((module, name, getattr(module, name), form) for name in branch.parts)
+            latent = family.latent and index % 2 == 0
+            names = latent_linears(module) if latent else branch.parts
+            yield from ((module, name, getattr(module, name), form) for name in names)
             continue
         yield module, "experts", module.experts, form
         assert family.mixture is not None
@@ -181,11 +185,16 @@ def _layer_parts(model: Any, precision: Precision) -> Iterator[tuple[nn.Module, 
             yield from ((shared, name, getattr(shared, name), form) for name in branch.parts)
 
 
-def _weights(module: Any) -> list[torch.Tensor]:
-    """The weights ``[outputs, inputs]`` of a linear layer, or of experts."""
+def _weights(module: Any, family: Family) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    """The weights of a linear layer, or of experts ``[experts, outputs, inputs]``, and their biases in one axis."""
     if isinstance(module, nn.Linear):
-        return [module.weight.detach()]
-    return [each.detach().flatten(0, 1) for each in (module.gate_up_proj, module.down_proj)]
+        yield module.weight.detach(), module.bias
+        return
+    assert family.mixture is not None
+    for name in EXPERT_WEIGHTS:
+        weight, bias = getattr(module, name).detach(), expert_bias(module, name)
+        by_outputs = weight.transpose(1, 2) if family.mixture.transposed else weight
+        yield by_outputs, None if bias is None else bias.detach().flatten()
 
 
 def _tables(model: Any, precision: Precision) -> list[tuple[torch.Tensor, PackedFormat]]:

@@ -72,7 +72,7 @@ template <class T, class C> void rotate(T* head, const CosSin& turn, long row, b
         for (long i = 0; i < half; i++) rotate_pair<T, C>(head, cosine, sine, i, i + half);
 }
 
-enum Activation { SILU, GELU_TANH, RELU_SQUARED };
+enum Activation { SILU, GELU_TANH, RELU_SQUARED, CLAMPED_GLU };
 
 inline float silu(float x) { return x / (1.0f + exponential(-x)); }
 inline float gelu_tanh(float x) {
@@ -98,6 +98,15 @@ template <class T> void activate(int activation, const T* gate, const T* other, 
         activate<T>([](float x) { return gelu_tanh(x); }, gate, other, to, count);
     else
         activate<T>([](float x) { return relu_squared(x); }, gate, other, to, count);
+}
+
+// The clamped gated unit of gpt-oss, of pairs of a gate and what its activation is multiplied by, with one added to it.
+template <class T> void clamped_glu(float alpha, float limit, const T* pairs, T* to, long count) {
+#pragma omp simd
+    for (long i = 0; i < count; i++) {
+        const float gate = std::min(up(pairs[2 * i]), limit), other = std::min(std::max(up(pairs[2 * i + 1]), -limit), limit);
+        to[i] = down<T>(rounded<T>(gate / (1.0f + exponential(-alpha * gate))) * rounded<T>(other + 1.0f));
+    }
 }
 
 }  // namespace

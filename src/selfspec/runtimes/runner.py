@@ -145,7 +145,12 @@ def make_runner(decoder: Decoder, runtime: str) -> Runner:
         try:
             head = compile_head(decoder.head)
             return Runner(
-                decoder, rope, [compile_block(each, decoder.family) for each in sublayers], norm, head, compiled=True
+                decoder,
+                rope,
+                [compile_block(each, decoder.family, index // 2) for index, each in enumerate(sublayers)],
+                norm,
+                head,
+                compiled=True,
             )
         except KernelBuildError as error:
             if runtime == "compiled":

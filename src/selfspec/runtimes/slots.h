@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr long MOST_DIM = 512;  // of a head
+constexpr long MOST_DIM = 576;  // of a head
 constexpr long SHARED = 32;     // numbers of a head with one exponent
 constexpr uint32_t LEAST = 7, NO_NUMBER = 255;  // exponents: the least of a block that is not zero; of one that has none
 

@@ -44,7 +44,7 @@ class Norm(Structure):
 class Heads(Structure):
     """Sizes of an attention branch."""
 
-    _fields_ = (("heads", c_long), ("key_heads", c_long), ("dim", c_long))
+    _fields_ = (*((name, c_long) for name in ("heads", "key_heads", "dim")), ("shared", c_int))
 
 
 class AttentionWeights(Structure):
@@ -56,6 +56,7 @@ class AttentionWeights(Structure):
         *((name, c_int) for name in ("norms_rows", "norms_last", "neighbours")),
         ("sizes", Heads),
         *((name, c_float) for name in ("scale", "softcap")),
+        ("sinks", c_void_p),
         ("layer", c_int),
     )
 
@@ -67,6 +68,7 @@ class MlpWeights(Structure):
         *((name, Linear) for name in ("gate_up", "down")),
         ("inner", c_long),
         *((name, c_int) for name in ("activation", "gated")),
+        *((name, c_float) for name in ("alpha", "limit")),
     )
 
 
@@ -85,8 +87,22 @@ class MixtureWeights(Structure):
     )
 
 
+class LatentWeights(Structure):
+    """Attention to latents; see ``latent.h``."""
+
+    _fields_ = (
+        *((name, Linear) for name in ("inputs", "queries", "output")),
+        ("expanding", c_void_p),
+        *((name, Norm) for name in ("query_norm", "latent_norm")),
+        *((name, c_long) for name in ("rank", "heads", "key", "value", "turned", "latent")),
+        ("halves", c_int),
+        ("scale", c_float),
+        ("layer", c_int),
+    )
+
+
 class NativeSublayer(Structure):
-    """A branch of a forward: attention, an MLP or a mixture of experts; the others are null."""
+    """A branch of a forward: attention, an MLP, a mixture of experts or attention to latents; the others are null."""
 
     _fields_ = (
         ("attention", POINTER(AttentionWeights)),
@@ -96,6 +112,7 @@ class NativeSublayer(Structure):
         *((name, c_int) for name in ("view", "turn")),
         ("hidden", c_long),
         ("mixture", POINTER(MixtureWeights)),
+        ("latent", POINTER(LatentWeights)),
     )
 
 
@@ -229,6 +246,7 @@ STRUCTURES: Mapping[str, type[Structure]] = {
     "AttentionWeights": AttentionWeights,
     "MlpWeights": MlpWeights,
     "MixtureWeights": MixtureWeights,
+    "LatentWeights": LatentWeights,
     "Sublayer": NativeSublayer,
     "View": View,
     "CosSin": NativeCosSin,

@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "choices.h"
+#include "latent.h"
 #include "low_rank.h"
 #include "mixture.h"
 #include "product.h"
@@ -19,10 +20,11 @@ struct AttentionWeights {
     int neighbours;  // rope rotates neighbouring entries of a head
     Heads sizes;
     float scale, softcap;  // of the scores; no cap where it is 0
+    const void* sinks;     // [heads], see ``Attention``; or null
     int layer;             // of the cache
 };
 
-// One branch: attention, an MLP or a mixture of experts; the others are null.
+// One branch: attention, an MLP, a mixture of experts or attention to latents; the others are null.
 struct Sublayer {
     const AttentionWeights* attention;
     const MlpWeights* mlp;
@@ -31,6 +33,7 @@ struct Sublayer {
     int view, turn;    // of attention: indices; turn is -1 without rope
     long hidden;
     const MixtureWeights* mixture;
+    const LatentWeights* latent;
 };
 
 // The rows of one sequence.

@@ -206,7 +206,7 @@ class Target:
         """Bytes of keys and values of one token, all layers together."""
         heads, head_dim = self.decoder.slot_shape
         row = head_dim * self.dtype.itemsize if self.cache_bits is None else packed_size(head_dim)
-        return 2 * self.decoder.slot_layers * heads * row
+        return (1 + self.decoder.slot_has_values) * self.decoder.slot_layers * heads * row
 
     @property
     def independent_rows(self) -> int:
@@ -320,6 +320,8 @@ class Target:
         _, head_dim = self.decoder.slot_shape
         if isinstance(self.decoder, ObservedDecoder):
             reason = f"'{self.config.model_type}' runs by transformers' own modules, which write to the cache"
+        elif not self.decoder.slot_has_values:
+            reason = "it holds latents"
         elif head_dim % SHARED:
             reason = f"its heads have {head_dim} numbers, which is no multiple of {SHARED}"
         else:

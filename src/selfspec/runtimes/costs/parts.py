@@ -212,6 +212,7 @@ class SharedCache(KeyValueCache):
             dtype=like.dtype,
             device=like.device,
             packed=like.packed,
+            has_values=like.has_values,
         )
         for buffer in (*self.keys, *self.values):
             buffer.copy_(self.stored(torch.ones(like.head_dim, dtype=like.dtype, device=like.device)))
