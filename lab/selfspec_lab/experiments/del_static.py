@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from selfspec.errors import InvalidParameterError
 from selfspec_lab.experiments import del_static_checks as checks
 from selfspec_lab.experiments.base import Check, Data, Experiment, register
-from selfspec_lab.experiments.del_replay import generated_tokens_per_layer, replayed_tokens_per_layer, shadow_matches
+from selfspec_lab.exit_replay import generated_tokens_per_layer, replayed_tokens_per_layer, shadow_matches
 from selfspec_lab.experiments.lab import TIMED_WIDENING, Lab
 from selfspec_lab.prompts import PROMPTS
 

@@ -13,7 +13,7 @@ from selfspec.errors import InvalidParameterError
 from selfspec.methods.api import LearnedState, Prefill
 from selfspec.methods.knapsack import Selection
 from selfspec.methods.knapspec import KnapSpec, KnapSpecDrafter, KnapSpecSettings
-from selfspec_lab.experiments.prefilled import prefill_text
+from selfspec_lab.prefilled import prefill_text
 from selfspec_lab.measuring import LatencyProfile, Target, measure_latencies
 
 MODEL = "tiny"

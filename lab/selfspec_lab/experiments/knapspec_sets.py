@@ -11,7 +11,7 @@ from selfspec.methods.knapsack import find_candidates, integer_weights
 from selfspec.methods.knapspec import KnapSpec
 from selfspec.methods.skipping import evenly_skipped
 from selfspec_lab.experiments.knapspec_scene import read
-from selfspec_lab.experiments.prefilled import prefill_text
+from selfspec_lab.prefilled import prefill_text
 from selfspec_lab.measuring import Target
 
 _WINDOW = 16

@@ -16,7 +16,7 @@ from selfspec_lab.experiments import (
     find_experiment,
 )
 from selfspec_lab.experiments.base import Data
-from selfspec_lab.experiments.del_replay import (
+from selfspec_lab.exit_replay import (
     generated_tokens_per_layer,
     replay_rounds,
     replayed_tokens_per_layer,

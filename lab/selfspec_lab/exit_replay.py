@@ -13,7 +13,7 @@ from selfspec.methods.api import Needs
 from selfspec.methods.dynamic_exit import shadow_tokens
 from selfspec.methods.testing import ShadowHead
 from selfspec.types import Generation
-from selfspec_lab.experiments.prefilled import prefill_text
+from selfspec_lab.prefilled import prefill_text
 from selfspec_lab.measuring import Target
 
 _LOGITS_BYTES = 1 << 26
