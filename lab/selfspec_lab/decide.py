@@ -7,6 +7,7 @@ the spread that was seen.
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -87,15 +88,25 @@ def paired_test(differences: Sequence[float], *, bound: float = 0.0, effect: flo
 
 
 def mean_interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
-    """The BCa bootstrap interval of the mean of independent observations, at least one; equal ones have no width."""
+    """The bootstrap interval of the mean of independent observations, at least one; equal ones have no width.
+
+    BCa; the percentile interval where too few values differ for its acceleration.
+    """
     if len(set(values)) == 1:
         return values[0], values[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        low, high = _interval(values, "BCa", seed)
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else _interval(values, "percentile", seed)
+
+
+def _interval(values: Sequence[float], method: str, seed: int) -> tuple[float, float]:
     found = stats.bootstrap(
         (np.asarray(values, dtype=float),),
         np.mean,
         n_resamples=_RESAMPLES,
         confidence_level=LEVEL,
-        method="BCa",
+        method=method,
         rng=np.random.default_rng(seed),
     ).confidence_interval
     return float(found.low), float(found.high)

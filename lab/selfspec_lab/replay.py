@@ -51,13 +51,18 @@ class Played(NamedTuple):
     tokens: int
 
 
-def played(record: Round) -> Played:
-    """What is stored of a round."""
+def played(record: Round, *, dropped: bool = False) -> Played:
+    """What is stored of a round.
+
+    Args:
+        record: the round.
+        dropped: whether the draft ended with a token that was drafted, but not verified.
+    """
     layers = record.kept is not None
     return Played(
         attention=round(record.attention_share or 0.0, 6),
         mlp=round(record.mlp_share or 0.0, 6),
-        steps=record.drafted - record.guessed if layers else 0,
+        steps=record.drafted - record.guessed + dropped if layers else 0,
         rows=1 + record.candidates + record.probes,
         tokens=len(record.token_ids),
     )

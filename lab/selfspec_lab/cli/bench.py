@@ -12,12 +12,18 @@ from selfspec.cli.api import options as shared_options
 from selfspec_lab.cli import bench_options as options
 from selfspec_lab.cli.bench_batches import batches
 from selfspec_lab.cli.bench_options import chosen_methods, parse_method_settings
+from selfspec_lab.cli.bench_paper import paper as measure_paper
+from selfspec_lab.cli.bench_paper import tables
 from selfspec_lab.cli.bench_run import leaderboard, report, run
 
 bench = typer.Typer(no_args_is_help=True, help="Runs benchmarks and writes their reports.")
 bench.command("run", epilog="Example: selfspec bench run --out results --model smollm2 --methods suffix")(run)
 bench.command("batches", epilog="Example: selfspec bench batches --model smollm2 --methods suffix")(batches)
 bench.command("report", epilog="Example: selfspec bench report results")(report)
+bench.command("paper", epilog="Example: selfspec bench paper --table clasp-1 --model M --data data --out results")(
+    measure_paper
+)
+bench.command("tables", epilog="Example: selfspec bench tables results tables.md")(tables)
 bench.command("leaderboard", epilog="Example: selfspec bench leaderboard runs leaderboard.md")(leaderboard)
 
 

@@ -19,7 +19,9 @@ from selfspec_lab.widening import load_model
 SEEDS = 3
 """Repeats of a table that samples, each with a seed of its own; greedy outputs are one."""
 
-QUICK_PROMPTS, QUICK_TOKENS, QUICK_CONTEXT, QUICK_SETS = 2, 24, 256, 3
+FULL = {"limit": 6, "max_new_tokens": 64, "context": 2048, "tuning_prompts": 6, "tuning_sets": 24}
+QUICK = {"limit": 2, "max_new_tokens": 24, "context": 256, "tuning_prompts": 2, "tuning_sets": 3}
+"""Sizes of ``TableOptions``: of a table within hours on two cores, and to see that it runs."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,11 @@ class TableOptions:
     suite: str | None = None
     data: Path | None = None
     hub: bool = False
-    limit: int = 6
-    max_new_tokens: int = 64
-    context: int = 2048
-    tuning_prompts: int = 6
-    tuning_sets: int = 24
+    limit: int = FULL["limit"]
+    max_new_tokens: int = FULL["max_new_tokens"]
+    context: int = FULL["context"]
+    tuning_prompts: int = FULL["tuning_prompts"]
+    tuning_sets: int = FULL["tuning_sets"]
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -103,7 +105,7 @@ def measure_table(options: TableOptions, out: Path, observer: Observer) -> dict[
         observer: receives the progress.
 
     Returns:
-        What ``page.render_table`` needs besides the runs: ``table``, ``columns`` (task, suite, stand-in, index),
+        What ``page.render_table`` needs besides the runs: ``table``, ``columns`` (task, title, stand-in, index),
         ``left_out`` by task, ``exit`` (the grid search's choice), and ``layers``. Ready for JSON.
 
     Raises:
@@ -149,7 +151,6 @@ def measure_table(options: TableOptions, out: Path, observer: Observer) -> dict[
             {
                 "task": each.task.key,
                 "title": each.task.title,
-                "suite": each.spec.rpartition("/")[2] if options.data else each.spec,
                 "stand_in": each.stand_in,
                 "index": each.index,
             }
