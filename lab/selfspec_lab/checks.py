@@ -64,6 +64,11 @@ def compare(
     return Check(statement, test.status, "; ".join(each for each in told if each), counts, test)
 
 
+def shown(statement: str, holds: bool, figure: str) -> Check:
+    """A part that does not count: a theorem, one that could not have failed, or one of too few observations."""
+    return Check(statement, "holds" if holds else "refuted", figure, counts=False)
+
+
 def not_applicable(statement: str, reason: str) -> Check:
     """A part that these settings or this model cannot show."""
     return Check(statement, "not applicable", reason, counts=False)

@@ -8,6 +8,7 @@ The pair with the most tokens per loaded layer is chosen, which is what early ex
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from selfspec import Engine, Prompt
 from selfspec.errors import InvalidParameterError
@@ -55,22 +56,30 @@ def grid(layers: int, lengths: Iterable[int] = LENGTHS) -> list[tuple[int, int]]
     return [(exit_layer, length) for exit_layer in exits for length in lengths]
 
 
-def replay_grid(
-    engine: Engine, prompts: Sequence[Prompt], max_new_tokens: int, pairs: Sequence[tuple[int, int]]
-) -> Iterator[dict[tuple[int, int], float]]:
-    """Tokens per loaded layer of every pair, for each prompt.
+class ShadowText(NamedTuple):
+    """An output, and where each exit layer would have drafted its tokens.
+
+    Attributes:
+        prompt_tokens: length of the prompt.
+        matches: see ``exit_replay.shadow_matches``.
+    """
+
+    prompt_tokens: int
+    matches: list[list[bool]]
+
+
+def shadow_texts(engine: Engine, prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[ShadowText]:
+    """Outputs of plain decoding with the tokens that every exit layer would have drafted.
 
     Args:
         engine: plain decoding.
-        prompts: the texts.
+        prompts: the prompts.
         max_new_tokens: length of the outputs; ends of sequences are ignored.
-        pairs: of ``grid``.
     """
-    layers = engine.target.layer_count
     for prompt in prompts:
         output = engine.generate(prompt, max_new_tokens=max_new_tokens, ignore_eos=True)
-        matches = shadow_matches(engine.target, engine.encode(prompt), output.token_ids)
-        yield {pair: replayed_tokens_per_layer(matches, *pair, layers) for pair in pairs}
+        prompt_ids = engine.encode(prompt)
+        yield ShadowText(len(prompt_ids), shadow_matches(engine.target, prompt_ids, output.token_ids))
 
 
 def search_exit(engine: Engine, prompts: Sequence[Prompt], max_new_tokens: int) -> ExitChoice:
@@ -84,8 +93,11 @@ def search_exit(engine: Engine, prompts: Sequence[Prompt], max_new_tokens: int) 
     Raises:
         InvalidParameterError: the model has too few layers for a choice.
     """
-    pairs = grid(engine.target.layer_count)
-    found = list(replay_grid(engine, prompts, max_new_tokens, pairs))
-    means = {pair: statistics.fmean(each[pair] for each in found) for pair in pairs}
+    layers = engine.target.layer_count
+    pairs, texts = grid(layers), list(shadow_texts(engine, prompts, max_new_tokens))
+    means = {
+        pair: statistics.fmean(replayed_tokens_per_layer(text.matches, *pair, layers) for text in texts)
+        for pair in pairs
+    }
     best = max(pairs, key=means.__getitem__)
-    return ExitChoice(*best, means[best], 1 / engine.target.layer_count)
+    return ExitChoice(*best, means[best], 1 / layers)

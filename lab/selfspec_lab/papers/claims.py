@@ -60,9 +60,11 @@ def judge_table(table: Table, figures: Figures, *, bears: bool) -> list[Check]:
         figures: by method those of all prompts of all tasks.
         bears: whether the model is one that the table is about; otherwise nothing is applicable.
     """
-    checks = [] if table.trend == "size" else [
-        check for order in claimed_order(table) for check in _judge_order(order, figures, bears)
-    ]
+    checks = (
+        []
+        if table.trend == "size"
+        else [check for order in claimed_order(table) for check in _judge_order(order, figures, bears)]
+    )
     if table.trend == "attention":
         checks += _judge_attention(figures)
     return checks
@@ -74,7 +76,11 @@ def _judge_order(order: Order, figures: Figures, bears: bool) -> list[Check]:
         return [not_applicable(statement, "no exit layer drafts better than plain decoding on this model")]
     pairs = _pairs(order, figures)
     if order.first == PLAIN and all(other is not None and other.skipped is None for _, other in pairs):
-        return [not_applicable(statement, "rows of a verification are nearly free in the cost model, so it cannot be slower")]
+        return [
+            not_applicable(
+                statement, "rows of a verification are nearly free in the cost model, so it cannot be slower"
+            )
+        ]
     checks = []
     for machine, where in (("machine", "on the paper's machine"), ("clock", "by the clock here")):
         ratios = [
@@ -113,7 +119,7 @@ def _speed(figures: PromptFigures | None, machine: str) -> float:
 
 
 def _judge_attention(figures: Figures) -> list[Check]:
-    """KnapSpec, figure 3: how far the skipped share of attention is ahead of that of MLP, longest context over shortest."""
+    """KnapSpec, figure 3: how the lead of attention's skipped share over MLP's grows from shortest to longest context."""
     checks = []
     for label in figures:
         by_task: dict[int, list[float]] = {}

@@ -110,5 +110,3 @@ def _spread(questions: Sequence[Question], limit: int) -> tuple[Question, ...]:
     """At most ``limit`` questions, evenly spread."""
     count = min(limit, len(questions))
     return tuple(questions[index * len(questions) // count] for index in range(count))
-
-

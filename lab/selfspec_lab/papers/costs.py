@@ -90,8 +90,24 @@ class ProfileCost:
 
     def forward(self, attention: float, mlp: float, rows: int, context: int) -> float:
         """Seconds of a forward, between the measured numbers of rows by linear interpolation; see ``CostModel``."""
-        slope, base, branch, outside = (float(np.interp(rows, self.rows, column)) for column in zip(*self.parts))
+        slope, base, branch, outside = (
+            float(np.interp(rows, self.rows, column)) for column in zip(*self.parts, strict=True)
+        )
         return self.layers * (attention * (slope * context + base) + mlp * branch) + outside
+
+
+PAPER_MACHINES = {
+    "swift": ("RTX A6000", "Llama-2-13B"),
+    "clasp": ("A800", "Llama-3-70B"),
+    "del": ("A100 40GB", "Llama-2-7B"),
+    "knapspec": ("A100", "Llama-3.1-8B"),
+}
+"""GPU and model of the experiments of each paper. KnapSpec names no GPU; an A100 of 80 GB is assumed."""
+
+
+def paper_machine(method: str) -> CostModel:
+    """The machine of a method's paper, with the paper's share of time for selecting."""
+    return with_selection(roofline_cost(*PAPER_MACHINES[method]), method)
 
 
 def roofline_cost(device: str, model: str, *, bits: int = 16) -> RooflineCost:

@@ -87,8 +87,9 @@ def _of_prompt(
     layers: int,
 ) -> PromptFigures:
     plain_speed = statistics.median(decode_speed(each) or 0.0 for each in plain)
-    rounds = [[played(record, dropped=_dropped(record.drafted, settings)) for record in each.rounds or ()]
-              for each in samples]
+    rounds = [
+        [played(record, dropped=_dropped(record.drafted, settings)) for record in each.rounds or ()] for each in samples
+    ]
     speedups = {"clock": statistics.fmean((decode_speed(each) or 0.0) / plain_speed for each in samples)}
     for name, cost in costs.items():
         speedups[name] = statistics.fmean(

@@ -72,9 +72,7 @@ def tune_methods(
             progress(f"Draft & Verify's search: {iterations} sets on {len(prompts)} texts")
             states[label] = f"{label}.state"
             _search_sets(plain, row, prompts, max_new_tokens, iterations, folder / states[label])
-    settings = {
-        label: _settings(row, exit_choice, plain.target.layer_count) for label, row in table.methods.items()
-    }
+    settings = {label: _settings(row, exit_choice, plain.target.layer_count) for label, row in table.methods.items()}
     kept = {"settings": settings, "states": states, "exit": exit_choice and asdict(exit_choice)}
     replace_file(path, json.dumps(kept, indent=1) + "\n")
     return _read(path, folder)

@@ -150,9 +150,7 @@ class Table:
 def read_tables() -> dict[str, Table]:
     """All tables, by name."""
     read = json.loads(FILE.read_text(encoding="utf-8"))
-    tasks = {
-        key: Task(key, **{**values, "suites": tuple(values["suites"])}) for key, values in read["tasks"].items()
-    }
+    tasks = {key: Task(key, **{**values, "suites": tuple(values["suites"])}) for key, values in read["tasks"].items()}
     return {name: _table(name, values, tasks) for name, values in read["tables"].items()}
 
 
