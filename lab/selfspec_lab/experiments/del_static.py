@@ -76,8 +76,8 @@ class DelStatic(Experiment):
         "replaying the rounds of early exit on the target's text, which is exact. DEL has the settings of `--paper "
         "del`. As in the paper a static choice is picked on other prompts than it is tested on, here on the other "
         f"half, and also in hindsight. Speed by the clock on the checkpoint widened {TIMED_WIDENING} times: plain "
-        "decoding, DEL with three ω, and the best draft lengths of the three best exit layers by eTPL, in turns. The paper uses "
-        "up to 1000 outputs of up to 512 tokens, models of 1B to 70B parameters, and varies ω on one task."
+        "decoding, DEL with three ω, and the best draft lengths of the three best exit layers by eTPL, in turns. The "
+        "paper uses up to 1000 outputs of up to 512 tokens, models of 1B to 70B parameters, and varies ω on one task."
     )
     model = "tiny-early-exit"
     unfit: ClassVar[Mapping[str, str]] = {}

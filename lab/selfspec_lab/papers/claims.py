@@ -119,7 +119,7 @@ def _speed(figures: PromptFigures | None, machine: str) -> float:
 
 
 def _judge_attention(figures: Figures) -> list[Check]:
-    """KnapSpec, figure 3: how the lead of attention's skipped share over MLP's grows from shortest to longest context."""
+    """KnapSpec, figure 3: the lead of attention's skipped share over MLP's, at the longest and the shortest context."""
     checks = []
     for label in figures:
         by_task: dict[int, list[float]] = {}

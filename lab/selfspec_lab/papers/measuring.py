@@ -7,9 +7,11 @@ from typing import Any
 from selfspec import Engine, Prompt
 from selfspec.errors import InvalidParameterError
 from selfspec_lab.bench.options import PLAIN
+from selfspec_lab.bench.report.read import read_run
 from selfspec_lab.bench.run.folder import RunFolder
 from selfspec_lab.bench.run.options import RunOptions
 from selfspec_lab.bench.run.runner import Observer, Run
+from selfspec_lab.bench.stamp import make_stamp
 from selfspec_lab.bench.suites import Question
 from selfspec_lab.papers.columns import Column, choose_columns, load_column
 from selfspec_lab.papers.prepare import Tuned, tune_methods
@@ -143,7 +145,9 @@ def measure_table(options: TableOptions, out: Path, observer: Observer) -> dict[
         )
         run_options = options.run_options(table, column, tuned)
         folder = RunFolder(out / column.task.key, resume=True)
-        Run(run_options, plain, suite, folder, observer).measure()
+        folder.check_same(run_options.to_dict(), make_stamp(plain.target.device))
+        if not _finished(folder):
+            Run(run_options, plain, suite, folder, observer).measure()
     assert tuned is not None
     return {
         "table": table.name,
@@ -160,6 +164,16 @@ def measure_table(options: TableOptions, out: Path, observer: Observer) -> dict[
         "exit": None if tuned.exit is None else {**vars(tuned.exit), "pays": tuned.exit.pays},
         "layers": plain.target.layer_count,
     }
+
+
+def _finished(folder: RunFolder) -> bool:
+    """Whether every candidate of a run was measured on every prompt as often as asked."""
+    if not folder.has_run:
+        return False
+    run = read_run(folder.path)
+    return len(run.measurements) == len(run.fields["prompts"]) * len(run.fields["settings"]) * int(
+        run.fields["options"]["repeats"]
+    )
 
 
 def _check_folder(out: Path) -> None:

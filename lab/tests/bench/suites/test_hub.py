@@ -84,7 +84,7 @@ def test_parts_of_a_hub_address_may_be_left_empty() -> None:
 @pytest.mark.parametrize(
     ("spec", "rows", "message"),
     [
-        ("hub:a:b:c:d:e", {}, "too many parts; expected is hub:NAME"),
+        ("hub:a:b:c:d:e:f", {}, "too many parts; expected is hub:NAME"),
         ("hub:../questions", {}, "not the name of a data set.*prompts:FILE"),
         ("hub:a/b/c", {}, "not the name of a data set"),
         ("hub:a", {"label": [1]}, "none of the columns turns, .*; name one of label"),
