@@ -16,6 +16,7 @@ from scipy.stats import spearmanr
 from helpers.checkpoints import save_checkpoint
 from helpers.models import LAYERS, SUBLAYERS, build, prompt
 from judging import as_read, drawn, holding
+from selfspec import Engine
 from selfspec.errors import UnsupportedModelError
 from selfspec.methods.api import KeptSet, Needs
 from selfspec.methods.testing import read_text
