@@ -25,6 +25,10 @@ def paper(
         str | None,
         typer.Option(help="A suite, as of `selfspec bench run`, instead of the paper's tasks.", rich_help_panel=_WHAT),
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Names of some of the paper's tasks, separated by commas.", rich_help_panel=_WHAT),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -42,6 +46,9 @@ def paper(
     context: Annotated[
         int | None, typer.Option(help="Tokens of a passage of a long text, at most the paper's. Default: 2048.")
     ] = None,
+    tuning_sets: Annotated[
+        int | None, typer.Option(help="Sets that Draft & Verify's search tries where it is a baseline. Default: 24.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two prompts, short outputs: to see that it runs.")] = False,
     dtype: options.Dtype = "auto",
     unpack: options.Unpack = False,
@@ -58,7 +65,7 @@ def paper(
 
     check_clean(dirty)
     sizes = measuring.QUICK if quick else measuring.FULL
-    given = {"limit": limit, "max_new_tokens": max_new_tokens, "context": context}
+    given = {"limit": limit, "max_new_tokens": max_new_tokens, "context": context, "tuning_sets": tuning_sets}
     asked = measuring.TableOptions(
         table=table,
         model=model,
@@ -66,6 +73,7 @@ def paper(
         unpack=unpack,
         device=device,
         suite=suite,
+        tasks=() if tasks is None else options.parse_names(tasks),
         data=data,
         hub=hub,
         seed=seed,

@@ -28,7 +28,7 @@ class Column:
 
 
 def choose_columns(
-    table: Table, *, suite: str | None, data: Path | None, hub: bool
+    table: Table, *, suite: str | None, data: Path | None, hub: bool, tasks: Sequence[str] = ()
 ) -> tuple[list[Column], dict[str, str]]:
     """The columns of a table.
 
@@ -37,6 +37,7 @@ def choose_columns(
         suite: a suite instead of the paper's tasks.
         data: folder with ``gsm8k_test.jsonl``, ``humaneval.jsonl``, ``spec_bench.jsonl`` and ``books``.
         hub: whether the hub may be asked; without it only the data folder is read.
+        tasks: keys of the tasks to measure; all if empty.
 
     Returns:
         The columns, and why each other task is left out.
@@ -52,7 +53,9 @@ def choose_columns(
     columns, left_out = [], {}
     for index, task in enumerate(table.tasks):
         spec = _at_hand(task, data, hub)
-        if spec is None:
+        if tasks and task.key not in tasks:
+            left_out[task.title] = "not asked for"
+        elif spec is None:
             left_out[task.title] = f"none of {', '.join(task.suites)} is at hand"
         else:
             columns.append(Column(task, spec, task.stand_in and "hub:" not in spec, index))

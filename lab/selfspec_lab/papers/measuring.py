@@ -21,7 +21,7 @@ from selfspec_lab.widening import load_model
 SEEDS = 3
 """Repeats of a table that samples, each with a seed of its own; greedy outputs are one."""
 
-FULL = {"limit": 6, "max_new_tokens": 64, "context": 2048, "tuning_prompts": 6, "tuning_sets": 24}
+FULL = {"limit": 6, "max_new_tokens": 64, "context": 2048, "tuning_prompts": 4, "tuning_sets": 24}
 QUICK = {"limit": 2, "max_new_tokens": 24, "context": 256, "tuning_prompts": 2, "tuning_sets": 3}
 """Sizes of ``TableOptions``: of a table within hours on two cores, and to see that it runs."""
 
@@ -37,6 +37,7 @@ class TableOptions:
         unpack: whether weights of a quantised GGUF file become numbers of the dtype.
         device: as torch names it, or ``auto``.
         suite: a suite instead of the paper's tasks.
+        tasks: keys of the tasks to measure; all if empty.
         data: folder of the paper's tasks; ``None`` for none.
         hub: whether the hub may be asked for them.
         limit: prompts for each task.
@@ -56,6 +57,7 @@ class TableOptions:
     unpack: bool = False
     device: str = "auto"
     suite: str | None = None
+    tasks: tuple[str, ...] = ()
     data: Path | None = None
     hub: bool = False
     limit: int = FULL["limit"]
@@ -66,7 +68,10 @@ class TableOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        find_table(self.table)
+        known = [task.key for task in find_table(self.table).tasks]
+        for task in self.tasks:
+            if task not in known:
+                raise InvalidParameterError(f"{self.table} has no task '{task}'; choose from {', '.join(known)}")
         for name in ("limit", "context", "tuning_prompts", "tuning_sets"):
             if getattr(self, name) < 1:
                 raise InvalidParameterError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -114,7 +119,9 @@ def measure_table(options: TableOptions, out: Path, observer: Observer) -> dict[
         SelfSpecError: an option or a suite is invalid, or ``out`` holds another run.
     """
     table = find_table(options.table)
-    columns, left_out = choose_columns(table, suite=options.suite, data=options.data, hub=options.hub)
+    columns, left_out = choose_columns(
+        table, suite=options.suite, tasks=options.tasks, data=options.data, hub=options.hub
+    )
     _check_folder(out)
     observer.stage(f"loading {options.model}")
     model, tokenizer = load_model(

@@ -16,6 +16,9 @@ from selfspec_lab.tuning import tune, write_profile
 
 TUNED = "tuned.json"
 
+SEARCH_TOKENS = 32
+"""Longest outputs of Draft & Verify's search, which decodes with every set."""
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -71,7 +74,7 @@ def tune_methods(
         if row.tune == "skipped":
             progress(f"Draft & Verify's search: {iterations} sets on {len(prompts)} texts")
             states[label] = f"{label}.state"
-            _search_sets(plain, row, prompts, max_new_tokens, iterations, folder / states[label])
+            _search_sets(plain, row, prompts, min(max_new_tokens, SEARCH_TOKENS), iterations, folder / states[label])
     settings = {label: _settings(row, exit_choice, plain.target.layer_count) for label, row in table.methods.items()}
     kept = {"settings": settings, "states": states, "exit": exit_choice and asdict(exit_choice)}
     replace_file(path, json.dumps(kept, indent=1) + "\n")

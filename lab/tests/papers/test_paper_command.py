@@ -122,6 +122,7 @@ def test_tables_become_one_page(measured: Path, tmp_path: Path) -> None:
         (("--table", "swift-2", "--suite", "mini", "--limit", "0"), "limit must be at least 1"),
         (("--table", "swift-2", "--suite", "mini", "--max-new-tokens", "1"), "max_new_tokens must be at least 2"),
         (("--table", "swift-2", "--data", "nowhere"), "there is no data folder 'nowhere'"),
+        (("--table", "swift-2", "--tasks", "xsum"), "swift-2 has no task 'xsum'; choose from cnn-dm, gsm8k"),
     ],
 )
 def test_mistakes_are_found_before_a_model_is_loaded(
