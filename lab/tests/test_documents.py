@@ -41,6 +41,15 @@ def test_the_table_of_changes_towards_the_papers_is_that_of_the_results(monkeypa
     assert table(rows) in (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
 
 
+def test_the_equal_sets_on_the_page_of_changes_are_those_of_the_referee(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    result = json.loads((RESULTS / "referee-tiny.json").read_text(encoding="utf-8"))
+    assert not result["stamp"]["dirty"]
+    assert all(row["there"] for row in result["sets"]), "a set that skips nothing is no comparison"
+    agreement = importlib.import_module("referee").agreement(result["sets"])
+    assert agreement in (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
+
+
 def test_the_table_of_conformance_is_that_of_the_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     conformance = importlib.import_module("conformance_table")

@@ -242,7 +242,7 @@ def higher_loses_nothing(data: Data) -> None:
         (fastest_by_noise, {5}),
         (selection_goes_on, {6}),
         (threshold_loses, {7}),
-        (threshold_prunes_nothing, {7, 8}),
+        (threshold_prunes_nothing, {8}),
         (higher_loses_nothing, {9}),
     ],
 )
