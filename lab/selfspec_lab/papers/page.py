@@ -56,6 +56,7 @@ def table_result(folder: Path) -> tuple[str, dict[str, Any]]:
         raise InvalidParameterError(f"'{folder}' holds no table of `selfspec bench paper`: {error}") from error
     model = table.nearest(description["layers"])
     runs = [read_run(folder / column["task"]) for column in columns]
+    measured = Path(runs[0].fields["options"]["model"]).name  # of a file or folder, without where it was
     figures: dict[str, list[PromptFigures]] = {label: [] for label in table.methods}
     for task, (run, column) in enumerate(zip(runs, columns, strict=True)):
         index = column["index"] if column["index"] is not None else 0
@@ -65,7 +66,7 @@ def table_result(folder: Path) -> tuple[str, dict[str, Any]]:
     bears = table.needs is None or exit_choice is None or bool(exit_choice["pays"])
     checks = judge_table(table, figures, bears=bears)
     parts = [
-        f"## {table.paper}, {table.place}: {runs[0].fields['options']['model']}",
+        f"## {table.paper}, {table.place}: {measured}",
         _about(table, model, description, runs),
         *(_grid(table, model, columns, figures, name) for name in table.figures),
         _clock_check(figures),
@@ -74,7 +75,7 @@ def table_result(folder: Path) -> tuple[str, dict[str, Any]]:
     ]
     result = {
         "table": table.name,
-        "model": runs[0].fields["options"]["model"],
+        "model": measured,
         "status": conclude(checks),
         "checks": [check.to_dict() for check in checks],
     }
