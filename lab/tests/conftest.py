@@ -26,7 +26,9 @@ def _no_measuring_of_the_machine() -> Iterator[None]:
     """Copies are small, and runs take given latencies."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("selfspec_lab.measuring.bandwidth.CPU_COPY_BYTES", 2**16)
-        patch.setattr("selfspec_lab.bench.run.runner.kept_profile", lambda *_: {"latencies": LATENCIES.to_dict()})
+        part = {"attention_per_token": 0.0, "attention_base": 1e-3, "mlp": 1e-3, "head": 1e-3, "rest": 0.0}
+        profile = {"latencies": LATENCIES.to_dict(), "rows": {"1": part, "8": {**part, "mlp": 2e-3}}}
+        patch.setattr("selfspec_lab.bench.run.runner.kept_profile", lambda *_: profile)
         yield
 
 

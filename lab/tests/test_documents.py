@@ -21,7 +21,8 @@ def test_the_page_of_the_claims_is_made_of_the_committed_results() -> None:
     folder, page = RESULTS / "experiments", ROOT / "docs" / "experiments.md"
     results = read_results(folder)
     assert list(results) == list(EXPERIMENTS)
-    assert not any(result["quick"] for result in results.values())
+    stamps = {(str(result["stamp"]["hardware"]), result["stamp"]["threads"]) for result in results.values()}
+    assert len(stamps) == 1, "one machine a page"
     assert all((folder / f"{name}.png").is_file() for name in results)
     assert page.read_text(encoding="utf-8") == render_document(results, folder, page)
 
@@ -38,6 +39,15 @@ def test_the_table_of_changes_towards_the_papers_is_that_of_the_results(monkeypa
     table = importlib.import_module("faithfulness").table
     rows = json.loads((RESULTS / "faithfulness.json").read_text(encoding="utf-8"))
     assert table(rows) in (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
+
+
+def test_the_equal_sets_on_the_page_of_changes_are_those_of_the_referee(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    result = json.loads((RESULTS / "referee-tiny.json").read_text(encoding="utf-8"))
+    assert not result["stamp"]["dirty"]
+    assert all(row["there"] for row in result["sets"]), "a set that skips nothing is no comparison"
+    agreement = importlib.import_module("referee").agreement(result["sets"])
+    assert agreement in (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
 
 
 def test_the_table_of_conformance_is_that_of_the_reports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,18 +93,6 @@ def test_the_tests_that_the_page_of_changes_names_exist() -> None:
     assert files <= set(sources)
     assert functions
     assert all(any(f"def {name}(" in source for source in sources.values()) for name in functions)
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_verdicts_on_the_page_of_changes_are_those_of_the_quick_results(name: str) -> None:
-    page = (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
-    cells = []
-    for folder in ("experiments-quick", "experiments-quick-smollm2"):
-        result = json.loads((RESULTS / folder / f"{name}.json").read_text(encoding="utf-8"))
-        assert result["quick"]
-        counted = [check["holds"] for check in result["checks"] if check["counts"]]
-        cells.append(f"{result['verdict']}, {sum(counted)} of {len(counted)}")
-    assert f"`{name}` | {' | '.join(cells)} |" in page
 
 
 def test_the_figures_of_the_readme_are_those_of_the_page_on_speed() -> None:

@@ -33,7 +33,8 @@ class BenchOptions:
         device: device as torch names it, or ``auto``.
         runtime: runtime of the sublayers, one of ``RUNTIMES``.
         methods: names of methods, or ``("all",)``.
-        settings: by method the values of its settings, which override ``default_settings``.
+        settings: by candidate the values of its settings, which override ``default_settings``.
+        variants: further candidates by name, with the method of each, so that one method runs with several settings.
         repeats: number of repeats of every measurement.
         max_new_tokens: longest output.
 
@@ -50,6 +51,7 @@ class BenchOptions:
     runtime: str = "auto"
     methods: tuple[str, ...] = ("all",)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    variants: Mapping[str, str] = field(default_factory=dict)
     repeats: int = 3
     max_new_tokens: int = 64
 
@@ -65,10 +67,12 @@ class BenchOptions:
             raise InvalidParameterError(
                 f"max_new_tokens must be at least 2, not {self.max_new_tokens}: the first token is not timed"
             )
-        settings = {find_method(name).name: values for name, values in self.settings.items()}
+        settings = {
+            name if name in self.variants else find_method(name).name: values for name, values in self.settings.items()
+        }
         object.__setattr__(self, "settings", settings)
         for name, values in settings.items():
-            parse_settings(find_method(name).Settings, name, values)
+            parse_settings(self.method_class(name).Settings, name, values)
             if name not in self.method_names:
                 raise InvalidParameterError(
                     f"there are settings for {name}, which is not among the methods to measure; add it to --methods"
@@ -77,9 +81,13 @@ class BenchOptions:
 
     @property
     def method_names(self) -> list[str]:
-        """The methods to measure, without plain decoding, which is always measured."""
+        """The candidates to measure, without plain decoding, which is always measured; variants come last."""
         names = all_methods()[0] if "all" in self.methods else {find_method(name).name: None for name in self.methods}
-        return [name for name in names if name != PLAIN]
+        return [*(name for name in names if name != PLAIN), *self.variants]
+
+    def method_class(self, candidate: str) -> type[Method]:
+        """The method of a candidate, or of a variant; raises ``UnknownMethodError`` for an unknown one."""
+        return find_method(self.variants.get(candidate, candidate))
 
 
 def default_settings(method: type[Method], layer_count: int) -> dict[str, Any]:
@@ -95,27 +103,35 @@ def default_settings(method: type[Method], layer_count: int) -> dict[str, Any]:
 
 
 def make_engines(
-    like: Engine, names: Sequence[str], settings: Mapping[str, Mapping[str, Any]], engine: Any = Engine, **options: Any
+    like: Engine,
+    names: Sequence[str],
+    settings: Mapping[str, Mapping[str, Any]],
+    engine: Any = Engine,
+    *,
+    variants: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> tuple[dict[str, Engine], dict[str, str]]:
     """Makes an engine for every method, all with one target.
 
     Args:
         like: an engine with the target and the tokenizer.
-        names: names of the methods.
-        settings: by method the values of its settings, which override the defaults.
+        names: names of the candidates.
+        settings: by candidate the values of its settings, which override the defaults.
         engine: class of the engines.
+        variants: the method of each candidate that is not named after its method.
         **options: further arguments of that class.
 
     Returns:
-        The engines by method, and the reasons of failures by method.
+        The engines by candidate, and the reasons of failures by candidate.
     """
     target: Target = like.target
     engines: dict[str, Engine] = {}
     failures: dict[str, str] = {}
     for name in names:
-        chosen = {**default_settings(find_method(name), target.layer_count), **settings.get(name, {})}
+        method = (variants or {}).get(name, name)
+        chosen = {**default_settings(find_method(method), target.layer_count), **settings.get(name, {})}
         try:
-            engines[name] = engine(target.model, like.tokenizer, make_method(name, target, chosen), **options)
+            engines[name] = engine(target.model, like.tokenizer, make_method(method, target, chosen), **options)
         except Exception as error:  # settings that do not fit the model, or any error of a method
             failures[name] = explain(error)
     return engines, failures

@@ -141,8 +141,9 @@ class _Machine:
 def _make_engines(plain: Engine, options: OverheadOptions) -> tuple[dict[str, Engine], dict[str, str]]:
     if options.force_acceptance is None:
         return make_engines(plain, options.method_names, options.settings)
-    forced = {"engine": ForcedEngine, "probability": options.force_acceptance}
-    return make_engines(plain, options.method_names, options.settings, **forced)
+    return make_engines(
+        plain, options.method_names, options.settings, ForcedEngine, probability=options.force_acceptance
+    )
 
 
 def _engine_candidate(engines: Mapping[str, Engine], name: str, options: OverheadOptions) -> Candidate:

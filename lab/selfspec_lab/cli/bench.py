@@ -13,6 +13,8 @@ from selfspec_lab.cli import bench_options as options
 from selfspec_lab.cli.bench_batches import batches
 from selfspec_lab.cli.bench_device import bench_device
 from selfspec_lab.cli.bench_options import chosen_methods, parse_method_settings
+from selfspec_lab.cli.bench_paper import paper as measure_paper
+from selfspec_lab.cli.bench_paper import tables
 from selfspec_lab.cli.bench_run import leaderboard, report, run
 
 bench = typer.Typer(no_args_is_help=True, help="Runs benchmarks and writes their reports.")
@@ -22,6 +24,10 @@ bench.command("device", epilog="Example: selfspec bench device --model smollm2 -
     bench_device
 )
 bench.command("report", epilog="Example: selfspec bench report results")(report)
+bench.command("paper", epilog="Example: selfspec bench paper --table clasp-1 --model M --data data --out results")(
+    measure_paper
+)
+bench.command("tables", epilog="Example: selfspec bench tables results tables.md")(tables)
 bench.command("leaderboard", epilog="Example: selfspec bench leaderboard runs leaderboard.md")(leaderboard)
 
 

@@ -63,7 +63,8 @@ Suite = Annotated[
     str,
     typer.Option(
         help="mini (bundled); spec-bench:FILE, gsm8k:FILE, humaneval:FILE (their JSONL); text:FILE (continue passages "
-        "of --context tokens); prompts:FILE; stream:A+B (one after another); hub:NAME.",
+        "of --context tokens); prompts:FILE; stream:A+B (one after another); only:CATEGORY:SUITE; shots:N:SUITE; "
+        "summary:SUITE; hub:NAME.",
         rich_help_panel=_WHAT,
     ),
 ]

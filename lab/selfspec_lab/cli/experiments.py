@@ -8,7 +8,9 @@ import typer
 from selfspec.cli.api import options, silence_libraries
 from selfspec_lab.cli.bench_options import Dirty
 
-experiments = typer.Typer(no_args_is_help=True, help="Tests the claims of the papers, and says which hold.")
+experiments = typer.Typer(
+    no_args_is_help=True, help="Tests the claims of the papers, and says which hold, are refuted or undecided."
+)
 
 
 @experiments.command("list", epilog="Example: selfspec experiments list")
@@ -32,7 +34,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for a JSON file and a picture of each.")] = None,
     dirty: Dirty = False,
 ) -> None:
-    """Runs experiments, and prints each verdict with its figures."""
+    """Runs experiments, and prints each status with its figures."""
     from selfspec.errors import InvalidParameterError
     from selfspec.loading import parse_device
     from selfspec_lab.bench.stamp import check_clean
@@ -71,9 +73,9 @@ def run(
             failed.append(each)
             typer.echo(f"{experiment_class.number}. {each}: FAILED, {explain(error)}")
             continue
-        typer.echo(f"{experiment.number}. {each}: {result['verdict'].upper()}")
+        typer.echo(f"{experiment.number}. {each}: {result['status'].upper()}")
         for check in result["checks"]:
-            typer.echo(f"   {'yes' if check['holds'] else 'no '}  {check['statement']}: {check['figure']}")
+            typer.echo(f"   {check['status']}: {check['statement']}: {check['figure']}")
         for path in saved:
             typer.echo(f"  {path}", err=True)
     if failed:
@@ -85,7 +87,7 @@ def document(
     results: Annotated[Path, typer.Argument(help="Folder that `selfspec experiments run --out` wrote.")],
     out: Annotated[Path, typer.Argument(help="Markdown file to write.")],
 ) -> None:
-    """Writes a page about all results in a folder: claims, verdicts, figures, pictures."""
+    """Writes a page about all results in a folder: claims, statuses, figures, pictures."""
     from selfspec.errors import InvalidParameterError
     from selfspec_lab.experiments.document import render_document
     from selfspec_lab.experiments.store import read_results

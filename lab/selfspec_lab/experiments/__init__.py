@@ -6,6 +6,6 @@ import pkgutil
 for _module in pkgutil.iter_modules(__path__, __name__ + "."):
     importlib.import_module(_module.name)
 
-from selfspec_lab.experiments.base import EXPERIMENTS, Check, Experiment, Verdict, find_experiment, verdict  # noqa: E402
+from selfspec_lab.experiments.base import EXPERIMENTS, Experiment, find_experiment  # noqa: E402
 
-__all__ = ["EXPERIMENTS", "Check", "Experiment", "Verdict", "find_experiment", "verdict"]
+__all__ = ["EXPERIMENTS", "Experiment", "find_experiment"]

@@ -1,46 +1,30 @@
-"""An experiment: a claim of a paper, what is measured for it, and a verdict computed from the data alone."""
+"""An experiment: a claim of a paper, what is measured for it, and a status that follows from the data alone."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from selfspec.errors import InvalidParameterError
 from selfspec.methods.settings import suggest
+from selfspec_lab.checks import Check
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from selfspec_lab.experiments.lab import Lab
 
-Verdict = Literal["holds", "mixed", "fails"]
+FAVOURS_NONE = "it was trained with every middle sublayer left out equally often, so no set of sublayers is favoured"
+"""Why the bundled checkpoint cannot show that some sets draft better than others."""
 
 Data = dict[str, Any]
 """The measurements of an experiment, ready for JSON."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """One part of a claim, checked against the data.
-
-    Attributes:
-        statement: the part, as a sentence that is true or false.
-        holds: whether the data confirm it.
-        figure: the figures from which ``holds`` follows.
-        counts: whether it counts for the verdict. A theorem, or a part that could not have failed, is shown only.
-    """
-
-    statement: str
-    holds: bool
-    figure: str
-    counts: bool = True
-
-
 class Experiment(ABC):
     """A claim of a paper, tested on available models.
 
-    ``measure`` runs models. ``judge`` and ``draw`` use only the data that it returned, so verdicts and pictures can be
-    made again from committed data.
+    ``measure`` runs models. ``judge`` and ``draw`` use only the data that it returned, so statuses and pictures can
+    be made again from committed data.
     """
 
     number: ClassVar[int]
@@ -54,6 +38,8 @@ class Experiment(ABC):
     """What is measured here, and how it differs from the paper."""
     model: ClassVar[str] = "tiny"
     """The default checkpoint."""
+    unfit: ClassVar[Mapping[str, str]] = {"tiny": FAVOURS_NONE}
+    """Models that cannot show the claim, with the reason; on them it runs for regressions alone."""
 
     @abstractmethod
     def measure(self, lab: "Lab") -> Data:
@@ -73,19 +59,6 @@ class Experiment(ABC):
     @abstractmethod
     def draw(self, data: Data) -> "Figure":
         """Draws a picture like the paper's, without the global state of pyplot."""
-
-
-def verdict(checks: Sequence[Check]) -> Verdict:
-    """The verdict on a claim: all parts that count hold, none does, or some do.
-
-    Args:
-        checks: the parts; at least one counts.
-    """
-    counting = [check.holds for check in checks if check.counts]
-    assert counting, "no part of the claim could fail"
-    if all(counting):
-        return "holds"
-    return "mixed" if any(counting) else "fails"
 
 
 EXPERIMENTS: dict[str, type[Experiment]] = {}

@@ -1,68 +1,67 @@
-"""The checks of claim 5: where a sweep is fastest, and whether that is more than noise."""
+"""The checks of claim 5: where a sweep is fastest, by the clock and on the paper's machine."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from selfspec_lab.experiments.base import Check
-from selfspec_lab.experiments.lab import bootstrap_interval
+from selfspec.types import Generation
+from selfspec_lab.checks import Check, compare
+from selfspec_lab.experiments.trials import CLOCK, MACHINE
+from selfspec_lab.papers.costs import PAPER_MACHINES, roofline_cost
+from selfspec_lab.replay import plain_seconds, played, replayed_seconds
+
+SELECTION_STEPS = 0.14 / 0.1
+"""What a selection takes in the paper, in steps: 0.14 seconds against 0.1 of a verification (section 5.1)."""
+
+Sweep = Mapping[str, Mapping[str, Any]]
+"""By value of a setting the figures of its outputs."""
+
+
+def replay_with_selections(written: Generation, interval: int) -> float:
+    """The speedup of an output's rounds on the paper's machine, with a selection every so many rounds."""
+    cost = roofline_cost(*PAPER_MACHINES["clasp"])
+    rounds = [played(record) for record in written.rounds]
+    selections = -(-len(rounds) // interval)
+    step = cost.forward(1.0, 1.0, 1, written.prompt_token_count)
+    seconds = replayed_seconds(rounds, written.prompt_token_count, cost) + selections * SELECTION_STEPS * step
+    return plain_seconds(sum(each.tokens for each in rounds), written.prompt_token_count, cost) / seconds
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Where a sweep is fastest, and by how much the ends of the sweep are slower.
+    """Where a sweep is fastest.
 
     Attributes:
         best: the value with the highest median speedup.
-        speedup: that median.
-        picks: the best value for each half of the prompts, chosen on the other half.
+        picks: for each prompt the value that is best on the other half of the prompts.
         ends: the first and the last value of the sweep.
-        end_speedups: their median speedups.
-        leads: for each end the 95 % interval of the mean ratio of speeds, pick over end, prompt by prompt.
     """
 
-    best: int
-    speedup: float
-    picks: tuple[int, int]
-    ends: tuple[int, int]
-    end_speedups: tuple[float, float]
-    leads: tuple[tuple[float, float], tuple[float, float]]
-
-    @property
-    def inside(self) -> bool:
-        """Whether both picks are between the ends, and faster than both ends beyond the spread over prompts."""
-        return not {*self.picks} & {*self.ends} and all(lower > 1 for lower, _ in self.leads)
+    best: str
+    picks: tuple[str, ...]
+    ends: tuple[str, str]
 
 
-def find_peak(sweep: Mapping[str, Mapping[str, Any]]) -> Peak:
-    """Finds the fastest value of a sweep, and tests it on prompts that did not choose it.
+def find_peak(sweep: Sweep, name: str) -> Peak:
+    """Finds the fastest value of a sweep, and for each prompt the one that the other half of the prompts chooses.
 
     Args:
-        sweep: by value ``speedups``, one number per prompt, for at least two prompts.
+        sweep: values with equally many prompts, at least two.
+        name: of the speedups: ``speedups`` by the clock, ``machine`` on the paper's machine.
     """
     values = sorted(sweep, key=int)
-    speedups: dict[str, Sequence[float]] = {value: sweep[value]["speedups"] for value in values}
-    medians = {value: median(speedups[value]) for value in values}
-    best = max(values, key=medians.__getitem__)
-    picks = [max(values, key=lambda value: median(speedups[value][1 - half :: 2])) for half in (0, 1)]
-    picked = [speedups[picks[index % 2]][index] for index in range(len(speedups[best]))]
-    first, last = (_lead(picked, speedups[end]) for end in (values[0], values[-1]))
+    speedups: dict[str, Sequence[float]] = {value: sweep[value][name] for value in values}
+    halves = [max(values, key=lambda value: median(speedups[value][1 - half :: 2])) for half in (0, 1)]
     return Peak(
-        best=int(best),
-        speedup=medians[best],
-        picks=(int(picks[0]), int(picks[1])),
-        ends=(int(values[0]), int(values[-1])),
-        end_speedups=(medians[values[0]], medians[values[-1]]),
-        leads=(first, last),
+        best=max(values, key=lambda value: median(speedups[value])),
+        picks=tuple(halves[index % 2] for index in range(len(speedups[values[0]]))),
+        ends=(values[0], values[-1]),
     )
 
 
-def _lead(picked: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    return bootstrap_interval([mine / theirs for mine, theirs in zip(picked, other, strict=True)])
-
-
-def lies_inside(sweep: Mapping[str, Any], what: str, unit: str) -> Check:
+def lies_inside(sweep: Sweep, what: str, unit: str) -> list[Check]:
     """Figures 4a and 4b: the speed rises and then falls.
 
     Args:
@@ -70,32 +69,55 @@ def lies_inside(sweep: Mapping[str, Any], what: str, unit: str) -> Check:
         what: name of the swept quantity.
         unit: unit of its values.
     """
-    peak = find_peak(sweep)
-    others = " and ".join(
-        f"{speedup:.2f} at {end} (the picks are {lower:.2f} to {upper:.2f} times as fast)"
-        for end, speedup, (lower, upper) in zip(peak.ends, peak.end_speedups, peak.leads, strict=True)
-    )
-    picks = " and ".join(map(str, sorted({*peak.picks})))
-    return Check(
-        f"the {what} with the highest speed is inside the sweep",
-        peak.inside,
-        f"fastest: {peak.speedup:.2f} times plain decoding at {peak.best} {unit}; picked on the other half of the "
-        f"prompts: {picks}; against {others}",
+    return [
+        _beats_end(sweep, end, what, unit, name, where)
+        for name, where in (("machine", MACHINE), ("speedups", CLOCK))
+        for end in (0, 1)
+    ]
+
+
+def _beats_end(sweep: Sweep, end: int, what: str, unit: str, name: str, where: str) -> Check:
+    """Whether the picks are faster than one end of the sweep, on the prompts on which they ran other rounds."""
+    peak = find_peak(sweep, name)
+    value = peak.ends[end]
+    gains = [
+        math.log(sweep[pick][name][index] / sweep[value][name][index])
+        for index, pick in enumerate(peak.picks)
+        if pick == value or sweep[pick]["trials"][index]["trace"] != sweep[value]["trials"][index]["trace"]
+    ]
+    side = "smallest" if end == 0 else "largest"
+    return compare(
+        f"the best {what} is faster than the {side}, {where}",
+        gains,
+        f"best {median(sweep[peak.best][name]):.2f} times plain decoding at {peak.best} {unit}, {side} "
+        f"{median(sweep[value][name]):.2f} at {value}; picked on the other half of the prompts: "
+        f"{' and '.join(sorted({*peak.picks}, key=int))}",
+        what="log of the ratio of speeds",
+        same=len(peak.picks) - len(gains),
+        counts=where == MACHINE,
     )
 
 
-def trades_time_for_length(sweep: Mapping[str, Any]) -> Check:
-    """Section 5.3.2: a longer interval saves selection time and lowers the mean generated length."""
-    first, *_, last = sweep.values()
+def trades_time_for_length(sweep: Sweep) -> list[Check]:
+    """Section 5.3.2: a longer interval lowers the mean generated length."""
+    shortest, *_, longest = sorted(sweep, key=int)
+    first, last = sweep[shortest], sweep[longest]
     lengths = [figures["mean_generated_lengths"] for figures in (first, last)]
-    lower, upper = bootstrap_interval([before - after for before, after in zip(*lengths, strict=True)])
+    falls = [
+        before - after
+        for before, after, one, other in zip(*lengths, first["trials"], last["trials"], strict=True)
+        if one["trace"] != other["trace"]
+    ]
     shares = [figures["selection_share"] for figures in (first, last)]
     rates = [figures["acceptance_rate"] for figures in (first, last)]
-    shortest, *_, longest = sweep
-    return Check(
-        "a longer interval takes less time for selection and accepts fewer draft tokens per round",
-        shares[0] > shares[1] and lower > 0,
-        f"from {shortest} to {longest} rounds the share of selection goes from {shares[0]:.1%} to "
-        f"{shares[1]:.1%}, the mean generated length from {fmean(lengths[0]):.2f} to {fmean(lengths[1]):.2f} (a fall "
-        f"by {lower:.2f} to {upper:.2f}), acceptance from {rates[0]:.2f} to {rates[1]:.2f}",
-    )
+    return [
+        compare(
+            "with a longer interval fewer tokens are generated per round",
+            falls,
+            f"from {shortest} to {longest} rounds the share of selection goes from {shares[0]:.1%} to {shares[1]:.1%}, "
+            f"the mean generated length from {fmean(lengths[0]):.2f} to {fmean(lengths[1]):.2f}, acceptance from "
+            f"{rates[0]:.2f} to {rates[1]:.2f}",
+            what="fall",
+            same=len(lengths[0]) - len(falls),
+        )
+    ]

@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional
 
 from selfspec.errors import UnsupportedModelError
-from selfspec_lab.experiments.base import Check, Data, Experiment, register
+from selfspec_lab.checks import Check
+from selfspec_lab.experiments.base import Data, Experiment, register
 from selfspec_lab.experiments.clasp_program_checks import (
     NEAR,
     Searched,
@@ -66,8 +67,7 @@ class ClaspProgram(Experiment):
         "paper chooses from 12 of 32. Two figures are compared: the cosine similarity of the final hidden state to the "
         "target's, and the share of greedy tokens that are the target's. Random is the mean over all sets. The paper "
         f"shows near and far in a picture without numbers; the limit of {NEAR} is our choice. For the similarity over "
-        "distance the program picks half of all layers at every token. Intervals in brackets are 95 % bootstrap over "
-        "texts."
+        "distance the program picks half of all layers at every token."
     )
     model = "tiny"
 
@@ -77,7 +77,7 @@ class ClaspProgram(Experiment):
     @torch.inference_mode()
     def measure(self, lab: Lab) -> Data:
         """Tries every set at some tokens of each text and runs the program at all of them."""
-        amounts = self.amounts or lab.pick(Amounts(2, 144, 4), Amounts(6, 256, 8))
+        amounts = self.amounts or lab.pick(Amounts(7, 48, 1), Amounts(7, 256, 8))
         engine = lab.engine(self.model)
         layers = engine.target.layer_count
         free = middle(layers, amounts.free_layers)

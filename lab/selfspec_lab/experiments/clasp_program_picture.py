@@ -3,9 +3,9 @@
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from selfspec_lab.decide import mean_interval
 from selfspec_lab.experiments.base import Data
 from selfspec_lab.experiments.clasp_program_checks import chance_similarity
-from selfspec_lab.experiments.lab import bootstrap_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def draw_similarity(panel: "Axes", data: Data) -> None:
     """Draws the Jaccard similarity of the program's sets over the distance of tokens, with its interval over texts."""
     by_distance = list(zip(*(text["similarity"] for text in data["texts"]), strict=True))
-    low, high = zip(*(bootstrap_interval(values) for values in by_distance), strict=True)
+    low, high = zip(*(mean_interval(values) for values in by_distance), strict=True)
     panel.fill_between(data["distances"], low, high, color="#56b4e9", alpha=0.35, linewidth=0)
     means = [fmean(values) for values in by_distance]
     panel.plot(data["distances"], means, color="#0072b2", marker="o", label="the program's sets")

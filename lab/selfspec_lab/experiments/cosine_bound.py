@@ -1,14 +1,15 @@
 """Claim 8: draft states with high cosine similarity to the target's have the same greedy token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from selfspec.methods.api import KeptSet
 from selfspec.methods.skipping import evenly_skipped
-from selfspec_lab.experiments.base import Check, Data, Experiment, register
+from selfspec_lab.checks import Check
+from selfspec_lab.experiments.base import Data, Experiment, register
 from selfspec_lab.experiments.cosine_bound_checks import lemma_holds, nearer_sets_accepted, rises_with_cosine
 from selfspec_lab.experiments.cosine_bound_picture import draw_bins, draw_sets
 from selfspec_lab.experiments.cosine_pairs import EDGES, Pairs, TargetStates, bins, histogram, norm_range, set_figures
@@ -57,10 +58,10 @@ class CosineBound(Experiment):
         "values of the tokens before, evenly spread sets, early exits and CLaSp's sets of several sizes draft one "
         "token. The state is the input of the LM head, after the final norm; cosine, bound and greedy token are "
         "computed from it in double precision. The lemma assumes states of equal norm; scaling a state changes neither "
-        "its cosine nor its greedy token, so the lemma applies to every pair. Intervals in brackets are 95 % bootstrap "
-        "over texts."
+        "its cosine nor its greedy token, so the lemma applies to every pair."
     )
     model = "tiny"
+    unfit: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, amounts: Amounts | None = None) -> None:
         self.amounts = amounts
@@ -68,7 +69,7 @@ class CosineBound(Experiment):
     @torch.inference_mode()
     def measure(self, lab: Lab) -> Data:
         """Drafts each token of some texts with every set."""
-        amounts = self.amounts or lab.pick(Amounts(2, 64), Amounts(5, 96))
+        amounts = self.amounts or lab.pick(Amounts(7, 32), Amounts(7, 96))
         engine = lab.engine(self.model)
         texts: list[dict[str, Pairs]] = []
         bounds: list[torch.Tensor] = []

@@ -3,19 +3,23 @@
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from selfspec.errors import InvalidParameterError
+from selfspec.methods.papers import PAPERS
+from selfspec_lab.checks import Check, not_applicable
+from selfspec_lab.exit_grid import grid, shadow_texts
+from selfspec_lab.exit_replay import generated_tokens_per_layer, replayed_tokens_per_layer, static_rounds
 from selfspec_lab.experiments import del_static_checks as checks
-from selfspec_lab.experiments.base import Check, Data, Experiment, register
-from selfspec_lab.experiments.del_replay import generated_tokens_per_layer, replayed_tokens_per_layer, shadow_matches
+from selfspec_lab.experiments.base import Data, Experiment, register
 from selfspec_lab.experiments.lab import TIMED_WIDENING, Lab
+from selfspec_lab.experiments.trials import replayed, trial
+from selfspec_lab.papers.costs import paper_machine
 from selfspec_lab.prompts import PROMPTS
+from selfspec_lab.replay import replayed_speedup
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_EXITS = 15
 _TIMED_STATIC = 3
 
 ByPrompt = dict[str, dict[str, list[float]]]
@@ -43,14 +47,14 @@ class Amounts:
     omegas: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, checks.OMEGA, 1.0)
     timed_omegas: tuple[float, ...] = (0.5, checks.OMEGA, 1.0)
     draft_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 18)
-    timed_prompts: int = 2
+    timed_prompts: int = 7
     timed_tokens: int = 48
-    repeats: int = 3
+    repeats: int = 2
     widen: int = TIMED_WIDENING
 
 
 QUICK = Amounts(
-    prompts=3, max_new_tokens=48, omegas=(0.5, checks.OMEGA, 1.0), timed_prompts=1, timed_tokens=24, repeats=1
+    prompts=7, max_new_tokens=48, omegas=(0.5, checks.OMEGA, 1.0), timed_prompts=1, timed_tokens=24, repeats=1, widen=2
 )
 
 
@@ -69,51 +73,54 @@ class DelStatic(Experiment):
     method = (
         "Greedy outputs for the bundled prompts of three domains. Tokens per loaded layer (eTPL, appendix B.4), mean "
         "over prompts: for DEL from its rounds; for every exit layer with eight draft lengths from 1 to 18 by "
-        "replaying the rounds of early exit on the target's text, which is exact. As in the paper a static choice is "
-        "picked on other prompts than it is tested on, here on the other half, and also in hindsight. Speed on the "
-        f"checkpoint widened {TIMED_WIDENING} times: plain decoding, DEL with three ω, and the best draft lengths of "
-        "the three best exit layers by eTPL, in turns. The paper uses up to 1000 outputs of up to 512 tokens, models "
-        "of 1B to 70B parameters, and varies ω on one task."
+        "replaying the rounds of early exit on the target's text, which is exact. DEL has the settings of `--paper "
+        "del`. As in the paper a static choice is picked on other prompts than it is tested on, here on the other "
+        f"half, and also in hindsight. Speed by the clock on the checkpoint widened {TIMED_WIDENING} times: plain "
+        "decoding, DEL with three ω, and the best draft lengths of the three best exit layers by eTPL, in turns. The "
+        "paper uses up to 1000 outputs of up to 512 tokens, models of 1B to 70B parameters, and varies ω on one task."
     )
     model = "tiny-early-exit"
+    unfit: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, amounts: Amounts | None = None) -> None:
         self._amounts = amounts
 
     def measure(self, lab: Lab) -> Data:
-        """Counts tokens per layer of static choices and of DEL, then measures speed."""
+        """Replays static choices, runs DEL on the same prompts, then measures speed by the clock."""
         amounts: Amounts = self._amounts or lab.pick(QUICK, Amounts())
-        static, layers = _replay_static(lab, self.model, amounts)
-        data: Data = {
-            "layers": layers,
-            "static": {name: {each: statistics.fmean(static[name][each]) for each in static[name]} for name in static},
-            "del": _tokens_per_layer_of_del(lab, self.model, amounts),
-        }
-        best = checks.best_static(data)
+        static, machine, layers = _replay_static(lab, self.model, amounts)
+        best = max(static, key=lambda name: statistics.fmean(map(statistics.fmean, static[name].values())))
         candidates: dict[str, tuple[str, Mapping[str, Any]]] = {"plain": ("autoregressive", {})}
         candidates |= {checks.del_name(omega): ("del", _paper(omega)) for omega in amounts.timed_omegas}
-        candidates |= {name: ("layerskip", _settings_of(name)) for name in _choices_to_time(data)}
+        candidates |= {name: ("layerskip", _settings_of(name)) for name in _choices_to_time(static)}
         return {
-            **data,
+            "layers": layers,
+            "static": {name: {each: statistics.fmean(static[name][each]) for each in static[name]} for name in static},
+            "del": _run_del(lab, self.model, amounts),
             "best_static": {best: static[best]},
             "picked": {
                 "for all": pick_elsewhere(static, PROMPTS),
                 "for each": {each: pick_elsewhere(static, [each])[each] for each in PROMPTS},
+                "machine": pick_elsewhere(machine, PROMPTS),
             },
             "speed": _measure_speeds(lab, self.model, amounts, candidates),
         }
 
     def judge(self, data: Data) -> Sequence[Check]:
-        """Seven parts; see ``del_static_checks``."""
-        return [
+        """See ``del_static_checks``; nothing is applicable if no early exit loads fewer layers than plain decoding."""
+        found = [
             checks.fewer_layers(data),
             checks.fewer_layers_in_hindsight(data),
             checks.fewer_layers_everywhere(data),
             checks.no_static_best_everywhere(data),
             checks.faster(data),
-            checks.insensitive_by_layers(data),
-            checks.insensitive_by_speed(data),
+            checks.faster_by_the_clock(data),
+            checks.insensitive(data),
         ]
+        if checks.early_exit_pays(data):
+            return found
+        reason = "no exit layer loads fewer layers for a token than plain decoding on this model"
+        return [not_applicable(check.statement, f"{reason}; {check.figure}") for check in found]
 
     def draw(self, data: Data) -> "Figure":
         """Draws static choices by exit layer, the domains, and the decay factor."""
@@ -122,47 +129,47 @@ class DelStatic(Experiment):
         return draw(data)
 
 
-def _replay_static(lab: Lab, model_name: str, amounts: Amounts) -> tuple[ByPrompt, int]:
-    """Tokens per loaded layer of every static choice, and the number of layers."""
-    engine = lab.engine(model_name)
+def _replay_static(lab: Lab, model_name: str, amounts: Amounts) -> tuple[ByPrompt, ByPrompt, int]:
+    """Tokens per loaded layer and speed on the paper's machine of every static choice, and the number of layers."""
+    engine, cost = lab.engine(model_name), paper_machine("del")
     layers = engine.target.layer_count
-    if layers < 3:
-        raise InvalidParameterError(
-            f"a model of {layers} layers has no choice of exit layer; use one of at least 3 layers"
-        )
-    exits = range(1, layers, -(-(layers - 1) // _MOST_EXITS))
-    choices = [(exit_layer, length) for exit_layer in exits for length in amounts.draft_lengths]
-    static: ByPrompt = {checks.static_name(*choice): {domain: [] for domain in PROMPTS} for choice in choices}
+    choices = grid(layers, amounts.draft_lengths)
+    names = [checks.static_name(*choice) for choice in choices]
+    static: ByPrompt = {name: {domain: [] for domain in PROMPTS} for name in names}
+    machine: ByPrompt = {name: {domain: [] for domain in PROMPTS} for name in names}
     for domain in PROMPTS:
         lab.progress(f"replaying {len(choices)} static choices on {domain}")
-        for prompt in lab.prompts(domain, amounts.prompts):
-            output = engine.generate(prompt, max_new_tokens=amounts.max_new_tokens, ignore_eos=True)
-            matches = shadow_matches(engine.target, engine.encode(prompt), output.token_ids)
-            for choice in choices:
-                static[checks.static_name(*choice)][domain].append(replayed_tokens_per_layer(matches, *choice, layers))
-    return static, layers
+        for text in shadow_texts(engine, lab.prompts(domain, amounts.prompts), amounts.max_new_tokens):
+            for name, choice in zip(names, choices, strict=True):
+                static[name][domain].append(replayed_tokens_per_layer(text.matches, *choice, layers))
+                rounds = static_rounds(text.matches, *choice, layers)
+                machine[name][domain].append(replayed_speedup(rounds, text.prompt_tokens, cost))
+    return static, machine, layers
 
 
 def _paper(omega: float) -> Mapping[str, Any]:
-    return {"schedule": "paper", "omega": omega}
+    return {**PAPERS["del"].values(), "omega": omega}
 
 
-def _tokens_per_layer_of_del(lab: Lab, model_name: str, amounts: Amounts) -> ByPrompt:
-    """Tokens per loaded layer of DEL, by decay factor."""
+def _run_del(lab: Lab, model_name: str, amounts: Amounts) -> dict[str, dict[str, list[Data]]]:
+    """The outputs of DEL, by decay factor and domain: ``etpl`` and ``machine``, its speed on the paper's machine."""
     engines = lab.engines(model_name, {str(omega): ("del", _paper(omega)) for omega in amounts.omegas})
-    found: ByPrompt = {}
+    found: dict[str, dict[str, list[Data]]] = {}
     for omega, engine in engines.items():
         lab.progress(f"DEL with a decay factor of {omega}")
-        found[omega] = {
-            domain: [
-                generated_tokens_per_layer(
-                    engine.generate(prompt, max_new_tokens=amounts.max_new_tokens, ignore_eos=True),
-                    engine.target.layer_count,
-                )
+        found[omega] = {}
+        for domain in PROMPTS:
+            written = [
+                engine.generate(prompt, max_new_tokens=amounts.max_new_tokens, ignore_eos=True)
                 for prompt in lab.prompts(domain, amounts.prompts)
             ]
-            for domain in PROMPTS
-        }
+            found[omega][domain] = [
+                {
+                    "etpl": generated_tokens_per_layer(each, engine.target.layer_count),
+                    "machine": replayed(trial(each, drops=True), "del"),
+                }
+                for each in written
+            ]
     return found
 
 
@@ -188,22 +195,21 @@ def pick_elsewhere(static: ByPrompt, domains: Iterable[str]) -> dict[str, list[f
 def _measure_speeds(
     lab: Lab, model_name: str, amounts: Amounts, candidates: Mapping[str, tuple[str, Mapping[str, Any]]]
 ) -> dict[str, list[float]]:
-    """Tokens per second over all domains by candidate, one number per repeat."""
+    """Tokens per second by candidate, one number per prompt."""
     measured = lab.measure_speeds(
         lab.engines(model_name, candidates, widen=amounts.widen),
         [prompt for domain in PROMPTS for prompt in lab.prompts(domain, amounts.timed_prompts)],
         max_new_tokens=amounts.timed_tokens,
         repeats=amounts.repeats,
     )
-    return {name: list(speed.samples) for name, speed in measured.items()}
+    return {name: list(speed.by_prompt) for name, speed in measured.items()}
 
 
-def _choices_to_time(data: Data) -> list[str]:
+def _choices_to_time(static: ByPrompt) -> list[str]:
     """The best draft lengths of the best exit layers by eTPL over all domains, best first."""
-    static = data["static"]
-    ordered = sorted(static, key=lambda name: statistics.fmean(static[name].values()), reverse=True)
+    means = {name: statistics.fmean(map(statistics.fmean, values.values())) for name, values in static.items()}
     best_of_exit: dict[int, str] = {}
-    for name in ordered:
+    for name in sorted(static, key=means.__getitem__, reverse=True):
         best_of_exit.setdefault(checks.split_static_name(name)[0], name)
     return list(best_of_exit.values())[:_TIMED_STATIC]
 

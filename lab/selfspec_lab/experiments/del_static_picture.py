@@ -9,6 +9,7 @@ from selfspec_lab.experiments.del_static_checks import (
     best_static,
     del_means,
     del_name,
+    of_del,
     ratios,
     split_static_name,
     timed_del,
@@ -54,7 +55,7 @@ def _draw_domains(panel: "Axes", data: Data) -> None:
     bars: list[tuple[str, str, str, dict[str, list[float]]]] = [
         ("static, picked for all domains", _STATIC, "////", picked["for all"]),
         ("static, picked for the domain", _OWN, "", picked["for each"]),
-        ("DEL", _DEL, "..", data["del"][str(OMEGA)]),
+        ("DEL", _DEL, "..", of_del(data, "etpl")),
     ]
     heights = [[statistics.fmean(values[domain]) for domain in domains] for *_, values in bars]
     for place, (label, colour, hatch, _) in enumerate(bars):

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from selfspec_lab.checks import Check
 from selfspec_lab.experiments import knapspec_interval, knapspec_prediction, knapspec_shares, knapspec_threshold
-from selfspec_lab.experiments.base import Check, Data, Experiment, register
+from selfspec_lab.experiments.base import Data, Experiment, register
 from selfspec_lab.experiments.knapspec_scene import MODEL
 from selfspec_lab.experiments.lab import Lab
 

@@ -11,7 +11,9 @@ import numpy.typing as npt
 from selfspec import Engine
 from selfspec.methods.api import KeptSet
 from selfspec.methods.objective import tokens_per_time
-from selfspec_lab.experiments.base import Check, Data
+from selfspec_lab.checks import Check
+from selfspec_lab.decide import LEAST_PAIRS, Status
+from selfspec_lab.experiments.base import Data
 from selfspec_lab.experiments.knapspec_scene import MODEL, knapspec_with, measure_profile
 from selfspec_lab.experiments.knapspec_sets import (
     FixedSet,
@@ -73,7 +75,7 @@ class Amounts:
     widen: int = TIMED_WIDENING
 
 
-QUICK = Amounts(random=5, others=2, domains=1, max_new_tokens=32, repeats=1)
+QUICK = Amounts(random=14, others=3, domains=1, max_new_tokens=16, repeats=1, widen=2)
 
 
 def measure(lab: Lab, amounts: Amounts) -> Data:
@@ -124,12 +126,19 @@ def judge(data: Data) -> Sequence[Check]:
     return [
         Check(
             "TPT correlates with the throughput of kept sets better than acceptance does",
-            low > 0,
+            _status(low, high, len(data["sets"])),
             f"Pearson's r {tpt:.2f} ({with_head:.2f} with the head counted) against {acceptance:.2f} over "
             f"{len(data['sets'])} sets; 95 % bootstrap interval of the difference {low:+.2f} to {high:+.2f} (paper: "
             f"{PAPER['tpt']:.2f} against {PAPER['acceptance']:.2f})",
         )
     ]
+
+
+def _status(low: float, high: float, sets: int) -> Status:
+    """As ``paired_test`` decides, for a difference of correlations over kept sets."""
+    if sets < LEAST_PAIRS or low <= 0 <= high:
+        return "undecided"
+    return "holds" if low > 0 else "refuted"
 
 
 def draw(by_tpt: "Axes", by_acceptance: "Axes", data: Data) -> None:

@@ -13,8 +13,8 @@ from selfspec.errors import InvalidParameterError
 from selfspec.methods.api import LearnedState, Prefill
 from selfspec.methods.knapsack import Selection
 from selfspec.methods.knapspec import KnapSpec, KnapSpecDrafter, KnapSpecSettings
-from selfspec_lab.experiments.prefilled import prefill_text
 from selfspec_lab.measuring import LatencyProfile, Target, measure_latencies
+from selfspec_lab.prefilled import prefill_text
 
 MODEL = "tiny"
 """The default checkpoint."""
@@ -24,7 +24,11 @@ WINDOW = 16
 
 _PASSES = 30
 
-_MODULES = ("argparse", "difflib", "heapq", "shutil", "tarfile", "textwrap", "configparser", "optparse")
+_MODULES = (
+    *("argparse", "difflib", "heapq", "shutil", "tarfile", "configparser", "optparse", "zipfile", "doctest", "inspect"),
+    *("locale", "mailbox", "pickle", "platform", "pydoc", "random", "smtplib", "statistics", "subprocess", "threading"),
+    *("turtle", "typing", "uuid", "calendar"),
+)
 """Modules of the standard library with sources of several thousand tokens."""
 
 
@@ -76,7 +80,7 @@ def read_sources(tokenizer: PreTrainedTokenizerBase, count: int, tokens: int) ->
 
     Args:
         tokenizer: the model's tokenizer.
-        count: number of modules, up to eight.
+        count: number of modules, up to 24.
         tokens: number of tokens of each.
 
     Returns:

@@ -11,8 +11,8 @@ from selfspec.methods.knapsack import find_candidates, integer_weights
 from selfspec.methods.knapspec import KnapSpec
 from selfspec.methods.skipping import evenly_skipped
 from selfspec_lab.experiments.knapspec_scene import read
-from selfspec_lab.experiments.prefilled import prefill_text
 from selfspec_lab.measuring import Target
+from selfspec_lab.prefilled import prefill_text
 
 _WINDOW = 16
 """Tokens per window on which acceptance is estimated, as in KnapSpec."""

@@ -13,12 +13,11 @@ from selfspec import Engine
 from selfspec.methods import make_method
 from selfspec.methods.api import Method
 from selfspec.types import Generation, SamplingParams
-from selfspec_lab.bench.bootstrap import bootstrap_interval
 from selfspec_lab.measuring import Target, in_turn
 from selfspec_lab.prompts import PROMPTS
 from selfspec_lab.widening import load_model
 
-__all__ = ["TIMED_WIDENING", "Lab", "Speed", "bootstrap_interval"]
+__all__ = ["TIMED_WIDENING", "Lab", "Speed"]
 
 TIMED_WIDENING = 4
 """Factor by which bundled checkpoints are widened for timing: 0.16 billion parameters, far larger than a processor's
@@ -34,10 +33,12 @@ class Speed:
     Attributes:
         samples: tokens after the first ÷ seconds after the first token, over all prompts; one number per repeat.
         generations: outputs of the last repeat.
+        by_prompt: tokens per second of each prompt, the median over the repeats.
     """
 
     samples: tuple[float, ...]
     generations: tuple[Generation, ...]
+    by_prompt: tuple[float, ...] = ()
 
     @property
     def median(self) -> float:
@@ -157,6 +158,7 @@ class Lab:
         requests = [(prompt, params) for prompt in prompts]
         warm_up(engines, prompts[0], max_new_tokens)
         samples: dict[str, list[float]] = {name: [] for name in engines}
+        by_prompt: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in engines}
         written: dict[str, list[Generation]] = {}
         for repeat in range(repeats):
             self.progress(f"measuring {len(engines)} candidates, repeat {repeat + 1} of {repeats}")
@@ -165,7 +167,12 @@ class Lab:
             for name, generations in written.items():
                 seconds = sum(each.seconds - each.prefill_seconds for each in generations)
                 samples[name].append(sum(len(each.token_ids) - 1 for each in generations) / seconds)
-        return {name: Speed(tuple(samples[name]), tuple(written[name])) for name in engines}
+                for speeds, each in zip(by_prompt[name], generations, strict=True):
+                    speeds.append(each.tokens_per_second)
+        return {
+            name: Speed(tuple(samples[name]), tuple(written[name]), tuple(map(statistics.median, by_prompt[name])))
+            for name in engines
+        }
 
 
 def warm_up(engines: Mapping[str, Engine], prompt: str | Sequence[int], max_new_tokens: int) -> None:

@@ -1,9 +1,8 @@
 """Spearman's rank correlation."""
 
-import statistics
 from collections.abc import Sequence
 
-import numpy as np
+from scipy import stats
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
@@ -18,11 +17,4 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
     """
     if min(len(set(one)), len(set(other))) < 2:
         return 0.0
-    return statistics.correlation(_ranks(one), _ranks(other))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1; equal numbers share their mean rank."""
-    _, index, counts = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
-    shared: list[float] = (np.cumsum(counts) - (counts - 1) / 2)[index].tolist()
-    return shared
+    return float(stats.spearmanr(one, other).statistic)

@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,18 @@ from selfspec.errors import InvalidParameterError
 from selfspec.files import replace_file
 from selfspec.loading import parse_device
 from selfspec_lab.bench.stamp import make_stamp
-from selfspec_lab.experiments.base import EXPERIMENTS, Data, Experiment, verdict
+from selfspec_lab.checks import conclude
+from selfspec_lab.experiments.base import EXPERIMENTS, Data, Experiment
 from selfspec_lab.experiments.lab import Lab
 
 _DPI = 110
 
 
 def run_experiment(experiment: Experiment, lab: Lab) -> dict[str, Any]:
-    """Measures a claim and computes its verdict.
+    """Measures a claim and computes its status.
 
     Returns:
-        The result, ready for JSON: ``name``, ``model``, ``quick``, ``seed``, ``stamp``, ``verdict``, ``checks`` and
+        The result, ready for JSON: ``name``, ``model``, ``quick``, ``seed``, ``stamp``, ``status``, ``checks`` and
         ``data``.
     """
     data = json.loads(json.dumps(experiment.measure(lab), allow_nan=False))  # as it is read from the file
@@ -32,15 +32,23 @@ def run_experiment(experiment: Experiment, lab: Lab) -> dict[str, Any]:
         "quick": lab.quick,
         "seed": lab.seed,
         "stamp": make_stamp(_device(lab)),
-        **judged(experiment, data),
+        **judged(experiment, data, lab.model or experiment.model),
         "data": data,
     }
 
 
-def judged(experiment: Experiment, data: Data) -> dict[str, Any]:
-    """Computes ``verdict`` and ``checks`` from data, ready for JSON."""
+def judged(experiment: Experiment, data: Data, model: str) -> dict[str, Any]:
+    """Computes ``status``, ``checks`` and ``unfit`` from data, ready for JSON.
+
+    Args:
+        experiment: the experiment.
+        data: its measurements.
+        model: the model's name; if it cannot show the claim, ``unfit`` says why.
+    """
     checks = experiment.judge(data)
-    return {"verdict": verdict(checks), "checks": [asdict(check) for check in checks]}
+    unfit = experiment.unfit.get(model, "")
+    status = "not applicable" if unfit else conclude(checks)
+    return {"status": status, "unfit": unfit, "checks": [check.to_dict() for check in checks]}
 
 
 def save_result(experiment: Experiment, result: dict[str, Any], folder: Path) -> tuple[Path, Path]:
@@ -65,7 +73,7 @@ def save_result(experiment: Experiment, result: dict[str, Any], folder: Path) ->
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
-    """Reads the results in a folder and computes their verdicts.
+    """Reads the results in a folder and computes their statuses.
 
     Returns:
         Results by name of the experiment, in the order of the claims.
@@ -80,7 +88,7 @@ def read_results(folder: Path) -> dict[str, dict[str, Any]]:
             continue
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
-            results[name] = {**result, **judged(EXPERIMENTS[name](), result["data"])}
+            results[name] = {**result, **judged(EXPERIMENTS[name](), result["data"], result["model"])}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidParameterError(f"'{path}' is not the result of an experiment: {error}") from error
     if not results:

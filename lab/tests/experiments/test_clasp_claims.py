@@ -15,6 +15,8 @@ from scipy.stats import spearmanr
 
 from helpers.checkpoints import save_checkpoint
 from helpers.models import LAYERS, SUBLAYERS, build, prompt
+from judging import as_read, drawn, holding
+from selfspec import Engine
 from selfspec.errors import UnsupportedModelError
 from selfspec.methods.api import KeptSet, Needs
 from selfspec.methods.testing import read_text
@@ -23,7 +25,7 @@ from selfspec_lab.experiments import reading
 from selfspec_lab.experiments.base import Data, Experiment
 from selfspec_lab.experiments.clasp_interval import Amounts as IntervalAmounts
 from selfspec_lab.experiments.clasp_interval import ClaspInterval
-from selfspec_lab.experiments.clasp_interval_checks import find_peak
+from selfspec_lab.experiments.clasp_interval_checks import find_peak, lies_inside, replay_with_selections
 from selfspec_lab.experiments.clasp_program import Amounts as ProgramAmounts
 from selfspec_lab.experiments.clasp_program import ClaspProgram, final_states, jaccard, middle
 from selfspec_lab.experiments.clasp_program_checks import chance_similarity
@@ -35,7 +37,6 @@ from selfspec_lab.experiments.ranks import rank_correlation
 from selfspec_lab.experiments.reading import Reading, read_own_text, read_own_texts
 from selfspec_lab.experiments.sampled import TEMPERATURE, write_in_turn
 from selfspec_lab.prompts import PROMPTS
-from verdicts import as_read, drawn, holding
 
 LENGTH = 24
 
@@ -192,6 +193,8 @@ def test_what_claim_4_comes_to() -> None:
 def sweep(**speedups: list[float]) -> dict[str, Any]:
     return {
         name.removeprefix("at"): {
+            "trials": [{"trace": f"{name} {prompt}"} for prompt in range(len(values))],
+            "machine": [2 * value for value in values],
             "speedups": values,
             "rounds": [20, 30],
             "mean_generated_lengths": [3.0 - 0.1 * index, 2.5 - 0.1 * index],
@@ -208,33 +211,51 @@ def interval_data(intervals: dict[str, Any], skipped: dict[str, Any]) -> Data:
 
 
 def test_what_claim_5_comes_to() -> None:
+    """Parts: best over smallest and largest interval, on the machine and by the clock; length; the same for layers."""
     experiment = ClaspInterval()
     inside = sweep(at1=[0.7, 0.8], at16=[1.1, 1.2], at128=[1.0, 1.1])
     at_an_end = sweep(at1=[0.7, 0.8], at16=[1.1, 1.2], at128=[1.2, 1.3])
     in_noise = sweep(at1=[0.7, 0.8], at16=[1.15, 1.1], at128=[1.0, 1.12])
-    assert holding(experiment, interval_data(inside, inside)) == [True, True, True]
-    assert holding(experiment, interval_data(at_an_end, inside)) == [False, True, True]
-    assert holding(experiment, interval_data(inside, in_noise)) == [True, True, False]
-    assert "other half of the prompts: 16 and 128;" in experiment.judge(interval_data(inside, in_noise))[2].figure
-    assert "other half of the prompts: 128;" in experiment.judge(interval_data(at_an_end, inside))[0].figure
+    assert holding(experiment, interval_data(inside, inside)) == [True] * 9
+    assert holding(experiment, interval_data(at_an_end, inside)) == [True, False, True, False, *[True] * 5]
+    assert holding(experiment, interval_data(inside, in_noise)) == [*[True] * 6, False, True, False]
+    checks = experiment.judge(interval_data(inside, in_noise))
+    assert "other half of the prompts: 16 and 128;" in checks[6].figure
+    assert [check.counts for check in checks] == [True, True, False, False, True, True, True, False, False]
     unharmed = copy.deepcopy(inside)
     unharmed["128"]["mean_generated_lengths"] = [3.1, 2.4]
-    assert holding(experiment, interval_data(unharmed, inside)) == [True, False, True]
+    assert holding(experiment, interval_data(unharmed, inside))[4] is False
     assert len(drawn(experiment, interval_data(inside, in_noise))) == 4
 
 
+def test_intervals_longer_than_the_texts_are_the_same_program() -> None:
+    same = sweep(at1=[0.7, 0.8], at64=[1.3, 1.4], at128=[1.2, 1.3])
+    same["128"]["trials"] = same["64"]["trials"]
+    checks = ClaspInterval().judge(interval_data(same, same))
+    assert [checks[index].status for index in (1, 3)] == ["not applicable"] * 2
+    assert "2 prompts left out" in checks[1].figure
+
+
 def test_the_peak_of_a_sweep() -> None:
-    peak = find_peak(sweep(at128=[1.0, 1.0], at1=[0.5, 0.5], at16=[2.0, 2.5]))
-    assert (peak.best, peak.speedup, peak.ends, peak.end_speedups) == (16, 2.25, (1, 128), (0.5, 1.0))
-    assert peak.leads == ((4.0, 5.0), (2.0, 2.5)), "between two prompts resampling goes from one to the other"
+    values = sweep(at128=[1.0, 1.0], at1=[0.5, 0.5], at16=[2.0, 2.5])
+    peak = find_peak(values, "speedups")
+    assert (peak.best, peak.picks, peak.ends) == ("16", ("16", "16"), ("1", "128"))
 
 
 def test_a_peak_is_tested_on_prompts_that_did_not_choose_it() -> None:
     at1, at16, at64, at128 = [0.5] * 4, [1.6, 1.1, 1.6, 1.1], [1.1, 1.5, 1.1, 1.5], [1.2] * 4
-    peak = find_peak(sweep(at1=at1, at16=at16, at64=at64, at128=at128))
-    assert peak.picks == (64, 16)  # each half of the prompts is best at the other interval
-    assert peak.leads[1][1] < 1, "on the prompts that chose it, each would be ahead"
-    assert not peak.inside
+    values = sweep(at1=at1, at16=at16, at64=at64, at128=at128)
+    peak = find_peak(values, "speedups")
+    assert peak.picks == ("64", "16", "64", "16")  # each half of the prompts is best at the other interval
+    largest = lies_inside(values, "interval", "rounds")[3]
+    assert largest.status == "refuted", "on the prompts that chose it, each would be ahead"
+
+
+def test_selections_cost_steps_of_the_papers_machine() -> None:
+    engine = Engine(build("llama"), method="clasp", settings={"skipped_layers": 2})
+    written = engine.generate(prompt(17), max_new_tokens=40)
+    speeds = [replay_with_selections(written, interval) for interval in (1, 4, 1000)]
+    assert speeds[0] < speeds[1] < speeds[2]
 
 
 def bound_data(accepted: tuple[int, ...] = (30, 29, 27, 20), **changes: int) -> Data:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -11,10 +11,12 @@ from typer.testing import CliRunner
 from helpers.checkpoints import save_checkpoint
 from selfspec.cli.app import app
 from selfspec.errors import InvalidParameterError
+from selfspec_lab.bench.bootstrap import bootstrap_interval
+from selfspec_lab.checks import Check, shown
 from selfspec_lab.experiments import EXPERIMENTS, base, find_experiment
-from selfspec_lab.experiments.base import Check, Data, Experiment, verdict
+from selfspec_lab.experiments.base import Data, Experiment
 from selfspec_lab.experiments.document import render_document
-from selfspec_lab.experiments.lab import Lab, bootstrap_interval
+from selfspec_lab.experiments.lab import Lab
 from selfspec_lab.experiments.store import read_results, run_experiment, save_result
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ class Growth(Experiment):
     """Numbers grow."""
 
     number, name, claim, source, method = 1, "growth", "Numbers | grow.", "A Paper (fig. 1)", "Three of them."
+    unfit: ClassVar[dict[str, str]] = {"another": "it counts backwards"}
 
     def measure(self, lab: Lab) -> Data:
         return {"numbers": [1, 2, 5 if lab.quick else 7]}
@@ -32,8 +35,9 @@ class Growth(Experiment):
     def judge(self, data: Data) -> Sequence[Check]:
         numbers = data["numbers"]
         return [
-            Check("the last is above the first", numbers[-1] > numbers[0], f"{numbers[-1]} against {numbers[0]}"),
-            Check("it is above six", numbers[-1] > 6, str(numbers[-1])),
+            Check("the last is above the first", "holds", f"{numbers[-1]} against {numbers[0]}"),
+            Check("it is above six", "holds" if numbers[-1] > 6 else "undecided", str(numbers[-1])),
+            shown("two is two", True, "2"),
         ]
 
     def draw(self, data: Data) -> "Figure":
@@ -68,25 +72,12 @@ def only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, "EXPERIMENTS", found)
 
 
-def test_a_verdict_is_all_some_or_none() -> None:
-    yes, no = Check("a", True, ""), Check("b", False, "")
-    assert verdict([yes, yes]) == "holds"
-    assert verdict([yes, no]) == "mixed"
-    assert verdict([no]) == "fails"
-
-
-def test_parts_that_cannot_fail_do_not_count() -> None:
-    theorem, no = Check("a", True, "", counts=False), Check("b", False, "")
-    assert verdict([theorem, no]) == "fails"
-    assert verdict([Check("a", False, "", counts=False), Check("b", True, "")]) == "holds"
-
-
 @pytest.mark.usefixtures("only_ours")
 def test_results_are_kept_judged_anew_and_documented(tmp_path: Path) -> None:
     growth = Growth()
     result = run_experiment(growth, Lab(quick=True))
-    assert result["verdict"] == "mixed"
-    assert [check["holds"] for check in result["checks"]] == [True, False]
+    assert result["status"] == "undecided"
+    assert [check["status"] for check in result["checks"]] == ["holds", "undecided", "holds"]
     path, picture = save_result(growth, result, tmp_path / "new")
     assert picture.read_bytes().startswith(b"\x89PNG")
     stored = json.loads(path.read_text(encoding="utf-8"))
@@ -94,12 +85,17 @@ def test_results_are_kept_judged_anew_and_documented(tmp_path: Path) -> None:
     stored["data"]["numbers"] = [1, 2, 9]
     path.write_text(json.dumps(stored), encoding="utf-8")
     results = read_results(tmp_path / "new")
-    assert results["growth"]["verdict"] == "holds"
+    assert results["growth"]["status"] == "holds"
     page = render_document(results, tmp_path / "new", tmp_path / "docs" / "page.md")
-    assert "| 1 | [growth](#1-growth) | A Paper (fig. 1) | **holds** |" in page
-    assert "| the last is above the first | yes | 9 against 1 |" in page
+    assert "| 1 | [growth](#1-growth) | A Paper (fig. 1) | **holds** | 2 holds |" in page
+    assert "| the last is above the first | holds | 9 against 1 |" in page
+    assert "| two is two | holds, not counted | 2 |" in page
     assert "(../new/growth.png)" in page
     assert "quick, seed 0" in page
+    path.write_text(json.dumps({**stored, "model": "another"}), encoding="utf-8")
+    unfit = read_results(tmp_path / "new")
+    assert unfit["growth"]["status"] == "not applicable"
+    assert "it counts backwards" in render_document(unfit, tmp_path / "new", tmp_path / "docs" / "page.md")
 
 
 @pytest.mark.usefixtures("only_ours")
@@ -118,7 +114,7 @@ def test_the_command_prints_verdicts_and_goes_on_after_a_failure(tmp_path: Path)
     assert result.exit_code == 1
     assert "2. broken: FAILED, RuntimeError: no luck" in result.output
     assert "1. growth: HOLDS" in result.output
-    assert "yes  the last is above the first: 7 against 1" in result.output
+    assert "holds: the last is above the first: 7 against 1" in result.output
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["growth.json", "growth.png"]
     page = tmp_path / "page.md"
     written: Any = CliRunner().invoke(app, ["experiments", "document", str(tmp_path / "out"), str(page)])

@@ -1,7 +1,8 @@
 """The options of ``selfspec bench run``."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from selfspec.errors import InvalidParameterError
@@ -31,6 +32,7 @@ class RunOptions(BenchOptions):
         seed: seed of sampling, of the order of candidates, and of the choice of questions.
         context: tokens per passage of a ``text`` suite.
         chat: whether questions are chat messages; ``None`` for the default of ``decide_chat``.
+        states: by candidate a file of what it has learned, as ``Engine.load_state`` takes it.
     """
 
     peers: tuple[str, ...] = ("transformers",)
@@ -42,6 +44,7 @@ class RunOptions(BenchOptions):
     seed: int = 0
     context: int = 1024
     chat: bool | None = None
+    states: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,6 +106,7 @@ class RunOptions(BenchOptions):
             "methods": self.method_names,
             "peers": self.peer_names,
             "settings": {name: dict(values) for name, values in self.settings.items()},
+            **({"variants": dict(self.variants)} if self.variants else {}),
             "suite": self.suite,
             "limit": self.limit,
             "max_new_tokens": self.max_new_tokens,

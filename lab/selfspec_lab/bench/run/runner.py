@@ -150,7 +150,12 @@ class Run:
                 self._observer.measured(measurement)
 
     def _engines(self) -> tuple[dict[str, Engine], dict[str, str]]:
-        engines, failures = make_engines(self._plain, self._options.method_names, self._options.settings)
+        engines, failures = make_engines(
+            self._plain, self._options.method_names, self._options.settings, variants=self._options.variants
+        )
+        for name, path in self._options.states.items():
+            if name in engines:
+                engines[name].load_state(path)
         return {PLAIN: self._plain, **engines}, failures
 
     def _warm_up(self, candidates: Sequence[str], engines: dict[str, Engine], prompt: RunPrompt) -> None:
@@ -204,6 +209,7 @@ class Run:
         """The object of ``run.json``."""
         target = self._plain.target
         self._observer.stage("copy bandwidth and latencies")
+        profile = kept_profile(target, self._observer.stage)
         return {
             "benchmark": "run",
             "stamp": make_stamp(target.device, self._options.packages),
@@ -221,6 +227,7 @@ class Run:
             ],
             "skipped": [asdict(each) for each in skipped],
             "copy_bytes_per_second": copy_bytes_per_second(target.device),
-            "latencies": kept_profile(target, self._observer.stage)["latencies"],
+            "latencies": profile["latencies"],
+            "rows": profile["rows"],
             "failures": failures,
         }

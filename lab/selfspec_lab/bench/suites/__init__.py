@@ -7,6 +7,7 @@ from pathlib import Path
 from selfspec.errors import InvalidParameterError
 from selfspec.methods.settings import suggest
 from selfspec_lab.bench.suites.files import gsm8k_part, humaneval_part, prompts_part, spec_bench_part
+from selfspec_lab.bench.suites.forms import FORMS, as_summaries, only, with_shots
 from selfspec_lab.bench.suites.hub import FORM, hub_part, parse_address
 from selfspec_lab.bench.suites.mini import MINI, mini_message
 from selfspec_lab.bench.suites.selection import Selection
@@ -23,6 +24,9 @@ SUITES = {
     "text": ("text:FILE", "passages of a text, each of --context tokens"),
     "prompts": ("prompts:FILE", 'your own prompts: one per line, or JSONL with "prompt"'),
     "hub": (FORM, "a data set of the Hugging Face hub"),
+    "only": ("only:CATEGORY+CATEGORY:SUITE", "some categories of a suite: only:summarization:spec-bench:FILE"),
+    "shots": ("shots:N:SUITE", "texts to continue: N questions with answers, then a question"),
+    "summary": ("summary:SUITE", "texts or passages to summarise"),
     "stream": ("stream:SUITE+SUITE+...", "suites, or categories of mini, one after another: stream:code+math+prose"),
 }
 """By name of a suite: its form, and its description."""
@@ -81,7 +85,7 @@ def read_suite(spec: str, *, limit: int | None = None, seed: int = 0) -> SuiteSo
     selection = Selection(limit, seed)
     if spec.partition(":")[0] == "stream":
         return _read_stream(spec, selection)
-    part = _read_part(spec, selection, list(SUITES))
+    part = _chosen(_read_part(spec, selection, list(SUITES)), selection)
     return SuiteSource(_without_folders(spec), (part,), ordered=False, chat=part.chat)
 
 
@@ -90,29 +94,48 @@ def _read_stream(spec: str, selection: Selection) -> SuiteSource:
     if not all(specs):
         raise InvalidParameterError(f"'{spec}' has an empty part; expected is {SUITES['stream'][0]}")
     known = [*MINI, *(name for name in SUITES if name != "stream")]
-    parts = [_read_part(each, selection, known) for each in specs]
+    parts = [_chosen(_read_part(each, selection, known), selection) for each in specs]
     name = "+".join(_without_folders(each) for each in specs)
     return SuiteSource(f"stream:{name}", tuple(parts), ordered=True, chat=all(part.chat for part in parts))
 
 
 def _read_part(spec: str, selection: Selection, known: Sequence[str]) -> Part:
-    """Reads one suite, or one category of mini, if its name is in ``known``."""
+    """Reads all questions of one suite, or one category of mini, if its name is in ``known``; of a text, passages."""
     name, colon, rest = spec.partition(":")
     if name not in known:
         raise InvalidParameterError(_unknown(name, known))
     if name == "mini" or name in MINI:
         if colon:
             raise InvalidParameterError(f"'{name}' is bundled and takes no file, but this is '{spec}'")
-        part = _mini_part(MINI if name == "mini" else [name])
-    elif not rest.strip():
+        return _mini_part(MINI if name == "mini" else [name])
+    if not rest.strip():
         raise InvalidParameterError(f"'{spec}' lacks a name after the colon; expected is {SUITES[name][0]}")
-    elif name == "hub":
-        part = hub_part(parse_address(rest))
-    elif name == "text":
+    if name in FORMS:
+        return _read_form(name, rest, selection, known)
+    if name == "hub":
+        return hub_part(parse_address(rest))
+    if name == "text":
         return text_part(_expand(rest), selection)
-    else:
-        part = _FILES[name](_expand(rest))
-    return replace(part, ready=selection.choose(part.ready))
+    return _FILES[name](_expand(rest))
+
+
+def _read_form(name: str, rest: str, selection: Selection, known: Sequence[str]) -> Part:
+    """Reads a suite in a form of ``FORMS``."""
+    if name == "summary":
+        return as_summaries(_read_part(rest, selection, known))
+    value, _, inner = rest.partition(":")
+    part = _read_part(inner, selection, known)
+    if not isinstance(part, ReadyPart):
+        raise InvalidParameterError(f"'{name}:{rest}' needs questions, not passages of a text; {SUITES[name][0]}")
+    if name == "only":
+        return only(part, [each.strip() for each in value.split("+")])
+    if not value.isdecimal() or int(value) < 1:
+        raise InvalidParameterError(f"'{name}:{rest}' needs a number of examples; expected is {SUITES[name][0]}")
+    return with_shots(part, int(value))
+
+
+def _chosen(part: Part, selection: Selection) -> Part:
+    return replace(part, ready=selection.choose(part.ready)) if isinstance(part, ReadyPart) else part
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
@@ -142,6 +165,9 @@ def _expand(path: str) -> Path:
 
 def _without_folders(spec: str) -> str:
     name, colon, rest = spec.partition(":")
+    if name in FORMS:
+        value, between, inner = ("", "", rest) if name == "summary" else rest.partition(":")
+        return f"{name}{colon}{value}{between}{_without_folders(inner)}"
     return f"{name}{colon}{rest if name == 'hub' else Path(rest).name}"
 
 

@@ -10,7 +10,7 @@ from selfspec.errors import InvalidParameterError, SelfSpecError
 from selfspec_lab.bench.suites.files import check_turn
 from selfspec_lab.bench.suites.types import Question, ReadyPart
 
-FORM = "hub:NAME[:CONFIG[:SPLIT[:COLUMN]]]"
+FORM = "hub:NAME[:CONFIG[:SPLIT[:COLUMN[:ANSWERS]]]]"
 
 _CHAT_COLUMNS = ("turns", "question", "instruction")
 _TEXT_COLUMN = "text"
@@ -26,12 +26,14 @@ class Address(NamedTuple):
         config: configuration; ``None`` for the default.
         split: split.
         column: column with the questions; ``None`` for the first known column.
+        answers: column with their answers; ``None`` for none.
     """
 
     name: str
     config: str | None
     split: str
     column: str | None
+    answers: str | None = None
 
 
 def parse_address(text: str) -> Address:
@@ -41,14 +43,14 @@ def parse_address(text: str) -> Address:
         InvalidParameterError: the text has another form.
     """
     name, *rest = text.split(":")
-    if len(rest) > 3:
+    if len(rest) > 4:
         raise InvalidParameterError(f"'hub:{text}' has too many parts; expected is {FORM}")
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
         raise InvalidParameterError(
             f"'{name}' is not the name of a data set on the hub; expected is {FORM} (prompts:FILE reads a file)"
         )
-    config, split, column = [*rest, "", "", ""][:3]
-    return Address(name, config or None, split or "test", column or None)
+    config, split, column, answers = [*rest, "", "", "", ""][:4]
+    return Address(name, config or None, split or "test", column or None, answers or None)
 
 
 def hub_part(address: Address) -> ReadyPart:
@@ -66,7 +68,8 @@ def hub_part(address: Address) -> ReadyPart:
     column = _find_column(rows.column_names, address)
     values = list(rows[column])
     categories = list(rows["category"]) if "category" in rows.column_names else [None] * len(values)
-    questions = tuple(_questions(address.name.rpartition("/")[2], column, values, categories))
+    answers = list(rows[_check_answers(rows.column_names, address)]) if address.answers else [""] * len(values)
+    questions = tuple(_questions(address.name.rpartition("/")[2], column, values, categories, answers))
     if not questions:
         raise InvalidParameterError(
             f"column '{column}' of {_describe(address)} holds no text; name another column: {FORM}"
@@ -100,15 +103,26 @@ def _find_column(columns: Sequence[str], address: Address) -> str:
     raise InvalidParameterError(f"{_describe(address)} has {missing}; name one of {', '.join(columns)}: {FORM}")
 
 
-def _questions(stem: str, column: str, values: Sequence[object], categories: Sequence[object]) -> Iterator[Question]:
-    for number, (value, category) in enumerate(zip(values, categories, strict=True), 1):
+def _check_answers(columns: Sequence[str], address: Address) -> str:
+    if address.answers in columns:
+        return str(address.answers)
+    raise InvalidParameterError(
+        f"{_describe(address)} has no column '{address.answers}' of answers; name one of {', '.join(columns)}: {FORM}"
+    )
+
+
+def _questions(
+    stem: str, column: str, values: Sequence[object], categories: Sequence[object], answers: Sequence[object]
+) -> Iterator[Question]:
+    for number, (value, category, answer) in enumerate(zip(values, categories, answers, strict=True), 1):
         turns = value if isinstance(value, list) else [value]
         if not turns or turns == [None] or (isinstance(value, str) and not value.strip()):
             continue
         checked = tuple(check_turn(turn, f"'{column}' in row {number} of '{stem}'") for turn in turns)
         named = isinstance(category, str) and category.strip()
         messages = tuple(f"Continue this text:\n\n{turn}" for turn in checked) if column == _TEXT_COLUMN else ()
-        yield Question(f"{stem}-{number}", str(category) if named else stem, checked, messages=messages)
+        key, group = f"{stem}-{number}", str(category) if named else stem
+        yield Question(key, group, checked, messages=messages, answer=str(answer).strip())
 
 
 def _describe(address: Address) -> str:

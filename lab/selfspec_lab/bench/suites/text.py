@@ -37,7 +37,7 @@ class TextPart:
         Raises:
             InvalidParameterError: the text is shorter than a passage, or ``context`` has no place for text.
         """
-        prefix = _prefix(encode)
+        prefix = shared_prefix(encode)
         length = context - len(prefix)
         if length < 1:
             raise InvalidParameterError(
@@ -71,7 +71,7 @@ def text_part(path: Path, selection: Selection) -> TextPart:
     return TextPart(path, text, selection)
 
 
-def _prefix(encode: Encode) -> list[int]:
+def shared_prefix(encode: Encode) -> list[int]:
     """The tokens that every text starts with: the common prefix of two different texts."""
     shared = []
     for one, other in zip(encode("a"), encode("5"), strict=False):

@@ -18,6 +18,7 @@ class Question:
         turns: the user's texts, in order; most questions have one.
         token_ids: the prompt, if it was cut by tokens; ``turns`` is then empty.
         messages: the user's messages in a chat, one per turn; if empty, the ``turns``.
+        answer: the answer that the data set has to the first turn, for examples before other questions; may be empty.
     """
 
     key: str
@@ -25,6 +26,7 @@ class Question:
     turns: tuple[str, ...] = ()
     token_ids: tuple[int, ...] | None = None
     messages: tuple[str, ...] = ()
+    answer: str = ""
 
 
 @dataclass(frozen=True)

@@ -77,14 +77,14 @@ def test_hub_takes_the_likeliest_column_and_a_limit(hub: Callable[[Any], list[An
 
 
 def test_parts_of_a_hub_address_may_be_left_empty() -> None:
-    assert parse_address("a/b::train") == ("a/b", None, "train", None)
-    assert parse_address("a/b:c::d") == ("a/b", "c", "test", "d")
+    assert parse_address("a/b::train") == ("a/b", None, "train", None, None)
+    assert parse_address("a/b:c::d") == ("a/b", "c", "test", "d", None)
 
 
 @pytest.mark.parametrize(
     ("spec", "rows", "message"),
     [
-        ("hub:a:b:c:d:e", {}, "too many parts; expected is hub:NAME"),
+        ("hub:a:b:c:d:e:f", {}, "too many parts; expected is hub:NAME"),
         ("hub:../questions", {}, "not the name of a data set.*prompts:FILE"),
         ("hub:a/b/c", {}, "not the name of a data set"),
         ("hub:a", {"label": [1]}, "none of the columns turns, .*; name one of label"),

@@ -58,7 +58,7 @@ def test_spec_bench(tmp_path: Path) -> None:
     assert (suite.name, suite.ordered, suite.chat) == ("spec-bench:bench.jsonl", False, True)
     assert suite.questions == (
         Question("81", "writing", ("Write 81.", "Shorter.")),
-        Question("a", "qa", ("Who?",)),
+        Question("a", "qa", ("Who?",), answer="She."),
     )
 
 
@@ -67,8 +67,8 @@ def test_gsm8k_has_the_form_of_the_bundled_checkpoints(tmp_path: Path) -> None:
     suite = load(f"gsm8k:{path}")
     assert not suite.chat
     assert suite.questions == (
-        Question("gsm8k-1", "gsm8k", ("Question: How many?\nAnswer:",), messages=("How many?",)),
-        Question("gsm8k-2", "gsm8k", ("Question: Why?\nAnswer:",), messages=("Why?",)),
+        Question("gsm8k-1", "gsm8k", ("Question: How many?\nAnswer:",), messages=("How many?",), answer="2"),
+        Question("gsm8k-2", "gsm8k", ("Question: Why?\nAnswer:",), messages=("Why?",), answer="3"),
     )
 
 

@@ -13,8 +13,9 @@ from selfspec.methods.api import Needs
 from selfspec.methods.dynamic_exit import shadow_tokens
 from selfspec.methods.testing import ShadowHead
 from selfspec.types import Generation
-from selfspec_lab.experiments.prefilled import prefill_text
 from selfspec_lab.measuring import Target
+from selfspec_lab.prefilled import prefill_text
+from selfspec_lab.replay import Played
 
 _LOGITS_BYTES = 1 << 26
 
@@ -81,6 +82,15 @@ def replayed_tokens_per_layer(
     """Tokens per loaded layer of a static choice on one output, from its ``shadow_matches``."""
     rounds = replay_rounds(matches[exit_layer - 1], draft_length)
     return tokens_per_loaded_layer([(exit_layer, drafted, accepted + 1) for drafted, accepted in rounds], layer_count)
+
+
+def static_rounds(matches: Sequence[Sequence[bool]], exit_layer: int, draft_length: int, layers: int) -> list[Played]:
+    """The rounds of a static choice on one output, from its ``shadow_matches``, to replay with a cost model."""
+    share = exit_layer / layers
+    return [
+        Played(share, share, drafted, drafted + 1, accepted + 1)
+        for drafted, accepted in replay_rounds(matches[exit_layer - 1], draft_length)
+    ]
 
 
 def generated_tokens_per_layer(generation: Generation, layer_count: int) -> float:

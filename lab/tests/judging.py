@@ -10,7 +10,7 @@ def holding(experiment: Experiment, data: Data) -> list[bool]:
     """Whether each part of a claim holds; every one has a statement and its figures."""
     checks = experiment.judge(data)
     assert all(check.figure and not check.statement.endswith(".") for check in checks)
-    return [check.holds for check in checks]
+    return [check.status == "holds" for check in checks]
 
 
 def drawn(experiment: Experiment, data: Data) -> list[Any]:

@@ -1,0 +1,1 @@
+"""The papers' headline tables: their figures, their machines, and the same tables measured here."""

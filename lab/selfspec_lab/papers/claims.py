@@ -1,0 +1,135 @@
+"""What a table claims beyond its numbers: the order of its methods, and how a figure moves. Decided by paired tests."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from selfspec_lab.checks import Check, compare, not_applicable
+from selfspec_lab.papers.figures import PromptFigures
+from selfspec_lab.papers.tables import Table
+
+PLAIN = "plain decoding"
+
+Figures = Mapping[str, Sequence[PromptFigures]]
+
+
+class Order(NamedTuple):
+    """Two methods of which the paper finds the first faster, with the mean logarithm of the ratio where it has one."""
+
+    first: str
+    second: str
+    effect: float | None
+
+
+def claimed_order(table: Table) -> list[Order]:
+    """The pairs of methods that are in one order on all models of the paper.
+
+    Plain decoding is one of the methods. A method's speedup on a model is the overall one, or the mean over the tasks.
+    """
+    if table.order:
+        return [Order(first, second, None) for first, second in table.order]
+    speeds = {
+        label: [_overall(table, label, index) for index in range(len(table.models))] for label in table.methods
+    } | {PLAIN: [1.0] * len(table.models)}
+    orders = []
+    for one, other in combinations(speeds, 2):
+        ratios = [math.log(mine / theirs) for mine, theirs in zip(speeds[one], speeds[other], strict=True)]
+        if all(ratio > 0 for ratio in ratios):
+            orders.append(Order(one, other, statistics.fmean(ratios)))
+        elif all(ratio < 0 for ratio in ratios):
+            orders.append(Order(other, one, -statistics.fmean(ratios)))
+    return orders
+
+
+def _overall(table: Table, label: str, index: int) -> float:
+    model = table.models[index]
+    overall = table.reported(model, label, -1, "speedup")
+    if overall is not None:
+        return overall
+    cells = [table.reported(model, label, column, "speedup") for column in range(len(table.tasks))]
+    return statistics.fmean(cell for cell in cells if cell is not None)
+
+
+def judge_table(table: Table, figures: Figures, *, bears: bool) -> list[Check]:
+    """Decides the claims of a table.
+
+    Args:
+        table: the table.
+        figures: by method those of all prompts of all tasks.
+        bears: whether the model is one that the table is about; otherwise nothing is applicable.
+    """
+    checks = (
+        []
+        if table.trend == "size"
+        else [check for order in claimed_order(table) for check in _judge_order(order, figures, bears)]
+    )
+    if table.trend == "attention":
+        checks += _judge_attention(figures)
+    return checks
+
+
+def _judge_order(order: Order, figures: Figures, bears: bool) -> list[Check]:
+    statement = f"{order.first} is faster than {order.second}"
+    if not bears:
+        return [not_applicable(statement, "no exit layer drafts better than plain decoding on this model")]
+    pairs = _pairs(order, figures)
+    if order.first == PLAIN and all(other is not None and other.skipped is None for _, other in pairs):
+        return [
+            not_applicable(
+                statement, "rows of a verification are nearly free in the cost model, so it cannot be slower"
+            )
+        ]
+    checks = []
+    for machine, where in (("machine", "on the paper's machine"), ("clock", "by the clock here")):
+        ratios = [
+            math.log(_speed(one, machine) / _speed(other, machine))
+            for one, other in pairs
+            if one is None or other is None or one.trace != other.trace
+        ]
+        checks.append(
+            compare(
+                f"{statement}, {where}",
+                ratios,
+                effect=order.effect,
+                same=len(pairs) - len(ratios),
+                what="log of the ratio of speeds",
+                counts=machine == "machine",
+            )
+        )
+    return checks
+
+
+def _pairs(order: Order, figures: Figures) -> list[tuple[PromptFigures | None, PromptFigures | None]]:
+    """The prompts that both methods have figures of; ``None`` stands for plain decoding."""
+    by_prompt = [
+        {(each.task, each.prompt): each for each in figures[label]} if label != PLAIN else None
+        for label in (order.first, order.second)
+    ]
+    keys = set.intersection(*({*found} for found in by_prompt if found is not None))
+    return [
+        (by_prompt[0] and by_prompt[0][key], by_prompt[1] and by_prompt[1][key])  # type: ignore[misc]
+        for key in sorted(keys)
+    ]
+
+
+def _speed(figures: PromptFigures | None, machine: str) -> float:
+    return 1.0 if figures is None else figures.speedups[machine]
+
+
+def _judge_attention(figures: Figures) -> list[Check]:
+    """KnapSpec, figure 3: the lead of attention's skipped share over MLP's, at the longest and the shortest context."""
+    checks = []
+    for label in figures:
+        by_task: dict[int, list[float]] = {}
+        for each in figures[label]:
+            if each.skipped is not None:
+                by_task.setdefault(each.task, []).append(each.skipped[0] - each.skipped[1])
+        if len(by_task) < 2:
+            continue
+        shortest, longest = by_task[min(by_task)], by_task[max(by_task)]
+        growth = [after - before for before, after in zip(shortest, longest, strict=False)]
+        statement = f"{label} skips more attention, compared with MLP, at the longest context than at the shortest"
+        checks.append(compare(statement, growth, what="growth of the lead", counts=label == "KnapSpec"))
+    return checks

@@ -1,0 +1,164 @@
+"""The figures of a table, prompt by prompt: by the clock here, and replayed on the paper's machine."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from selfspec_lab.bench.options import PLAIN
+from selfspec_lab.bench.report.medians import decode_speed
+from selfspec_lab.bench.report.read import Run
+from selfspec_lab.bench.report.rounds import tokens_per_loaded_layer
+from selfspec_lab.bench.run.measurement import Measurement
+from selfspec_lab.papers.costs import ProfileCost, RuleCost, roofline_cost, with_selection
+from selfspec_lab.papers.tables import Reported, Table
+from selfspec_lab.replay import CostModel, Played, played, replayed_speedup
+
+MACHINES = ("clock", "machine", "rule", "profile")
+"""Speedups by the clock here, on the paper's GPU by roofline, by the papers' rule, and by this machine's profile."""
+
+
+@dataclass(frozen=True)
+class PromptFigures:
+    """The figures of one method on one prompt, means over its seeds.
+
+    Attributes:
+        task: index of the column.
+        prompt: key of the prompt.
+        speedups: by name in ``MACHINES``.
+        rounds: number of rounds.
+        tokens: tokens that they committed.
+        drafted: draft tokens.
+        accepted: those accepted.
+        etpl: tokens per loaded layer.
+        skipped: shares of the attention and of the MLP sublayers that drafts skipped, weighted by their steps.
+        trace: of each seed the rounds: kept sublayers, rows, accepted tokens and committed tokens.
+    """
+
+    task: int
+    prompt: str
+    speedups: Mapping[str, float]
+    rounds: int
+    tokens: int
+    drafted: int
+    accepted: int
+    etpl: float
+    skipped: tuple[float, float] | None
+    trace: tuple[Any, ...]
+
+
+def read_figures(run: Run, table: Table, model: Reported, column: int, task: int) -> dict[str, list[PromptFigures]]:
+    """The figures of a run by method; prompts that plain decoding or the method failed on are left out.
+
+    Args:
+        run: the run of one task.
+        table: the table.
+        model: the paper's model, whose machine the rounds are replayed on.
+        column: index of the task in the table.
+        task: index of the task among those measured.
+    """
+    by_candidate: dict[str, dict[str, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
+    for each in run.measurements:
+        if each.error is None and len(each.token_ids) > 1:
+            by_candidate[each.candidate][each.prompt].append(each)
+    profile = ProfileCost.from_profile({"layers": run.sublayers // 2, "rows": run.fields["rows"]})
+    machine = roofline_cost(model.device or table.device, model.shape(column), bits=model.bits)
+    found: dict[str, list[PromptFigures]] = {}
+    for label, row in table.methods.items():
+        costs = {"machine": with_selection(machine, row.method), "rule": with_selection(RuleCost(), row.method)}
+        costs["profile"] = profile
+        settings = run.fields["settings"].get(label, {})
+        found[label] = [
+            _of_prompt(task, prompt, samples, by_candidate[PLAIN][prompt], costs, settings, run.sublayers // 2)
+            for prompt, samples in by_candidate[label].items()
+            if prompt in by_candidate[PLAIN]
+        ]
+    return found
+
+
+def _of_prompt(
+    task: int,
+    prompt: str,
+    samples: Sequence[Measurement],
+    plain: Sequence[Measurement],
+    costs: Mapping[str, CostModel],
+    settings: Mapping[str, Any],
+    layers: int,
+) -> PromptFigures:
+    plain_speed = statistics.median(decode_speed(each) or 0.0 for each in plain)
+    rounds = [
+        [played(record, dropped=_dropped(record.drafted, settings)) for record in each.rounds or ()] for each in samples
+    ]
+    speedups = {"clock": statistics.fmean((decode_speed(each) or 0.0) / plain_speed for each in samples)}
+    for name, cost in costs.items():
+        speedups[name] = statistics.fmean(
+            replayed_speedup(own, each.prompt_token_count, cost) for own, each in zip(rounds, samples, strict=True)
+        )
+    records = [record for each in samples for record in each.rounds or ()]
+    return PromptFigures(
+        task,
+        prompt,
+        speedups,
+        rounds=len(records),
+        tokens=sum(len(record.token_ids) for record in records),
+        drafted=sum(record.drafted for record in records),
+        accepted=sum(record.accepted for record in records),
+        etpl=statistics.fmean(tokens_per_loaded_layer(each, layers) or 0.0 for each in samples),
+        skipped=_skipped(each for own in rounds for each in own),
+        trace=tuple(_trace(each) for each in samples),
+    )
+
+
+def _dropped(drafted: int, settings: Mapping[str, Any]) -> bool:
+    """Whether a draft ended with a token that was not verified: where such tokens are dropped and it could go on."""
+    return bool(settings.get("drop_unsure")) and drafted < int(settings["d_max"])
+
+
+def _skipped(rounds: Iterable[Played]) -> tuple[float, float] | None:
+    drafts = [each for each in rounds if each.steps]
+    steps = sum(each.steps for each in drafts)
+    if not steps:
+        return None
+    attention, mlp = (
+        sum((1 - share) * each.steps for share, each in zip(shares, drafts, strict=True)) / steps
+        for shares in ([each.attention for each in drafts], [each.mlp for each in drafts])
+    )
+    return attention, mlp
+
+
+def _trace(sample: Measurement) -> tuple[Any, ...]:
+    return tuple(
+        (record.kept and record.kept.sublayers, record.candidates, record.accepted, record.token_ids)
+        for record in sample.rounds or ()
+    )
+
+
+def pooled(figures: Sequence[PromptFigures], name: str, machine: str = "clock") -> float | None:
+    """A figure of ``tables.FIGURES`` over some prompts; ``None`` without any, or where it is undefined.
+
+    Args:
+        figures: of one method.
+        name: of the figure.
+        machine: for a speedup, its name in ``MACHINES``.
+    """
+    if not figures:
+        return None
+    ways: dict[str, Callable[[], float | None]] = {
+        "speedup": lambda: statistics.fmean(each.speedups[machine] for each in figures),
+        "M": lambda: _ratio(sum(each.tokens for each in figures), sum(each.rounds for each in figures)),
+        "acceptance": lambda: _ratio(sum(each.accepted for each in figures), sum(each.drafted for each in figures)),
+        "etpl": lambda: statistics.fmean(each.etpl for each in figures),
+        "attention_skipped": lambda: _mean_skipped(figures, 0),
+        "mlp_skipped": lambda: _mean_skipped(figures, 1),
+    }
+    return ways[name]()
+
+
+def _ratio(over: float, under: float) -> float | None:
+    return over / under if under else None
+
+
+def _mean_skipped(figures: Sequence[PromptFigures], which: int) -> float | None:
+    shares = [each.skipped[which] for each in figures if each.skipped is not None]
+    return statistics.fmean(shares) if shares else None
