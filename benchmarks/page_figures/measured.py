@@ -28,7 +28,9 @@ _NAMES = (
     *("Python", "torch", "transformers", "torchao", "bitsandbytes", "vLLM", "Linux", "Bochs", "version", "selfspec"),
     *("Llama", "ERNIE", "arXiv", "[Ss]ections?", "[Ee]quations?", "[Tt]ables?", "[Ff]igures?", "§"),
 )
-_VERSION = re.compile(rf"(?:{'|'.join(_NAMES)})(?: ≥)?\s?\d[\d.]*(?:(?:,| and| to) \d[\d.]*)*|\d[\d.]* (?:billion|million)")
+_VERSION = re.compile(
+    rf"(?:{'|'.join(_NAMES)})(?: ≥)?\s?\d[\d.]*(?:(?:,| and| to) \d[\d.]*)*|\d[\d.]* (?:billion|million)"
+)
 _EXEMPT = re.compile(rf"<!-- not measured: (?:{'|'.join(KINDS)})\b.*?-->", re.DOTALL)
 _HIDDEN = (
     re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE),

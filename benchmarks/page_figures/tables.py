@@ -32,7 +32,9 @@ def gguf_in_short(results: Results) -> str:
     rows = []
     for figure, (scale, digits) in scales.items():
         cells = (found[figure].get(name) for name in names)
-        rows.append([LABELS[figure], *("" if each is None else f"{each['median'] * scale:,.{digits}f}" for each in cells)])
+        rows.append(
+            [LABELS[figure], *("" if each is None else f"{each['median'] * scale:,.{digits}f}" for each in cells)]
+        )
     return grid(["", *names], rows)
 
 
@@ -62,8 +64,10 @@ def activations(results: Results) -> str:
         for name, found in each["figures"].get("perplexity", {}).items()
     }
     names = (PLAIN, "exact", LLAMA)
-    rows = [[LABELS[figure], *(f"{speed[figure][name]['median']:.{digits}f}" for name in names)] for figure, digits in (
-        ("prompt_tokens_per_second", 0), *((f"rows_{count}", 2) for count in (2, 4, 8, 16)))]
+    rows = [
+        [LABELS[figure], *(f"{speed[figure][name]['median']:.{digits}f}" for name in names)]
+        for figure, digits in (("prompt_tokens_per_second", 0), *((f"rows_{count}", 2) for count in (2, 4, 8, 16)))
+    ]
     rows.append(["perplexity", *(f"{perplexities[name]:.3f}" for name in names)])
     return grid(["", "rows of 8 bits", "exact rows", LLAMA], rows)
 
@@ -92,12 +96,14 @@ def candidates(results: Results) -> str:
     for name, each in result["candidates"].items():
         found = each["overall"]
         low, high = found["speedup_interval"]
-        rows.append([
-            f"`{name}`",
-            f"{found['speedup']:.2f} ({low:.2f} to {high:.2f})",
-            _number(found["acceptance_rate"]),
-            _number(found["mean_generated_length"]),
-        ])
+        rows.append(
+            [
+                f"`{name}`",
+                f"{found['speedup']:.2f} ({low:.2f} to {high:.2f})",
+                _number(found["acceptance_rate"]),
+                _number(found["mean_generated_length"]),
+            ]
+        )
     return grid(["method", "speed ÷ plain decoding (95 %)", "acceptance", "tokens a round"], rows)
 
 
@@ -139,7 +145,9 @@ def batches(results: Results) -> str:
     (result,) = results.values()
     found = result["batches"]
     sizes = list(next(iter(found.values())))
-    rows = ([f"`{name}`", *(f"{each[size]['tokens_per_second']:.0f}" for size in sizes)] for name, each in found.items())
+    rows = (
+        [f"`{name}`", *(f"{each[size]['tokens_per_second']:.0f}" for size in sizes)] for name, each in found.items()
+    )
     return grid(["tokens/s", *(f"{size} prompts" if size != "1" else "1 prompt" for size in sizes)], rows)
 
 
@@ -147,8 +155,11 @@ def host_time(results: Results) -> str:
     """Milliseconds of the host between native calls, by method."""
     (result,) = results.values()
     rows = (
-        [f"`{name}`", ", ".join(f"{kind} {found['median_ms']:.3f}" for kind, found in kinds.items() if kind != "forward"),
-         f"{kinds['forward']['median_ms']:.2f}"]
+        [
+            f"`{name}`",
+            ", ".join(f"{kind} {found['median_ms']:.3f}" for kind, found in kinds.items() if kind != "forward"),
+            f"{kinds['forward']['median_ms']:.2f}",
+        ]
         for name, kinds in result["host"].items()
     )
     return grid(["method", "between calls, ms", "a forward, ms"], rows)
@@ -196,9 +207,7 @@ def load(results: Results) -> str:
     return f"{picture}\n\n{grid(['sequences at once', *map(str, loads)], rows)}"
 
 
-def _by_model(
-    label: str, results: Results, kinds: Iterable[str], cell: Callable[[Mapping[str, Any], str], str]
-) -> str:
+def _by_model(label: str, results: Results, kinds: Iterable[str], cell: Callable[[Mapping[str, Any], str], str]) -> str:
     """A row for each kind, a column for each model."""
     rows = ([kind, *(cell(result, kind) for result in results.values())] for kind in kinds)
     return grid([label, *map(model_name, results.values())], rows)

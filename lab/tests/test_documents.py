@@ -33,13 +33,6 @@ def test_the_leaderboard_is_made_of_the_committed_runs() -> None:
     assert page.read_text(encoding="utf-8") == render_leaderboard(summaries, page)
 
 
-def test_the_table_of_changes_towards_the_papers_is_that_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    table = importlib.import_module("faithfulness").table
-    rows = json.loads((RESULTS / "faithfulness.json").read_text(encoding="utf-8"))
-    assert table(rows) in (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
-
-
 def test_the_table_of_conformance_is_that_of_the_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     conformance = importlib.import_module("conformance_table")
@@ -80,18 +73,3 @@ def test_the_verdicts_on_the_page_of_changes_are_those_of_the_quick_results(name
         counted = [check["holds"] for check in result["checks"] if check["counts"]]
         cells.append(f"{result['verdict']}, {sum(counted)} of {len(counted)}")
     assert f"`{name}` | {' | '.join(cells)} |" in page
-
-
-def test_the_figures_of_the_readme_are_those_of_the_page_on_speed() -> None:
-    readme, page = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/speed.md"))
-    head = "| | plain | auto | llama.cpp |\n| --- | --- | --- | --- |\n"
-    rows, known = (
-        [
-            [cell.strip() for cell in line.strip("|").split("|")]
-            for line in text.split(head, 1)[1].split("\n\n")[0].split("\n")
-        ]
-        for text in (readme, page)
-    )
-    cells = {name: [re.match(r"[\d.,]*", cell)[0] for cell in values] for name, *values in known}
-    assert len(rows) >= 5
-    assert all(cells[name] == values for name, *values in rows)

@@ -77,14 +77,10 @@ def test_the_table_and_the_picture_of_committed_rows(load_plot: ModuleType, tmp_
 
 
 @pytest.mark.parametrize("committed", sorted(RESULTS.glob("load-*.json")), ids=lambda path: path.stem)
-def test_a_committed_table_is_of_the_committed_files(
-    committed: Path, load_plot: ModuleType, tmp_path: Path
-) -> None:
+def test_a_committed_table_is_of_the_committed_files(committed: Path, load_plot: ModuleType, tmp_path: Path) -> None:
     known: Any = json.loads(committed.read_text())
     outputs = ["--out", str(tmp_path / "load.json"), "--picture", str(tmp_path / "load.png")]
-    load_plot.main(
-        ["--rows", str(RESULTS / known["rows"]), "--measured", str(RESULTS / known["measured"]), *outputs]
-    )
+    load_plot.main(["--rows", str(RESULTS / known["rows"]), "--measured", str(RESULTS / known["measured"]), *outputs])
     assert json.loads((tmp_path / "load.json").read_text()) == known
     assert (ROOT / "docs" / "load.svg").is_file()
 
