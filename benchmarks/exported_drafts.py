@@ -1,7 +1,7 @@
 """Exports drafts of a model by several methods, and keeps what they promise: ``python benchmarks/exported_drafts.py``.
 
-Each is what ``selfspec export-draft --json`` says; the drafts themselves are not kept. Acceptance and bytes do not depend
-on the load of the machine. Writes ``benchmarks/results/exported-drafts-MODEL.json``.
+Each is what ``selfspec export-draft --json`` says; the drafts themselves are not kept. Acceptance and bytes do not
+depend on the load of the machine. Writes ``benchmarks/results/exported-drafts-MODEL.json``.
 """
 
 from __future__ import annotations

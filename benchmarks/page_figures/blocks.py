@@ -1,8 +1,8 @@
 """The tables that ``pages.py`` writes: the results of each, the command that measures them, and what prints them.
 
-A page has a table between ``<!-- benchmarks/pages.py writes this: NAME -->`` and ``<!-- up to here -->``. Below it stand
-machine, commit, date and files. Results that are not there are left out; where all of them are, the block says which
-command measures them, or nothing (``optional``).
+A page has a table between ``<!-- benchmarks/pages.py writes this: NAME -->`` and ``<!-- up to here -->``. Below it
+stand machine, commit, date and files. Results that are not there are left out; where all of them are, the block says
+which command measures them, or nothing (``optional``).
 """
 
 from __future__ import annotations

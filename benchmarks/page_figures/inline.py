@@ -1,8 +1,8 @@
 """Single figures in a sentence: ``1.4<!-- =FILE KEY -->``, a number and where it is from.
 
 ``FILE`` is the name of a JSON file in ``benchmarks/results`` without its ending, ``KEY`` the path to a number in it, as
-``figures/tokens_per_second/auto/median``, or two with `` ÷ `` between them, and `` × N`` after that for another unit. The
-number before the mark is written anew, with as many decimals as it has.
+``figures/tokens_per_second/auto/median``, or two with `` ÷ `` between them, and `` × N`` after that for another unit.
+The number before the mark is written anew, with as many decimals as it has.
 """
 
 from __future__ import annotations

@@ -21,16 +21,16 @@ from page_figures.inline import MARK as INLINE
 
 KINDS = ("settings", "computed", "printed", "tested", "versions")
 
-_UNIT = r"(?:tokens/s|tokens (?:a|per) second|%|×(?!\d)|times\b|[mµ]?s\b|milliseconds?|seconds?|minutes?|hours?|[kKMGT]i?B\b)"
+_TIME = r"[mµ]?s\b|milliseconds?|seconds?|minutes?|hours?"
+_UNIT = rf"(?:tokens/s|tokens (?:a|per) second|%|×(?!\d)|times\b|[kKMGT]i?B\b|{_TIME})"
 _NUMBER = r"(?<![\w.,\-^=/])\d[\d,]*(?:\.\d+)?(?!\d|\.\d|,\d)"
 _FIGURE = re.compile(rf"{_NUMBER}(?=\s?{_UNIT})|(?<![\w.\-^=/])\d[\d,]*\.\d+(?![\w.]*\d)")
 _NAMES = (
     *("Python", "torch", "transformers", "torchao", "bitsandbytes", "vLLM", "Linux", "Bochs", "version", "selfspec"),
     *("Llama", "ERNIE", "arXiv", "[Ss]ections?", "[Ee]quations?", "[Tt]ables?", "[Ff]igures?", "§"),
 )
-_VERSION = re.compile(
-    rf"(?:{'|'.join(_NAMES)})(?: ≥)?\s?\d[\d.]*(?:(?:,| and| to) \d[\d.]*)*|\d[\d.]* (?:billion|million)"
-)
+_PLACE = rf"(?:{'|'.join(_NAMES)})(?: ≥)?\s?\d[\d.]*(?:(?:,| and| to) \d[\d.]*)*"
+_VERSION = re.compile(rf"{_PLACE}|\d[\d.]* (?:billion|million)")
 _EXEMPT = re.compile(rf"<!-- not measured: (?:{'|'.join(KINDS)})\b.*?-->", re.DOTALL)
 _HIDDEN = (
     re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE),

@@ -62,7 +62,7 @@ def machine(stamp: Mapping[str, Any]) -> str:
 
 
 def origin(results: Mapping[str, Any], link: str) -> str:
-    """Machine, commits, dates and files of the results in a table.
+    """Machine, commits, dates, commands and files of the results in a table.
 
     Args:
         results: by name.
@@ -78,6 +78,8 @@ def origin(results: Mapping[str, Any], link: str) -> str:
     levels = ", ".join(sorted({level for stamp in stamps.values() if (level := stamp["hardware"].get("kernels"))}))
     each: dict[str, list[str]] = {}
     for name, stamp in stamps.items():
-        each.setdefault(f"commit {commit_text(stamp, 9)}, {stamp['date'][:10]}", []).append(f"{link}/{name}.json")
+        command = f", `{stamp['command']}`" if stamp.get("command") else ""
+        when = f"commit {commit_text(stamp, 9)}, {stamp['date'][:10]}{command}"
+        each.setdefault(when, []).append(f"{link}/{name}.json")
     of = "; ".join(f"{when} ({', '.join(f'[data]({path})' for path in paths)})" for when, paths in each.items())
     return f"{machines.pop()}{f' ({levels})' if levels else ''}; {of}."

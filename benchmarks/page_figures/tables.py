@@ -31,10 +31,9 @@ def gguf_in_short(results: Results) -> str:
     scales = {**dict.fromkeys(_SHORT, (1.0, 1)), "peak_bytes": (2**-20, 0), "first_token_seconds": (1.0, 1)}
     rows = []
     for figure, (scale, digits) in scales.items():
-        cells = (found[figure].get(name) for name in names)
-        rows.append(
-            [LABELS[figure], *("" if each is None else f"{each['median'] * scale:,.{digits}f}" for each in cells)]
-        )
+        spreads = (found[figure].get(name) for name in names)
+        cells = ("" if each is None else f"{each['median'] * scale:,.{digits}f}" for each in spreads)
+        rows.append([LABELS[figure], *cells])
     return grid(["", *names], rows)
 
 
@@ -83,7 +82,6 @@ def categories(results: Results) -> str:
     """Speed ÷ plain decoding by method and category of one run."""
     (result,) = results.values()
     drafts = {name: each["categories"] for name, each in result["candidates"].items() if each["kind"] == "method"}
-    del drafts["autoregressive"]
     head = list(next(iter(drafts.values())))
     rows = ([f"`{name}`", *(f"{found[each]['speedup']:.2f}" for each in head)] for name, found in drafts.items())
     return grid(["", *(each.replace("_", " ") for each in head)], rows)
@@ -154,14 +152,10 @@ def batches(results: Results) -> str:
 def host_time(results: Results) -> str:
     """Milliseconds of the host between native calls, by method."""
     (result,) = results.values()
-    rows = (
-        [
-            f"`{name}`",
-            ", ".join(f"{kind} {found['median_ms']:.3f}" for kind, found in kinds.items() if kind != "forward"),
-            f"{kinds['forward']['median_ms']:.2f}",
-        ]
-        for name, kinds in result["host"].items()
-    )
+    rows = []
+    for name, kinds in result["host"].items():
+        gaps = (f"{kind} {found['median_ms']:.3f}" for kind, found in kinds.items() if kind != "forward")
+        rows.append([f"`{name}`", ", ".join(gaps), f"{kinds['forward']['median_ms']:.2f}"])
     return grid(["method", "between calls, ms", "a forward, ms"], rows)
 
 
