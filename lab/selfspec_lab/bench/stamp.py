@@ -73,8 +73,8 @@ def make_stamp(device: torch.device, packages: Sequence[str] = ()) -> dict[str, 
 
     Returns:
         ``date`` (UTC), ``command``, ``commit`` and ``dirty`` (``None`` outside of a checkout), ``versions``,
-        ``hardware``, ``threads``, and the ``load_average`` of the last minute, a sign of other work on the machine (``None`` if
-        the system has none).
+        ``hardware``, ``threads``, and the ``load_average`` of the last minute, a sign of other work on the machine
+        (``None`` if the system has none).
     """
     commit, dirty = git_state(Path(selfspec.__file__))
     return {
