@@ -27,8 +27,13 @@ PAGES = {
 }
 """Files of the repository that are pages of the site."""
 REFERENCE = {
-    "engine": ("Engines", "selfspec", ("Engine", "EngineOptions", "Stream", "AsyncEngine", "custom_generate")),
-    "requests": ("Requests and results", "selfspec.types", None),
+    "engine": ("Engines", "selfspec", ("Engine", "Stream", "EngineOptions", "AsyncEngine", "RequestStream")),
+    "transformers": ("In transformers", "selfspec", ("custom_generate",)),
+    "requests": (
+        "Requests and results",
+        "selfspec.types",
+        ("SamplingParams", "Generation", "TextPiece", "Round", "Forecast", "PhaseSeconds", "TokenLogprobs"),
+    ),
     "loading": ("Models", "selfspec.loading", ("load_model", "quantise")),
     "methods": ("Writing a method", "selfspec.methods.api", None),
     "bridges": ("Bridges", "selfspec.bridges", ("llama_cpp.LlamaSuffixDecoding", "vllm.SuffixProposer")),
