@@ -4,7 +4,7 @@ The commands are read out of README.md and run one after the other, in order, ea
 own: the lines of blocks without a language, blocks of ``python``, blocks of ``bash``. ``selfspec serve`` runs until all
 others are done, and what follows waits until it is ready. ``make`` makes the virtual environment ENVIRONMENT, which
 later commands run in; in it ``pip install`` only resolves what it would install (``PIP_DRY_RUN``), since the
-environment has it already. Files that commands write go to a folder that is deleted.
+environment has it already. What other commands write to the home folder goes to one that is deleted.
 
 ``--skip make`` leaves out the commands that begin so. The exit code is 1 as soon as a command fails or says nothing.
 """
@@ -68,8 +68,8 @@ class Newcomer:
     def __init__(self, environment: Path, folder: Path) -> None:
         path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
         cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        self._variables = {**os.environ, "VENV": str(environment), "PATH": path, "HOME": str(folder)}
-        self._variables["XDG_CACHE_HOME"] = cache  # kernels are built once
+        self._variables = {**os.environ, "VENV": str(environment), "PATH": path}
+        self._own_home = {"HOME": str(folder), "XDG_CACHE_HOME": cache}  # with the kernels that are built already
         (folder / ".curlrc").write_text("fail\nsilent\nshow-error\n", encoding="utf-8")
         self._server: subprocess.Popen[bytes] | None = None
 
@@ -90,8 +90,10 @@ class Newcomer:
     def _wait_for(self, command: Command) -> None:
         word = command.text.split()[0]
         program = ["python", "-c", command.text] if command.language == "python" else ["bash", "-c", command.text]
-        variables = self._variables | ({"PIP_DRY_RUN": "1"} if word == "pip" else {})
         shown = word == "make"  # its progress is the log of CI
+        variables = (
+            self._variables | ({} if shown else self._own_home) | ({"PIP_DRY_RUN": "1"} if word == "pip" else {})
+        )
         done = subprocess.run(
             program,
             cwd=ROOT,
@@ -107,7 +109,9 @@ class Newcomer:
             raise RuntimeError(f"exit code {done.returncode}" if done.returncode else "it printed nothing")
 
     def _serve(self, command: str) -> None:
-        self._server = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=ROOT, env=self._variables)
+        self._server = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], cwd=ROOT, env=self._variables | self._own_home
+        )
         deadline = time.monotonic() + 120
         while self._server.poll() is None and time.monotonic() < deadline:
             try:
