@@ -3,7 +3,7 @@
 The commands are read out of README.md and run one after the other, in order, each in a shell or as a program of its
 own: the lines of blocks without a language, blocks of ``python``, blocks of ``bash``. ``selfspec serve`` runs until all
 others are done, and what follows waits until it is ready. ``make`` makes the virtual environment ENVIRONMENT, which
-later commands run in; in it ``pip install`` only resolves what it would install (``PIP_DRY_RUN``), since the
+later commands run in; in it ``pip install`` gets a ``--dry-run``, which resolves what would be installed, since the
 environment has it already. What other commands write to the home folder goes to one that is deleted.
 
 ``--skip make`` leaves out the commands that begin so. The exit code is 1 as soon as a command fails or says nothing.
@@ -89,11 +89,10 @@ class Newcomer:
 
     def _wait_for(self, command: Command) -> None:
         word = command.text.split()[0]
-        program = ["python", "-c", command.text] if command.language == "python" else ["bash", "-c", command.text]
+        text = f"{command.text.partition('#')[0]} --dry-run" if word == "pip" else command.text
+        program = ["python", "-c", text] if command.language == "python" else ["bash", "-c", text]
         shown = word == "make"  # its progress is the log of CI
-        variables = (
-            self._variables | ({} if shown else self._own_home) | ({"PIP_DRY_RUN": "1"} if word == "pip" else {})
-        )
+        variables = self._variables | ({} if shown else self._own_home)
         done = subprocess.run(
             program,
             cwd=ROOT,
