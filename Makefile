@@ -9,7 +9,7 @@ MODEL := $(VENV)/.smollm2
 # A worker for each processor, so one thread for each worker; threads that wait would spin on the others' processors.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal --durations=10
 
-.PHONY: help install demo serve test test-lab test-slow lint format clean
+.PHONY: help install demo serve test test-lab test-slow docs lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test      run the tests of the library"
 	@echo "make test-lab  run the tests of the laboratory"
 	@echo "make test-slow run the tests that take long: soak, every instruction level, the wheel, Ray, every method on smollm2"
+	@echo "make docs      build the documentation as a site in build/site; fails where a link leads nowhere"
 	@echo "make lint      check style and types"
 	@echo "make format    put the code into the project's format"
 	@echo "make clean     remove the virtual environment and all caches"
@@ -49,6 +50,9 @@ test-lab: $(INSTALLED) $(MODEL)
 
 test-slow: $(INSTALLED) $(MODEL)
 	$(PYTEST) -m slow tests lab/tests
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -17,7 +17,8 @@ one sequence after a short context: reading keys and values of long contexts, wh
 once a token, is left out, and so is everything outside of the forwards.
 
 ``--measured`` is a file of ``serve.py`` (serve-load): points are the tokens a second of ``--of`` ÷ those of ``--over``,
-by the number of clients, which is the number of sequences. Writes a picture and the table as JSON.
+by the number of clients, which is the number of sequences. Writes a picture and the table as JSON, with the stamp of
+``--rows``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from page_figures.results import find_stamp
 from selfspec.errors import InvalidParameterError
 from selfspec.files import replace_file
 from selfspec.methods.objective import expected_tokens
@@ -198,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
         result: dict[str, Any] = {
             "rows": options.rows.name,
+            "stamp": find_stamp(json.loads(options.rows.read_text(encoding="utf-8"))),
             "draft_bits": options.draft_bits,
             "longest": options.longest,
             "table": make_table(costs, drafts, options.draft_bits, options.acceptances, options.longest),

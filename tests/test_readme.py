@@ -1,6 +1,7 @@
-"""Every snippet of the README and of the page about models runs as it stands."""
+"""Every snippet of the pages about models and serving runs as it stands; ``.ci/newcomer.py`` runs the README's."""
 
 import contextlib
+import importlib
 import io
 import re
 import shlex
@@ -18,10 +19,8 @@ from selfspec.cli.app import app
 from selfspec.loading import INSTALLABLE, find_installed
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/models.md", "docs/serving.md")
+PAGES = ("docs/models.md", "docs/serving.md")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_NOT_HERE = ("make ", "pip ")
-"""What starts an installation; ``.ci/run`` runs the two ``make`` commands."""
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -46,7 +45,6 @@ LINES = [
     if not language
     for line in text.splitlines()
 ]
-COMMANDS = [line for line in LINES if not line.startswith(_NOT_HERE)]
 
 
 def needs_real_model(text: str) -> None:
@@ -67,7 +65,7 @@ def test_python(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.trained
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", LINES)
 def test_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_real_model(command)
     monkeypatch.chdir(tmp_path)
@@ -98,13 +96,33 @@ def test_requests_to_a_server(tmp_path: Path) -> None:
             assert len(done.stdout.split()) > 3
 
 
-def test_the_readme_shows_what_it_should() -> None:
+def test_ci_does_what_the_readme_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script reads every block, in order; CI runs it, and nothing of it twice."""
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    newcomer = importlib.import_module("newcomer")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert 'Engine.from_pretrained("smollm2"' in PYTHON[0][1]
-    assert len(readme.splitlines()) < 160
-    assert {"make demo", "make test"} <= {line.strip() for line in LINES if line.startswith("make")}
+    found = list(newcomer.commands(readme))
+    words = [command.text.split("#")[0].split() for command in found]
+    assert len(found) >= 10
+    assert words[:2] == [["make", "demo"], ["make", "test"]]
+    assert {"pip", "curl", "selfspec"} <= {words[0] for words in words}
+    assert {command.language for command in found} == {"", "python", "bash"}
+    assert all(command.text in readme for command in found)
+    assert any('Engine.from_pretrained("smollm2"' in command.text for command in found)
+    serving = [index for index, command in enumerate(found) if command.text.startswith("selfspec serve")]
+    asking = [index for index, command in enumerate(found) if newcomer.SERVER in command.text]
+    assert len(serving) == 1
+    assert len(asking) >= 2
+    assert serving[0] < min(asking)
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert all(re.search(rf"^make .*{target}$", ci, re.MULTILINE) for target in ("demo", "test"))
+    assert ".ci/newcomer.py" in ci
+    assert not re.search(r"^make .*(demo|test)$", ci, re.MULTILINE)
+    with pytest.raises(ValueError, match="ruby"):
+        list(newcomer.commands("```ruby\nputs 1\n```\n"))
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 160
 
 
 @pytest.mark.parametrize(

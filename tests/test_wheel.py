@@ -13,6 +13,7 @@ import pytest
 
 from helpers import caching_compiler
 from helpers.kernels import found_again, needs_kernels
+from selfspec import __version__
 from selfspec.runtimes import kernels
 from selfspec.runtimes.kernel_build import find_compiler, levels_of, machine, processor_features, usable_levels
 
@@ -23,6 +24,11 @@ def build_wheel(folder: Path, **environment: str) -> subprocess.CompletedProcess
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     every = {**os.environ, "CXXFLAGS": "-O0", **environment}
     return subprocess.run(command, cwd=ROOT, env=every, capture_output=True, text=True, check=False)
+
+
+def cached_compiler() -> str:
+    """``CXX`` of a compiler that compiles the same only once."""
+    return shlex.join([sys.executable, caching_compiler.__file__, *find_compiler()])
 
 
 def wheel_of(folder: Path) -> Path:
@@ -38,14 +44,13 @@ def libraries(wheel: Path) -> set[str]:
 @needs_kernels
 @pytest.mark.skipif(platform.system() != "Linux", reason="wheels with kernels are built on Linux")
 def test_it_carries_kernels_for_every_level(tmp_path: Path) -> None:
-    compiler = shlex.join([sys.executable, caching_compiler.__file__, *find_compiler()])
-    built = build_wheel(tmp_path, SELFSPEC_WHEEL_KERNELS="always", CXX=compiler)
+    built = build_wheel(tmp_path, SELFSPEC_WHEEL_KERNELS="always", CXX=cached_compiler())
     assert built.returncode == 0, built.stderr
     wheel = wheel_of(tmp_path)
     assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
     assert libraries(wheel) == {f"kernels-{level.name}.so" for level in levels_of(machine())}
     with zipfile.ZipFile(wheel) as opened:
-        assert "Root-Is-Purelib: false" in opened.read("selfspec-0.1.0.dist-info/WHEEL").decode()
+        assert "Root-Is-Purelib: false" in opened.read(f"selfspec-{__version__}.dist-info/WHEEL").decode()
         opened.extractall(tmp_path / "unpacked")
     for level in usable_levels(machine(), processor_features()):
         library = ctypes.CDLL(str(tmp_path / f"unpacked/selfspec/runtimes/built/kernels-{level.name}.so"))

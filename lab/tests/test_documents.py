@@ -34,13 +34,6 @@ def test_the_leaderboard_is_made_of_the_committed_runs() -> None:
     assert page.read_text(encoding="utf-8") == render_leaderboard(summaries, page)
 
 
-def test_the_table_of_changes_towards_the_papers_is_that_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    table = importlib.import_module("faithfulness").table
-    rows = json.loads((RESULTS / "faithfulness.json").read_text(encoding="utf-8"))
-    assert table(rows) in (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
-
-
 def test_the_equal_sets_on_the_page_of_changes_are_those_of_the_referee(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     result = json.loads((RESULTS / "referee-tiny.json").read_text(encoding="utf-8"))
@@ -93,18 +86,3 @@ def test_the_tests_that_the_page_of_changes_names_exist() -> None:
     assert files <= set(sources)
     assert functions
     assert all(any(f"def {name}(" in source for source in sources.values()) for name in functions)
-
-
-def test_the_figures_of_the_readme_are_those_of_the_page_on_speed() -> None:
-    readme, page = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/speed.md"))
-    head = "| | plain | auto | llama.cpp |\n| --- | --- | --- | --- |\n"
-    rows, known = (
-        [
-            [cell.strip() for cell in line.strip("|").split("|")]
-            for line in text.split(head, 1)[1].split("\n\n")[0].split("\n")
-        ]
-        for text in (readme, page)
-    )
-    cells = {name: [re.match(r"[\d.,]*", cell)[0] for cell in values] for name, *values in known}
-    assert len(rows) >= 5
-    assert all(cells[name] == values for name, *values in rows)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from selfspec.prompts import Prompt, Prompts
     from selfspec.types import Generation, Round, SamplingParams, TextPiece
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "METHODS",

@@ -4,6 +4,9 @@ import contextlib
 import textwrap
 from collections.abc import Iterator
 
+IN_THE_LAB = "is part of selfspec-lab; run `pip install ./lab` in a checkout of selfspec"
+"""What errors say of a name that belongs to the package of benchmarks."""
+
 
 class SelfSpecError(Exception):
     """Base class of all errors that selfspec raises."""

@@ -91,7 +91,7 @@ def test_commands_of_the_laboratory_say_what_to_install(
     result = run(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ")
-    assert "pip install selfspec-lab" in result.stderr
+    assert "pip install ./lab" in result.stderr
     assert result.stderr.count("\n") == 1
     assert run("--help").exit_code == 0
 
@@ -103,18 +103,18 @@ def test_methods_of_the_laboratory_say_what_to_install(method: str, monkeypatch:
         result = run("generate", "abc", "--model", "./no-such-model", "--method", name)
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr == (
-            f"error: the method '{method}' is part of selfspec-lab; run `pip install selfspec-lab`\n"
+            f"error: the method '{method}' is part of selfspec-lab; run `pip install ./lab` in a checkout of selfspec\n"
         )
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-early-exit"])
 def test_checkpoints_of_the_laboratory_say_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    with pytest.raises(ModelLoadError, match="pip install selfspec-lab"):
+    with pytest.raises(ModelLoadError, match=r"pip install \./lab"):
         resolve_name(name)
     result = run("generate", "abc", "--model", name)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "pip install selfspec-lab" in result.stderr
+    assert "pip install ./lab" in result.stderr
     assert result.stderr.count("\n") == 1
 
 

@@ -28,7 +28,7 @@ def test_health_readiness_and_version() -> None:
     with make_client(scripted) as client:
         assert client.get("/health").json() == {"status": "ok"}
         assert client.get("/ready").json() == {"status": "ready"}
-        assert client.get("/version").json() == {"version": "0.1.0"}
+        assert client.get("/version").json() == {"version": "0.2.0"}
         scripted.ready = False
         for answer in (client.get("/health"), client.get("/ready"), client.post(PATH, json=CHAT)):
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")

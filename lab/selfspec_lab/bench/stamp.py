@@ -4,7 +4,10 @@ import argparse
 import importlib.metadata
 import os
 import platform
+import re
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,6 +26,8 @@ DIRTY_HELP = "measure in a checkout with uncommitted changes; the result and its
 _GIT_SECONDS = 20
 _RESULTS = (":(top,exclude)benchmarks/results", ":(top,exclude)docs")
 """What benchmarks write. Changes there do not change what is measured."""
+_FOLDERS = re.compile(r"(?:(?<=[\s=:+,'])|^)/(?:[^\s/]+/)+")
+"""Absolute paths, up to the name of the file."""
 
 
 def check_clean(dirty: bool) -> None:
@@ -68,13 +73,14 @@ def make_stamp(device: torch.device, packages: Sequence[str] = ()) -> dict[str, 
     """Makes the stamp of a result, with the versions of further packages.
 
     Returns:
-        ``date`` (UTC), ``commit`` and ``dirty`` (``None`` outside of a checkout), ``versions``, ``hardware``,
-        ``threads``, and the ``load_average`` of the last minute, a sign of other work on the machine (``None`` if
-        the system has none).
+        ``date`` (UTC), ``command``, ``commit`` and ``dirty`` (``None`` outside of a checkout), ``versions``,
+        ``hardware``, ``threads``, and the ``load_average`` of the last minute, a sign of other work on the machine
+        (``None`` if the system has none).
     """
     commit, dirty = git_state(Path(selfspec.__file__))
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shown_command(sys.argv),
         "commit": commit,
         "dirty": dirty,
         "versions": {
@@ -97,6 +103,15 @@ def make_stamp(device: torch.device, packages: Sequence[str] = ()) -> dict[str, 
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
+
+
+def shown_command(arguments: Sequence[str]) -> str:
+    """A command line to measure the same again, without the folders of this machine.
+
+    Args:
+        arguments: the program's name and its arguments.
+    """
+    return _FOLDERS.sub("", shlex.join(arguments))
 
 
 def package_version(name: str) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from selfspec_lab.families.examine import Facts
 
-BEGIN, END = "<!-- made by `selfspec families --page` -->", "<!-- end of what it made -->"
+BEGIN, END = "<!-- `selfspec families --page` writes this -->", "<!-- up to here -->"
 _HEADINGS = ("family", "layers split by", "fused", "native", "low bits", "trees", "states")
 
 
@@ -28,10 +28,10 @@ def table(every: Sequence[Facts], version: str) -> str:
 
 def generated(page: str) -> str:
     """What a page has between the marks."""
-    return page.split(BEGIN)[1].split(END)[0].strip()
+    return page.split(BEGIN)[1].split(END, 1)[0].strip()
 
 
 def with_table(page: str, made: str) -> str:
     """A page with another table."""
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.split(END, 1)[1]}"

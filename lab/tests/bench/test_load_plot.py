@@ -63,13 +63,25 @@ def test_measured_points(load_plot: ModuleType, tmp_path: Path) -> None:
         load_plot.measured_points(path, "a", "c")
 
 
-def test_the_committed_table_is_of_the_committed_files(load_plot: ModuleType, tmp_path: Path) -> None:
-    committed: Any = json.loads((RESULTS / "load-smollm2-bf16-cpu.json").read_text())
+def test_the_table_and_the_picture_of_committed_rows(load_plot: ModuleType, tmp_path: Path) -> None:
     outputs = ["--out", str(tmp_path / "load.json"), "--picture", str(tmp_path / "load.png")]
-    files = ["--rows", str(RESULTS / committed["rows"]), "--measured", str(RESULTS / committed["measured"])]
-    load_plot.main([*files, *outputs])
-    assert json.loads((tmp_path / "load.json").read_text()) == committed
+    rows, measured = RESULTS / "gguf-qwen-q4_k_m.json", RESULTS / "serve-load-smollm2-bf16-cpu.json"
+    load_plot.main(["--rows", str(rows), "--measured", str(measured), "--drafts", "known,0.5", *outputs])
+    made: Any = json.loads((tmp_path / "load.json").read_text())
+    assert made["stamp"]["commit"] == json.loads(rows.read_text())["commit"]
+    costs = load_plot.read_rows(rows)
+    assert made["table"]["known"]["0.8"][0] == load_plot.best_round(costs, "known", "4", 0.8, load=1, longest=12)
+    assert made["table"]["known"]["0.8"][0]["speedup"] > 1.5
+    assert [point["load"] for point in made["points"]] == [1, 4, 16]
     assert (tmp_path / "load.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("committed", sorted(RESULTS.glob("load-*.json")), ids=lambda path: path.stem)
+def test_a_committed_table_is_of_the_committed_files(committed: Path, load_plot: ModuleType, tmp_path: Path) -> None:
+    known: Any = json.loads(committed.read_text())
+    outputs = ["--out", str(tmp_path / "load.json"), "--picture", str(tmp_path / "load.png")]
+    load_plot.main(["--rows", str(RESULTS / known["rows"]), "--measured", str(RESULTS / known["measured"]), *outputs])
+    assert json.loads((tmp_path / "load.json").read_text()) == known
     assert (ROOT / "docs" / "load.svg").is_file()
 
 

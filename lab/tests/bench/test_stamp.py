@@ -10,7 +10,7 @@ import torch
 
 from helpers.commands import run
 from selfspec_lab.bench import stamp as stamp_module
-from selfspec_lab.bench.stamp import commit_text, git_state, make_stamp, parse_and_check
+from selfspec_lab.bench.stamp import commit_text, git_state, make_stamp, parse_and_check, shown_command
 
 CPU = torch.device("cpu")
 
@@ -96,3 +96,9 @@ def test_pages_name_the_commit_and_uncommitted_changes() -> None:
     assert commit_text(stamp) == "0123456789ab, with uncommitted changes"
     assert commit_text({**stamp, "dirty": False}, 9) == "012345678"
     assert commit_text({"commit": None, "dirty": None}) == "none (not a checkout)"
+
+
+def test_the_command_names_no_folder_of_the_machine() -> None:
+    arguments = ["/a/bin/selfspec", "bench", "run", "--suite", "spec-bench:/b/c/q.jsonl", "--model", "OWNER/NAME"]
+    assert shown_command(arguments) == "selfspec bench run --suite spec-bench:q.jsonl --model OWNER/NAME"
+    assert shown_command(["benchmarks/rows.py", "--out=/tmp/x.json"]) == "benchmarks/rows.py --out=x.json"

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from selfspec.cli import collection
-from selfspec.errors import MissingPackageError, PluginError, first_line
+from selfspec.errors import IN_THE_LAB, MissingPackageError, PluginError, first_line
 
 ENTRY_POINTS = "selfspec.commands"
 
@@ -58,9 +58,7 @@ class PluginGroup(TyperGroup):
         if added is not None:
             return _load(cmd_name, added)
         if self.path + cmd_name in LAB_COMMANDS:
-            raise MissingPackageError(
-                f"the command '{self.path}{cmd_name}' is part of selfspec-lab; run `pip install selfspec-lab`"
-            )
+            raise MissingPackageError(f"the command '{self.path}{cmd_name}' {IN_THE_LAB}")
         return None
 
     def _added(self) -> dict[str, EntryPoint]:

@@ -13,7 +13,7 @@ from importlib import metadata, resources
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from selfspec.errors import ModelLoadError, first_line
+from selfspec.errors import IN_THE_LAB, ModelLoadError, first_line
 from selfspec.loading.gguf_hub import HubFile, parse_hub_file
 
 _LOGGER = logging.getLogger(__name__)
@@ -109,8 +109,8 @@ def resolve_name(name: str | Path) -> str | Path | InstallableModel | HubFile:
         return folder
     if str(name) in LAB_MODELS:
         raise ModelLoadError(
-            f"the checkpoint '{name}' is part of selfspec-lab; run `pip install selfspec-lab`, or name another model "
-            "by --model (`selfspec models list` lists them)"
+            f"the checkpoint '{name}' {IN_THE_LAB}, or name another model by --model (`selfspec models list` lists "
+            "them)"
         )
     path = Path(name).expanduser()
     if path.is_dir():

@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from selfspec.errors import MethodLoadError, UnknownMethodError, UnsupportedModelError, first_line
+from selfspec.errors import IN_THE_LAB, MethodLoadError, UnknownMethodError, UnsupportedModelError, first_line
 from selfspec.methods.base import Method
 from selfspec.methods.settings import MethodSettings, parse_settings, setting_values, suggest
 from selfspec.runtimes.target import Target
@@ -151,7 +151,7 @@ def find_method(method: str | type[Method]) -> type[Method]:
     if method in outside:
         return load_entry_point(method, outside[method])
     if method in LAB_METHODS:
-        raise UnknownMethodError(f"the method '{method}' is part of selfspec-lab; run `pip install selfspec-lab`")
+        raise UnknownMethodError(f"the method '{method}' {IN_THE_LAB}")
     known = [*METHODS, *outside]
     raise UnknownMethodError(
         f"there is no method '{method}'{suggest(str(method), dict.fromkeys(known))} (methods: {', '.join(known)}; or "

@@ -251,7 +251,8 @@ template <class T> class Team {
                 normalize<T>(l.query_norm, between.get() + row * l.entered(), own.normed.get(), l.rank);
                 return static_cast<const T*>(own.normed.get());
             };
-            multiply(l.queries, l.rank, l.heads * l.query(), 0, rows, latents.queries(), 1.0f, input, own);
+            const Results<T> results{latents.queries(), nullptr, 1.0f, l.heads * l.query()};
+            multiply(l.queries, l.rank, l.heads * l.query(), 0, rows, results, input, own);
         }
         place_latents(l, turn);
         latents.absorb(l, turn, rows, [&](long row, long head) {

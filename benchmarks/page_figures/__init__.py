@@ -1,0 +1,1 @@
+"""Figures on pages: what scripts write there, and which numbers nothing accounts for."""

@@ -1,0 +1,189 @@
+"""The tables that ``pages.py`` writes: the results of each, the command that measures them, and what prints them.
+
+A page has a table between ``<!-- benchmarks/pages.py writes this: NAME -->`` and ``<!-- up to here -->``. Below it
+stand machine, commit, date and files. Results that are not there are left out; where all of them are, the block says
+which command measures them, or nothing (``optional``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import auto_table
+import exported_drafts
+import faithfulness
+import gguf_sides.figures as gguf
+import model_sizes
+import rows
+from page_figures import tables
+from page_figures.results import origin, present
+
+MARK = re.compile(r"<!-- benchmarks/pages\.py writes this: (.+?) -->\n.*?<!-- up to here -->", re.DOTALL)
+
+_GGUF = "python benchmarks/gguf_files.py --model FILE.gguf --text BOOK.txt"
+_BRIEF = f"{_GGUF} --only bandwidth,chat,edits,rows,prompt,busy,memory,first --repeats 3"
+_RUN = "selfspec bench run --suite SUITE --limit 1 --max-new-tokens 128 --methods auto,suffix,low-bit,mixed"
+_CASCADES = (
+    "selfspec bench run --model smollm2 --unpack --suite spec-bench:question.jsonl --limit 1 "
+    "--max-new-tokens 96 --methods 'suffix,low-bit,cascade(suffix, low-bit)' --peers none"
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A table on pages.
+
+    Attributes:
+        files: names of results files.
+        command: that measures one of them.
+        table: makes Markdown of those that are there.
+        optional: without results, nothing is said.
+    """
+
+    files: tuple[str, ...]
+    command: str
+    table: Callable[[Mapping[str, Any]], str]
+    optional: bool = False
+
+    def render(self, link: str) -> str:
+        """The block in Markdown.
+
+        Args:
+            link: path from the page to the folder of results.
+        """
+        results = present(self.files)
+        if results:
+            return f"{self.table(results)}\n\n*{origin(results, link)}*"
+        return "" if self.optional else f"*Not measured with this version: `{self.command}`.*"
+
+
+def _only(render: Callable[[Any], str]) -> Callable[[Mapping[str, Any]], str]:
+    """Makes a table of one result."""
+    return lambda results: render(next(iter(results.values())))
+
+
+def _auto(results: Mapping[str, Any]) -> str:
+    """Runs with ``auto``; the processor stands below the table."""
+    rows_of = [auto_table.summarise(name.split("/")[1], result)[:-1] for name, result in results.items()]
+    return tables.grid(auto_table.COLUMNS[:-1], rows_of)
+
+
+def _auto_in_short(results: Mapping[str, Any]) -> str:
+    columns = (0, 1, 3, 6)
+    rows_of = [auto_table.summarise(name.split("/")[1], result) for name, result in results.items()]
+    head = ("run", "`auto` ÷ plain decoding (95 %)", "worst category", "÷ llama.cpp")
+    return tables.grid(head, [[row[column] for column in columns] for row in rows_of])
+
+
+def _runs(*names: str) -> tuple[str, ...]:
+    return tuple(f"runs/{name}-bf16-cpu/summary" for name in names)
+
+
+_AUTO_SMOLLM2 = _runs("smollm2-auto-spec-bench", "smollm2-auto-gsm8k", "smollm2-auto-humaneval")
+_AUTO_OTHERS = _runs(
+    "smollm2-auto-spec-bench-sampled",
+    "smollm2-auto-hot-spec-bench",
+    "tiny-x8-auto-spec-bench",
+    "tiny-x8-auto-gsm8k",
+    "tiny-x8-auto-humaneval",
+    "tiny-x8-auto-spec-bench-sampled",
+    "tiny-early-exit-x8-auto-spec-bench",
+    "tiny-early-exit-x8-auto-gsm8k",
+)
+
+
+def _by_model(kind: str) -> tuple[str, ...]:
+    return tuple(f"{kind}-{model}-bf16-cpu" for model in ("smollm2", "tiny-x8"))
+
+
+def _rows(model: str, options: str) -> Block:
+    return Block((f"rows-{model}-bf16-cpu",), f"python benchmarks/rows.py {options}", _only(rows.table))
+
+
+BLOCKS: dict[str, Block] = {
+    "a 4-bit file in short": Block(("gguf-qwen-q4_k_m",), _BRIEF, tables.gguf_in_short),
+    "a 4-bit file": Block(("gguf-qwen-q4_k_m",), _BRIEF, _only(gguf.table)),
+    "a small file": Block(("gguf-smollm2-q4_1",), _BRIEF, _only(gguf.table)),
+    "types of files": Block(
+        tuple(f"gguf-tiny-x8-{kind}" for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K")), _GGUF, tables.gguf_types
+    ),
+    "rows with AVX2": Block(
+        ("gguf-qwen-q4_k_m-avx2",), f"SELFSPEC_KERNELS=avx2 {_GGUF} --only rows", tables.rows_at_level
+    ),
+    "activations": Block(
+        tuple(f"gguf-qwen-q4_k_m-{kind}" for kind in ("exact", "perplexity", "exact-perplexity")),
+        f"{_GGUF} --candidates plain,exact,llama.cpp --only rows,prompt,perplexity",
+        tables.activations,
+    ),
+    "auto in short": Block(_AUTO_SMOLLM2, _RUN, _auto_in_short, optional=True),
+    "auto": Block((*_AUTO_SMOLLM2, *_AUTO_OTHERS), _RUN, _auto),
+    "categories": Block(_AUTO_SMOLLM2[:1], _RUN, tables.categories),
+    "plain decoding": Block(
+        _by_model("overhead"), "selfspec bench overhead --model smollm2 --unpack --out FILE", tables.overhead
+    ),
+    "steps at fewer bits": Block(
+        _by_model("llama-bits"), "python benchmarks/llama_bits.py --model smollm2 --out FILE", tables.llama_bits
+    ),
+    "draft precisions": Block(
+        _by_model("draft-precisions"),
+        "python benchmarks/draft_precisions.py --model smollm2 --perturb",
+        tables.draft_precisions,
+    ),
+    "batches": Block(
+        ("batches-smollm2-bf16-cpu",),
+        "selfspec bench batches --model smollm2 --unpack --methods suffix,clasp --sizes 1,4,16 --out FILE",
+        tables.batches,
+    ),
+    "rows of smollm2": _rows("smollm2", "--model smollm2"),
+    "rows of tiny": _rows("tiny-x8", "--model tiny --widen 8"),
+    "every number of rows": Block(
+        ("rows-all-smollm2-bf16-cpu",),
+        "python benchmarks/rows.py --rows 1,2,3,4,5,6,7,8 --bits 16 --repeats 25 --out FILE",
+        _only(rows.table),
+    ),
+    "host time": Block(("host-time-smollm2-bf16-cpu",), "python benchmarks/host_time.py", tables.host_time),
+    "load": Block(
+        ("load-smollm2-bf16-cpu",),
+        "python benchmarks/load_plot.py --measured benchmarks/results/serve-load-smollm2-bf16-cpu.json",
+        tables.load,
+    ),
+    "exported drafts": Block(
+        ("exported-drafts-smollm2",), "python benchmarks/exported_drafts.py", _only(exported_drafts.table)
+    ),
+    "cascades": Block(_runs("smollm2-cascades-spec-bench"), _CASCADES, tables.candidates),
+    "soak": Block(("serve-soak-smollm2-bf16-cpu",), "python benchmarks/serve.py soak --out FILE", tables.soak),
+    "attacks": Block(("serve-attacks-smollm2",), "python benchmarks/serve.py attacks --out FILE", tables.attacks),
+    "faithfulness": Block(
+        ("faithfulness",),
+        "python benchmarks/faithfulness.py measure --out benchmarks/results/faithfulness.json",
+        _only(faithfulness.table),
+    ),
+}
+"""By the name in the marks."""
+
+COMPUTED: dict[str, Callable[[], str]] = {"sizes of models": model_sizes.table}
+"""Tables that no measurement changes, by the name in the marks."""
+
+
+def write_blocks(page: str, link: str) -> str:
+    """A page with its blocks written anew.
+
+    Args:
+        page: Markdown.
+        link: path from the page to the folder of results.
+
+    Raises:
+        KeyError: there is no block of a name.
+        ValueError: the results of a table are of different machines.
+    """
+
+    def written(match: re.Match[str]) -> str:
+        name = match.group(1)
+        text = COMPUTED[name]() if name in COMPUTED else BLOCKS[name].render(link)
+        inside = f"\n\n{text}\n\n" if text else "\n"
+        return f"<!-- benchmarks/pages.py writes this: {name} -->{inside}<!-- up to here -->"
+
+    return MARK.sub(written, page)

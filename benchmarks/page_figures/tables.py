@@ -1,0 +1,215 @@
+"""Tables of results that no benchmark prints itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from gguf_sides.figures import LABELS, LLAMA, PLAIN
+
+Results = Mapping[str, Any]
+"""Results files by name, at least one."""
+
+_SHORT = ("tokens_per_second", "edit_tokens_per_second", "busy_tokens_per_second", "prompt_tokens_per_second")
+
+
+def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def model_name(result: Mapping[str, Any]) -> str:
+    """The model of a result, as pages write it."""
+    options = result.get("options", result)
+    return f"`{options['model']}`" + (f" ×{options['widen']}" if options.get("widen", 1) > 1 else "")
+
+
+def gguf_in_short(results: Results) -> str:
+    """The medians of a comparison with llama.cpp."""
+    (result,) = results.values()
+    names, found = result["candidates"], result["figures"]
+    scales = {**dict.fromkeys(_SHORT, (1.0, 1)), "peak_bytes": (2**-20, 0), "first_token_seconds": (1.0, 1)}
+    rows = []
+    for figure, (scale, digits) in scales.items():
+        spreads = (found[figure].get(name) for name in names)
+        cells = ("" if each is None else f"{each['median'] * scale:,.{digits}f}" for each in spreads)
+        rows.append([LABELS[figure], *cells])
+    return grid(["", *names], rows)
+
+
+def gguf_types(results: Results) -> str:
+    """Plain decoding beside llama.cpp, by the type of a file's weights."""
+    columns = {"answers ÷ llama.cpp": "tokens_per_second", "prompts ÷ llama.cpp": "prompt_tokens_per_second"}
+    return grid(
+        ["type", *columns],
+        (
+            [name.rpartition("-")[2], *(f"{_to_llama(result, figure):.2f}" for figure in columns.values())]
+            for name, result in results.items()
+        ),
+    )
+
+
+def _to_llama(result: Mapping[str, Any], figure: str) -> float:
+    ratio: float = result["figures"][figure][PLAIN]["to_llama_cpp"]["median"]
+    return ratio
+
+
+def activations(results: Results) -> str:
+    """Rows of 8 bits and exact ones: speed and perplexity."""
+    speed = next(each["figures"] for each in results.values() if "exact" in each["candidates"])
+    perplexities = {
+        "exact" if each["options"]["option"] else name: found["perplexity"]
+        for each in results.values()
+        for name, found in each["figures"].get("perplexity", {}).items()
+    }
+    names = (PLAIN, "exact", LLAMA)
+    rows = [
+        [LABELS[figure], *(f"{speed[figure][name]['median']:.{digits}f}" for name in names)]
+        for figure, digits in (("prompt_tokens_per_second", 0), *((f"rows_{count}", 2) for count in (2, 4, 8, 16)))
+    ]
+    rows.append(["perplexity", *(f"{perplexities[name]:.3f}" for name in names)])
+    return grid(["", "rows of 8 bits", "exact rows", LLAMA], rows)
+
+
+def rows_at_level(results: Results) -> str:
+    """What several rows cost relative to one."""
+    (result,) = results.values()
+    found = {count: result["figures"][f"rows_{count}"][PLAIN] for count in (2, 4, 8, 16)}
+    return grid(["rows", *map(str, found)], [["÷ 1 row", *(f"{each['median']:.2f}" for each in found.values())]])
+
+
+def categories(results: Results) -> str:
+    """Speed ÷ plain decoding by method and category of one run."""
+    (result,) = results.values()
+    drafts = {name: each["categories"] for name, each in result["candidates"].items() if each["kind"] == "method"}
+    head = list(next(iter(drafts.values())))
+    rows = ([f"`{name}`", *(f"{found[each]['speedup']:.2f}" for each in head)] for name, found in drafts.items())
+    return grid(["", *(each.replace("_", " ") for each in head)], rows)
+
+
+def candidates(results: Results) -> str:
+    """Speed ÷ plain decoding, acceptance and tokens a round by method and run."""
+    (result,) = results.values()
+    rows = []
+    for name, each in result["candidates"].items():
+        found = each["overall"]
+        low, high = found["speedup_interval"]
+        rows.append(
+            [
+                f"`{name}`",
+                f"{found['speedup']:.2f} ({low:.2f} to {high:.2f})",
+                _number(found["acceptance_rate"]),
+                _number(found["mean_generated_length"]),
+            ]
+        )
+    return grid(["method", "speed ÷ plain decoding (95 %)", "acceptance", "tokens a round"], rows)
+
+
+def llama_bits(results: Results) -> str:
+    """Steps at fewer bits ÷ the bfloat16 step of the same runtime, beside llama.cpp's."""
+    kinds = next(iter(results.values()))["steps"]
+
+    def cell(found: Mapping[str, float]) -> str:
+        return f"{_range(found, 'ratio')}, {found['milliseconds']:.1f} ms"
+
+    return _by_model("step", results, kinds, lambda result, kind: cell(result["steps"][kind]))
+
+
+def draft_precisions(results: Results) -> str:
+    """Acceptance, tokens a round and speed ÷ plain decoding of drafts at several precisions."""
+    kinds = next(iter(results.values()))["drafts"]
+
+    def cell(found: Mapping[str, Any]) -> str:
+        low, high = found["speedup_spread"]
+        figures = (_number(found["acceptance"]), f"{found['tokens_per_round']:.2f}", f"{found['speedup']:.2f}")
+        return f"{', '.join(figures)} ({low:.2f} to {high:.2f})"
+
+    return _by_model("drafts", results, kinds, lambda result, kind: cell(result["drafts"][kind]))
+
+
+def overhead(results: Results) -> str:
+    """Plain decoding beside llama.cpp, transformers and the speed of memory."""
+    rows: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "tokens/s": lambda result: f"{result['plain']['tokens_per_second']:.0f}",
+        "÷ llama.cpp": lambda result: _number((result["llama_cpp"] or {}).get("plain_speedup")),
+        "÷ transformers' `generate`": lambda result: _number((result["transformers"] or {}).get("plain_speedup")),
+        "÷ copy bandwidth": lambda result: f"{result['plain']['bandwidth_fraction']:.2f}",
+    }
+    return _by_model("plain decoding", results, rows, lambda result, row: rows[row](result))
+
+
+def batches(results: Results) -> str:
+    """Tokens a second of several prompts together."""
+    (result,) = results.values()
+    found = result["batches"]
+    sizes = list(next(iter(found.values())))
+    rows = (
+        [f"`{name}`", *(f"{each[size]['tokens_per_second']:.0f}" for size in sizes)] for name, each in found.items()
+    )
+    return grid(["tokens/s", *(f"{size} prompts" if size != "1" else "1 prompt" for size in sizes)], rows)
+
+
+def host_time(results: Results) -> str:
+    """Milliseconds of the host between native calls, by method."""
+    (result,) = results.values()
+    rows = []
+    for name, kinds in result["host"].items():
+        gaps = (f"{kind} {found['median_ms']:.3f}" for kind, found in kinds.items() if kind != "forward")
+        rows.append([f"`{name}`", ", ".join(gaps), f"{kinds['forward']['median_ms']:.2f}"])
+    return grid(["method", "between calls, ms", "a forward, ms"], rows)
+
+
+def soak(results: Results) -> str:
+    """What came of ten minutes of mixed clients."""
+    (result,) = results.values()
+    statuses = result["statuses"]
+    errors = sum(count for status, count in statuses.items() if status.startswith("5"))
+    rows = [
+        ["requests", f"{result['requests']:,}, of which {statuses['200']:,} were answered by status 200"],
+        ["wrong, mixed up or lost", str(sum(result["wrong"].values()))],
+        ["status 5xx", str(errors)],
+        ["status 429, for which clients try again", str(statuses.get("429", 0))],
+        ["resident memory, from after the warm-up to the end", f"{result['memory_growth']:+.2%}".replace("%", " %")],
+        ["requests left at the end", f"{sum(result['left'].values()):.0f}"],
+    ]
+    return grid(["", ""], rows)
+
+
+def attacks(results: Results) -> str:
+    """What attacks on a server do to other clients."""
+    (result,) = results.values()
+    samples = result["samples"]
+    rows = []
+    for what, figure, limit in (("`/health` answers", "health", 0.1), ("a stream waits for a piece", "gap", 0.25)):
+        worst = max(samples, key=lambda sample: sample[figure])
+        over = sum(sample[figure] > limit for sample in samples)
+        longest = f"{1000 * worst[figure]:.0f} ({worst['attack']})"
+        rows.append([what, longest, f"{1000 * limit:.0f}", f"{over} of {len(samples)}"])
+    return grid(["", "longest, ms (attack)", "goal, ms", "attacks that miss it"], rows)
+
+
+def load(results: Results) -> str:
+    """The picture of what drafts bring as load rises, and its figures for one acceptance."""
+    (result,) = results.values()
+    chosen = {draft: by_acceptance["0.8"] for draft, by_acceptance in result["table"].items()}
+    loads = [each["load"] for each in next(iter(chosen.values()))]
+    names = {"known": "known tokens", "low-bit": f"drafts at {result['draft_bits']} bits"}
+    rows = [[names[draft], *(f"{each['speedup']:.1f}" for each in found)] for draft, found in chosen.items()]
+    points = {each["load"]: f"{each['speedup']:.1f}" for each in result.get("points", ())}
+    rows.append(["measured", *(points.get(count, "") for count in loads)])
+    picture = "![Expected speedup by the number of sequences, for known tokens and for low-bit drafts](load.svg)"
+    return f"{picture}\n\n{grid(['sequences at once', *map(str, loads)], rows)}"
+
+
+def _by_model(label: str, results: Results, kinds: Iterable[str], cell: Callable[[Mapping[str, Any], str], str]) -> str:
+    """A row for each kind, a column for each model."""
+    rows = ([kind, *(cell(result, kind) for result in results.values())] for kind in kinds)
+    return grid([label, *map(model_name, results.values())], rows)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _range(found: Mapping[str, float], name: str) -> str:
+    return f"{found[name]:.2f} ({found['lowest']:.2f} to {found['highest']:.2f})"
