@@ -100,8 +100,8 @@ def fractions_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> s
 
 
 def replace_section(page: str, name: str, text: str) -> str:
-    """A page with other text between ``<!-- name -->`` and ``<!-- /name -->``."""
-    start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    """A page with other text in the block of a name."""
+    start, end = f"<!-- benchmarks/triton_kernels.py writes this: {name} -->\n", "<!-- up to here -->"
     before, _, rest = page.partition(start)
     assert end in rest, f"the page has no section {name}"
     return before + start + "\n" + text + "\n" + end + rest.partition(end)[2]

