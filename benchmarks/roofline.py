@@ -3,7 +3,7 @@
 From published bandwidths and peaks, the sizes of the models, and the fraction of the bandwidth that the kernels' bytes
 and instructions allow (``benchmarks/results/triton/kernels.json``). Writes ``benchmarks/results/triton/roofline.json``
 and the table of ``docs/kernels.md``. Nothing of it is measured but the acceptance, which by default is that of drafts
-of 4 bits in ``benchmarks/results/draft-precisions-smollm2-bf16-cpu.json``.
+of 4 bits in ``benchmarks/results/exported-drafts-smollm2.json``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from triton_kernels import PAGE, ROOT, replace_section
 
 RESULTS = ROOT / "benchmarks" / "results"
 KERNELS, ROOFLINE = RESULTS / "triton" / "kernels.json", RESULTS / "triton" / "roofline.json"
-ACCEPTANCE = RESULTS / "draft-precisions-smollm2-bf16-cpu.json", "low-bit, 4 bits"
+ACCEPTANCE = RESULTS / "exported-drafts-smollm2.json"
 NAMED = ("A100", "H100", "RTX 4090", "MI300X")
 
 
 def measured_acceptance() -> float:
-    """The share of the tokens of drafts of 4 bits that were accepted, as committed."""
-    path, name = ACCEPTANCE
-    return float(json.loads(path.read_text())["drafts"][name]["acceptance"])
+    """The share of a model's own tokens that its copy of 4 bits has as its first choice, as committed."""
+    exports = json.loads(ACCEPTANCE.read_text(encoding="utf-8"))["exports"]
+    return next(float(each["acceptance"]) for each in exports if each["bits"] == "Q4_0")
 
 
 def predictions(acceptance: float, context: int, reached: Mapping[str, Mapping[int, float]]) -> list[dict[str, Any]]:
