@@ -19,6 +19,7 @@ help:
 	@echo "make test-lab  run the tests of the laboratory"
 	@echo "make test-slow run the tests that take long: soak, every instruction level, the wheel, Ray, every method on smollm2"
 	@echo "make docs      build the documentation as a site in build/site; fails where a link leads nowhere"
+	@echo "make test-gpu  run the tests of the Triton kernels in Triton's interpreter; installs Triton"
 	@echo "make lint      check style and types"
 	@echo "make format    put the code into the project's format"
 	@echo "make clean     remove the virtual environment and all caches"
@@ -53,6 +54,11 @@ test-slow: $(INSTALLED) $(MODEL)
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# Apart from the others: Triton says at the end of every process that has imported it what it leaked.
+test-gpu: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt triton
+	$(PYTEST) tests/gpu lab/tests/offline lab/tests/roofline lab/tests/test_documents.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

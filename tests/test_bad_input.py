@@ -121,6 +121,8 @@ def test_context_is_just_long_enough(engine: Engine) -> None:
 
 
 WRONG_PARAMETERS: list[dict[str, Any]] = [
+    {"adapter": ""},
+    {"adapter": 3},
     {"temperature": -0.1},
     {"temperature": float("nan")},
     {"temperature": float("inf")},

@@ -110,6 +110,8 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), minimum=0, maximum=MOST_LOGPROBS)
+        if self.adapter is not None and (not isinstance(self.adapter, str) or not self.adapter):
+            raise InvalidParameterError(f"adapter must be the name of an adapter, not {self.adapter!r}")
         if self.seed is not None:
             _check_integer("seed", self.seed)
         if self.acceptance not in ("auto", "coupled", "speculative"):

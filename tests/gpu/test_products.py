@@ -14,6 +14,8 @@ from selfspec.runtimes.formats import GGUF_FORMATS, GROUPS, LOW_BITS, TILE, Pack
 from selfspec.runtimes.packed import PackedWeights
 
 pytest.importorskip("triton", reason="the extra triton is not installed")
+from selfspec.errors import UnsupportedModelError
+from selfspec.gpu.blocks import WITHOUT_KERNEL, tile_form
 from selfspec.gpu.launch import look_up, multiply_dense, multiply_parts
 from selfspec.gpu.products import divisions
 
@@ -100,8 +102,14 @@ def test_inputs_that_are_divided() -> None:
     assert torch.equal(multiply_dense(entries[1:2], weight, bias)[0], found[1])
 
 
+def test_a_format_without_kernel_is_refused_by_name() -> None:
+    for name in WITHOUT_KERNEL:
+        with pytest.raises(UnsupportedModelError, match=name):
+            tile_form(GGUF_FORMATS[name])
+
+
 @needs_kernels
-@pytest.mark.parametrize("name", GGUF_FORMATS)
+@pytest.mark.parametrize("name", sorted(GGUF_FORMATS.keys() - WITHOUT_KERNEL))
 def test_blocks_of_gguf_files(name: str) -> None:
     for outputs, units, count, dtype in ((7, 2, 3, torch.float32), (18, 1, 16, torch.bfloat16)):
         packed, values = gguf_weights(name, outputs, units * GGUF_FORMATS[name].unit, outputs)

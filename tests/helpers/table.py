@@ -49,7 +49,7 @@ class TableTarget:
     native, sublayers, tree_refusal = None, (None,) * SUBLAYERS, None
     ranks = Ranks()
 
-    def new_sequence(self, prompt_length: int, capacity: int, last_length: int) -> SequenceState:
+    def new_sequence(self, prompt_length: int, capacity: int, last_length: int, adapter: Any = None) -> SequenceState:
         return SequenceState(KeyValueCache(1, 1, capacity, 1, dtype=torch.float32, device=self.device))
 
     def lay_out(self, *_: Any, **__: Any) -> None:

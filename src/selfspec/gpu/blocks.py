@@ -13,6 +13,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from selfspec.errors import UnsupportedModelError
 from selfspec.runtimes.formats import BLOCK, GGUF_FORMATS, TILE, PackedFormat
 
 IS_INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
@@ -95,11 +96,14 @@ _GGUF = {
     "IQ4_XS": TileForm("eight", 4, 256, 32, 128, 10 * TILE, table=True),
     **{name: TileForm("real", bits, 32, 32, 0, 0) for name, bits in (("F16", 16), ("BF16", 16), ("F32", 32))},
 }
-assert _GGUF.keys() == GGUF_FORMATS.keys()
+WITHOUT_KERNEL = frozenset({"MXFP4"})
+assert _GGUF.keys() == GGUF_FORMATS.keys() - WITHOUT_KERNEL
 
 
 def tile_form(form: PackedFormat) -> TileForm:
-    """How the tiles of a format are read."""
+    """How the tiles of a format are read. Raises ``UnsupportedModelError`` where no kernel reads it."""
+    if form.name in WITHOUT_KERNEL:
+        raise UnsupportedModelError(f"Triton's kernels do not read {form.name}; load the model with unpack")
     if form.name in _GGUF:
         return _GGUF[form.name]
     kind, head = ("grid", 5 * TILE) if form.name else ("symmetric", 2 * TILE)

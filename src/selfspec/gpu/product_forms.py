@@ -4,7 +4,7 @@ from typing import Any
 
 import triton.language as tl
 
-from selfspec.gpu.blocks import REAL_TYPES, tile_form
+from selfspec.gpu.blocks import REAL_TYPES, WITHOUT_KERNEL, tile_form
 from selfspec.gpu.forms import KernelForm
 from selfspec.gpu.products import (
     ADDED,
@@ -46,7 +46,8 @@ def compiled_forms(rows: int = 8) -> list[KernelForm]:
 
 def _formats() -> list[PackedFormat]:
     own = [PackedFormat(bits, group) for bits in LOW_BITS for group in (32, 128)]
-    return [*GGUF_FORMATS.values(), *own, *(PackedFormat(bits, 128, "GRID") for bits in GRID_BITS)]
+    of_files = [form for name, form in GGUF_FORMATS.items() if name not in WITHOUT_KERNEL]
+    return [*of_files, *own, *(PackedFormat(bits, 128, "GRID") for bits in GRID_BITS)]
 
 
 def _name(form: PackedFormat) -> str:

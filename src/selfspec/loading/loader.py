@@ -125,7 +125,7 @@ def _load(
         )
         model, report = loaded
         _check_weights(report)
-    return _finish(model.eval(), precision, chosen_device), tokenizer
+        return _finish(model.eval(), precision, chosen_device), tokenizer
 
 
 def _load_divided(
