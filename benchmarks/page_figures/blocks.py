@@ -72,13 +72,6 @@ def _auto(results: Mapping[str, Any]) -> str:
     return tables.grid(auto_table.COLUMNS[:-1], rows_of)
 
 
-def _auto_in_short(results: Mapping[str, Any]) -> str:
-    columns = (0, 1, 3, 6)
-    rows_of = [auto_table.summarise(name.split("/")[1], result) for name, result in results.items()]
-    head = ("run", "`auto` ÷ plain decoding (95 %)", "worst category", "÷ llama.cpp")
-    return tables.grid(head, [[row[column] for column in columns] for row in rows_of])
-
-
 def _runs(*names: str) -> tuple[str, ...]:
     return tuple(f"runs/{name}-bf16-cpu/summary" for name in names)
 
@@ -119,7 +112,6 @@ BLOCKS: dict[str, Block] = {
         f"{_GGUF} --candidates plain,exact,llama.cpp --only rows,prompt,perplexity",
         tables.activations,
     ),
-    "auto in short": Block(_AUTO_SMOLLM2, _RUN, _auto_in_short, optional=True),
     "auto": Block((*_AUTO_SMOLLM2, *_AUTO_OTHERS), _RUN, _auto),
     "categories": Block(_AUTO_SMOLLM2[:1], _RUN, tables.categories),
     "plain decoding": Block(
