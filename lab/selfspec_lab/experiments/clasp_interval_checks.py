@@ -20,7 +20,7 @@ Sweep = Mapping[str, Mapping[str, Any]]
 
 
 def replay_with_selections(written: Generation, interval: int) -> float:
-    """The speedup of an output's rounds on the paper's machine, with a selection every so many rounds."""
+    """The speedup of an output's rounds on the paper's machine, with a selection every ``interval`` rounds."""
     cost = roofline_cost(*PAPER_MACHINES["clasp"])
     rounds = [played(record) for record in written.rounds]
     selections = -(-len(rounds) // interval)

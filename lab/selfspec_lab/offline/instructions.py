@@ -30,7 +30,7 @@ class Instructions:
     loops: tuple[int, ...]
 
     def issued(self, iterations: int) -> int:
-        """At most so many in a program whose largest loop runs so often."""
+        """At most this many in a program whose largest loop has ``iterations``."""
         largest = max(self.loops, default=0)
         return self.outside + sum(self.loops) - largest + iterations * largest
 

@@ -52,27 +52,27 @@ def _overall(table: Table, label: str, index: int) -> float:
     return statistics.fmean(cell for cell in cells if cell is not None)
 
 
-def judge_table(table: Table, figures: Figures, *, bears: bool) -> list[Check]:
+def judge_table(table: Table, figures: Figures, *, applies: bool) -> list[Check]:
     """Decides the claims of a table.
 
     Args:
         table: the table.
         figures: by method those of all prompts of all tasks.
-        bears: whether the model is one that the table is about; otherwise nothing is applicable.
+        applies: whether the model is one that the table is about; otherwise nothing is applicable.
     """
     checks = (
         []
         if table.trend == "size"
-        else [check for order in claimed_order(table) for check in _judge_order(order, figures, bears)]
+        else [check for order in claimed_order(table) for check in _judge_order(order, figures, applies)]
     )
     if table.trend == "attention":
         checks += _judge_attention(figures)
     return checks
 
 
-def _judge_order(order: Order, figures: Figures, bears: bool) -> list[Check]:
+def _judge_order(order: Order, figures: Figures, applies: bool) -> list[Check]:
     statement = f"{order.first} is faster than {order.second}"
-    if not bears:
+    if not applies:
         return [not_applicable(statement, "no exit layer drafts better than plain decoding on this model")]
     pairs = _pairs(order, figures)
     if order.first == PLAIN and all(other is not None and other.skipped is None for _, other in pairs):

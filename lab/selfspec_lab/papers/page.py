@@ -63,8 +63,8 @@ def table_result(folder: Path) -> tuple[str, dict[str, Any]]:
         for label, found in read_figures(run, table, model, index, task).items():
             figures[label] += found
     exit_choice = description["exit"]
-    bears = table.needs is None or exit_choice is None or bool(exit_choice["pays"])
-    checks = judge_table(table, figures, bears=bears)
+    applies = table.needs is None or exit_choice is None or bool(exit_choice["pays"])
+    checks = judge_table(table, figures, applies=applies)
     parts = [
         f"## {table.paper}, {table.place}: {measured}",
         _about(table, model, description, runs),

@@ -76,11 +76,11 @@ def test_equal_rounds_are_not_compared(measured: Path) -> None:
     table, run = find_table("del-1"), read_run(measured / "suite")
     figures = read_figures(run, table, table.models[0], 0, 0)
     same = {**figures, "FS": figures["LS"]}
-    checks = {check.statement: check for check in judge_table(table, same, bears=True)}
+    checks = {check.statement: check for check in judge_table(table, same, applies=True)}
     check = checks["FS is faster than LS, on the paper's machine"]
     assert check.status == "not applicable"
     assert "3 prompts left out" in check.figure
-    assert all(check.status == "not applicable" for check in judge_table(table, figures, bears=False))
+    assert all(check.status == "not applicable" for check in judge_table(table, figures, applies=False))
 
 
 def test_a_table_goes_on_without_measuring_again(measured: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ class StoredExperts:
         return tuple(f"{self.name}.{weight}_{kind}" for weight in EXPERT_WEIGHTS for kind in (_BLOCKS, _SCALES))
 
     def bytes(self, itemsize: int | None) -> int:
-        """What the weights take, as they are or as numbers of so many bytes."""
+        """What the weights take: as they are, or as numbers of ``itemsize`` bytes."""
         shapes = [self._shape(weight) for weight in EXPERT_WEIGHTS]
         if itemsize is None:
             return sum(FORM.bytes(experts * outputs, inputs) for experts, outputs, inputs in shapes)

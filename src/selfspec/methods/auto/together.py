@@ -1,8 +1,8 @@
 """``auto`` for several requests at once, whose rows share a forward."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from selfspec.decoding.draft import Draft
 from selfspec.methods.auto.drafter import AutoDrafter
@@ -14,33 +14,29 @@ from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 
 
-@dataclass(frozen=True)
 class _Batch:
-    """What a round of several requests costs."""
+    """What a round of several requests costs.
 
-    count: int
-    costs: LiveCosts
-    host: HostTime
+    Attributes:
+        count: of the requests.
+        costs: of the target's forward.
+        host: what earlier rounds of batches took beside forwards.
+        share: a request's seconds of a step of plain decoding.
+        token: seconds that a known token saves. Known tokens are of few requests, which end before the others. One that
+            ends earlier saves its share of later steps if another takes its place, and one row of them if none does.
+            Which of the two is not known, so half of both counts. Layers draft for all requests alike, and save their
+            share.
+    """
 
-    @property
-    def share(self) -> float:
-        """A request's seconds of a step of plain decoding."""
-        return self.costs(self.count) / self.count
-
-    @property
-    def token(self) -> float:
-        """Seconds that a known token saves.
-
-        They are of few requests, which end before the others. One that ends earlier saves its share of later steps if
-        another takes its place, and one row of them if none does. Which of the two is not known, so half of both
-        counts. Layers draft for all requests alike, and save their share.
-        """
-        row = max(0.0, self.costs(self.count) - self.costs(self.count - 1))
-        return (self.share + min(self.share, row)) / 2
+    def __init__(self, count: int, costs: LiveCosts, host: HostTime) -> None:
+        self.count, self.costs, self.host = count, costs, host
+        self._step, self._of_drafts = costs(count), host.of_drafts
+        self.share = self._step / count
+        self.token = (self.share + min(self.share, max(0.0, self._step - costs(count - 1)))) / 2
 
     def added(self, rows: int) -> float:
         """Seconds that rows of drafts add to the round."""
-        return self.costs(self.count + rows) - self.costs(self.count) + self.host.of_drafts if rows else 0.0
+        return self.costs(self.count + rows) - self._step + self._of_drafts if rows else 0.0
 
     def least_acceptance(self) -> float:
         """Acceptance of the first draft token below which no known token can pay."""
@@ -66,18 +62,17 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
         layers: math.inf if layers is None else least_acceptance_of_layers(verify, layers.now(batch.count))
         for layers in {drafter.layer_costs for drafter in drafters}
     }
-    gaining = [drafter for drafter in drafters if drafter.may_gain(least, of_layers[drafter.layer_costs])]
+    gaining = {drafter for drafter in drafters if drafter.may_gain(least, of_layers[drafter.layer_costs])}
     if not _promise(gaining, batch, of_layers):
-        gaining = []
+        gaining.clear()
     shared = SharedRound(batch.count, batch.costs, batch.host, sought=bool(gaining))
     plain_step = plain_draft(verify)
     nothing = plain_step if gaining else replace(plain_step, follow=lambda _: plain_step)
-    drafts = {drafter: drafter.plan_nothing(nothing, shared) for drafter in drafters}
-    drafts |= _plan_gaining(gaining, batch, verify, shared)
-    return list(drafts.values())
+    drafts = _plan_gaining([drafter for drafter in drafters if drafter in gaining], batch, verify, shared)
+    return [drafts[each] if each in gaining else each.plan_nothing(nothing, shared) for each in drafters]
 
 
-def _promise(drafters: Sequence[AutoDrafter], batch: _Batch, of_layers: Mapping[LiveCosts | None, float]) -> bool:
+def _promise(drafters: Collection[AutoDrafter], batch: _Batch, of_layers: Mapping[LiveCosts | None, float]) -> bool:
     """Whether drafts may pay for the time that seeking them takes, by a bound that is found without."""
     if sum(drafter.promise for drafter in drafters) * batch.token > batch.host.of_drafts:
         return True
