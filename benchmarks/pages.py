@@ -21,7 +21,7 @@ from page_figures.measured import unaccounted
 from page_figures.results import FOLDER, present, read
 
 ROOT = Path(__file__).parents[1]
-GENERATED = ("leaderboard.md", "experiments.md", "clients.md")
+GENERATED = ("leaderboard.md", "experiments.md", "tables.md", "clients.md")
 """Pages of ``docs`` that are written as a whole by scripts of their own, from results."""
 PAGES = tuple(
     page

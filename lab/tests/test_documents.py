@@ -12,6 +12,7 @@ from selfspec_lab.bench.report.leaderboard import read_summaries, render_leaderb
 from selfspec_lab.experiments import EXPERIMENTS
 from selfspec_lab.experiments.document import render_document
 from selfspec_lab.experiments.store import read_results
+from selfspec_lab.papers.page import PAGE, RESULT, render_page, table_result
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -25,6 +26,17 @@ def test_the_page_of_the_claims_is_made_of_the_committed_results() -> None:
     assert len(stamps) == 1, "one machine a page"
     assert all((folder / f"{name}.png").is_file() for name in results)
     assert page.read_text(encoding="utf-8") == render_document(results, folder, page)
+
+
+def test_the_page_of_the_papers_tables_is_made_of_the_committed_runs() -> None:
+    folders = sorted(path.parent for path in (RESULTS / "papers").glob("*/table.json"))
+    assert folders
+    for folder in folders:
+        text, result = table_result(folder)
+        assert text == (folder / PAGE).read_text(encoding="utf-8")
+        assert result == json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        assert not any(json.loads(path.read_text("utf-8"))["stamp"]["dirty"] for path in folder.glob("*/run.json"))
+    assert (ROOT / "docs" / "tables.md").read_text(encoding="utf-8") == render_page(folders)
 
 
 def test_the_leaderboard_is_made_of_the_committed_runs() -> None:

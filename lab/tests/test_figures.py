@@ -9,16 +9,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-GENERATED = ("leaderboard.md", "experiments.md", "clients.md")
+GENERATED = ("leaderboard.md", "experiments.md", "tables.md", "clients.md")
 """Written as a whole; ``test_documents.py`` compares them with their results."""
 PAGES = [
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "README.md", ROOT / "lab" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     if path.name not in GENERATED
 ]
-WITHOUT_STAMP = ("conformance", "triton")
-"""Reports of ``selfspec conformance`` about servers, which have a date and a version; and what Triton compiled, which
-depends on its version alone, with predictions from that. Neither was measured at a commit."""
+WITHOUT_STAMP = ("conformance", "triton", "result.json", "table.json", "tuned.json")
+"""Reports of ``selfspec conformance`` about servers, which have a date and a version; what Triton compiled, which
+depends on its version alone, with predictions from that; what is computed from the runs of a paper's table, whose
+``run.json`` have one."""
 
 
 @pytest.fixture
