@@ -1,6 +1,9 @@
 """The number of threads of native calls, on a simulated machine; the bits of calls with any number of threads."""
 
+import os
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -9,7 +12,7 @@ from helpers.clock import HandClock
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from selfspec import Engine
-from selfspec.runtimes import native
+from selfspec.runtimes import kernels, native
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.runtimes.threads import ThreadCount
@@ -140,3 +143,34 @@ def test_texts_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.Monkey
         engine = Engine(random_model(torch.bfloat16), method="low-bit", runtime="compiled")
         texts.append(engine.generate(torch.arange(1, 20), max_new_tokens=24).token_ids)
     assert texts[0] == texts[1] == texts[2]
+
+
+@needs_kernels
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_thread_that_has_computed_keeps_no_threads_from_those_that_decode() -> None:
+    def compute(release: bool, expected: int) -> int:
+        """The threads that a thread has after parallel work, beyond those that it had before."""
+        before, numbers = count(), torch.arange(4 * 10**6)
+        torch.set_num_threads(3)
+        assert int((numbers + 1)[-1]) == 4 * 10**6
+        if release:
+            kernels.release_threads()
+        until = time.monotonic() + 5
+        while count() - before > expected and time.monotonic() < until:  # the system takes a moment to end them
+            time.sleep(0.01)
+        return count() - before
+
+    def count() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    kernels.load()
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+            for pool in (first, second):  # the thread of an executor stays
+                pool.submit(int).result()
+            assert first.submit(compute, False, 2).result() == 2
+            assert second.submit(compute, True, 0).result() == 0
+            assert second.submit(compute, False, 2).result() == 2  # they are started again
+    finally:
+        torch.set_num_threads(threads)
