@@ -1,9 +1,9 @@
 """The number of threads of native calls, on a simulated machine; the bits of calls with any number of threads."""
 
-import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,7 +161,7 @@ def test_a_thread_that_has_computed_keeps_no_threads_from_those_that_decode() ->
         return count() - before
 
     def count() -> int:
-        return len(os.listdir("/proc/self/task"))
+        return len(list(Path("/proc/self/task").iterdir()))
 
     kernels.load()
     threads = torch.get_num_threads()
