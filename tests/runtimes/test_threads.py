@@ -148,29 +148,26 @@ def test_texts_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.Monkey
 @needs_kernels
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_a_thread_that_has_computed_keeps_no_threads_from_those_that_decode() -> None:
-    def compute(release: bool, expected: int) -> int:
-        """The threads that a thread has after parallel work, beyond those that it had before."""
-        before, numbers = count(), torch.arange(4 * 10**6)
+    def compute() -> None:
         torch.set_num_threads(3)
-        assert int((numbers + 1)[-1]) == 4 * 10**6
-        if release:
-            kernels.release_threads()
-        until = time.monotonic() + 5
-        while count() - before > expected and time.monotonic() < until:  # the system takes a moment to end them
-            time.sleep(0.01)
-        return count() - before
+        assert int((torch.arange(4 * 10**6) + 1)[-1]) == 4 * 10**6
 
-    def count() -> int:
-        return len(list(Path("/proc/self/task").iterdir()))
+    def count(expected: int) -> int:
+        """The threads of this process; waits a moment for those that end."""
+        until = time.monotonic() + 1
+        while (found := len(list(Path("/proc/self/task").iterdir()))) > expected and time.monotonic() < until:
+            time.sleep(0.01)
+        return found
 
     kernels.load()
     threads = torch.get_num_threads()
     try:
-        with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
-            for pool in (first, second):  # the thread of an executor stays
-                pool.submit(int).result()
-            assert first.submit(compute, False, 2).result() == 2
-            assert second.submit(compute, True, 0).result() == 0
-            assert second.submit(compute, False, 2).result() == 2  # they are started again
+        with ThreadPoolExecutor(1) as pool:  # its thread stays
+            pool.submit(compute).result()
+            both = count(0)
+            pool.submit(kernels.release_threads).result()
+            assert count(both - 2) == both - 2
+            pool.submit(compute).result()
+            assert count(both) == both
     finally:
         torch.set_num_threads(threads)

@@ -164,7 +164,7 @@ def release_threads() -> None:
     """
     if sys.platform == "linux" and find.cache_info().currsize:
         with suppress(AttributeError):  # of an older OpenMP
-            load().omp_pause_resource_all(_SOFT)
+            ctypes.CDLL(None).omp_pause_resource_all(_SOFT)
 
 
 def _find_library(level: Level) -> tuple[Path, str]:
