@@ -279,7 +279,7 @@ class _EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events."""
-        loop = asyncio.get_running_loop()
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
         last = loop.time()
 
         async def send_noting(message: Message) -> None:
@@ -288,8 +288,10 @@ class _EventStream(StreamingResponse):
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 pinging.cancel()
             await send(message)
+            begun.set()
 
         async def ping() -> None:
+            await begun.wait()
             while True:
                 await asyncio.sleep(last + PING_SECONDS - loop.time())
                 if loop.time() - last >= PING_SECONDS:
