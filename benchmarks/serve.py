@@ -5,7 +5,8 @@
 ``docs/serving.md``. ``soak`` lets many clients of all interfaces, good and bad ones, use a server of SmolLM2 (with a
 template that knows tools) for minutes, and says at the end what was wrong. ``attacks`` sends what should not be sent,
 and measures how long ``/health`` and another client's stream take meanwhile. ``conversation`` asks about a long text,
-and asks again, alone and while another client reads a stream.
+and asks again, alone and while another client reads a stream. ``pairs`` lets one client and an engine without a server
+answer the same chats in turns.
 
 Needs a quiet machine for ``load``. Servers: ``selfspec:METHOD``; ``engine:METHOD``, which is ``selfspec generate``
 without a server; ``transformers`` and ``transformers-cb`` (continuous batching); ``llama.cpp``; ``vllm`` and
@@ -46,9 +47,10 @@ from serving.alone import generate_alone
 from serving.attacks import attacks, watch_attack
 from serving.conversation import converse
 from serving.figures import aims, table
-from serving.known import Chat, answer_alone, varied
-from serving.load import levels_of
+from serving.known import Chat, answer_alone, engine_alone, varied
+from serving.load import levels_of, warm_up
 from serving.page import load_section, write_section
+from serving.pairs import figures_of_pairs, in_pairs
 from serving.processors import parse_processors
 from serving.prompts import read_prompts
 from serving.servers import Files, command_of, free_port, running, saved
@@ -92,14 +94,34 @@ def load(options: argparse.Namespace) -> None:
 
 
 def alone(options: argparse.Namespace) -> None:
-    """Answers the chats of standard input without a server, and prints the answers."""
+    """Answers chats without a server, a line of standard input each, and prints their answers."""
     from selfspec.engine import Engine
 
     engine = Engine.from_pretrained(options.model, options.method)
     engine.warmup()
-    chats = [Chat(**asked) for asked in json.load(sys.stdin)]
     list(generate_alone(engine, [Chat("Say hello.", 16)]))
-    print(json.dumps([asdict(answer) for answer in generate_alone(engine, chats)]))
+    for line in sys.stdin:
+        (answer,) = generate_alone(engine, [Chat(**json.loads(line))])
+        print(json.dumps(asdict(answer)), flush=True)
+
+
+def pairs(options: argparse.Namespace) -> None:
+    """Measures one client of a server beside the engine without a server, and writes the pairs."""
+    chats = [Chat(prompt, options.new_tokens) for prompt in read_prompts(options.prompts)[: options.chats]]
+    result = _begin(options, "serve-pairs", ("model", "methods", "chats", "new_tokens"))
+    with saved(options.model) as files:
+        for method in options.methods.split(","):
+            command, port = f"selfspec:{method}", free_port()
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                running(command_of(command, files, port), files.name, port, Path(folder)) as started,
+                engine_alone(files.model, method) as ask,
+            ):
+                asyncio.run(warm_up(started.server, 1))
+                found = [pair.fields() for pair in in_pairs(started.server, ask, chats)]
+            result["samples"] += [{"method": method, **pair} for pair in found]
+            print(json.dumps({"method": method, **figures_of_pairs(found)}), flush=True)
+    _write(options.out, result)
 
 
 def soak_server(options: argparse.Namespace) -> None:
@@ -214,11 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     loading.add_argument("--clients", default=CLIENTS)
     loading.add_argument("--rounds", type=int, default=2, help="chats of each client")
     loading.add_argument("--repeats", type=int, default=1)
-    loading.add_argument("--prompts", type=Path, help="JSON lines; default: built-in messages")
     loading.add_argument("--gguf", type=Path, help="a GGUF file of the model, for llama.cpp")
     loading.add_argument("--append", action="store_true", help="add repeats to --out")
     loading.add_argument("--out", type=Path, required=True)
-    loading.add_argument("--new-tokens", type=int, default=64)
     loading.add_argument("--client-cpus", type=parse_processors, help="processors of the clients, as in 0,1")
     loading.add_argument("--server-cpus", type=parse_processors, help="processors of the servers, as in 2-3")
     loading.add_argument("--slow", default=SLOW, help="servers to measure once only, at --slow-clients")
@@ -227,7 +247,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     soaking.add_argument("--clients", type=int, default=200)
     soaking.add_argument("--seconds", type=float, default=600.0)
     soaking.add_argument("--chats", type=int, default=100, help="different chats")
-    soaking.add_argument("--prompts", type=Path, help="JSON lines; default: built-in messages")
     soaking.add_argument("--out", type=Path, required=True)
     soaking.set_defaults(append=False)
     attacking = commands.add_parser("attacks", help="attack a server, and measure what others notice of it")
@@ -239,11 +258,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     conversing.add_argument("--repeats", type=int, default=2)
     conversing.add_argument("--out", type=Path, required=True)
     conversing.set_defaults(append=False)
-    single = commands.add_parser("alone", help="answer the chats of standard input without a server")
+    pairing = commands.add_parser("pairs", help="measure one client beside the engine without a server, in turns")
+    pairing.add_argument("--methods", default="autoregressive,auto", help="with commas between them")
+    pairing.add_argument("--chats", type=int, default=40)
+    pairing.add_argument("--out", type=Path, required=True)
+    pairing.set_defaults(append=False)
+    single = commands.add_parser("alone", help="answer chats without a server, a line of standard input each")
     for each in (soaking, attacking, conversing, single):
         each.add_argument("--method", default="auto")
-    for each in (loading, single):
+    for each in (loading, pairing, single):
         each.add_argument("--model", default="smollm2")
+    for each in (loading, pairing):
+        each.add_argument("--new-tokens", type=int, default=64)
+    for each in (loading, pairing, soaking):
+        each.add_argument("--prompts", type=Path, help="JSON lines; default: built-in messages")
     showing = commands.add_parser("table", help="print a file of load as tables")
     writing = commands.add_parser("page", help="write a file of load into docs/serving.md")
     for each in (showing, writing):
@@ -253,6 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands_by_name = {
         "load": load,
         "alone": alone,
+        "pairs": pairs,
         "attacks": attack_server,
         "soak": soak_server,
         "conversation": hold_conversations,

@@ -164,6 +164,14 @@ BLOCKS: dict[str, Block] = {
     "cascades": Block(_runs("smollm2-cascades-spec-bench"), _CASCADES, tables.candidates),
     "soak": Block(("serve-soak-smollm2-bf16-cpu",), "python benchmarks/serve.py soak --out FILE", tables.soak),
     "attacks": Block(("serve-attacks-smollm2",), "python benchmarks/serve.py attacks --out FILE", tables.attacks),
+    "one client": Block(
+        tuple(f"serve-pairs-{model}" for model in ("smollm2-bf16-cpu", "qwen-q4_k_m")),
+        "python benchmarks/serve.py pairs --model smollm2 --out FILE",
+        tables.pairs,
+    ),
+    "conversation": Block(
+        ("serve-conversation-smollm2",), "python benchmarks/serve.py conversation --out FILE", tables.conversation
+    ),
     "faithfulness": Block(
         ("faithfulness",),
         "python benchmarks/faithfulness.py measure --out benchmarks/results/faithfulness.json",

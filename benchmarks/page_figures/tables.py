@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gguf_sides.figures import LABELS, LLAMA, PLAIN
+from serving.pairs import figures_of_pairs
 
 Results = Mapping[str, Any]
 """Results files by name, at least one."""
@@ -186,6 +187,42 @@ def attacks(results: Results) -> str:
         longest = f"{1000 * worst[figure]:.0f} ({worst['attack']})"
         rows.append([what, longest, f"{1000 * limit:.0f}", f"{over} of {len(samples)}"])
     return grid(["", "longest, ms (attack)", "goal, ms", "attacks that miss it"], rows)
+
+
+def pairs(results: Results) -> str:
+    """What one client of a server gets, as a share of what an engine without a server does."""
+    rows = []
+    for result in results.values():
+        for method in dict.fromkeys(sample["method"] for sample in result["samples"]):
+            found = figures_of_pairs([sample for sample in result["samples"] if sample["method"] == method])
+            share = f"{found['ratio']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+            later, client = f"{1000 * found['later']:+.1f}", f"{found['client']:.1%}".replace("%", " %")
+            rows.append([model_name(result), f"`{method}`", share, later, client])
+    head = [
+        "model",
+        "method",
+        "tokens/s ÷ the engine's (95 %)",
+        "first text, ms later",
+        "client's processor time ÷ time",
+    ]
+    return grid(head, rows)
+
+
+def conversation(results: Results) -> str:
+    """How long the turns of a long conversation wait."""
+    (result,) = results.values()
+    kinds = [[each for each in result["samples"] if each["beside"] is beside] for beside in (False, True)]
+    rows = []
+    for number, _ in enumerate(kinds[0][0]["turns"]):
+        alone, beside = ([each["turns"][number] for each in kind] for kind in kinds)
+        firsts = [f"{max(turn['first'] for turn in turns):.2f}" for turns in (alone, beside)]
+        gap = f"{1000 * max(turn['gap'] for turn in beside):.0f}"
+        rows.append([f"turn {number + 1}", f"{alone[0]['prompt']:,}", f"{alone[0]['new']:,}", *firsts, gap])
+    short = [[each["short"] for each in kind] for kind in kinds]
+    firsts = [f"{max(turn['first'] for turn in turns):.2f}" for turns in short]
+    rows.append(["a short chat", f"{short[0][0]['prompt']:,}", f"{short[0][0]['new']:,}", *firsts, ""])
+    head = ["", "tokens of the prompt", "of them new", "first token, s", "beside a stream, s", "that stream waits, ms"]
+    return grid(head, rows)
 
 
 def load(results: Results) -> str:

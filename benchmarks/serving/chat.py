@@ -94,21 +94,23 @@ async def stream_chat(server: Server, body: bytes) -> Answer:
     async with request(server, "POST", "/v1/chat/completions", body) as reply:
         if reply.status != 200:
             raise RefusedError(reply.status, (await reply.body()).decode("utf-8", "replace")[:500])
-        async for data in reply.events():
+        events = await reply.timed_events()
+        ended = time.perf_counter()
+        for at, data in events:
             if data == "[DONE]":
                 continue
             chunk = json.loads(data)
             if "error" in chunk:
                 raise RefusedError(200, json.dumps(chunk["error"]))
             if text := text_of(chunk):
-                arrivals.append(time.perf_counter())
+                arrivals.append(at)
                 texts.append(text)
             done = done or any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
             if usage := chunk.get("usage"):
                 tokens = usage["completion_tokens"]
     if not arrivals or not done:  # not every server sends [DONE]
         raise BrokenReplyError("the stream ended without a reason, or has no text")
-    return Answer("".join(texts), tokens or len(arrivals), began, tuple(arrivals), time.perf_counter())
+    return Answer("".join(texts), tokens or len(arrivals), began, tuple(arrivals), ended)
 
 
 def text_of(chunk: dict[str, Any]) -> str:

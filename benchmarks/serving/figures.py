@@ -92,9 +92,6 @@ def aims(samples: Sequence[dict[str, Any]]) -> list[str]:
     speed = {key: median for key, (median, _, _) in summarise(samples, "tokens_per_second").items()}
     lines = []
     for name in dict.fromkeys(name for name, _ in speed if name.startswith("selfspec:")):
-        engine = speed.get((name.replace("selfspec:", "engine:"), 1))
-        if engine and (name, 1) in speed:
-            lines.append(f"`{name}`, one client ÷ the engine without a server: {speed[name, 1] / engine:.2f} (0.97)")
         if {(name, 1), (name, 16)} <= speed.keys():
             lines.append(f"`{name}`, 16 clients ÷ one: {speed[name, 16] / speed[name, 1]:.2f} (6)")
         ratios = [

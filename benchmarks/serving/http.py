@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+import time
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
+
+_LAST_CHUNK = b"0\r\n\r\n"
 
 
 class BrokenReplyError(Exception):
@@ -67,9 +72,45 @@ class Reply:
         rest = b""
         async for chunk in self.chunks():
             *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                if line.startswith(b"data:"):
-                    yield line[5:].strip().decode()
+            for data in _data(lines):
+                yield data
+
+    async def timed_events(self) -> list[tuple[float, str]]:
+        """The data of all server-sent events, and when each arrived, in seconds of ``time.perf_counter``.
+
+        Nothing is parsed before the end, so that reading takes next to no time from a server on the same processors.
+
+        Raises:
+            BrokenReplyError: the connection ended before the body did.
+        """
+        is_chunked, received = self.headers.get("transfer-encoding") == "chunked", list[tuple[float, bytes]]()
+        while data := await self.reader.read(2**16):
+            received.append((time.perf_counter(), data))
+            if is_chunked and data.endswith(_LAST_CHUNK):
+                break
+        found, rest = [], b""
+        for at, chunk in _timed_chunks(received) if is_chunked else received:
+            *lines, rest = (rest + chunk).split(b"\n")
+            found += [(at, data) for data in _data(lines)]
+        return found
+
+
+def _data(lines: Iterable[bytes]) -> Iterator[str]:
+    """The data of some lines of server-sent events."""
+    return (line[5:].strip().decode() for line in lines if line.startswith(b"data:"))
+
+
+def _timed_chunks(received: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """The chunks of a body as it arrived in pieces, each with the time of its end."""
+    whole, ends = b"".join(data for _, data in received), list(accumulate(len(data) for _, data in received))
+    place = 0
+    while (head := whole.find(b"\r\n", place)) >= 0:
+        start, size = head + 2, int(whole[place:head], 16)
+        if not size:
+            return
+        place = start + size + 2
+        yield received[min(bisect_left(ends, start + size), len(ends) - 1)][0], whole[start : start + size]
+    raise BrokenReplyError("the connection ended within a reply")
 
 
 @asynccontextmanager

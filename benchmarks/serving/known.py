@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,32 @@ def answer_alone(model: str, method: str, chats: Sequence[Chat]) -> list[Answer]
         method: what drafts.
         chats: to answer.
     """
+    with engine_alone(model, method) as ask:
+        return [ask(chat) for chat in chats]
+
+
+@contextmanager
+def engine_alone(model: str, method: str) -> Iterator[Callable[[Chat], Answer]]:
+    """Starts an engine without a server, in a process of its own that ends after the block.
+
+    Args:
+        model: its name.
+        method: what drafts.
+
+    Yields:
+        What answers a chat; it raises ``RuntimeError`` where the process has failed.
+    """
     command = [sys.executable, str(SCRIPT), "alone", "--model", model, "--method", method]
-    asked = json.dumps([asdict(chat) for chat in chats])
-    printed = subprocess.run(command, input=asked, stdout=subprocess.PIPE, check=True, text=True).stdout
-    return [Answer(**{**found, "arrivals": tuple(found["arrivals"])}) for found in json.loads(printed)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        asked, printed = process.stdin, process.stdout
+        assert asked is not None
+        assert printed is not None
+
+        def ask(chat: Chat) -> Answer:
+            print(json.dumps(asdict(chat)), file=asked, flush=True)
+            if not (line := printed.readline()):
+                raise RuntimeError("the engine without a server failed; its errors are above")
+            found = json.loads(line)
+            return Answer(**{**found, "arrivals": tuple(found["arrivals"])})
+
+        yield ask

@@ -32,7 +32,7 @@ from selfspec.methods.registry import MethodPool
 from selfspec.options import QueueKeywords, changed
 from selfspec.prompts import Prompt
 from selfspec.request_stream import RequestStream
-from selfspec.runtimes.kernels import overlapped
+from selfspec.runtimes.kernels import overlapped, release_threads
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation, SamplingParams, TextPiece
 
@@ -132,6 +132,7 @@ class AsyncEngine:
                 raise EngineClosedError("the engine is closed; make another one")
             if not self._started:
                 self._started = True
+                release_threads()  # of the thread that has made the engine
                 self._thread.start()
 
     async def close(self, *, drain: bool = True, timeout: float | None = None) -> None:

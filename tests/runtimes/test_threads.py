@@ -1,6 +1,9 @@
 """The number of threads of native calls, on a simulated machine; the bits of calls with any number of threads."""
 
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +12,7 @@ from helpers.clock import HandClock
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from selfspec import Engine
-from selfspec.runtimes import native
+from selfspec.runtimes import kernels, native
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.runtimes.threads import ThreadCount
@@ -140,3 +143,31 @@ def test_texts_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.Monkey
         engine = Engine(random_model(torch.bfloat16), method="low-bit", runtime="compiled")
         texts.append(engine.generate(torch.arange(1, 20), max_new_tokens=24).token_ids)
     assert texts[0] == texts[1] == texts[2]
+
+
+@needs_kernels
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_thread_that_has_computed_keeps_no_threads_from_those_that_decode() -> None:
+    def compute() -> None:
+        torch.set_num_threads(3)
+        assert int((torch.arange(4 * 10**6) + 1)[-1]) == 4 * 10**6
+
+    def count(expected: int) -> int:
+        """The threads of this process; waits a moment for those that end."""
+        until = time.monotonic() + 1
+        while (found := len(list(Path("/proc/self/task").iterdir()))) > expected and time.monotonic() < until:
+            time.sleep(0.01)
+        return found
+
+    kernels.load()
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(1) as pool:  # its thread stays
+            pool.submit(compute).result()
+            both = count(0)
+            pool.submit(kernels.release_threads).result()
+            assert count(both - 2) == both - 2
+            pool.submit(compute).result()
+            assert count(both) == both
+    finally:
+        torch.set_num_threads(threads)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -289,6 +290,14 @@ def test_a_grammar_that_cannot_go_on_ends_the_request_with_an_error(error: str, 
     assert len(allowed_after(mask, [5, 7, 7])) == VOCABULARY
     with pytest.raises(InvalidParameterError, match=message):
         allowed_after(mask, [5, 7, 7, 7])
+
+
+def test_a_regular_expression_whose_states_double_with_each_letter_ends_the_request() -> None:
+    """Without a limit each token would make a state, and compute its mask, until the memory is full."""
+    mask = Grammars(TOKENIZER, VOCABULARY, {EOS}).mask(Constraint("regex", "[a-c]*a[a-c]{16}d"), 0)
+    text = letters("".join(random.Random(0).choices("ac", k=30_000)))
+    with pytest.raises(InvalidParameterError, match=r"too complex to follow after .* too many states"):
+        assert all(allowed_after(mask, text[:length]) for length in range(0, len(text), 1000))
 
 
 def test_what_a_grammar_needs_is_said() -> None:

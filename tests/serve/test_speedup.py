@@ -16,24 +16,24 @@ def round_of(tokens: int, candidates: int, **seconds: float) -> Round:
 
 def test_the_speedup_is_tokens_of_plain_steps_by_the_time_of_the_round() -> None:
     savings = Savings(LiveCosts(COSTS))
-    savings.note(round_of(4, 3, draft=0.5, verify=2.0, other=0.1), sequences=1)
+    savings.note([round_of(4, 3, draft=0.5, verify=2.0, other=0.1)], sequences=1)
     assert savings.plain_seconds == pytest.approx(4 * (1.0 + 0.1))
     assert savings.round_seconds == pytest.approx(2.6)
 
 
 def test_a_step_is_shared() -> None:
     savings = Savings(LiveCosts(COSTS))
-    savings.note(round_of(2, 1, verify=3.0 / 4), sequences=4)  # eight rows
+    savings.note([round_of(2, 1, verify=3.0 / 4)], sequences=4)  # eight rows
     assert savings.plain_seconds == pytest.approx(2 * 2.0 / 4)
 
 
 def test_plain_decoding_has_no_speedup() -> None:
     costs = LiveCosts(COSTS)
     for _ in range(400):
-        Savings(costs).note(round_of(1, 0, verify=30.0, other=0.2), sequences=2)  # the machine became 40 times slower
+        Savings(costs).note([round_of(1, 0, verify=30.0, other=0.2)], sequences=2)  # the machine became 40 times slower
     savings = Savings(costs)
     for _ in range(5):
-        savings.note(round_of(1, 0, verify=30.0, other=0.2), sequences=2)
+        savings.note([round_of(1, 0, verify=30.0, other=0.2)], sequences=2)
     assert savings.plain_seconds == pytest.approx(savings.round_seconds, rel=0.02)
 
 
@@ -41,12 +41,12 @@ def test_a_slower_machine_is_noticed_by_rounds_with_drafts() -> None:
     costs = LiveCosts(COSTS)
     for verify, factor in ((6.0, 3.0), (2.0, 1.0)):
         for _ in range(200):
-            Savings(costs).note(round_of(4, 3, verify=verify), 1)
-            Savings(costs).note(round_of(1, 0, verify=verify / 2), 1)
+            Savings(costs).note([round_of(4, 3, verify=verify)], 1)
+            Savings(costs).note([round_of(1, 0, verify=verify / 2)], 1)
         assert costs(1) == pytest.approx(factor, rel=0.02)
 
 
 def test_nothing_is_estimated_without_a_measurement() -> None:
     savings = Savings(None)
-    savings.note(round_of(2, 1, verify=1.0), 1)
+    savings.note([round_of(2, 1, verify=1.0)], 1)
     assert (savings.plain_seconds, savings.round_seconds) == (0.0, 0.0)

@@ -70,6 +70,53 @@ def test_a_stream_is_read_however_its_events_are_cut_into_chunks(serving: Callab
     assert answer.began <= answer.arrivals[0] <= answer.arrivals[1] <= answer.ended
 
 
+def test_an_event_has_arrived_when_its_last_byte_has(serving: Callable[[str], ModuleType]) -> None:
+    first, second = chunked(delta("one")), chunked(delta("two", "stop"))
+    pauses = iter((0.05, 0.0))
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for part in (HEAD + first + second[:9], second[9:] + b"0\r\n\r\n"):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(next(pauses))  # the connection stays open after the last chunk
+
+    async def ask() -> Any:
+        async with listening(serving, handle) as server:
+            return await asyncio.wait_for(serving("chat").stream_chat(server, b"{}"), 10)
+
+    answer = asyncio.run(ask())
+    assert answer.text == "onetwo"
+    assert answer.arrivals[1] - answer.arrivals[0] > 0.04
+    assert answer.ended >= answer.arrivals[1]
+
+
+@pytest.mark.parametrize("text", ["onetwo", "one"])
+def test_pairs_take_turns_and_have_the_same_text(serving: Callable[[str], ModuleType], text: str) -> None:
+    known, order = serving("known"), list[str]()
+
+    def ask(_: object) -> Any:
+        order.append("engine")
+        return serving("chat").Answer(text, 2, 1.0, (1.5, 2.0), 3.0)
+
+    async def streamed(*_: object) -> tuple[Any, float]:
+        order.append("server")
+        return serving("chat").Answer("onetwo", 2, 10.0, (11.0, 12.0), 14.0), 0.1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving("pairs"), "_streamed", streamed)
+        pairs = serving("pairs").in_pairs(object(), ask, [known.Chat("a", 2), known.Chat("b", 2)])
+        if text == "one":
+            with pytest.raises(RuntimeError, match="alone 'one'"):
+                list(pairs)
+            return
+        found = [pair.fields() for pair in pairs]
+    assert order == ["server", "engine", "engine", "server"]
+    assert found == [{"tokens": 2, "engine": 2.0, "server": 4.0, "client": 0.1, "first": 0.5}] * 2
+    figures = serving("pairs").figures_of_pairs(found)
+    assert figures == {"ratio": 0.5, "low": 0.5, "high": 0.5, "later": 0.5, "client": 0.025}
+
+
 @pytest.mark.parametrize(
     "parts",
     [
@@ -186,9 +233,8 @@ def test_prompts_of_a_file(serving: Callable[[str], ModuleType], tmp_path: Path)
         serving("prompts").read_prompts(file)
 
 
-def test_aims_compare_with_the_engine_and_with_the_best_other_server(serving: Callable[[str], ModuleType]) -> None:
+def test_aims_compare_with_one_client_and_with_the_best_other_server(serving: Callable[[str], ModuleType]) -> None:
     speeds = {
-        ("engine:auto", 1): 100.0,
         ("selfspec:auto", 1): 97.0,
         ("selfspec:auto", 16): 600.0,
         ("llama.cpp", 1): 50.0,
@@ -198,7 +244,6 @@ def test_aims_compare_with_the_engine_and_with_the_best_other_server(serving: Ca
         {"server": name, "clients": count, "tokens_per_second": speed} for (name, count), speed in speeds.items()
     ]
     assert serving("figures").aims(samples) == [
-        "`selfspec:auto`, one client ÷ the engine without a server: 0.97 (0.97)",
         "`selfspec:auto`, 16 clients ÷ one: 6.19 (6)",
         "`selfspec:auto` ÷ the best other server, by number of clients: 1.62 at 1 (`vllm`) (1.0)",
     ]

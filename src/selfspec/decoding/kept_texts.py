@@ -23,7 +23,7 @@ from selfspec.errors import InvalidParameterError
 from selfspec.files import check_own, replace_file
 from selfspec.runtimes.costs.store import profile_key
 from selfspec.runtimes.kernel_build import KernelBuildError
-from selfspec.runtimes.kernels import find
+from selfspec.runtimes.kernels import find, release_threads
 from selfspec.runtimes.target import Target
 
 _VERSION = 2
@@ -266,6 +266,7 @@ class KeptTexts:
         except (OSError, MemoryError, RuntimeError) as error:
             self._warn(f"texts cannot be kept in '{self._folder}': {getattr(error, 'strerror', None) or error}")
         finally:
+            release_threads()
             with self._lock:
                 self._waiting -= 1
 

@@ -159,7 +159,7 @@ def read_chunks(target: Target, chunks: Many[Chunk]) -> list[Event]:
     """
     states = torch.split(_run(target, chunks), [chunk.rows for chunk in chunks])
     ending = [rows[-1:] for chunk, rows in zip(chunks, states, strict=True) if chunk.ends_prompt]
-    scored = iter(Logits(target.logits(torch.cat(ending), 1)).split([1] * len(ending)) if ending else ())
+    scored = iter(target.score(torch.cat(ending), 1).split([1] * len(ending)) if ending else ())
     events: list[Event] = []
     for chunk, rows in zip(chunks, states, strict=True):
         logits = next(scored) if chunk.ends_prompt else None

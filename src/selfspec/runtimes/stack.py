@@ -219,7 +219,7 @@ class Stack:
             scored = logits and self._selects_natively
             output = self._run(hidden_states, indices, forward, kept, logits=scored, confidence=confidence)
         if logits and output.logits is None:
-            output.logits = self._score(output.hidden_states, forward.widest, confidence=confidence)
+            output.logits = self.score(output.hidden_states, forward.widest, confidence=confidence)
         return output
 
     def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
@@ -239,8 +239,8 @@ class Stack:
         native = self._native_head(1)
         return self._norm(hidden_states) if native is None else native.norm(hidden_states)
 
-    def _score(self, hidden_states: torch.Tensor, widest: int, *, confidence: bool) -> Logits:
-        """Logits apart from the sublayers, with the same choices bit for bit."""
+    def score(self, hidden_states: torch.Tensor, widest: int, *, confidence: bool = False) -> Logits:
+        """``logits`` with what is chosen from them, bit for bit as in a forward that goes on to them."""
         native = self._native_head(widest)
         if native is None or not self._selects_natively:
             return Logits(self.logits(hidden_states, widest))

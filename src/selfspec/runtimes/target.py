@@ -253,6 +253,7 @@ class Target:
     run = _of_runner(Stack.run)
     norm = _of_runner(Stack.norm)
     logits = _of_runner(Stack.logits)
+    score = _of_runner(Stack.score)
 
     def at(self, precision: AnyPrecision | None) -> Runner:
         """This model at a precision, over the same caches and rotations.

@@ -172,12 +172,11 @@ class Answer:
         return report
 
     def _note_rounds(self) -> None:
-        rounds, running = self.stream.rounds, self._engine.running
-        for record in rounds[self._noted :]:
-            self.savings.note(record, running)
-            self._drafted += record.drafted
-            self._accepted += record.accepted
-        self._noted = len(rounds)
+        records = self.stream.rounds[self._noted :]
+        self.savings.note(records, self._engine.running)
+        self._drafted += sum(record.drafted for record in records)
+        self._accepted += sum(record.accepted for record in records)
+        self._noted += len(records)
 
     def _drafted_by(self, piece: TextPiece) -> str | None:
         rounds = self.stream.rounds

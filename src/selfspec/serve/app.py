@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from selfspec import __version__
 from selfspec.errors import SelfSpecError
@@ -23,7 +23,7 @@ from selfspec.serve.interfaces.responses import ResponsesRequest
 from selfspec.serve.middleware import ApiKey, BodyLimit, HostCheck, RequestLog, respond
 from selfspec.serve.page import HEADERS, page_files
 from selfspec.serve.reader import RequestReader
-from selfspec.serve.reply import Reply, with_pings
+from selfspec.serve.reply import Reply
 from selfspec.serve.requests import (
     ChatRequest,
     CompletionRequest,
@@ -94,6 +94,8 @@ _ROUTES: tuple[tuple[str, str, type[BaseModel], dict[str, Any], str], ...] = (
 
 PING_SECONDS = 15.0
 """Seconds without an event after which a stream says that it is alive."""
+
+_PING: Message = {"type": "http.response.body", "body": b": ping\n\n", "more_body": True}
 
 
 def create_app(
@@ -264,19 +266,42 @@ async def _json_body(request: Request) -> bytes:
 
 
 class _EventStream(StreamingResponse):
-    """A reply as server-sent events. However it ends, and if it never began, the reply is closed, and the log told."""
+    """A reply as server-sent events. However it ends, and if it never began, the reply is closed, and the log told.
+
+    Where there is no event for ``PING_SECONDS``, a comment is sent, since silent connections are dropped.
+    """
 
     def __init__(self, reply: Reply, request: Request) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        self._events = with_pings(reply.stream(), PING_SECONDS)
+        self._events = reply.stream()
         super().__init__(self._events, media_type="text/event-stream", headers=headers)
         self._reply, self._request = reply, request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events."""
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+        last = loop.time()
+
+        async def send_noting(message: Message) -> None:
+            nonlocal last
+            last = loop.time()
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                pinging.cancel()
+            await send(message)
+            begun.set()
+
+        async def ping() -> None:
+            await begun.wait()
+            while True:
+                await asyncio.sleep(last + PING_SECONDS - loop.time())
+                if loop.time() - last >= PING_SECONDS:
+                    await send_noting(_PING)
+
+        pinging = asyncio.create_task(ping())
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_noting)
         finally:
+            pinging.cancel()
             await self._events.aclose()
             self._reply.close()
             _log_usage(self._reply, self._request)

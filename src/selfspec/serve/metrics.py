@@ -1,6 +1,6 @@
 """Metrics for Prometheus, under vLLM's names, so that dashboards for vLLM show them; the estimate of the speedup."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -34,18 +34,20 @@ class Savings:
         """The speedup so far; ``None`` before there is an estimate."""
         return self.plain_seconds / self.round_seconds if self.plain_seconds and self.round_seconds else None
 
-    def note(self, record: Round, sequences: int) -> None:
-        """Counts a round, whose seconds are one sequence's share, and how many sequences were running.
+    def note(self, records: Sequence[Round], sequences: int) -> None:
+        """Counts rounds that came together, whose seconds are one sequence's share, and how many sequences ran.
 
         Each sequence is taken to have verified as many rows as this one.
         """
-        if self._costs is None:
+        if self._costs is None or not records:
             return
         sequences = max(1, sequences)
-        self._costs.note([sequences * (1 + record.candidates)], sequences * record.seconds.verify)
-        step = self._costs(sequences) / sequences + record.seconds.other
-        self.plain_seconds += len(record.token_ids) * step
-        self.round_seconds += record.seconds.total
+        rows = [sequences * (1 + record.candidates) for record in records]
+        self._costs.note(rows, sequences * sum(record.seconds.verify for record in records))
+        step = self._costs(sequences) / sequences
+        for record in records:
+            self.plain_seconds += len(record.token_ids) * (step + record.seconds.other)
+            self.round_seconds += record.seconds.total
 
 
 class Metrics:

@@ -209,26 +209,3 @@ async def _next_pieces(answer: Answer) -> list[TextPiece]:
         return await answer.stream.next_pieces()
     except StopAsyncIteration:
         return []
-
-
-async def with_pings(events: AsyncGenerator[str, None], seconds: float) -> AsyncGenerator[str, None]:
-    """The events, and a comment where there is none for some seconds, since silent connections are dropped."""
-    following: asyncio.Future[str] | None = None
-    try:
-        while True:
-            following = following or asyncio.ensure_future(anext(events))
-            done, _ = await asyncio.wait({following}, timeout=seconds)
-            if not done:
-                yield ": ping\n\n"
-                continue
-            try:
-                event = following.result()
-            except StopAsyncIteration:
-                return
-            following = None
-            yield event
-    finally:
-        if following is not None and not following.done():
-            following.cancel()
-            await asyncio.wait({following})
-        await events.aclose()

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from transformers import PreTrainedTokenizerBase
@@ -18,9 +19,13 @@ from selfspec.errors import SelfSpecError
 from selfspec.methods import METHODS, make_method
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.measuring import measure_row_costs
+from selfspec.runtimes.kernels import release_threads
 from selfspec.runtimes.target import Target
 from selfspec.serve.logs import log
 from selfspec.types import SamplingParams
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SEQUENCES = (1, 2, 4, 8, 16)
 
@@ -92,13 +97,15 @@ class ServedEngine:
         """
         if self._engine is not None:
             return
-        model = await asyncio.to_thread(self._prepare)
+        model = await asyncio.to_thread(_releasing, self._prepare)
         assert model.tokenizer is not None
         self.tokenizer = await asyncio.to_thread(copy.deepcopy, model.tokenizer)
         self.vocab_size, self.context = model.target.vocab_size, model.target.context_limit
         self.method = model.method.name
         engine = AsyncEngine(model)
-        self.methods = tuple(dict.fromkeys((self.method, *await asyncio.to_thread(self._prepare_others, engine))))
+        self.methods = tuple(
+            dict.fromkeys((self.method, *await asyncio.to_thread(_releasing, self._prepare_others, engine)))
+        )
         engine.start()
         self._engine = engine
         if self._state is not None:
@@ -129,7 +136,9 @@ class ServedEngine:
             return [engine.prepare(*each, method=method, cache_salt=cache_salt) for each in asked]
 
         constrained = any(params.constraint is not None for _, params in asked)
-        requests = await to_thread.run_sync(prepare, limiter=self._compiling if constrained else self._preparing)
+        requests = await to_thread.run_sync(
+            _releasing, prepare, limiter=self._compiling if constrained else self._preparing
+        )
         ids = [request_id if len(asked) == 1 else f"{request_id}-{index}" for index in range(len(asked))]
         return engine.enqueue(requests, ids)
 
@@ -178,9 +187,17 @@ class ServedEngine:
     async def _save(self, path: Path) -> None:
         assert self._engine is not None
         try:
-            await asyncio.to_thread(self._engine.engine.save_state, path)
+            await asyncio.to_thread(_releasing, self._engine.engine.save_state, path)
         except SelfSpecError as error:  # a full disk does not end the server
             log(str(error), logging.ERROR)
+
+
+def _releasing(do: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Does something in a thread that stays, so that it keeps no threads for parallel work from those that decode."""
+    try:
+        return do(*arguments, **options)
+    finally:
+        release_threads()
 
 
 def _needs_preparation(name: str, target: Target) -> bool:
