@@ -27,6 +27,7 @@ MARK = re.compile(r"<!-- benchmarks/pages\.py writes this: (.+?) -->\n.*?<!-- up
 _GGUF = "python benchmarks/gguf_files.py --model FILE.gguf --text BOOK.txt"
 _BRIEF = f"{_GGUF} --only bandwidth,chat,edits,rows,prompt,busy,memory,first --repeats 3"
 _RUN = "selfspec bench run --suite SUITE --limit 1 --max-new-tokens 128 --methods auto,suffix,low-bit,mixed"
+_REPLICAS = "selfspec-ray-2:auto,selfspec-ray-2:autoregressive,selfspec:auto,selfspec:autoregressive,selfspec-ray:auto"
 _CASCADES = (
     "selfspec bench run --model smollm2 --unpack --suite spec-bench:question.jsonl --limit 1 "
     "--max-new-tokens 96 --methods 'suffix,low-bit,cascade(suffix, low-bit)' --peers none"
@@ -142,6 +143,11 @@ BLOCKS: dict[str, Block] = {
         ("load-smollm2-bf16-cpu",),
         "python benchmarks/load_plot.py --measured benchmarks/results/serve-load-smollm2-bf16-cpu.json",
         tables.load,
+    ),
+    "load of replicas": Block(
+        ("serve-load-ray-smollm2-bf16-cpu",),
+        f"python benchmarks/serve.py load --servers {_REPLICAS} --clients 1,2,4,8,16 --rounds 3 --out FILE",
+        tables.load_of_replicas,
     ),
     "exported drafts": Block(
         ("exported-drafts-smollm2",), "python benchmarks/exported_drafts.py", _only(exported_drafts.table)

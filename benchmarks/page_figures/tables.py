@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gguf_sides.figures import LABELS, LLAMA, PLAIN
+from page_figures.results import read
+from serving.figures import summarise
 from serving.pairs import figures_of_pairs
 
 Results = Mapping[str, Any]
@@ -236,6 +238,33 @@ def load(results: Results) -> str:
     rows.append(["measured", *(points.get(count, "") for count in loads)])
     picture = "![Expected speedup by the number of sequences, for known tokens and for low-bit drafts](load.svg)"
     return f"{picture}\n\n{grid(['sequences at once', *map(str, loads)], rows)}"
+
+
+_SERVERS = {
+    "selfspec:autoregressive": "one process, plain",
+    "selfspec:auto": "one process, `auto`",
+    "selfspec-ray:auto": "Ray, one replica, `auto`",
+    "selfspec-ray-2:autoregressive": "Ray, two replicas, plain",
+    "selfspec-ray-2:auto": "Ray, two replicas, `auto`",
+}
+_REPLICAS = {"one process": ("selfspec", 1), "two replicas": ("selfspec-ray-2", 2)}
+
+
+def load_of_replicas(results: Results) -> str:
+    """Tokens a second with and without Ray, and what drafts bring beside what is expected of as many sequences."""
+    (run,) = results.values()
+    speeds = {key: median for key, (median, _, _) in summarise(run["samples"], "tokens_per_second").items()}
+    clients = sorted({count for _, count in speeds})
+    plot = read("load-smollm2-bf16-cpu")["table"]["low-bit"]["0.8"]
+    expected = {each["load"]: each["speedup"] for each in plot}
+    rows = [
+        [f"tokens/s: {name}", *(f"{speeds[key, count]:.0f}" for count in clients)] for key, name in _SERVERS.items()
+    ]
+    for name, (server, replicas) in _REPLICAS.items():
+        found = [speeds[f"{server}:auto", count] / speeds[f"{server}:autoregressive", count] for count in clients]
+        rows.append([f"`auto` ÷ plain: {name}", *(f"{each:.2f}" for each in found)])
+        rows.append(["expected", *(f"{expected[max(1, count // replicas)]:.2f}" for count in clients)])
+    return grid(["clients", *map(str, clients)], rows)
 
 
 def _by_model(label: str, results: Results, kinds: Iterable[str], cell: Callable[[Mapping[str, Any], str], str]) -> str:

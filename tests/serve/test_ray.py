@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -153,13 +154,14 @@ class Cluster:
 
 
 @contextmanager
-def configured(model: str, folder: Path) -> Iterator[Cluster]:
+def configured(model: str, folder: Path, **deployment: Any) -> Iterator[Cluster]:
     """Runs ``examples/ray_serve.yaml`` with another model and port, without a Ray that is there already."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
     config = yaml.safe_load((ROOT / "examples" / "ray_serve.yaml").read_text())
     config["http_options"] = {"host": "127.0.0.1", "port": port}
     config["applications"][0]["args"] |= {"model": model, "dtype": "float32", "method": "suffix", "readers": 1}
+    config["applications"][0]["deployments"][0] |= deployment
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(config))
     with ray_folder() as env, (folder / "log").open("w") as log:
@@ -214,6 +216,32 @@ def test_a_replica_that_is_killed_under_load_loses_its_own_requests_and_is_repla
         reports = [streamed(cluster.url, TEXT * 3, 4, **{"x-session-id": "one"})[1] for _ in range(6)]
         cached = [report["prompt_tokens_details"]["cached_tokens"] for report in reports]
         assert all(count > 0 for count in cached[1:])
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_replica_is_added_under_load_and_leaves_after_it(model: str, tmp_path: Path) -> None:
+    expected = Engine.from_pretrained(model, "autoregressive").generate(TEXT, max_new_tokens=100, ignore_eos=True).text
+    scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1}
+    scaling |= {"upscale_delay_s": 1, "downscale_delay_s": 2}
+    ended = threading.Event()
+    with configured(model, tmp_path, autoscaling_config=scaling) as cluster, ThreadPoolExecutor(8) as pool:
+        assert len(replicas(cluster.folder)) == 1
+
+        def ask_on() -> int:
+            count = 0
+            while not ended.is_set():
+                assert streamed(cluster.url, TEXT, 100)[0] == expected
+                count += 1
+            return count
+
+        clients = [pool.submit(ask_on) for _ in range(8)]
+        try:
+            wait_for(lambda: len(replicas(cluster.folder)) == 2)
+        finally:
+            ended.set()
+        assert all(client.result(PATIENCE) > 0 for client in clients)
+        wait_for(lambda: len(replicas(cluster.folder)) == 1)
 
 
 FAILING = """

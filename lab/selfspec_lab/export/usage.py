@@ -21,7 +21,8 @@ def usage(form: str, model: str, folder: Path, length: int) -> dict[str, str]:
 
 def _llama_cpp(model: str, folder: Path, length: int) -> dict[str, str]:
     target = model if model.endswith(".gguf") else "MODEL.gguf"
-    return {"llama.cpp": f"llama-server -m {target} -md {folder / GGUF_NAME} --draft-max {length}"}
+    draft = f"-md {folder / GGUF_NAME} --spec-type draft-simple --spec-draft-n-max {length}"
+    return {"llama.cpp": f"llama-server -m {target} {draft}"}
 
 
 def _of_checkpoints(model: str, folder: Path, length: int) -> dict[str, str]:

@@ -112,6 +112,33 @@ def test_the_attacks_that_miss_a_goal_are_counted(tables: ModuleType) -> None:
     ]
 
 
+def test_a_replica_is_expected_to_gain_by_its_share_of_the_clients(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, auto = {"selfspec": 100.0, "selfspec-ray-2": 80.0}, {"selfspec": 150.0, "selfspec-ray-2": 100.0}
+    speeds = {f"{name}:autoregressive": speed for name, speed in plain.items()}
+    speeds |= {f"{name}:auto": speed for name, speed in auto.items()} | {"selfspec-ray:auto": 120.0}
+    samples = [
+        {"server": server, "clients": clients, "tokens_per_second": speed * clients * factor}
+        for server, speed in speeds.items()
+        for clients in (1, 8)
+        for factor in (0.9, 1.0, 1.5)
+    ]
+    plot = [{"load": load, "speedup": speedup} for load, speedup in ((1, 1.4), (2, 1.3), (4, 1.1), (8, 1.0))]
+    monkeypatch.setattr(tables, "read", lambda _: {"table": {"low-bit": {"0.8": plot}}})
+    assert cells(tables.load_of_replicas({"a": {"samples": samples}})) == [
+        ["tokens/s: one process, plain", "100", "800"],
+        ["tokens/s: one process, `auto`", "150", "1200"],
+        ["tokens/s: Ray, one replica, `auto`", "120", "960"],
+        ["tokens/s: Ray, two replicas, plain", "80", "640"],
+        ["tokens/s: Ray, two replicas, `auto`", "100", "800"],
+        ["`auto` ÷ plain: one process", "1.50", "1.50"],
+        ["expected", "1.40", "1.00"],
+        ["`auto` ÷ plain: two replicas", "1.25", "1.25"],
+        ["expected", "1.40", "1.10"],
+    ]
+
+
 def test_exported_drafts_have_the_speedup_of_their_bytes(tables: ModuleType) -> None:
     exports = [{"command": "--method clasp", "kept_layers": [0, 1], "layers": 4, "acceptance": 0.5, "read": 0.25}]
     table = importlib.import_module("exported_drafts").table({"exports": exports})

@@ -1,10 +1,16 @@
 """``selfspec export-draft``: each method and format on ``tiny``, used by the engines that it is for, and bad input."""
 
 import json
+import os
+import socket
+import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -25,6 +31,8 @@ from selfspec_lab.cli.export_draft import export_draft
 from selfspec_lab.export.expectation import Expectation
 from selfspec_lab.export.request import Request
 from selfspec_lab.families.tiny import tiny_config
+
+LLAMA_SERVER = os.environ.get("LLAMA_SERVER")
 
 NEW_TOKENS = 48
 """More than the 40 after which KnapSpec selects."""
@@ -175,6 +183,59 @@ def test_llama_cpp_drafts_with_it(method: str, bits: str, texts: Path, tmp_path:
     assert greedy(model, ids) == plain
     assert drafts.drafted > 0
     assert drafts.accepted > 0
+
+
+@contextmanager
+def llama_server(command: str, model: Path) -> Iterator[str]:
+    """The URL of a server that a printed command starts with a model in place of ``MODEL.gguf``."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    words = [{"llama-server": LLAMA_SERVER or "", "MODEL.gguf": str(model)}.get(each, each) for each in command.split()]
+    options = ["--port", str(port), "--ctx-size", "512", "--parallel", "1", "--threads", "1", "--threads-batch", "1"]
+    process = subprocess.Popen([*words, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    url, until = f"http://127.0.0.1:{port}", time.monotonic() + 60
+    try:
+        while not answers(f"{url}/health"):
+            assert process.poll() is None, process.communicate()[0][-2000:]
+            assert time.monotonic() < until, "the server did not start"
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=10).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def completions(url: str) -> list[dict[str, Any]]:
+    """The greedy completions of all prompts."""
+    body = {"n_predict": NEW_TOKENS, "temperature": 0, "cache_prompt": False}
+    return [httpx.post(f"{url}/completion", json={**body, "prompt": each}, timeout=60).json() for each in PROMPTS]
+
+
+@pytest.mark.skipif(LLAMA_SERVER is None, reason="LLAMA_SERVER names no llama-server")
+@pytest.mark.parametrize(("method", "bits"), [("clasp", "Q8_0"), ("low-bit", "Q4_0")])
+def test_llama_server_drafts_with_it_by_the_printed_command(
+    method: str, bits: str, texts: Path, tmp_path: Path, tiny: Any
+) -> None:
+    from selfspec_lab.bench.gguf_writer import write_gguf
+
+    found = export(tmp_path / "draft", texts, "--method", method, "--format", "gguf", "--bits", bits)
+    model = tmp_path / "model.gguf"
+    write_gguf(tiny[0], model, tiny[1])
+    with llama_server("llama-server -m MODEL.gguf", model) as url:
+        plain = completions(url)
+    with llama_server(found["usage"]["llama.cpp"], model) as url:
+        drafted = completions(url)
+    assert [each["content"] for each in drafted] == [each["content"] for each in plain]
+    counts = [(each["timings"]["draft_n"], each["timings"]["draft_n_accepted"]) for each in drafted]
+    assert all(drafts >= accepted > 0 for drafts, accepted in counts)
+    assert not any("draft_n" in each["timings"] for each in plain)
 
 
 def greedy(model: Any, ids: list[int]) -> list[int]:

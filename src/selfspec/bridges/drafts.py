@@ -11,7 +11,8 @@ from selfspec.bridges.earlier_texts import EarlierTexts
 from selfspec.bridges.options import BridgeOptions
 from selfspec.bridges.text_drafter import TextDrafter
 from selfspec.planning.acceptance import MATCH_LENGTH, AcceptanceRate
-from selfspec.planning.allowance import Allowance
+from selfspec.planning.allowance import UNKNOWN, Allowance
+from selfspec.planning.sharing import SharedStep
 from selfspec.runtimes.costs.live import LiveCosts
 
 TokenIds: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -104,12 +105,26 @@ class Drafts:
         for ended in known.values():
             self._earlier.keep(ended.to_keep)
         self._texts = [text or self._begin(token_ids) for text, token_ids in zip(going_on, texts, strict=True)]
-        longest = [min(limit, self._options.max_draft_tokens) for limit in most]
-        drafts = [text.drafter.draft(each, len(texts)) for text, each in zip(self._texts, longest, strict=True)]
+        drafts = self._plan([min(limit, self._options.max_draft_tokens) for limit in most]) if texts else []
         self.rounds += 1
         self.drafted += sum(map(len, drafts))
         self._asked = now
         return drafts
+
+    def _plan(self, most: Sequence[int]) -> list[list[int]]:
+        """Verifies the likeliest known tokens of all texts, as many as pay together; none while a step is not known."""
+        drafters, step = [text.drafter for text in self._texts], SharedStep(len(self._texts), self.costs)
+        spare = [drafter.spare(step.share) for drafter in drafters]
+        known = self.costs.doubt_of(step.count) <= UNKNOWN
+        worth = [
+            drafter.offer(limit if known and left > 0 else 0)
+            for drafter, limit, left in zip(drafters, most, spare, strict=True)
+        ]
+        lengths, each = step.lengths(worth, spare)
+        return [
+            drafter.take(length, step.share + length * each, step.share)
+            for drafter, length in zip(drafters, lengths, strict=True)
+        ]
 
     def _take(self, known: dict[int, _Text], place: int, token_ids: TokenIds) -> _Text | None:
         """The known text that goes on with these tokens, most likely the one at its place; it is removed."""
@@ -124,4 +139,4 @@ class Drafts:
         earlier = self._earlier.automaton if self._options.memory_tokens else None
         ids = token_ids[-_LONGEST:].tolist()
         allowance = Allowance(self._options.delta, self._options.credit)
-        return _Text(token_ids.copy(), TextDrafter(ids, self._acceptance, self.costs, allowance, earlier))
+        return _Text(token_ids.copy(), TextDrafter(ids, self._acceptance, allowance, earlier))

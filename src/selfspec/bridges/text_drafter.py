@@ -1,24 +1,22 @@
-"""The drafts of one text: copies of what followed its last tokens before, as many as pay."""
+"""The drafts of one text: copies of what followed its last tokens before."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 
 from selfspec.decoding.suffixes import SuffixAutomaton
 from selfspec.planning.acceptance import AcceptanceRate, Copies
-from selfspec.planning.allowance import TRUST_FADE, UNKNOWN, Allowance, Pace, Trust, faded
-from selfspec.planning.plans import with_caution
-from selfspec.planning.rows import FilledRows, Known, fill_rows
-from selfspec.runtimes.costs.live import LiveCosts
-from selfspec.runtimes.costs.rows import CostTable
+from selfspec.planning.allowance import TRUST_FADE, Allowance, Pace, Trust, faded
+from selfspec.planning.rows import Known
+
+_NOTHING = Known("copies", (), ())
 
 
 class TextDrafter:
-    """Plans each round of a text as ``auto`` does, with known tokens only, and learns from the tokens that follow.
+    """Offers known tokens for each round of a text, and learns from the tokens that follow.
 
     Args:
         token_ids: the text so far.
         acceptance: of copies, over all texts.
-        costs: of the engine's forward by its rows.
         allowance: of time that may be lost.
         earlier: texts that have ended.
     """
@@ -27,36 +25,45 @@ class TextDrafter:
         self,
         token_ids: Sequence[int],
         acceptance: AcceptanceRate,
-        costs: LiveCosts,
         allowance: Allowance,
         earlier: SuffixAutomaton | None,
     ) -> None:
         self.drafted: list[int] = []
         self._copies = Copies(token_ids, acceptance.of_request(), earlier)
-        self._costs = costs
         self._allowance, self._pace = allowance, Pace()
         self._trust: dict[str, Trust] = defaultdict(Trust)
-        self._planned: FilledRows | None = None
-        self._table: CostTable = ()
+        self._offered = _NOTHING
+        self._seconds = self._step = 0.0  # of the round that was planned last
 
-    def draft(self, most: int, texts: int = 1) -> list[int]:
-        """The draft tokens of the next round, none where none pay.
+    def spare(self, step: float) -> float:
+        """Seconds that the next round may take beside a step of plain decoding, or the text's share of one."""
+        return self._allowance.longest(step) - step
 
-        Args:
-            most: tokens that the engine takes.
-            texts: sequences that share the forward; each is taken to need as many rows.
+    def offer(self, most: int) -> list[float]:
+        """Looks for known tokens, at most ``most``; returns what they are worth.
+
+        By their number it is the probability that all are right, as far as that can be trusted, divided by the tokens
+        that a step of the text writes: where these are many, a further one saves less of a step.
         """
-        self._table = table = with_caution(self._costs.now(texts), texts)
-        self._planned, self.drafted = None, []
-        longest = self._allowance.longest(table[1])
         match = self._copies.match_after()
-        if most < 1 or not match.length or longest <= table[2] or self._costs.doubt > UNKNOWN:
+        self._offered = _NOTHING
+        if most < 1 or not match.length:
             return []
         name = "earlier" if match.earlier else "copies"
-        known = Known(name, self._copies.tokens(match, most), self._copies.survival(match, most))
-        filled = fill_rows(known, table, self._pace.rate(table[1]), longest, 0.0, self._trust[name].value)
-        if filled.plan.length:
-            self._planned, self.drafted = filled, list(filled.token_ids)
+        self._offered = Known(name, self._copies.tokens(match, most), self._copies.survival(match, most))
+        trust, pace = self._trust[name].value, self._pace.rate(1.0)
+        return [min(1.0, trust * each) / pace for each in self._offered.survival]
+
+    def take(self, length: int, seconds: float, step: float) -> list[int]:
+        """The draft tokens of the next round.
+
+        Args:
+            length: how many of those offered.
+            seconds: of the round, or the text's share.
+            step: the same of plain decoding.
+        """
+        self._seconds, self._step = seconds, step
+        self.drafted = list(self._offered.token_ids[:length])
         return self.drafted
 
     def read(self, token_ids: Sequence[int]) -> int:
@@ -65,11 +72,10 @@ class TextDrafter:
         self._copies.extend(token_ids)
         for trust in self._trust.values():
             trust.fade(TRUST_FADE * faded(token_ids))
-        if self._planned is not None:
-            self._trust[self._planned.known.name].note(self._planned.plan.tokens - 1, accepted)
-        seconds, step = self._table[1 + len(self.drafted)], self._table[1]
-        self._pace.note(count, seconds, step)
-        self._allowance.note(count, seconds, step)
+        if self.drafted:
+            self._trust[self._offered.name].note(sum(self._offered.survival[: len(self.drafted)]), accepted)
+        self._pace.note(count, self._seconds, self._step)
+        self._allowance.note(count, self._seconds, self._step)
         return accepted
 
 

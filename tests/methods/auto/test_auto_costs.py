@@ -95,6 +95,15 @@ def test_estimates_follow_the_first_rounds_but_for_the_very_first() -> None:
     assert live.doubt < 0.1
 
 
+def test_rounds_of_many_rows_say_what_these_take_and_leave_one_row_in_doubt() -> None:
+    live = LiveCosts(COSTS, load_doubt=3.0, shape_doubt=0.25)
+    assert live.doubt_of(1) == live.doubt
+    for _ in range(4):
+        live.note([8], 5.0)
+    assert live(8) == pytest.approx(5.0, rel=0.05)
+    assert live.doubt_of(8) < 0.1 < 0.4 < live.doubt
+
+
 def test_forwards_that_were_timed_together_count_together() -> None:
     live = LiveCosts(COSTS)
     live.note([4, 2, 1], 1.5 + 1.2 + 1.0)

@@ -73,6 +73,11 @@ class LiveCosts:
         """Standard deviation of the logarithm of what one row takes."""
         return math.sqrt(self._covariance[0, 0])
 
+    def doubt_of(self, rows: int) -> float:
+        """Standard deviation of the logarithm of what a forward takes."""
+        design = self._design([rows])
+        return math.sqrt(design @ self._covariance @ design)
+
     def __call__(self, rows: int) -> float:
         """Seconds of a forward."""
         return self.factor * self._shown(rows)
