@@ -6,8 +6,8 @@ predict for one row, and to the tables of ``docs/kernels.md``. All take half an 
 
 With ``--check`` nothing is written: it fails where a form spills, two compilations differ, or the committed table does
 not have a form. ``--only TEXT`` takes forms whose name begins with it, and leaves the others in the tables as they are.
-``--missing`` takes those that the tables lack, or have of other sources of the kernel; what is done is kept if it is
-stopped. ``--targets`` takes some of the targets, with ``--check``.
+``--missing`` takes those that the tables lack, and then those that they have of other sources of the kernel; what is
+done is kept if it is stopped. ``--targets`` takes some of the targets, with ``--check``.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [name for name in names if name.startswith(options.only)]
     assert chosen, f"no form's name begins with {options.only!r}"
     if options.missing:
-        chosen = [name for name in chosen if not is_known(first[name], known)]
+        chosen = sorted((name for name in chosen if not is_known(first[name], known)), key=known.__contains__)
     assert options.check or set(options.targets) == set(TARGETS), "the tables have all targets"
     results: dict[str, dict[str, Any]] = {}
     for name in chosen:

@@ -251,9 +251,11 @@ def read_part(
     if KIND == "real":
         SIZE: tl.constexpr = TYPE.primitive_bitwidth // 8
         place = SIZE * _ROWS * (AT + tl.arange(0, PART))
-        return _load((unit + SIZE * row)[:, None] + place[None, :], TYPE).to(tl.float32)
-    codes = _halves(read_codes(unit + HEAD, row, AT, PART, BITS, TABLE, 0, False), PART) & 0xFFFF
-    return (codes | _MAGIC).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET + zeros[:, None])
+        numbers = _load((unit + SIZE * row)[:, None] + place[None, :], TYPE).to(tl.float32)
+    else:
+        codes = _halves(read_codes(unit + HEAD, row, AT, PART, BITS, TABLE, 0, False), PART) & 0xFFFF
+        numbers = (codes | _MAGIC).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET + zeros[:, None])
+    return numbers
 
 
 @triton.jit
