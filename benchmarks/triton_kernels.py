@@ -2,16 +2,18 @@
 
 For five targets, without a driver, each form is compiled twice. Registers, memory, spills and digests go to
 ``benchmarks/results/triton/kernels.json``, with the fraction of the memory bandwidth that bytes and instructions
-predict for one row, and to the tables of ``docs/kernels.md``. All take some minutes.
+predict for one row, and to the tables of ``docs/kernels.md``. All take half an hour.
 
 With ``--check`` nothing is written: it fails where a form spills, two compilations differ, or the committed table does
 not have a form. ``--only TEXT`` takes forms whose name begins with it, and leaves the others in the tables as they are.
-``--targets`` takes some of the targets, with ``--check``.
+``--missing`` takes those that the tables lack, and then those that they have of other sources of the kernel; what is
+done is kept if it is stopped. ``--targets`` takes some of the targets, with ``--check``.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import inspect
 import json
@@ -58,10 +60,16 @@ def examine(form: Any, target: str) -> dict[str, Any]:
         "shared": binary.shared,
         "spilled": binary.spilled,
         "digest": binary.digest,
+        "source": source_of(form),
         "bits": weight_bits(form),
         "deterministic": binary.code == again.code,
         "fraction": {name: round(value, 3) for name, value in fractions.items() if value is not None},
     }
+
+
+def source_of(form: Any) -> str:
+    """A digest of the source of a form's kernel, and of all that it calls."""
+    return hashlib.sha256(form.kernel.cache_key.encode()).hexdigest()[:16]
 
 
 def complaints(results: Mapping[str, Mapping[str, Mapping[str, Any]]], known: Mapping[str, Any]) -> list[str]:
@@ -112,6 +120,12 @@ def committed() -> dict[str, Any]:
     return dict(json.loads(RESULT.read_text())["kernels"]) if RESULT.exists() else {}
 
 
+def is_known(form: Any, known: Mapping[str, Any]) -> bool:
+    """Whether the tables have a form for all targets, of the source that its kernel has now."""
+    results = known.get(form.name, {})
+    return set(results) == set(TARGETS) and all(each.get("source") == source_of(form) for each in results.values())
+
+
 def write(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
     """Writes the results and the tables of the page."""
     triton = importlib.import_module("triton")
@@ -126,22 +140,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", default="")
+    parser.add_argument("--missing", action="store_true")
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=list(TARGETS))
     options = parser.parse_args(arguments)
     every = {target: {form.name: form for form in all_forms(target)} for target in options.targets}
     names = list(every[options.targets[0]])
+    known, first = committed(), every[options.targets[0]]
     chosen = [name for name in names if name.startswith(options.only)]
     assert chosen, f"no form's name begins with {options.only!r}"
+    if options.missing:
+        chosen = sorted((name for name in chosen if not is_known(first[name], known)), key=known.__contains__)
+    assert options.check or set(options.targets) == set(TARGETS), "the tables have all targets"
     results: dict[str, dict[str, Any]] = {}
     for name in chosen:
         results[name] = {target: examine(every[target][name], target) for target in options.targets}
         print(name, *(f"{target}: {each['registers']}" for target, each in results[name].items()), flush=True)
-    for complaint in (found := complaints(results, committed() if options.check else {})):
+        if not options.check:
+            together = {**committed(), **results}
+            write({each: together[each] for each in names if each in together})
+    for complaint in (found := complaints(results, known if options.check else {})):
         print(complaint, file=sys.stderr)
-    if not options.check:
-        assert set(options.targets) == set(TARGETS), "the tables have all targets"
-        results = {**committed(), **results}
-        write({name: results[name] for name in names if name in results})
     return bool(found)
 
 

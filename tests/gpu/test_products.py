@@ -15,6 +15,7 @@ from selfspec.runtimes.packed import PackedWeights
 
 pytest.importorskip("triton", reason="the extra triton is not installed")
 from selfspec.errors import UnsupportedModelError
+from selfspec.gpu import launch
 from selfspec.gpu.blocks import WITHOUT_KERNEL, tile_form
 from selfspec.gpu.launch import look_up, multiply_dense, multiply_parts
 from selfspec.gpu.products import divisions
@@ -137,6 +138,28 @@ def test_grids_and_copies(
     else:
         packed = PackedWeights.of(rows_of(outputs, inputs, torch.float32, seed), form)
     assert_products(packed, packed.unpack(), rows, dtype)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q3_K", "Q8_0", "IQ4_XS"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_codes_enter_as_pairs_of_numbers_of_16_bits(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The power of two under which codes become numbers leaves the sums; in either order of codes of a word."""
+    packed, values = gguf_weights(name, 20, GGUF_FORMATS[name].unit, 3)
+    rows = 1 + rows_of(9, packed.inputs, dtype, 1).abs()  # sums of entries that do not cancel
+    expected = rows.double() @ values.double().T
+    size = rows.double().abs() @ values.double().abs().T
+    for places in (8, 16):
+        monkeypatch.setattr(launch, "ROWS", places)
+        out = torch.empty(9, 20, dtype=torch.float32)
+        launch.multiply_tiles(rows, packed.tiles, packed.form, out)
+        assert float(((out.double() - expected).abs() / size).max()) < 1e-4
+        for row in range(9):
+            alone = torch.empty(1, 20, dtype=torch.float32)
+            launch.multiply_tiles(rows[row : row + 1], packed.tiles, packed.form, alone)
+            assert torch.equal(alone[0], out[row])
 
 
 @needs_kernels

@@ -14,13 +14,8 @@ from selfspec_lab.roofline.devices import Device
 
 _ITEM = {"*bf16": 2, "*fp16": 2, "*fp32": 4}
 
-_ISSUED = {"sm": (4.0, 2.0), "gfx": (1.0, 1.0)}
-"""Instructions of a warp, and of them integer ones, that a unit starts in a clock.
-
-NVIDIA's units have four schedulers, and 64 lanes for integers and logic (CUDA programming guide, throughput of
-arithmetic instructions). AMD's have four vector units of 16 lanes, which take four clocks for the 64 lanes of a wave
-(CDNA 3 white paper).
-"""
+_MATRIX = {"sm": 2 * 16 * 8 * 16, "gfx": 2 * 16 * 16 * 16}
+"""Operations of a matrix instruction of 16-bit numbers."""
 
 
 class Program(NamedTuple):
@@ -71,9 +66,24 @@ def predicted_fraction(form: KernelForm, binary: Binary, device: Device) -> floa
     program = program_of(form)
     if program is None:
         return None
-    any_kind, integer = _ISSUED[device.target.rstrip("0123456789").rstrip("_")]
-    counts = (count_instructions(binary), any_kind), (count_instructions(binary, integer=True), integer)
-    clocks = form.num_warps * max(each.issued(program.iterations) / rate for each, rate in counts)
+    clocks = form.num_warps * max(
+        count_instructions(binary, kind).issued(program.iterations) / rate for kind, rate in _rates(device).items()
+    )
     least = program.bytes / device.bytes_per_second
     moved = (program.bytes + program.partial) / device.bytes_per_second
     return least / max(moved, clocks / device.clock / device.units)
+
+
+def _rates(device: Device) -> dict[str, float]:
+    """Instructions of a warp, by kind, that a unit starts in a clock.
+
+    NVIDIA's units have four schedulers, 64 lanes for integers, logic and comparisons, and 16 for conversions of floats;
+    those for floats differ (CUDA C++ Best Practices Guide 13, throughput of native arithmetic instructions). AMD's have
+    four vector units of 16 lanes, which take four clocks for the 64 lanes of a wave; instructions of other units are
+    issued beside them (ROCm Compute Profiler, pipeline descriptions). Matrix instructions follow from the peak.
+    """
+    family = device.target.partition("_")[0].rstrip("0123456789")
+    matrix = device.operations_per_second / device.clock / device.units / _MATRIX[family]
+    if family == "gfx":
+        return {"vector": device.lanes / 64, "matrix": matrix}
+    return {"vector": 4.0, "integer": 2.0, "float": device.lanes / 32, "conversion": 0.5, "matrix": matrix}

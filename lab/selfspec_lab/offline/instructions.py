@@ -13,7 +13,21 @@ _NVIDIA = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\w[\w.]*)([^;]*);
 _AMD = re.compile(r"^\t([vs]_\w+|ds_\w+|global_\w+|buffer_\w+)(.*)$")
 _LABEL = re.compile(r"^(\.\w+):")
 _TARGET = re.compile(r"(\.L\w+)")
-_INTEGER = ("LOP", "SHF", "PRMT", "IADD", "LEA", "ISETP", "SEL", "IMNMX", "VIADD", "VIMNMX", "SGXT", "BMSK", "IABS")
+_LOGIC = ("LOP", "PLOP", "SHF", "PRMT", "SEL", "SGXT", "BMSK")
+_INTEGER = ("IADD", "LEA", "ISETP", "IMNMX", "VIADD", "VIMNMX", "IABS")
+_COMPARED = ("FMNMX", "FSEL", "FSETP")
+_KINDS = {
+    "vector": ("",),
+    "integer": (*_LOGIC, *_INTEGER, *_COMPARED),
+    "float": ("FFMA", "FADD", "FMUL", "HADD2", "HFMA2", "HMUL2", "IMAD"),
+    "conversion": ("F2", "I2"),
+    "matrix": ("HMMA",),
+}
+"""How NVIDIA's instructions of a kind begin; multiplications of integers run in the units of floats."""
+
+_AMD_KINDS = {"vector": ("v_",), "matrix": ("v_mfma",)}
+"""The same of AMD. Scalar instructions, loads and stores are issued beside the vector unit's."""
+
 _IDLE = ("NOP", "s_nop")
 
 
@@ -35,14 +49,15 @@ class Instructions:
         return self.outside + sum(self.loops) - largest + iterations * largest
 
 
-def count_instructions(binary: Binary, *, integer: bool = False) -> Instructions:
-    """The instructions of a kernel, or its integer and logic instructions alone, which fewer lanes execute.
+def count_instructions(binary: Binary, kind: str = "vector") -> Instructions:
+    """The instructions of a kernel that are of a kind.
 
-    Of AMD's they are those of the vector unit, beside which the scalar ones run; its lanes are the same for all.
+    Kinds are ``vector``, which on NVIDIA is all of them, and ``matrix``; on NVIDIA also ``integer``, which is logic and
+    comparisons, too, ``float`` and ``conversion``.
     """
     if "amdgcn" in binary.assembly:
-        return _count(_amd_lines(binary.assembly.splitlines()))
-    return _count(_nvidia_lines(_disassembled(binary.code).splitlines(), integer))
+        return _count(_amd_lines(binary.assembly.splitlines(), _AMD_KINDS[kind]))
+    return _count(_nvidia_lines(_disassembled(binary.code).splitlines(), _KINDS[kind]))
 
 
 def _disassembled(code: bytes) -> str:
@@ -54,23 +69,23 @@ def _disassembled(code: bytes) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def _nvidia_lines(lines: Iterable[str], integer: bool) -> Iterator[tuple[str, str, bool]]:
+def _nvidia_lines(lines: Iterable[str], kind: tuple[str, ...]) -> Iterator[tuple[str, str, bool]]:
     """Labels and branches as (label, target, counts); see ``_count``."""
     for line in lines:
         if label := _LABEL.match(line):
             yield label[1], "", False
         elif (found := _NVIDIA.match(line)) and found[1] not in _IDLE:
             target = _TARGET.search(found[2]) if found[1].startswith("BRA") else None
-            yield "", target[1] if target else "", not integer or found[1].startswith(_INTEGER)
+            yield "", target[1] if target else "", found[1].startswith(kind)
 
 
-def _amd_lines(lines: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
+def _amd_lines(lines: Iterable[str], kind: tuple[str, ...]) -> Iterator[tuple[str, str, bool]]:
     for line in lines:
         if label := _LABEL.match(line):
             yield label[1], "", False
         elif (found := _AMD.match(line)) and found[1] not in _IDLE:
             target = _TARGET.search(found[2]) if "branch" in found[1] else None
-            yield "", target[1] if target else "", not found[1].startswith("s_")
+            yield "", target[1] if target else "", found[1].startswith(kind)
 
 
 def _count(lines: Iterable[tuple[str, str, bool]]) -> Instructions:

@@ -4,6 +4,10 @@ A tile has 16 weight rows side by side; ``formats.h`` and ``codes.h`` describe i
 codes of four inputs of a weight row, and those of 16 rows follow each other, so that neighbouring threads read
 neighbouring words, whatever the number of bits. Codes are read by blocks, or by halves of them, in an order of inputs
 in which a matrix instruction wants all four bytes of a word from one thread.
+
+Two codes stay together in a word, 16 bits apart. Under the exponent of a power of two they are two numbers of 16 bits,
+so that a matrix instruction takes them after a shift and a logical operation a pair; what the power adds to a sum of
+products is that power times the sum of the entries, which is subtracted from the sum.
 """
 
 import os
@@ -25,7 +29,6 @@ _PLANE: tl.constexpr = tl.constexpr(TILE * BLOCK // 8)
 
 _MAGIC: tl.constexpr = tl.constexpr(0x4B000000)
 """The bits of 2 to the 23rd as a float: an integer below that, put into them, is added to it."""
-
 
 _SIGNED_MAGIC: tl.constexpr = tl.constexpr(0x4B400000)
 """The bits of 1.5 times that, to which a negative integer can be added, too."""
@@ -69,6 +72,11 @@ class TileForm:
         return self.head + TILE * self.unit * self.bits // 8
 
     @property
+    def has_minima(self) -> bool:
+        """Something is subtracted from the scaled codes."""
+        return self.kind in ("shifted", "six", "four")
+
+    @property
     def constants(self) -> dict[str, Any]:
         """What kernels take as ``tl.constexpr``."""
         return {
@@ -79,6 +87,8 @@ class TileForm:
             "PART": self.part,
             "OFFSET": self.offset,
             "HEAD": self.head,
+            "UNIT_BYTES": self.unit_bytes,
+            "MINIMA": self.has_minima,
             "TABLE": self.table,
         }
 
@@ -128,91 +138,156 @@ def dot(left, right, sums):
 
 @triton.jit
 def input_order(PART: tl.constexpr, KIND: tl.constexpr):
-    """The input that each place of a part has: 16 inputs, half a block, or 32."""
+    """The input that each place of a part has, without ``QUADS``: 16 inputs, half a block, or 32."""
     place = tl.arange(0, PART)
     if KIND == "real":
         return place
     half, of_half = place // 16, place % 16
-    return 16 * half + 4 * (of_half // 2 % 4) + 2 * (of_half // 8) + of_half % 2
+    return 16 * half + 4 * (of_half // 2 % 4) + 2 * (of_half % 2) + of_half // 8
 
 
 @triton.jit
-def in_order(entries, PART: tl.constexpr, KIND: tl.constexpr):
-    """Entries of rows, ``[rows, PART]``, as what a part is multiplied with, ``[PART, rows]`` by ``input_order``."""
+def in_order(entries, PART: tl.constexpr, KIND: tl.constexpr, QUADS: tl.constexpr):
+    """Entries of rows, ``[rows, PART]``, as what a part is multiplied with, ``[PART, rows]``; see ``read_codes``."""
     if KIND == "real":
         return tl.trans(entries)
     ROWS: tl.constexpr = entries.shape[0]
-    by_place = tl.permute(tl.reshape(entries, (ROWS, PART // 16, 4, 2, 2)), (1, 3, 2, 4, 0))
-    return tl.reshape(by_place, (PART, ROWS))
+    apart = tl.reshape(entries, (ROWS, PART // 16, 4, 2, 2))
+    return tl.reshape(tl.permute(apart, (1, 2, 4, 3, 0) if QUADS else (1, 4, 2, 3, 0)), (PART, ROWS))
 
 
 @triton.jit
-def _load(pointers, TYPE: tl.constexpr, kept):
-    """Loads numbers of a type from addresses of bytes, those of rows that are ``kept``."""
-    return tl.load(pointers.to(tl.pointer_type(TYPE)), mask=kept, other=0)
+def _load(pointers, TYPE: tl.constexpr):
+    """Loads numbers of a type from addresses of bytes. Tiles are whole, so that every address is in one."""
+    return tl.load(pointers.to(tl.pointer_type(TYPE)))
 
 
 @triton.jit
-def read_numbers(
-    block,
+def unit_addresses(tiles, weight_row, index, INPUTS: tl.constexpr, UNIT: tl.constexpr, UNIT_BYTES: tl.constexpr):
+    """The address of a unit of some weight rows, and the place of each row in its tile, ``[n]`` both."""
+    tile = tiles + (weight_row // _ROWS).to(tl.int64) * (INPUTS // UNIT * UNIT_BYTES)
+    return tile + index * UNIT_BYTES, weight_row % _ROWS
+
+
+@triton.jit
+def _moved(words, right, MASK: tl.constexpr):
+    """Words moved right by some bits, or left where they are below zero; of each half the bits of a mask remain."""
+    return ((words << tl.maximum(-right, 0)) >> tl.maximum(right, 0)) & (MASK | MASK << 16)
+
+
+@triton.jit
+def read_codes(
+    codes,
     row,
-    kept,
+    AT: tl.constexpr,
     PART: tl.constexpr,
-    HALF: tl.constexpr,
     BITS: tl.constexpr,
-    OFFSET: tl.constexpr,
     TABLE: tl.constexpr,
+    PLACE: tl.constexpr,
+    QUADS: tl.constexpr,
 ):
-    """What codes of a block stand for before they are scaled, float32 ``[n, PART]``, by ``input_order``.
-
-    A code stays where it is in its word, at one of the low bits of a float, of which a multiply-add makes the number:
-    there is a shift for a word, not for a code.
+    """Codes of a part, int32 ``[n, PART / 16, 2, 4, 1]``: two in a word, 16 bits apart; ``input_order`` says which.
 
     Args:
-        block: address of the block in the tile of each weight row, ``[n]``.
+        codes: address of the codes of the unit of each weight row, ``[n]``.
         row: of each within its tile, ``[n]``.
-        kept: whether there is such a row, ``[n]``.
-        PART: 32 for the block, 16 for a half of it.
-        HALF: which half; 0 for the block.
+        AT: the first input of the part, of those of the unit.
+        PART: 32 for a block of inputs, 16 for a half of it.
         BITS: of a code.
-        OFFSET: the code that stands for zero.
-        TABLE: codes are places in a table.
+        TABLE: codes are places in a table, whose entry of 8 bits is read instead.
+        PLACE: of the lowest bit of a code in its half of a word.
+        QUADS: a thread of a matrix instruction has four places that follow each other, as on ROCm, and not two; then
+            the codes of a word follow each other, ``[n, PART / 16, 4, 2, 1]``.
     """
-    words = (block + 4 * row)[:, None, None, None, None]
-    kept = kept[:, None, None, None, None]
-    half = (HALF + tl.arange(0, PART // 16))[None, :, None, None, None]
-    pair = tl.arange(0, 2)[None, None, :, None, None]
-    group = tl.arange(0, 4)[None, None, None, :, None]
-    one = tl.arange(0, 2)[None, None, None, None, :]
-    # The last two bytes of a word are moved by 12 bits, so that all codes are below the 24th bit.
-    place = 8 * one + 4 * pair
+    words = (codes + (AT // 32 * (64 * BITS)) + 4 * row)[:, None, None, None, None]
+    half = (AT // 16 % 2 + tl.arange(0, PART // 16))[None, :, None, None, None]
+    pair = 8 * (tl.arange(0, 2)[None, None, None, :, None] if QUADS else tl.arange(0, 2)[None, None, :, None, None])
+    group = tl.arange(0, 4)[None, None, :, None, None] if QUADS else tl.arange(0, 4)[None, None, None, :, None]
+    LOW: tl.constexpr = 0 if TABLE else PLACE
+    PAIRS: tl.constexpr = BITS & 4
+    SINGLE: tl.constexpr = PAIRS + (BITS & 2)
     if BITS == 8:
-        codes = (_load(words + 64 * (4 * half + group), tl.int32, kept) >> (12 * pair)) & (255 << place)
-    else:
-        PAIRS: tl.constexpr = BITS & 4
-        SINGLE: tl.constexpr = PAIRS + (BITS & 2)
-        if PAIRS:
-            place += 4 * half
-            codes = (_load(words + 64 * group, tl.int32, kept) >> (12 * pair)) & (15 << place)
-        if BITS & 2:
-            two = _load(words + (PAIRS * _PLANE + 64 * half), tl.int32, kept) >> (2 * group)
-            two = ((two >> (16 * pair + 8 * one)) & 3) << (place + PAIRS)
-            codes = (codes | two) if PAIRS else two
-        if BITS & 1:
-            single = _load(words + SINGLE * _PLANE, tl.int32, kept) >> (4 * half + group)
-            codes = codes | (((single >> (16 * pair + 8 * one)) & 1) << (place + (BITS - 1)))
+        found = _moved(_load(words + 64 * (4 * half + group), tl.int32), pair - LOW, 255 << LOW)
+    if PAIRS:
+        found = _moved(_load(words + 64 * group, tl.int32), pair + 4 * half - LOW, 15 << LOW)
+    if BITS & 2:
+        two = _load(words + (PAIRS * _PLANE + 64 * half), tl.int32) >> (2 * group)
+        two = _moved(two, pair - (LOW + PAIRS), 3 << (LOW + PAIRS))
+        found = (found | two) if PAIRS else two
+    if BITS & 1:
+        single = _load(words + SINGLE * _PLANE, tl.int32) >> (4 * half + group)
+        found = found | _moved(single, pair - (LOW + BITS - 1), 1 << (LOW + BITS - 1))
     if TABLE:
-        numbers = _as_float(_look_up(codes >> place), OFFSET)
-    else:
-        unit = ((127 - place) << 23).to(tl.float32, bitcast=True)
-        numbers = tl.fma((codes | _MAGIC).to(tl.float32, bitcast=True), unit, -8388608.0 * unit - OFFSET)
-    return tl.reshape(numbers, (numbers.shape[0], PART))
+        found = (_look_up(found & 15) | _look_up(found >> 16) << 16) << PLACE
+    return found
 
 
 @triton.jit
-def _as_float(integers, OFFSET: tl.constexpr):
-    """Integers from 0 to 2 to the 23rd, less an offset, as floats: exact, and without a conversion, which is slow."""
-    return (integers | _MAGIC).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET)
+def _halves(words, PART: tl.constexpr):
+    """The halves of words of ``read_codes``, ``[n, PART]``; their upper bits are any."""
+    halves = words >> (16 * tl.arange(0, 2)[None, None, None, None, :])
+    return tl.reshape(halves, (halves.shape[0], PART))
+
+
+@triton.jit
+def read_part(
+    unit,
+    row,
+    zeros,
+    AT: tl.constexpr,
+    KIND: tl.constexpr,
+    BITS: tl.constexpr,
+    PART: tl.constexpr,
+    OFFSET: tl.constexpr,
+    HEAD: tl.constexpr,
+    TABLE: tl.constexpr,
+    TYPE: tl.constexpr,
+):
+    """What a part of a unit stands for before it is scaled, float32 ``[n, PART]``; see ``read_codes``.
+
+    ``zeros`` are those of ``read_zeros``, and ``OFFSET`` is the code that stands for zero. Codes become floats without
+    a conversion, which is slow.
+    """
+    if KIND == "real":
+        SIZE: tl.constexpr = TYPE.primitive_bitwidth // 8
+        place = SIZE * _ROWS * (AT + tl.arange(0, PART))
+        numbers = _load((unit + SIZE * row)[:, None] + place[None, :], TYPE).to(tl.float32)
+    else:
+        codes = _halves(read_codes(unit + HEAD, row, AT, PART, BITS, TABLE, 0, False), PART) & 0xFFFF
+        numbers = (codes | _MAGIC).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET + zeros[:, None])
+    return numbers
+
+
+@triton.jit
+def add_products(
+    codes,
+    row,
+    entries,
+    sums,
+    AT: tl.constexpr,
+    PART: tl.constexpr,
+    BITS: tl.constexpr,
+    TABLE: tl.constexpr,
+    QUADS: tl.constexpr,
+):
+    """``sums`` and the product of entries of 16 bits, ``[PART, rows]``, with the codes of a part; see ``read_codes``.
+
+    2 to the number of bits is added to every code. In bfloat16, which has one bit too few for codes of eight, these
+    are two numbers: one of the low seven bits, one of the highest.
+    """
+    TYPE: tl.constexpr = entries.dtype
+    IS_SHORT: tl.constexpr = TYPE.is_bf16()
+    FRACTION: tl.constexpr = 7 if IS_SHORT else 10
+    WIDTH: tl.constexpr = 8 if TABLE else BITS
+    EXPONENT: tl.constexpr = (127 + min(WIDTH, 7) if IS_SHORT else 15 + WIDTH) << FRACTION
+    POWER: tl.constexpr = EXPONENT | EXPONENT << 16
+    words = read_codes(codes, row, AT, PART, BITS, TABLE, max(FRACTION - WIDTH, 0), QUADS)
+    if WIDTH > FRACTION:
+        highest = _halves((words & 0x00800080) | POWER, PART).to(tl.int16)
+        sums = dot(highest.to(TYPE, bitcast=True), entries, sums)
+        words = words & 0x007F007F
+    numbers = _halves(words | POWER, PART).to(tl.int16)
+    return dot(numbers.to(TYPE, bitcast=True), entries, sums)
 
 
 @triton.jit
@@ -230,56 +305,48 @@ def _look_up(codes):
 
 
 @triton.jit
-def read_zeros(unit, row, kept, KIND: tl.constexpr):
+def read_zeros(unit, row, KIND: tl.constexpr):
     """The zero points of a unit of a grid, less the offset, float32 ``[n]``; zeros for what is no grid."""
     if KIND != "grid":
-        return row.to(tl.float32) * 0.0
-    return _load(unit + 64 + row, tl.int8, kept).to(tl.float32)
+        return tl.zeros(row.shape, tl.float32)
+    return _load(unit + 64 + row, tl.int8).to(tl.float32)
 
 
 @triton.jit
-def _six_bits(unit, row, kept, INDEX: tl.constexpr, MINIMUM: tl.constexpr):
+def _six_bits(unit, row, INDEX: tl.constexpr, MINIMUM: tl.constexpr):
     """One of the integers of six bits of Q4_K and Q5_K, int32 ``[n]``."""
     PLACE: tl.constexpr = INDEX % 4
-    own = _load(unit + (64 + 64 * MINIMUM + 16 * PLACE) + row, tl.uint8, kept).to(tl.int32)
+    own = _load(unit + (64 + 64 * MINIMUM + 16 * PLACE) + row, tl.uint8).to(tl.int32)
     if INDEX < 4:
         return own & 63
-    both = _load(unit + (192 + 16 * PLACE) + row, tl.uint8, kept).to(tl.int32)
+    both = _load(unit + (192 + 16 * PLACE) + row, tl.uint8).to(tl.int32)
     return ((both >> (4 * MINIMUM)) & 15) | ((own >> 2) & 48)
 
 
 @triton.jit
-def read_scales(unit, row, kept, INDEX: tl.constexpr, KIND: tl.constexpr):
+def read_scales(unit, row, INDEX: tl.constexpr, KIND: tl.constexpr):
     """The scales of some inputs of a unit, float32 ``[n]``; ``unit`` has the address of each row's unit."""
     if KIND == "grid":
-        return _load(unit + 4 * row, tl.float32, kept)
+        return _load(unit + 4 * row, tl.float32)
     if KIND == "symmetric":
-        return _load(unit + 2 * row, tl.bfloat16, kept).to(tl.float32)
-    number = _load(unit + 2 * row, tl.float16, kept).to(tl.float32)
+        return _load(unit + 2 * row, tl.bfloat16).to(tl.float32)
+    number = _load(unit + 2 * row, tl.float16).to(tl.float32)
     if KIND == "six":
-        return _scaled(number, _six_bits(unit, row, kept, INDEX, 0))
+        return _scaled(number, _six_bits(unit, row, INDEX, 0))
     if KIND == "eight":
-        signed = _load(unit + (32 + 16 * INDEX) + row, tl.int8, kept).to(tl.int32)
+        signed = _load(unit + (32 + 16 * INDEX) + row, tl.int8).to(tl.int32)
         return _scaled(number, signed)
     if KIND == "four":
-        return _scaled(number, _load(unit + (64 + 16 * INDEX) + row, tl.uint8, kept).to(tl.int32) & 15)
+        return _scaled(number, _load(unit + (64 + 16 * INDEX) + row, tl.uint8).to(tl.int32) & 15)
     return number
 
 
 @triton.jit
-def read_minima(unit, row, kept, INDEX: tl.constexpr, KIND: tl.constexpr):
+def read_minima(unit, row, INDEX: tl.constexpr, KIND: tl.constexpr):
     """What is subtracted from the scaled codes of some inputs, float32 ``[n]``."""
-    other = _load(unit + 32 + 2 * row, tl.float16, kept).to(tl.float32)
+    other = _load(unit + 32 + 2 * row, tl.float16).to(tl.float32)
     if KIND == "six":
-        return _scaled(other, _six_bits(unit, row, kept, INDEX, 1))
+        return _scaled(other, _six_bits(unit, row, INDEX, 1))
     if KIND == "four":
-        return _scaled(other, _load(unit + (64 + 16 * INDEX) + row, tl.uint8, kept).to(tl.int32) >> 4)
+        return _scaled(other, _load(unit + (64 + 16 * INDEX) + row, tl.uint8).to(tl.int32) >> 4)
     return -other
-
-
-@triton.jit
-def read_floats(block, row, kept, PART: tl.constexpr, HALF: tl.constexpr, TYPE: tl.constexpr):
-    """Floats of a block, or of a half, float32 ``[n, PART]``."""
-    SIZE: tl.constexpr = TYPE.primitive_bitwidth // 8
-    place = SIZE * _ROWS * (16 * HALF + tl.arange(0, PART))
-    return _load((block + SIZE * row)[:, None] + place[None, :], TYPE, kept[:, None]).to(tl.float32)

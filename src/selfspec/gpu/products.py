@@ -5,8 +5,8 @@ places of it empty, which costs little where memory is the limit, and so the sam
 same order, runs for any number of rows: a row of a verification is bit for bit that of a single step. How the inputs
 are divided among programs, whose sums are added one after the other, follows from the shape of the weights alone.
 
-Sums are float32. Weights of few bits enter as the integers that they are, which every dtype holds exactly; a group's
-sum is scaled, not its weights.
+Sums are float32. Weights of few bits enter as integers, which every dtype holds exactly; a group's sum is scaled, not
+its weights, and what stands for zero is subtracted from it, times the sum of the entries.
 """
 
 from math import gcd
@@ -15,14 +15,15 @@ import triton
 import triton.language as tl
 
 from selfspec.gpu.blocks import (
+    add_products,
     dot,
     in_order,
     input_order,
-    read_floats,
     read_minima,
-    read_numbers,
+    read_part,
     read_scales,
     read_zeros,
+    unit_addresses,
 )
 
 OUTPUTS, WARPS = 16, 1
@@ -117,32 +118,6 @@ def dense_product(
     _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS, HAS_BIAS)
 
 
-@triton.jit
-def _read_part(
-    unit,
-    place,
-    kept,
-    zeros,
-    INDEX: tl.constexpr,
-    KIND: tl.constexpr,
-    BITS: tl.constexpr,
-    PART: tl.constexpr,
-    OFFSET: tl.constexpr,
-    HEAD: tl.constexpr,
-    TABLE: tl.constexpr,
-    TYPE: tl.constexpr,
-):
-    """What a part of the inputs of a unit is multiplied with before it is scaled, float32 ``[n, PART]``."""
-    block = unit + (HEAD + INDEX * PART // 32 * (64 * BITS))
-    if KIND == "real":
-        numbers = read_floats(block, place, kept, PART, INDEX * PART // 16 % 2, TYPE)
-    else:
-        numbers = read_numbers(block, place, kept, PART, INDEX * PART // 16 % 2, BITS, OFFSET, TABLE)
-        if KIND == "grid":
-            numbers -= zeros[:, None]
-    return numbers
-
-
 @triton.jit(do_not_specialize=["rows"])
 def low_bit_product(
     x,
@@ -166,60 +141,49 @@ def low_bit_product(
     PART: tl.constexpr,
     OFFSET: tl.constexpr,
     HEAD: tl.constexpr,
+    UNIT_BYTES: tl.constexpr,
+    MINIMA: tl.constexpr,
     TABLE: tl.constexpr,
     TYPE: tl.constexpr,
 ):
     """The same for tiles of weights of few bits; see ``blocks.TileForm``.
 
-    ``SHARE`` and ``TOGETHER``, what is read at a time, count units.
+    ``SHARE`` and ``TOGETHER``, what is read at a time, count units. Places without a row compute the last row again.
     """
-    UNIT_BYTES: tl.constexpr = HEAD + UNIT * BITS * 2
-    UNITS: tl.constexpr = INPUTS // UNIT
-    MINIMA: tl.constexpr = KIND == "shifted" or KIND == "six" or KIND == "four"
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    EXACT: tl.constexpr = KIND == "real" or DTYPE.is_fp32()
+    QUADS: tl.constexpr = ROWS == 16 and not EXACT
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    place, kept = column % 16, column < outputs
-    tile = tiles + (column // 16).to(tl.int64) * (UNITS * UNIT_BYTES)
     first = tl.program_id(2) * SHARE
-    own_rows = x + row[:, None] * INPUTS + tl.arange(0, PART)[None, :]
-    of_row = (row < rows)[:, None]
+    own_rows = x + tl.minimum(row, rows - 1)[:, None] * INPUTS + tl.arange(0, PART)[None, :]
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for start in range(first, tl.minimum(first + SHARE, UNITS), TOGETHER):
+    for start in range(first, tl.minimum(first + SHARE, INPUTS // UNIT), TOGETHER):
         for one in tl.static_range(TOGETHER):
             index = start + one
-            unit = tile + index * UNIT_BYTES
-            zeros = read_zeros(unit, place, kept, KIND)
+            unit, place = unit_addresses(tiles, column, index, INPUTS, UNIT, UNIT_BYTES)
+            zeros = read_zeros(unit, place, KIND)
             for group in tl.static_range(UNIT // SCALED):
                 own = tl.zeros((OUTPUTS, ROWS), tl.float32)
                 entry_sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
                 for part in tl.static_range(SCALED // PART):
-                    entries = tl.load(own_rows + (index * UNIT + group * SCALED + part * PART), mask=of_row, other=0)
-                    entries = in_order(entries, PART, KIND)
-                    if KIND == "real":
-                        entries = entries.to(tl.float32)
-                    numbers = _read_part(
-                        unit,
-                        place,
-                        kept,
-                        zeros,
-                        group * (SCALED // PART) + part,
-                        KIND,
-                        BITS,
-                        PART,
-                        OFFSET,
-                        HEAD,
-                        TABLE,
-                        TYPE,
-                    )
-                    own = dot(numbers.to(entries.dtype), entries, own)
-                    if MINIMA:
-                        entry_sums = dot(tl.full((OUTPUTS, PART), 1.0, entries.dtype), entries, entry_sums)
+                    at = group * SCALED + part * PART
+                    entries = in_order(tl.load(own_rows + (index * UNIT + at)), PART, KIND, QUADS)
+                    if EXACT:
+                        numbers = read_part(unit, place, zeros, at, KIND, BITS, PART, OFFSET, HEAD, TABLE, TYPE)
+                        own = dot(numbers, entries.to(tl.float32), own)
+                    else:
+                        own = add_products(unit + HEAD, place, entries, own, at, PART, BITS, TABLE, QUADS)
+                    if MINIMA or not EXACT:
+                        entry_sums = dot(tl.full((OUTPUTS, PART), 1.0, DTYPE), entries, entry_sums)
+                if not EXACT:
+                    own -= entry_sums * (zeros + (OFFSET + (256 if TABLE else 1 << BITS)))[:, None]
                 if KIND == "real":
                     sums += own
                 else:
-                    sums += own * read_scales(unit, place, kept, group, KIND)[:, None]
+                    sums += own * read_scales(unit, place, group, KIND)[:, None]
                 if MINIMA:
-                    sums -= entry_sums * read_minima(unit, place, kept, group, KIND)[:, None]
+                    sums -= entry_sums * read_minima(unit, place, group, KIND)[:, None]
     _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS, HAS_BIAS)
 
 
@@ -260,23 +224,22 @@ def unpack_rows(
     PART: tl.constexpr,
     OFFSET: tl.constexpr,
     HEAD: tl.constexpr,
+    UNIT_BYTES: tl.constexpr,
+    MINIMA: tl.constexpr,
     TABLE: tl.constexpr,
     TYPE: tl.constexpr,
 ):
     """The values of ``count`` weight rows, ``[count, inputs]``, of which a program has 16 and a unit of inputs."""
-    UNIT_BYTES: tl.constexpr = HEAD + UNIT * BITS * 2
-    MINIMA: tl.constexpr = KIND == "shifted" or KIND == "six" or KIND == "four"
     at, index = tl.program_id(0) * 16 + tl.arange(0, 16), tl.program_id(1)
     kept = at < count
     weight_row = tl.load(chosen + at, mask=kept, other=0)
-    place = weight_row % 16
-    unit = tiles + weight_row // 16 * (INPUTS // UNIT * UNIT_BYTES) + index * UNIT_BYTES
-    zeros = read_zeros(unit, place, kept, KIND)
+    unit, place = unit_addresses(tiles, weight_row, index, INPUTS, UNIT, UNIT_BYTES)
+    zeros = read_zeros(unit, place, KIND)
     own = out + at[:, None].to(tl.int64) * INPUTS + input_order(PART, KIND)[None, :] + index * UNIT
     for part in tl.static_range(UNIT // PART):
-        values = _read_part(unit, place, kept, zeros, part, KIND, BITS, PART, OFFSET, HEAD, TABLE, TYPE)
+        values = read_part(unit, place, zeros, part * PART, KIND, BITS, PART, OFFSET, HEAD, TABLE, TYPE)
         if KIND != "real":
-            values *= read_scales(unit, place, kept, part * PART // SCALED, KIND)[:, None]
+            values *= read_scales(unit, place, part * PART // SCALED, KIND)[:, None]
             if MINIMA:
-                values -= read_minima(unit, place, kept, part * PART // SCALED, KIND)[:, None]
+                values -= read_minima(unit, place, part * PART // SCALED, KIND)[:, None]
         tl.store(own + part * PART, values.to(out.dtype.element_ty), mask=kept[:, None])
