@@ -48,6 +48,8 @@ def test_the_levels_that_a_processor_has() -> None:
     assert names("x86_64", ICE_LAKE | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"})[-1] == "amx"
     assert names("aarch64", {"asimd"}) == ["neon"]
     assert names("aarch64", {"asimd", "asimddp"}) == ["neon", "neon-dot"]
+    assert names("aarch64", {"asimddp", "i8mm", "bf16", "sve"}) == ["neon", "neon-dot", "neon-i8mm", "neon-bf16"]
+    assert names("aarch64", {"asimddp", "bf16"}) == ["neon", "neon-dot"]
     assert names("aarch64", set()) == ["neon"]
     assert names("x86_64", {"avx2", "fma", "f16c", "avx_vnni"})[-1] == "avx-vnni"
     assert names("riscv64", set()) == ["generic"]

@@ -6,6 +6,7 @@ that are unpacked.
 
 import platform
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from helpers.programs import PROGRAMS, run_program
 from selfspec.runtimes.kernel_build import LEVELS, machine, processor_features, usable_levels
 
 FORMATS, ARITHMETICS = 37, 3
-ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+ARM_COMPILER, ARM_EMULATOR, ARM_OBJDUMP = "aarch64-linux-gnu-g++", "qemu-aarch64", "aarch64-linux-gnu-objdump"
 
 OWN = {level.name: level.flags for level in usable_levels(machine(), processor_features()) if level.name != "amx"}
 ARM = {level.name: level.flags for level in LEVELS if level.machine == "aarch64"}
@@ -62,10 +63,31 @@ def test_avx_vnni(lowest: list[list[str]], tmp_path: Path) -> None:
     assert_close(run_program("packed_products.cpp", tmp_path / "vnni", "g++", *flags), lowest)
 
 
-@needs_arm
-@pytest.mark.parametrize("name", ARM)
-def test_levels_of_arm(name: str, lowest: list[list[str]], tmp_path: Path) -> None:
-    options = *ARM[name], "-O1", "-static"
+def run_arm(name: str, folder: Path) -> list[list[str]]:
     emulator = ARM_EMULATOR, "-cpu", "max"
-    lines = run_program("packed_products.cpp", tmp_path / name, ARM_COMPILER, *options, emulator=emulator)
-    assert_close(lines, lowest)
+    options = *ARM[name], "-O1", "-static"
+    return run_program("packed_products.cpp", folder / name, ARM_COMPILER, *options, emulator=emulator)
+
+
+@pytest.fixture(scope="module")
+def arm_dot(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """What Arm's dot products of bytes compute."""
+    return run_arm("neon-dot", tmp_path_factory.mktemp("arm"))
+
+
+@needs_arm
+def test_arm(lowest: list[list[str]], tmp_path: Path) -> None:
+    assert_close(run_arm("neon", tmp_path), lowest)
+
+
+@needs_arm
+def test_arm_with_dot_products(lowest: list[list[str]], arm_dot: list[list[str]]) -> None:
+    assert_close(arm_dot, lowest)
+
+
+@needs_arm
+@pytest.mark.parametrize("name", list(ARM)[2:])
+def test_arm_with_products_of_matrices(name: str, arm_dot: list[list[str]], tmp_path: Path) -> None:
+    assert run_arm(name, tmp_path) == arm_dot, "integer products have equal bits"
+    code = subprocess.run([ARM_OBJDUMP, "-d", str(tmp_path / name)], check=True, capture_output=True, text=True).stdout
+    assert "smmla" in code

@@ -53,6 +53,11 @@ def _x86(name: str, *features: str) -> Level:
     return Level(name, "x86_64", flags, frozenset(features))
 
 
+def _arm(name: str, *extensions: str) -> Level:
+    features = frozenset("asimddp" if extension == "dotprod" else extension for extension in extensions)
+    return Level(name, "aarch64", (f"-march=armv8.2-a+{'+'.join(extensions)}",), features)
+
+
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _VNNI = (*_AVX512, "avx512_vnni")
@@ -68,7 +73,9 @@ LEVELS = (
     _x86("avx512-bf16", *_BF16),
     _x86("amx", *_BF16, "amx_tile", "amx_bf16"),
     Level("neon", "aarch64"),
-    Level("neon-dot", "aarch64", ("-march=armv8.2-a+dotprod",), frozenset({"asimddp"})),
+    _arm("neon-dot", "dotprod"),
+    _arm("neon-i8mm", "dotprod", "i8mm"),
+    _arm("neon-bf16", "dotprod", "i8mm", "bf16"),
 )
 """All levels; of one architecture from low to high."""
 

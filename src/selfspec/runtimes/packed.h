@@ -28,6 +28,12 @@ constexpr bool multiplies_bytes = false, multiplies_short_bytes = true;
 constexpr bool multiplies_bytes = false, multiplies_short_bytes = false;
 #endif
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool matches_rows = true;  // bytes are multiplied as matrices of two rows
+#else
+constexpr bool matches_rows = false;
+#endif
+
 // Weights of some outputs of a linear layer, tile after tile.
 struct Stored {
     const void* tiles;
@@ -253,13 +259,33 @@ template <class F, int PLANES> struct Factors {
         for (int row = 0; row < R; row++)
             to[row] = RowBlock<PLANES>::joined(floats(sums[0][row]), floats(sums[PARTS - 1][row]));
     }
+    // The same sums for two rows, by products of matrices: eight inputs of two rows with those of two weight rows.
+    template <int FROM, int TO>
+    void add_matrices(const RowBlock<PLANES>& row, const RowBlock<PLANES>& next, int plane, Ints* sums) const {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+        int32x4_t first = {}, last = {};  // with weight rows 0 and 1, with 2 and 3
+#pragma GCC unroll 4
+        for (int group = FROM; group < TO; group += 2) {
+            const int8_t *from = row.planes[plane] + 4 * group, *from_next = next.planes[plane] + 4 * group;
+            const int8x16_t inputs = vcombine_s8(vld1_s8(from), vld1_s8(from_next));
+            const int32x4_t even = (int32x4_t)codes[group], odd = (int32x4_t)codes[group + 1];
+            first = vmmlaq_s32(first, inputs, vreinterpretq_s8_s32(vzip1q_s32(even, odd)));
+            last = vmmlaq_s32(last, inputs, vreinterpretq_s8_s32(vzip2q_s32(even, odd)));
+        }
+        sums[0] += (Ints)vcombine_s32(vget_low_s32(first), vget_low_s32(last));
+        sums[1] += (Ints)vcombine_s32(vget_high_s32(first), vget_high_s32(last));
+#endif
+    }
     template <int FROM, int TO, int R> void add_plane(const RowBlock<PLANES>* rows, int plane, Ints* sums) const {
         const auto inputs = [&](int row, int group) { return load<int32_t>(rows[row].planes[plane] + 4 * group); };
 #if defined(MULTIPLIES_BYTES)
+        constexpr int matched = matches_rows ? R / 2 * 2 : 0;  // rows that are multiplied two at a time
+#pragma GCC unroll 2
+        for (int row = 0; row < matched; row += 2) add_matrices<FROM, TO>(rows[row], rows[row + 1], plane, sums + row);
 #pragma GCC unroll 8
         for (int group = FROM; group < TO; group++)
 #pragma GCC unroll 4
-            for (int row = 0; row < R; row++) sums[row] = add_bytes(sums[row], codes[group], inputs(row, group));
+            for (int row = matched; row < R; row++) sums[row] = add_bytes(sums[row], codes[group], inputs(row, group));
 #elif defined(__AVX2__)
         constexpr int fitting =  // sums of pairs that fit 16 bits together
             std::min(TO - FROM, F::bits <= 4 ? 8 : F::bits == 5 ? 4 : 2);

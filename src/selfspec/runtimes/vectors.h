@@ -152,6 +152,13 @@ template <> struct ProductLanes<bf16> {
     static Part part(const bf16* block, int) { return load<__m512bh>(block); }
     static Floats add(Floats total, Part a, Part b) { return _mm512_dpbf16_ps(total, a, b); }
 };
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+template <> struct ProductLanes<bf16> {
+    using Part = bfloat16x8_t;
+    static constexpr int width = 2 * LANES, parts = 1;
+    static Part part(const bf16* block, int) { return load<bfloat16x8_t>(block); }
+    static Floats add(Floats total, Part a, Part b) { return (Floats)vbfdotq_f32((float32x4_t)total, a, b); }
+};
 #endif
 
 // A block of inputs of one row, ready to be multiplied.
