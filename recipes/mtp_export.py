@@ -86,7 +86,8 @@ parameters that drafts for it (`--method mtp`).
 
 The model is frozen. The head learns the distributions that it gives, in {len(passes)} passes, each of which reads the
 normed outputs of the one before (EAGLE-3, arXiv 2503.01840), on the model's own training text:
-{training["steps"]:,} steps of {training["tokens_per_step"]:,} tokens, seed {training["seed"]}, torch {training["torch"]}. `recipes/` makes it again.
+{training["steps"]:,} steps of {training["tokens_per_step"]:,} tokens, seed {training["seed"]}, torch
+{training["torch"]}. `recipes/` makes it again.
 
 ## Held-out agreement
 

@@ -109,6 +109,7 @@ def save_with_gguf_head(model: PreTrainedModel, head: Mapping[str, torch.Tensor]
     config: Any = model.config
     layers = config.num_hidden_layers
     names = gguf.get_tensor_name_map(ARCHITECTURES[config.model_type], layers + 1)
+    beside = gguf.get_tensor_name_map(MODEL_ARCH.GLM4_MOE, layers + 1)  # the package lists none for DeepSeek's
     written: dict[str, npt.NDArray[np.float32]] = {}
     experts: dict[str, dict[int, npt.NDArray[np.float32]]] = {}
     for name, tensor in head.items():
@@ -121,7 +122,7 @@ def save_with_gguf_head(model: PreTrainedModel, head: Mapping[str, torch.Tensor]
         elif name.endswith("_correction_bias"):
             written[f"{names.get_name(name.removesuffix('_bias'))}.bias"] = values
         else:
-            written[f"{names.get_name(module)}.{kind}"] = values
+            written[f"{names.get_name(module) or beside.get_name(module)}.{kind}"] = values
     written |= {name: np.stack([parts[each] for each in sorted(parts)]) for name, parts in experts.items()}
     settings = {"block_count": layers + 1, "nextn_predict_layers": 1}
     return save_family(model, path, settings=settings, tensors=written, **options)
