@@ -230,7 +230,7 @@ _EXPERTS = {
 }
 
 _LATENTS = {
-    **{name: size for name, size in _EXPERTS.items() if name not in ("num_local_experts", "num_experts", "head_dim")},
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 32},
     **{"num_key_value_heads": 4, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5},
     **{"n_group": 2, "topk_group": 1, "q_lora_rank": 32, "kv_lora_rank": 64},
     **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 32, "v_head_dim": 24},

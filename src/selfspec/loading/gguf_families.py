@@ -133,11 +133,17 @@ def _find_family(settings: Settings, metadata: Mapping[str, Any]) -> _Family:
 def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], *, latent: bool) -> Header:
     hidden, blocks = settings.integer("embedding_length"), settings.integer("block_count")
     found = max((int(match[1]) + 1 for match in map(_BLOCK.match, tensors) if match), default=0)
-    layers = blocks - settings.integer("nextn_predict_layers", 0)
+    later = settings.integer("nextn_predict_layers", 0)
+    layers = blocks - later
     if not hidden or layers <= 0 or found not in (layers, blocks) or blocks > len(tensors):
         raise ModelLoadError(
             f"this GGUF file has tensors of {found} layers, but says {settings.key('block_count')} {blocks} and "
             f"{settings.key('embedding_length')} {hidden}; download or convert it again"
+        )
+    if any(f"blk.{block}.nextn.eh_proj.weight" not in tensors for block in range(layers, found)):
+        raise UnsupportedModelError(
+            f"this GGUF file has {settings.key('nextn_predict_layers')} = {later}, but its last blocks have no "
+            f"projection (nextn.eh_proj) that heads have; {_ELSEWHERE}"
         )
     heads = settings.integer("attention.head_count", most=_MOST_HEADS)
     if latent:
