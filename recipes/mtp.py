@@ -25,7 +25,8 @@ from training import STEPS_BETWEEN_CHECKPOINTS, save_checkpoint
 MATRICES = ("fc", "qkv", "out", "gate_up", "down")
 """Weights of the head that Muon updates."""
 
-_PASSES = 3
+PASSES = 3
+"""Tokens of a draft that are trained."""
 _PEAK = 0.015
 """Learning rate of the matrices; that of the norms is a tenth."""
 
@@ -129,7 +130,7 @@ def train_head(llama: Llama, mixer: Mixer, stage: Stage, path: Path, steps: int 
         masters, moments, squares, done = (saved[name] for name in ("masters", "moments", "squares", "step"))
     embedding = llama.weights["embedding"][0]
     progress = tqdm(range(done, steps), "tiny-mtp", steps, initial=done, mininterval=20)
-    agreed = [0.0] * _PASSES
+    agreed = [0.0] * PASSES
     for step in progress:
         inputs, _ = mixer.batch(step, stage.rows, stage.length, MIXTURE)
         with torch.no_grad():
@@ -140,7 +141,7 @@ def train_head(llama: Llama, mixer: Mixer, stage: Stage, path: Path, steps: int 
             )
             given = functional.linear(states, embedding).float().log_softmax(-1)
         weights = {name: master.bfloat16().requires_grad_() for name, master in masters.items()}
-        outputs = Head(llama.shape, weights, embedding).passes(states[:, :-1], inputs[:, 1:], _PASSES)
+        outputs = Head(llama.shape, weights, embedding).passes(states[:, :-1], inputs[:, 1:], PASSES)
         loss = torch.zeros(())
         for own, output in enumerate(outputs):
             wanted = given[:, 1 + own :]

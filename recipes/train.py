@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from safetensors.torch import load_file, save
 from tokenizers import Tokenizer
 
 import replicas
 from data import Mixer, encode_stream, load_domains
 from export import read_checkpoint, write_checkpoint
 from model import Llama, Shape
-from mtp import to_checkpoint, train_head
+from mtp import train_head
+from mtp_export import held_out_rows, measure_head, record, write_head
 from optimizer import Rates
 from phases import EARLY_EXIT_RECIPE, MTP, TINY_RECIPE, Phase, Recipe
 from tokenizer import BOS, train_tokenizer
 from training import Settings, initial_checkpoint, train_phase
+
+HELD_OUT_ROWS = 32
+"""Rows of each domain on which a head is measured."""
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 
@@ -80,16 +82,20 @@ def tiny_mtp(
     steps: Steps = None,
     seed: Seed = 0,
 ) -> None:
-    """Train a multi-token-prediction head for a checkpoint, and write both into one folder."""
+    """Train a multi-token-prediction head for a checkpoint, and write a folder that has both."""
     weights, shape, tokenizer = read_checkpoint(model)
     llama = Llama(shape, {name: [part.bfloat16() for part in parts] for name, parts in weights.items()}, compiled=False)
     domains = load_domains(gsm8k, books)
     streams = {name: encode_stream(tokenizer, domain.train, seed) for name, domain in domains.items()}
     work.mkdir(parents=True, exist_ok=True)
     head = train_head(llama, Mixer(streams, tokenizer.token_to_id(BOS), seed), MTP, work / "tiny-mtp.pt", steps)
-    shutil.copytree(model, out, ignore=shutil.ignore_patterns("README.md", "evaluation.json", "training.json"))
-    tensors = load_file(model / "model.safetensors") | to_checkpoint(head, shape)
-    (out / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
+    held_out = {name: encode_stream(tokenizer, domain.held_out, seed) for name, domain in domains.items()}
+    with torch.no_grad():
+        figures = {
+            name: measure_head(llama, head, held_out_rows(stream, MTP.length, HELD_OUT_ROWS))
+            for name, stream in held_out.items()
+        }
+    write_head(out, model, llama, head, record(steps or MTP.steps, MTP.rows * MTP.length, seed), figures)
 
 
 def run_recipe(

@@ -168,6 +168,11 @@ BLOCKS: dict[str, Block] = {
         _only(bridges.table),
     ),
     "cascades": Block(_runs("smollm2-cascades-spec-bench"), _CASCADES, tables.candidates),
+    "a trained head": Block(
+        ("tiny-mtp-mini-bf16-cpu/summary",),
+        "selfspec bench run --model tiny-mtp --methods autoregressive,mtp,auto --peers none --out DIR",
+        tables.candidates,
+    ),
     "soak": Block(("serve-soak-smollm2-bf16-cpu",), "python benchmarks/serve.py soak --out FILE", tables.soak),
     "attacks": Block(("serve-attacks-smollm2",), "python benchmarks/serve.py attacks --out FILE", tables.attacks),
     "one client": Block(

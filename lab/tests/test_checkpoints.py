@@ -9,9 +9,11 @@ import pytest
 
 from selfspec import METHODS, Engine, SamplingParams, load_model
 from selfspec.loading import bundled_models
+from selfspec_lab.checkpoints import TINY, TINY_MTP
 from selfspec_lab.prompts import PROMPTS
 
 pytestmark = pytest.mark.trained
+WHOLE = ("tiny", "tiny-early-exit")
 PARAMS = SamplingParams(max_new_tokens=64)
 
 
@@ -20,7 +22,7 @@ def engine(checkpoint: str, method: str = "autoregressive", **settings: object) 
     return Engine(model, tokenizer, method, settings=settings)
 
 
-@pytest.mark.parametrize("name", bundled_models())
+@pytest.mark.parametrize("name", WHOLE)
 def test_size_and_shape(name: str) -> None:
     model, tokenizer = load_model(name)
     folder = bundled_models()[name]
@@ -31,7 +33,7 @@ def test_size_and_shape(name: str) -> None:
     assert 4096 <= len(tokenizer) <= 8192
 
 
-@pytest.mark.parametrize("name", bundled_models())
+@pytest.mark.parametrize("name", WHOLE)
 def test_the_card_tells_the_measured_figures(name: str) -> None:
     folder = bundled_models()[name]
     card = (folder / "README.md").read_text(encoding="utf-8")
@@ -45,7 +47,7 @@ def test_the_card_tells_the_measured_figures(name: str) -> None:
         assert f"{domain['bits_per_byte']['1024']:.3f}" in card
 
 
-@pytest.mark.parametrize("name", bundled_models())
+@pytest.mark.parametrize("name", WHOLE)
 def test_the_samples_continue_prompts_of_ours(name: str) -> None:
     folder = bundled_models()[name]
     card = (folder / "README.md").read_text(encoding="utf-8")
@@ -61,7 +63,7 @@ def test_the_samples_continue_prompts_of_ours(name: str) -> None:
         assert f"{form['well_formed']} of {form['documents']}" in card
 
 
-@pytest.mark.parametrize("name", bundled_models())
+@pytest.mark.parametrize("name", WHOLE)
 def test_every_method_writes_the_plain_text(name: str) -> None:
     model, tokenizer = load_model(name, dtype="float32", device="cpu")
     plain = Engine(model, tokenizer, method="autoregressive")
@@ -72,6 +74,34 @@ def test_every_method_writes_the_plain_text(name: str) -> None:
         result = Engine(model, tokenizer, method, settings=settings).generate(PROMPTS[domain][0], max_new_tokens=24)
         assert result.token_ids == expected[domain].token_ids, method
         assert method == "autoregressive" or result.drafted > 0, method
+
+
+def test_a_head_is_beside_its_model() -> None:
+    """``tiny-mtp`` is ``tiny`` and a head, whose card has the measured figures."""
+    index = json.loads((TINY_MTP / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
+    assert {(TINY_MTP / file).resolve() for file in index.values()} == {
+        TINY / "model.safetensors",
+        TINY_MTP / "mtp.safetensors",
+    }
+    assert sum(file.stat().st_size for file in TINY_MTP.iterdir()) < 4 * 2**20
+    assert (TINY_MTP / "config.json").read_bytes() == (TINY / "config.json").read_bytes()
+    card = (TINY_MTP / "README.md").read_text(encoding="utf-8")
+    figures = json.loads((TINY_MTP / "evaluation.json").read_text(encoding="utf-8"))
+    for shares in figures.values():
+        assert min(shares) > 0.5
+        assert all(f"{share:.3f}" in card for share in shares)
+
+
+@pytest.mark.parametrize("domain", list(PROMPTS))
+def test_a_head_drafts_well(domain: str) -> None:
+    model, tokenizer = load_model(TINY_MTP, dtype="float32", device="cpu")
+    drafting = Engine(model, tokenizer, "mtp")
+    plain = engine("tiny")
+    results = [drafting.generate(prompt, PARAMS) for prompt in PROMPTS[domain][:4]]
+    assert [each.token_ids for each in results] == [
+        plain.generate(prompt, PARAMS).token_ids for prompt in PROMPTS[domain][:4]
+    ]
+    assert sum(result.accepted for result in results) > 0.6 * sum(result.drafted for result in results)
 
 
 @pytest.mark.parametrize(("domain", "least"), [("code", 0.5), ("math", 0.6), ("prose", 0.5)])

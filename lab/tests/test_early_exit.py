@@ -2,11 +2,14 @@
 
 import copy
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from helpers.checkpoints import save_checkpoint
@@ -15,6 +18,7 @@ from selfspec import Engine, load_model
 from selfspec.errors import InvalidParameterError, ModelLoadError, UnsupportedModelError
 from selfspec_lab.cli.train import train
 from selfspec_lab.training.early_exit import EarlyExit, ExitTraining
+from selfspec_lab.training.progress import Point, train_resumable
 
 TRAINING = ExitTraining(2, steps=60, rows=4, length=32, rank=16, rate=5e-3, dropout=0.05)
 TOKENS = torch.randint(VOCABULARY, (96,), generator=torch.Generator().manual_seed(0))
@@ -44,6 +48,36 @@ def test_the_exit_learns_what_the_last_layer_chooses() -> None:
     merged = exits.merge()
     torch.testing.assert_close(logits(merged, prompt(20)), changed)
     assert not torch.allclose(changed, logits(original, prompt(20)))
+
+
+def train_steps(model: Any, work: Path | None, report: Callable[[Point], None] = lambda _: None) -> EarlyExit:
+    """A short training of a copy of a model, measured every second step."""
+    exits = EarlyExit(copy.deepcopy(model), replace(TRAINING, steps=6, rows=2))
+    train_resumable(exits, TOKENS, TOKENS, 2, work, report)
+    return exits
+
+
+def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    model = build("llama")
+
+    def interrupt(point: Point) -> None:
+        if point["step"] == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_steps(model, tmp_path, interrupt)
+    seen: list[Point] = []
+    resumed, whole = train_steps(model, tmp_path, seen.append), train_steps(model, None)
+    assert [point["step"] for point in seen] == [6]
+    for name, change in whole.changes.items():
+        assert torch.equal(change.up, resumed.changes[name].up)
+        assert change.up.any()
+    points = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [point["step"] for point in points] == [0, 2, 4, 6]
+    assert points[-1]["tokens"] == 6 * 2 * TRAINING.length
+    other = EarlyExit(copy.deepcopy(model), replace(TRAINING, rank=4))
+    with pytest.raises(InvalidParameterError, match="of another model or --rank"):
+        train_resumable(other, TOKENS, TOKENS, 2, tmp_path, seen.append)
 
 
 @pytest.mark.parametrize("exit_layer", [0, LAYERS])
@@ -79,6 +113,30 @@ def test_the_command_writes_a_checkpoint(tmp_path: Path) -> None:
     assert model.dtype == original.dtype
     result = Engine(model, tokenizer, method="layerskip").generate("def mean(", max_new_tokens=8)
     assert result.drafted > 0
+
+
+def test_the_command_writes_an_adapter(tmp_path: Path) -> None:
+    """In float32 the model with it writes what the merged model writes."""
+    texts, out = tmp_path / "texts.txt", tmp_path / "out"
+    texts.write_text("def mean(values):\n    return sum(values) / len(values)\n" * 60, encoding="utf-8")
+    short = ("--model", "tiny", "--texts", str(texts), "--steps", "2", "--rows", "1", "--length", "16", "--rank", "2")
+    assert run(*short, "--adapter", "--out", str(out)).exit_code == 0
+    assert {file.name for file in out.iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "training.json",
+    }
+    model, tokenizer = load_model("tiny", dtype="float32")
+    engine = Engine(model, tokenizer, method="layerskip", adapters={"exit": out})
+    found = engine.generate("def mean(", max_new_tokens=24, adapter="exit")
+    assert found.drafted > 0
+    weights = load_file(out / "adapter_model.safetensors")
+    with torch.no_grad():
+        for name, up in weights.items():
+            if ".lora_B." in name:
+                layer = model.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_B.weight"))
+                layer.weight += up.float() @ weights[name.replace("lora_B", "lora_A")].float()
+    assert Engine(model, tokenizer).generate("def mean(", max_new_tokens=24).token_ids == found.token_ids
 
 
 @pytest.mark.parametrize(

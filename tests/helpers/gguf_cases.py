@@ -11,7 +11,7 @@ from helpers.gguf_families import dequantise, save_family
 from helpers.models import RELATIVES, VARIANTS, make, prompt
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile
-from selfspec.loading.gguf_tensors import find_parameters
+from selfspec.loading.gguf_tensors import find_parameters, stored_values
 from selfspec.loading.without_weights import build_on_meta
 
 LONGROPE = {
@@ -58,6 +58,10 @@ CASES: dict[str, dict[str, Any]] = {
     "arcee": {"mlp_bias": False},
     "gemma": {},
     "gpt-oss": {},
+    "glm4-moe": {},
+    "deepseek_v2": {},
+    "deepseek_v2-yarn": {},
+    "deepseek_v3": {},
 }
 """Variants by name, with the settings that a GGUF file cannot hold set to what it means."""
 
@@ -80,7 +84,7 @@ def read_model(file: GgufFile) -> PreTrainedModel:
     config = read_config(file.metadata, file.tensors)
     sources = find_parameters(file.tensors, build_on_meta(config))
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    parameters = dict(model.named_parameters())
+    parameters = stored_values(model)
     assert sources.keys() == parameters.keys()
     with torch.no_grad():
         for name, parameter in parameters.items():

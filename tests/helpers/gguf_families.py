@@ -3,7 +3,8 @@
 Names of tensors are those of the package ``gguf``. Written independently of what reads them.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,9 @@ ARCHITECTURES = {
     "glm4": MODEL_ARCH.GLM4,
     "stablelm": MODEL_ARCH.STABLELM,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
+    "glm4_moe": MODEL_ARCH.GLM4_MOE,
+    "deepseek_v2": MODEL_ARCH.DEEPSEEK2,
+    "deepseek_v3": MODEL_ARCH.DEEPSEEK2,
 }
 """By ``config.model_type``."""
 
@@ -91,6 +95,37 @@ def save_family(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def save_with_gguf_head(model: PreTrainedModel, head: Mapping[str, torch.Tensor], path: Path, **options: Any) -> Path:
+    """Writes a model and its multi-token-prediction head as one more block.
+
+    Args:
+        model: of one of ``ARCHITECTURES``.
+        head: its tensors by the names of the checkpoint, ``model.layers.{layers}.…``, experts apart.
+        path: where to.
+        **options: those of ``save_family``.
+    """
+    config: Any = model.config
+    layers = config.num_hidden_layers
+    names = gguf.get_tensor_name_map(ARCHITECTURES[config.model_type], layers + 1)
+    beside = gguf.get_tensor_name_map(MODEL_ARCH.GLM4_MOE, layers + 1)  # the package lists none for DeepSeek's
+    written: dict[str, npt.NDArray[np.float32]] = {}
+    experts: dict[str, dict[int, npt.NDArray[np.float32]]] = {}
+    for name, tensor in head.items():
+        values, (module, _, kind) = tensor.float().numpy(), name.rpartition(".")
+        if (match := re.fullmatch(r"(.+\.experts)\.(\d+)\.(.+)", module)) is not None:
+            stored = f"{names.get_name(f'{match[1]}.{match[3]}')}.{kind}"
+            experts.setdefault(stored, {})[int(match[2])] = values
+        elif name.endswith("kv_b_proj.weight"):
+            written |= _expanding(names, name, values, config)
+        elif name.endswith("_correction_bias"):
+            written[f"{names.get_name(name.removesuffix('_bias'))}.bias"] = values
+        else:
+            written[f"{names.get_name(module) or beside.get_name(module)}.{kind}"] = values
+    written |= {name: np.stack([parts[each] for each in sorted(parts)]) for name, parts in experts.items()}
+    settings = {"block_count": layers + 1, "nextn_predict_layers": 1}
+    return save_family(model, path, settings=settings, tensors=written, **options)
 
 
 def dequantise(tensor: GgufTensor) -> npt.NDArray[np.float32]:
@@ -158,7 +193,45 @@ def _settings(config: Any) -> dict[str, Any]:
         "embedding_scale": getattr(config, "embedding_multiplier", None),
         "residual_scale": getattr(config, "residual_multiplier", None),
         "logit_scale": getattr(config, "logits_scaling", None),
+        **_routing(config),
+        **(_latents(config) if family.startswith("deepseek") else {}),
         "use_parallel_residual": True if family == "stablelm" else None,  # as of a config that does not have it
+    }
+
+
+def _routing(config: Any) -> dict[str, Any]:
+    """Of mixtures with shared experts without a gate."""
+    if not hasattr(config, "n_routed_experts"):
+        return {}
+    return {
+        "expert_count": config.n_routed_experts,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_gating_func": int(
+            gguf.ExpertGatingFuncType.SOFTMAX
+            if config.model_type == "deepseek_v2"
+            else gguf.ExpertGatingFuncType.SIGMOID
+        ),
+        "expert_weights_scale": float(config.routed_scaling_factor),
+        "expert_weights_norm": config.norm_topk_prob or None,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+        "leading_dense_block_count": config.first_k_dense_replace,
+    }
+
+
+def _latents(config: Any) -> dict[str, Any]:
+    """Heads of keys and values are one of latents for llama.cpp, with a rotated key after it."""
+    scale = config.rope_parameters.get("mscale_all_dim")
+    return {
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": config.q_lora_rank,
+        "attention.kv_lora_rank": config.kv_lora_rank,
+        "attention.key_length": config.kv_lora_rank + config.qk_rope_head_dim,
+        "attention.value_length": config.kv_lora_rank,
+        "attention.key_length_mla": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.value_length_mla": config.v_head_dim,
+        "rope.dimension_count": config.qk_rope_head_dim,
+        "rope.scaling.yarn_log_multiplier": None if scale is None else 0.1 * scale,
     }
 
 
@@ -199,12 +272,18 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, npt.NDArray[np.float
     config: Any = model.config
     names = gguf.get_tensor_name_map(ARCHITECTURES[config.model_type], config.num_hidden_layers)
     norms: dict[str, list[npt.NDArray[np.float32]]] = {}
-    for own, parameter in model.named_parameters():
+    kept = model.state_dict().keys()
+    buffers = [(own, buffer) for own, buffer in model.named_buffers() if own in kept]
+    for own, parameter in (*model.named_parameters(), *buffers):
         values = parameter.detach().numpy()
         name = own.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
         name = f"{name}.weight" if name.endswith("sinks") else name
         if ".norms." in name:  # one for each head
             norms.setdefault(name.split(".norms.")[0], []).append(values)
+        elif name.endswith("kv_b_proj.weight"):
+            yield from _expanding(names, name, values, config)
+        elif name.endswith("_correction_bias"):
+            yield f"{names.get_name(name.removesuffix('_bias'))}.bias", values
         elif ".experts." in name:
             yield from _experts(names, name, values, in_pairs=config.model_type == "gpt_oss")
         else:
@@ -213,6 +292,17 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, npt.NDArray[np.float
     for name, parts in norms.items():
         yield f"{names.get_name(name)}.weight", np.stack(parts)
     yield from _rope_tensors(config)
+
+
+def _expanding(
+    names: gguf.TensorNameMap, name: str, values: npt.NDArray[np.float32], config: Any
+) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    """What expands latents to keys, transposed, and to values, of each head."""
+    by_head = values.reshape(config.num_attention_heads, -1, values.shape[-1])
+    keys, of_values = np.split(by_head, [config.qk_nope_head_dim], axis=1)
+    module = name.removesuffix(".weight")
+    yield f"{names.get_name(module.replace('kv_b_proj', 'k_b_proj'))}.weight", keys.swapaxes(1, 2)
+    yield f"{names.get_name(module.replace('kv_b_proj', 'v_b_proj'))}.weight", of_values
 
 
 def _experts(

@@ -229,6 +229,13 @@ _EXPERTS = {
     "head_dim": 16,
 }
 
+_LATENTS = {
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 32},
+    **{"num_key_value_heads": 4, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5},
+    **{"n_group": 2, "topk_group": 1, "q_lora_rank": 32, "kv_lora_rank": 64},
+    **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 32, "v_head_dim": 24},
+}
+
 RELATIVES: dict[str, Callable[[], PreTrainedConfig]] = {
     **{name: _relative(name) for name in ("internlm3", "iquestcoder", "jais2")},
     **{name: _relative(name, head_dim=16) for name in ("seed_oss", "helium", "glm", "gemma")},
@@ -238,19 +245,22 @@ RELATIVES: dict[str, Callable[[], PreTrainedConfig]] = {
     "hyperclovax": _relative(
         "hyperclovax", attention_multiplier=0.2, residual_multiplier=0.7, embedding_multiplier=3.0, logits_scaling=2.0
     ),
-    "deepseek_v3": _relative(
-        "deepseek_v3",
-        **{**_EXPERTS, "head_dim": 32, "num_key_value_heads": 4, "first_k_dense_replace": 1},
-        **{"n_group": 2, "topk_group": 1, "q_lora_rank": 32, "kv_lora_rank": 64},
-        **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 32, "v_head_dim": 24},
+    "deepseek_v2": _relative("deepseek_v2", **_LATENTS, topk_method="group_limited_greedy"),
+    "deepseek_v2-yarn": _relative(
+        "deepseek_v2",
+        **{**_LATENTS, "q_lora_rank": None, "n_group": 1},
+        rope_parameters=_rope(
+            "yarn", factor=4.0, original_max_position_embeddings=256, mscale=0.707, mscale_all_dim=0.707
+        ),
     ),
+    "deepseek_v3": _relative("deepseek_v3", **_LATENTS, head_dim=32),
     "mellum": _relative("mellum", sliding_window=WINDOW, layer_types=_MIXED_LAYERS, **_EXPERTS),
     **{
         name: _relative(name, **_EXPERTS)
         for name in ("flex_olmo", "dots1", "solar_open", "exaone_moe", "hy_v3", "minimax_m2", "ernie4_5_moe")
     },
 }
-"""Families of the table whose sublayers have forms that ``VARIANTS`` have, by ``model_type``."""
+"""Families of the table whose sublayers have forms that ``VARIANTS`` have, or latents, by ``model_type``."""
 
 FAMILY_NAMES = (
     *("llama", "mistral-window", "qwen2-window", "qwen3-window", "smollm3-window", "phi3", "olmo2", "granite"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV3Config
+from transformers import AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config
 
 import selfspec
 from helpers.kernels import needs_kernels
@@ -46,7 +46,12 @@ YARN = {
     **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7},
     **{"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 128},
 }
+SIZES_2 = {name: size for name, size in SIZES.items() if name != "num_nextn_predict_layers"}
 CONFIGS = {
+    "v2": functools.partial(DeepseekV2Config, **SIZES_2, topk_method="group_limited_greedy"),
+    "v2-whole-queries-yarn": functools.partial(
+        DeepseekV2Config, **{**SIZES_2, "q_lora_rank": None}, rope_parameters=YARN
+    ),
     "v3": functools.partial(DeepseekV3Config, **SIZES),
     "v3-whole-queries": functools.partial(DeepseekV3Config, **{**SIZES, "q_lora_rank": None}),
     "v3-yarn": functools.partial(DeepseekV3Config, **SIZES, rope_parameters=YARN),
@@ -127,7 +132,7 @@ def test_rows_are_independent_of_each_other(name: str, dtype: torch.dtype) -> No
         assert torch.equal(states(target, ids, *chunks), alone)
 
 
-@pytest.mark.parametrize("name", ["v3", "v3-whole-queries"])
+@pytest.mark.parametrize("name", ["v2", "v3", "v3-whole-queries"])
 def test_low_bit_weights_write_what_their_modules_write(name: str) -> None:
     """What expands latents keeps its bits."""
     made, ids = selfspec.quantise(model(name), "int8"), prompt(40, seed=4)

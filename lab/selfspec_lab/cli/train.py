@@ -15,6 +15,9 @@ train = typer.Typer(no_args_is_help=True, help="Trains models of one's own to dr
 _HELD_OUT = 0.1
 """Share of the texts, their end, that is measured and not trained on."""
 
+_CURVE_TOKENS = 2_048
+"""Held-out tokens that a point of the curve is measured on."""
+
 
 @train.callback()
 def _group() -> None:
@@ -31,25 +34,33 @@ def early_exit(
     rows: Annotated[int, typer.Option(help="Texts of a step.", min=1)] = 8,
     length: Annotated[int, typer.Option(help="Tokens of each.", min=2)] = 128,
     rank: Annotated[int, typer.Option(help="Rank of the change of a weight matrix.", min=1)] = 16,
+    rate: Annotated[float, typer.Option(help="Learning rate, which falls to zero.")] = 2e-3,
     seed: Annotated[int, typer.Option(help="Of the changes and of what is read.")] = 0,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Write the changes alone, as a PEFT adapter.")] = False,
+    work: Annotated[Path | None, typer.Option(help="Folder of the state to continue from, and of curve.jsonl.")] = None,
+    every: Annotated[int, typer.Option(help="Steps between points of the curve.", min=1)] = 20,
 ) -> None:
     """Trains the first layers to draft (`--method layerskip`, `del`) while the model keeps writing what it wrote.
 
-    The model itself is the teacher. Its layers get low-rank changes, which are merged into the checkpoint.
+    The model itself is the teacher. Its layers get low-rank changes, which are merged into the checkpoint or, with
+    `--adapter`, written alone. Interrupted, a command with `--work` continues from there; with fewer `--steps` than it
+    has done it writes what there is.
     """
     import torch
 
-    from selfspec.loading import load_config, load_model
+    from selfspec.loading import load_model
     from selfspec_lab.output_folder import check_output_folder
+    from selfspec_lab.training.adapter_folder import write_adapter
     from selfspec_lab.training.early_exit import EarlyExit, ExitTraining
+    from selfspec_lab.training.progress import train_resumable
 
     check_output_folder(out)
     text = _read(texts)
     silence_libraries()
-    loaded, tokenizer = load_model(model, dtype="float32", device="cpu", unpack=True)
+    loaded, tokenizer = load_model(model, device="cpu", unpack=True)
     layers = int(loaded.config.num_hidden_layers)
     exit_layer = max(1, layers // 3) if exit_layer is None else exit_layer
-    training = ExitTraining(exit_layer, steps=steps, rows=rows, length=length, rank=rank, seed=seed)
+    training = ExitTraining(exit_layer, steps=steps, rows=rows, length=length, rank=rank, rate=rate, seed=seed)
     if tokenizer is None:
         raise InvalidParameterError(f"'{model}' has no tokenizer, which texts need")
     tokens = torch.tensor(tokenizer(text)["input_ids"])
@@ -60,20 +71,27 @@ def early_exit(
             "texts or a smaller --length"
         )
     exits = EarlyExit(loaded, training)
-    before = exits.measure(tokens[-held_out:])
-
-    def report(step: int, loss: float) -> None:
-        if (step + 1) % 20 == 0:
-            typer.echo(f"step {step + 1} of {steps}: loss {loss:.3f}", err=True)
-
-    exits.train(tokens[:-held_out], report)
-    figures = {"training": asdict(training), "before": before, "after": exits.measure(tokens[-held_out:])}
-    dtype = getattr(load_config(model), "dtype", None) or torch.float32
-    merged: Any = exits.merge()
-    merged.to(dtype).save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    measured = tokens[-held_out:]
+    curve = train_resumable(
+        exits,
+        tokens[:-held_out],
+        measured[: max(length, _CURVE_TOKENS)],
+        every,
+        work,
+        lambda point: typer.echo(json.dumps(point), err=True),
+    )
+    with exits.unchanged():
+        before = exits.measure(measured)
+    figures = {"training": asdict(training), "before": before, "after": exits.measure(measured), "curve": curve}
+    if adapter:
+        out.mkdir(parents=True, exist_ok=True)
+        write_adapter(exits.changes, str(getattr(loaded.config, "_name_or_path", "") or model), out)
+    else:
+        merged: Any = exits.merge()
+        merged.save_pretrained(out)
+        tokenizer.save_pretrained(out)
     (out / "training.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    typer.echo(json.dumps(figures))
+    typer.echo(json.dumps({name: figures[name] for name in ("training", "before", "after")}))
 
 
 def _read(texts: Path) -> str:

@@ -64,11 +64,13 @@ _HYBRID = {"layer_types": ["linear_attention", "full_attention"] * 2}
 _CONVOLUTIONS = {"layer_types": ["conv", "full_attention"] * 2}
 _LATENT = {"num_key_value_heads": 2}
 _LATENT_NARROW = {**_LATENT, "head_dim": 8}
+_LATENT_WIDE = dict.fromkeys(("qk_rope_head_dim", "q_lora_rank", "kv_lora_rank"), 32)
 _SPECIAL: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("axk2", "deepseek_v2", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"), _LATENT),
+    **dict.fromkeys(("axk2", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"), _LATENT),
     **dict.fromkeys(("longcat_flash", "minicpm3"), _LATENT),
     **dict.fromkeys(("axk1", "youtu"), _LATENT_NARROW),
-    "deepseek_v3": {**_LATENT, **dict.fromkeys(("head_dim", "qk_rope_head_dim", "q_lora_rank", "kv_lora_rank"), 32)},
+    "deepseek_v2": {**_LATENT, **_LATENT_WIDE},
+    "deepseek_v3": {**_LATENT, **_LATENT_WIDE, "head_dim": 32},
     **dict.fromkeys(("minimax", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _HYBRID),
     **dict.fromkeys(("lfm2", "lfm2_moe"), _CONVOLUTIONS),
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},

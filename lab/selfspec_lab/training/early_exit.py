@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.utils import parametrize
 from transformers import PreTrainedModel
 
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
@@ -46,25 +45,37 @@ class ExitTraining:
 
 
 class LowRank(nn.Module):
-    """A change of a weight matrix ``[outputs, inputs]``: ``up @ down``, which is zero before the first update."""
+    """A change of a linear layer's weight ``[outputs, inputs]``: ``up @ down``, which is zero before the first update.
 
-    def __init__(self, weight: torch.Tensor, rank: int, generator: torch.Generator) -> None:
+    The layer's output has it added, in the layer's dtype; ``up`` and ``down`` are float32.
+    """
+
+    def __init__(self, layer: nn.Linear, rank: int, generator: torch.Generator) -> None:
         super().__init__()
-        outputs, inputs = weight.shape
+        outputs, inputs = layer.weight.shape
         self.down = nn.Parameter(torch.randn(rank, inputs, generator=generator) / inputs**0.5)
         self.up = nn.Parameter(torch.zeros(outputs, rank))
         self.on = True
+        self._hook = layer.register_forward_hook(self._add)
 
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        """The changed weight."""
-        return weight + self.up @ self.down if self.on else weight
+    def _add(self, _: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        if not self.on:
+            return output
+        reduced = functional.linear(given[0], self.down.to(output.dtype))
+        return output + functional.linear(reduced, self.up.to(output.dtype))
+
+    @torch.no_grad()
+    def merge(self, layer: nn.Linear) -> None:
+        """Adds the change to the layer's weight, and leaves its output alone from then on."""
+        layer.weight.copy_(layer.weight.float() + self.up @ self.down)
+        self._hook.remove()
 
 
 class EarlyExit:
     """A model whose layers can change.
 
     Args:
-        model: in float32; its layers are its decoder's ``layers``, followed by ``norm``. It is changed in place.
+        model: its layers are its decoder's ``layers``, followed by ``norm``. It is changed in place.
         training: what to do.
     """
 
@@ -86,13 +97,16 @@ class EarlyExit:
             )
         generator = torch.Generator().manual_seed(training.seed)
         model.requires_grad_(requires_grad=False)
-        self._changed = [part for part in self._layers.modules() if type(part) is nn.Linear]
+        inside = set(self._layers.modules())
+        self._changed = {
+            name: part for name, part in model.named_modules() if part in inside and type(part) is nn.Linear
+        }
         if not self._changed:
             raise UnsupportedModelError("the layers have no ordinary linear layers; load the model unquantised")
-        self._changes = [LowRank(part.weight, training.rank, generator) for part in self._changed]
-        for part, change in zip(self._changed, self._changes, strict=True):
-            parametrize.register_parametrization(part, "weight", change)
-        self._chooser = random.Random(training.seed)
+        self.changes = {name: LowRank(part, training.rank, generator) for name, part in self._changed.items()}
+        self._weights = [weight for change in self.changes.values() for weight in change.parameters()]
+        self._optimizer = torch.optim.AdamW(self._weights, lr=training.rate, weight_decay=0.0, betas=(0.9, 0.95))
+        self.done = 0
         self._drops: frozenset[int] = frozenset()
         self._state: torch.Tensor
         self._hooks = [layer.register_forward_hook(self._hook(index)) for index, layer in enumerate(self._layers)]
@@ -114,57 +128,75 @@ class EarlyExit:
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """The model as it was, without gradients."""
-        for change in self._changes:
+        for change in self.changes.values():
             change.on = False
         with torch.no_grad():
             yield
-        for change in self._changes:
+        for change in self.changes.values():
             change.on = True
 
     def train(self, tokens: torch.Tensor, report: Callable[[int, float], None]) -> None:
-        """Trains on rows of a text, long ``[tokens]``; ``report`` gets each step and its loss."""
+        """Trains on rows of a text, long ``[tokens]``, up to the last step; ``report`` gets each step and its loss."""
         training = self.training
-        weights = [weight for change in self._changes for weight in change.parameters()]
-        optimizer = torch.optim.AdamW(weights, lr=training.rate, weight_decay=0.0, betas=(0.9, 0.95))
-        for step in range(training.steps):
-            starts = [self._chooser.randrange(len(tokens) - training.length) for _ in range(training.rows)]
-            inputs = torch.stack([tokens[start : start + training.length] for start in starts])
-            with self.unchanged():
-                wanted = self.model(input_ids=inputs, use_cache=False).logits.log_softmax(-1)
-            self._drops = self._draw_drops()
-            last, early = self.logits(inputs)
+        for step in range(self.done, training.steps):
+            chooser = random.Random(f"{training.seed} {step}")
+            self._drops = self._draw_drops(chooser)
+            self._optimizer.zero_grad()
+            loss = 0.0
+            for _ in range(training.rows):
+                start = chooser.randrange(len(tokens) - training.length)
+                loss += self._learn(tokens[None, start : start + training.length]) / training.rows
             self._drops = frozenset()
-            loss = _divergence(wanted, last) + _divergence(wanted, early)
-            for group in optimizer.param_groups:
+            for group in self._optimizer.param_groups:
                 group["lr"] = training.rate * min(1.0, (step + 1) / 20) * (1 - step / training.steps)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            report(step, float(loss.detach()))
+            self._optimizer.step()
+            self.done = step + 1
+            report(step, loss)
 
-    def _draw_drops(self) -> frozenset[int]:
+    def _learn(self, inputs: torch.Tensor) -> float:
+        """Adds the gradients of one row ``[1, length]`` to those of the step; returns its loss."""
+        with self.unchanged():
+            wanted = self.model(input_ids=inputs, use_cache=False).logits.float().log_softmax(-1)
+        last, early = self.logits(inputs)
+        loss = _divergence(wanted, last) + _divergence(wanted, early)
+        (loss / self.training.rows).backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    def _draw_drops(self, chooser: random.Random) -> frozenset[int]:
         """Layers to skip in a step; their probabilities rise exponentially from 0 (LayerSkip, section 4.1)."""
         last, most = len(self._layers) - 1, self.training.dropout
         rising = [most * (2 ** (index / last) - 1) for index in range(last + 1)]
-        return frozenset(index for index, share in enumerate(rising) if self._chooser.random() < share)
+        return frozenset(index for index, share in enumerate(rising) if chooser.random() < share)
+
+    def state(self) -> dict[str, Any]:
+        """What ``restore`` continues from: tensors and numbers, for ``torch.save``."""
+        return {"done": self.done, "weights": self._weights, "optimizer": self._optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from the state of an earlier training of this model with this rank."""
+        if [part.shape for part in state["weights"]] != [part.shape for part in self._weights]:
+            raise InvalidParameterError("the training to continue is of another model or --rank; name another --work")
+        with torch.no_grad():
+            for weight, saved in zip(self._weights, state["weights"], strict=True):
+                weight.copy_(saved)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.done = state["done"]
 
     @torch.no_grad()
     def measure(self, tokens: torch.Tensor) -> dict[str, float]:
         """Perplexity of a text, and the share of tokens at which the exit chooses the last layer's token."""
         rows = tokens[: len(tokens) // self.training.length * self.training.length].view(-1, self.training.length)
         loss, agreed = 0.0, 0
-        for inputs in torch.split(rows, self.training.rows):
+        for inputs in torch.split(rows, 1):
             last, early = self.logits(inputs)
-            loss += float(
-                functional.cross_entropy(last[:, :-1].flatten(0, 1), inputs[:, 1:].flatten(), reduction="sum")
-            )
+            loss += float(functional.cross_entropy(last[0, :-1].float(), inputs[0, 1:], reduction="sum"))
             agreed += int((last.argmax(-1) == early.argmax(-1)).sum())
         return {"perplexity": math.exp(loss / (rows.numel() - len(rows))), "agreement": agreed / rows.numel()}
 
     def merge(self) -> PreTrainedModel:
         """Makes the changes part of the weights; the model is an ordinary one afterwards."""
-        for part in self._changed:
-            parametrize.remove_parametrizations(part, "weight")
+        for name, part in self._changed.items():
+            self.changes[name].merge(part)
         for hook in self._hooks:
             hook.remove()
         return self.model
@@ -172,5 +204,5 @@ class EarlyExit:
 
 def _divergence(wanted: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """Mean Kullback-Leibler divergence of distributions from wanted ones, given as logarithms."""
-    divergence: torch.Tensor = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1).mean()
+    divergence: torch.Tensor = (wanted.exp() * (wanted - logits.float().log_softmax(-1))).sum(-1).mean()
     return divergence

@@ -24,7 +24,7 @@ ENTRY_POINTS = "selfspec.models"
 _PIP_OPTIONS = ("--no-deps", "--only-binary", ":all:", "--disable-pip-version-check")
 _STANDARD_ERROR = 2
 
-LAB_MODELS = ("tiny", "tiny-early-exit")
+LAB_MODELS = ("tiny", "tiny-early-exit", "tiny-mtp")
 """Checkpoints of selfspec-lab. Without that package, an error says what to install."""
 
 

@@ -4,65 +4,29 @@ A family is one row of a table. What a row does not say is alike in all of them:
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import transformers
 from transformers import PreTrainedConfig
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError, first_line
+from selfspec.loading.gguf_deepseek import has_sigmoids, scale_yarn
 from selfspec.loading.gguf_ends import read_special_tokens
 from selfspec.loading.gguf_file import GgufTensor
+from selfspec.loading.gguf_own import MOST_EXPERTS, Header, read_own
 from selfspec.loading.gguf_rope import read_rope
 from selfspec.loading.gguf_settings import Settings
 from selfspec.model.families import require_row
 
 _MOST_HEADS = 2**12
 _MOST_HEAD_DIM = 2**13
-_MOST_EXPERTS = 2**14
 """No model has nearly as many. Tables of a model are as long, so that a damaged file may not choose them freely."""
 
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 
 _ELSEWHERE = "take the model's folder or its name on the hub"
-
-
-@dataclass(frozen=True)
-class Header:
-    """What the settings of a config are read from.
-
-    Attributes:
-        settings: the model's own keys.
-        tensors: the tensors of the file.
-        layers: number of layers.
-        hidden: width of the residual stream.
-        heads: attention heads.
-        groups: heads of keys and values.
-        head_dim: size of a head.
-    """
-
-    settings: Settings
-    tensors: Mapping[str, GgufTensor]
-    layers: int
-    hidden: int
-    heads: int
-    groups: int
-    head_dim: int
-
-    def has(self, name: str) -> bool:
-        """Whether the first layer has a tensor of this name."""
-        return f"blk.0.{name}" in self.tensors
-
-    @property
-    def has_qkv_bias(self) -> bool:
-        """Whether the projections of the attention's input have biases."""
-        return self.has("attn_q.bias") or self.has("attn_qkv.bias")
-
-
-def _nothing(_: Header) -> dict[str, Any]:
-    return {}
 
 
 @dataclass(frozen=True)
@@ -75,7 +39,7 @@ class _Family:
         partial_rope: whether its models can rotate a part of a head.
         rope_by_layer_type: whether each type of layers has a rope of its own.
         rounds_yarn: whether the bounds of YaRN's ramp are whole numbers, as those of llama.cpp always are.
-        more: the settings of its own.
+        latent: attention is to latents.
     """
 
     model_type: str
@@ -83,182 +47,39 @@ class _Family:
     partial_rope: bool = False
     rope_by_layer_type: bool = False
     rounds_yarn: bool = True
-    more: Callable[[Header], dict[str, Any]] = _nothing
-
-
-def _biases(header: Header) -> dict[str, Any]:
-    return {"attention_bias": header.has_qkv_bias}
-
-
-def _biases_and_mlp(header: Header) -> dict[str, Any]:
-    return {**_biases(header), "mlp_bias": header.has("ffn_up.bias")}
-
-
-def _experts(header: Header) -> dict[str, Any]:
-    experts = header.settings.integer("expert_count", most=_MOST_EXPERTS)
-    used = header.settings.integer("expert_used_count", most=_MOST_EXPERTS)
-    if not 0 < used <= experts:
-        raise ModelLoadError(f"this GGUF file uses {used} of {experts} experts; convert the model again")
-    return {"num_local_experts": experts, "num_experts_per_tok": used}
-
-
-def _qwen2_moe(header: Header) -> dict[str, Any]:
-    settings = header.settings
-    experts = _experts(header)
-    return {
-        **experts,
-        "num_experts": experts["num_local_experts"],
-        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": settings.integer("expert_shared_feed_forward_length"),
-        "norm_topk_prob": False,  # llama.cpp never does it
-        "qkv_bias": header.has_qkv_bias,
-    }
-
-
-def _granite_moe(header: Header) -> dict[str, Any]:
-    values = _granite(header)
-    del values["mlp_bias"]
-    return {**values, **_experts(header)}
-
-
-def _olmoe(header: Header) -> dict[str, Any]:
-    return {**_biases(header), **_experts(header), "norm_topk_prob": False, "clip_qkv": None}
-
-
-def _qwen3_moe(header: Header) -> dict[str, Any]:
-    return {
-        **_biases(header),
-        **_experts(header),
-        "moe_intermediate_size": header.settings.integer("expert_feed_forward_length"),
-        "norm_topk_prob": True,  # llama.cpp does it always
-    }
-
-
-def _smollm3(header: Header) -> dict[str, Any]:
-    # Files do not tell which layers have no rope. It is every fourth in the models that there are.
-    return {**_biases_and_mlp(header), "no_rope_layer_interval": 4}
-
-
-def _phi3(header: Header) -> dict[str, Any]:
-    original = header.settings.integer("rope.scaling.original_context_length", 0)
-    return {
-        "sliding_window": header.settings.integer("attention.sliding_window", 0) or None,
-        **({"original_max_position_embeddings": original} if original else {}),
-    }
-
-
-def _granite(header: Header) -> dict[str, Any]:
-    settings = header.settings
-    if settings.get("rope.scaling.finetuned") is False:
-        raise UnsupportedModelError(f"this GGUF file is of a Granite model without rope, not supported; {_ELSEWHERE}")
-    return {
-        **_biases_and_mlp(header),
-        "embedding_multiplier": settings.number("embedding_scale", 0.0) or 1.0,
-        "residual_multiplier": settings.number("residual_scale", 0.0) or 1.0,
-        "logits_scaling": settings.number("logit_scale", 0.0) or 1.0,
-        "attention_multiplier": settings.number("attention.scale", 0.0) or header.head_dim**-0.5,
-    }
-
-
-def _gemma2(header: Header) -> dict[str, Any]:
-    return {
-        **_gemma(header, largest=46),
-        **_windows(header, default=4096, period=2),
-        "attn_logit_softcapping": header.settings.number("attn_logit_softcapping", 50.0) or None,
-        "final_logit_softcapping": header.settings.number("final_logit_softcapping", 30.0) or None,
-    }
-
-
-def _gemma3(header: Header) -> dict[str, Any]:
-    return {
-        **_gemma(header, largest=62),
-        **_windows(header, default=0, period=6),
-        "final_logit_softcapping": header.settings.number("final_logit_softcapping", 0.0) or None,
-    }
-
-
-def _gemma(header: Header, largest: int) -> dict[str, Any]:
-    """Files do not tell the scale of attention. It goes by the size of a head, in the largest model by the width."""
-    scalar = header.hidden // header.heads if header.layers == largest else header.head_dim
-    return {"query_pre_attn_scalar": scalar}
-
-
-def _windows(header: Header, *, default: int, period: int) -> dict[str, Any]:
-    """Every ``period``-th layer attends to everything, the others through a window, if the file says nothing else."""
-    settings, name = header.settings, "attention.sliding_window_pattern"
-    window, pattern = settings.integer("attention.sliding_window", default), settings.get(name)
-    if isinstance(pattern, (list, tuple, np.ndarray)):
-        windowed = [bool(each) for each in pattern]
-    else:
-        period = settings.integer(name, period)
-        windowed = [period == 0 or (layer + 1) % period != 0 for layer in range(header.layers)]
-    if len(windowed) != header.layers:
-        raise ModelLoadError(
-            f"{settings.key(name)} of this GGUF file has {len(windowed)} entries for {header.layers} layers; "
-            "convert the model again"
-        )
-    if not window:
-        return {"layer_types": ["full_attention"] * header.layers}
-    types = ["sliding_attention" if each else "full_attention" for each in windowed]
-    return {"sliding_window": window, "layer_types": types}
-
-
-def _exaone4(header: Header) -> dict[str, Any]:
-    return {"sliding_window": None, **_windows(header, default=0, period=4)}
-
-
-def _seed_oss(header: Header) -> dict[str, Any]:
-    return {**_biases_and_mlp(header), "attention_out_bias": header.has("attn_output.bias")}
-
-
-def _gpt_oss(header: Header) -> dict[str, Any]:
-    return {
-        **_biases(header),
-        **_experts(header),
-        **_windows(header, default=0, period=2),
-        "intermediate_size": header.settings.integer("expert_feed_forward_length"),
-    }
-
-
-def _one_for_biases(header: Header) -> dict[str, Any]:
-    return {"use_bias": header.has_qkv_bias}
-
-
-def _stablelm(header: Header) -> dict[str, Any]:
-    return {
-        "use_qkv_bias": header.has_qkv_bias,
-        "qk_layernorm": header.has("attn_q_norm.weight"),
-        "use_parallel_residual": not header.has("ffn_norm.weight"),
-    }
+    latent: bool = False
 
 
 _FAMILIES = {
-    "llama": _Family("llama", more=_biases_and_mlp),  # Mistral, too, which differs in nothing that files hold
+    "llama": _Family("llama"),  # Mistral, too, which differs in nothing that files hold
     "qwen2": _Family("qwen2"),
-    "qwen3": _Family("qwen3", more=_biases),
-    "qwen3moe": _Family("qwen3_moe", more=_qwen3_moe),
-    "qwen2moe": _Family("qwen2_moe", more=_qwen2_moe),
-    "olmoe": _Family("olmoe", more=_olmoe),
-    "granitemoe": _Family("granitemoe", more=_granite_moe),
-    "smollm3": _Family("smollm3", more=_smollm3),
-    "phi3": _Family("phi3", partial_rope=True, more=_phi3),
-    "olmo2": _Family("olmo2", more=_biases),
-    "exaone4": _Family("exaone4", more=_exaone4),
-    "seed_oss": _Family("seed_oss", more=_seed_oss),
-    "ernie4_5": _Family("ernie4_5", more=_one_for_biases),
-    "arcee": _Family("arcee", more=_biases_and_mlp),
+    "qwen3": _Family("qwen3"),
+    "qwen3moe": _Family("qwen3_moe"),
+    "qwen2moe": _Family("qwen2_moe"),
+    "olmoe": _Family("olmoe"),
+    "granitemoe": _Family("granitemoe"),
+    "smollm3": _Family("smollm3"),
+    "phi3": _Family("phi3", partial_rope=True),
+    "olmo2": _Family("olmo2"),
+    "exaone4": _Family("exaone4"),
+    "seed_oss": _Family("seed_oss"),
+    "ernie4_5": _Family("ernie4_5"),
+    "arcee": _Family("arcee"),
     "gemma": _Family("gemma"),
-    "granite": _Family("granite", more=_granite),
-    "gemma2": _Family("gemma2", more=_gemma2),
-    "gemma3": _Family("gemma3_text", rope_by_layer_type=True, more=_gemma3),
-    "starcoder2": _Family("starcoder2", norm="norm_epsilon", more=_one_for_biases),
-    "glm4": _Family("glm4", partial_rope=True, more=_biases),
-    "gpt-oss": _Family("gpt_oss", rounds_yarn=False, more=_gpt_oss),
-    "stablelm": _Family("stablelm", norm="layer_norm_eps", partial_rope=True, more=_stablelm),
+    "granite": _Family("granite"),
+    "gemma2": _Family("gemma2"),
+    "gemma3": _Family("gemma3_text", rope_by_layer_type=True),
+    "starcoder2": _Family("starcoder2", norm="norm_epsilon"),
+    "glm4": _Family("glm4", partial_rope=True),
+    "glm4moe": _Family("glm4_moe", partial_rope=True),
+    "gpt-oss": _Family("gpt_oss", rounds_yarn=False),
+    "deepseek2": _Family("deepseek_v2", latent=True),
+    "stablelm": _Family("stablelm", norm="layer_norm_eps", partial_rope=True),
 }
 """By ``general.architecture``."""
 
-_MIXTRAL = _Family("mixtral", more=_experts)
+_MIXTRAL = _Family("mixtral")
+_DEEPSEEK_V3 = _Family("deepseek_v3", latent=True)
 
 
 def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> PreTrainedConfig:
@@ -277,7 +98,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
     """
     settings = Settings(metadata)
     family = _find_family(settings, metadata)
-    header = _read_header(settings, tensors)
+    header = _read_header(settings, tensors, latent=family.latent)
     values = _read_values(family, header)
     tokens = read_special_tokens(metadata, values["vocab_size"])
     settings.refuse_unread()
@@ -302,20 +123,33 @@ def _find_family(settings: Settings, metadata: Mapping[str, Any]) -> _Family:
             f"the family '{settings.architecture[:40]}' of this GGUF file is not supported; supported are "
             f"{', '.join(_FAMILIES)}"
         )
-    if settings.architecture == "llama" and settings.integer("expert_count", 0, most=_MOST_EXPERTS):
+    if settings.architecture == "llama" and settings.integer("expert_count", 0, most=MOST_EXPERTS):
         return _MIXTRAL
+    if settings.architecture == "deepseek2" and has_sigmoids(settings):
+        return _DEEPSEEK_V3
     return _FAMILIES[settings.architecture]
 
 
-def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor]) -> Header:
-    hidden, layers = settings.integer("embedding_length"), settings.integer("block_count")
+def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], *, latent: bool) -> Header:
+    hidden, blocks = settings.integer("embedding_length"), settings.integer("block_count")
     found = max((int(match[1]) + 1 for match in map(_BLOCK.match, tensors) if match), default=0)
-    if not hidden or not layers or found != layers or layers > len(tensors):
+    later = settings.integer("nextn_predict_layers", 0)
+    layers = blocks - later
+    if not hidden or layers <= 0 or found not in (layers, blocks) or blocks > len(tensors):
         raise ModelLoadError(
-            f"this GGUF file has tensors of {found} layers, but says {settings.key('block_count')} {layers} and "
+            f"this GGUF file has tensors of {found} layers, but says {settings.key('block_count')} {blocks} and "
             f"{settings.key('embedding_length')} {hidden}; download or convert it again"
         )
+    if any(f"blk.{block}.nextn.eh_proj.weight" not in tensors for block in range(layers, found)):
+        raise UnsupportedModelError(
+            f"this GGUF file has {settings.key('nextn_predict_layers')} = {later}, but its last blocks have no "
+            f"projection (nextn.eh_proj) that heads have; {_ELSEWHERE}"
+        )
     heads = settings.integer("attention.head_count", most=_MOST_HEADS)
+    if latent:
+        settings.integer("attention.head_count_kv", heads)  # 1, or that of expanded heads
+        turned = settings.integer("rope.dimension_count", most=_MOST_HEAD_DIM)
+        return Header(settings, tensors, layers, hidden, heads, heads, turned)
     head_dim = settings.integer("attention.key_length", hidden // heads if heads else 0, most=_MOST_HEAD_DIM)
     groups = settings.integer("attention.head_count_kv", heads, most=_MOST_HEADS)
     value_dim = settings.integer("attention.value_length", head_dim)
@@ -342,6 +176,8 @@ def _read_values(family: _Family, header: Header) -> dict[str, Any]:
     rope = read_rope(settings, tensors, header.head_dim, context, partial=family.partial_rope)
     if rope["rope_type"] == "yarn" and not family.rounds_yarn:
         rope["truncate"] = False
+    if family.latent:
+        rope = scale_yarn(settings, rope)
     if family.rope_by_layer_type:
         local = {"rope_type": "default", "rope_theta": settings.number("rope.freq_base_swa", 10000.0)}
         rope = {"full_attention": rope, "sliding_attention": local}
@@ -357,7 +193,7 @@ def _read_values(family: _Family, header: Header) -> dict[str, Any]:
         family.norm: epsilon,
         "rope_parameters": rope,
         "tie_word_embeddings": "output.weight" not in tensors,
-        **family.more(header),
+        **read_own(family.model_type, header),
     }
 
 

@@ -16,10 +16,12 @@ from selfspec.loading.catalog import InstallableModel, check_file
 from selfspec.loading.gguf_early import EarlyLayout
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
-from selfspec.loading.gguf_tensors import Source, find_parameters
+from selfspec.loading.gguf_head import GgufHead
+from selfspec.loading.gguf_tensors import Source, find_parameters, stored_values
 from selfspec.loading.gguf_tokenizer import read_tokenizer
 from selfspec.loading.without_weights import build_on_meta
 from selfspec.memory import available_bytes
+from selfspec.model.mtp import hold_head
 from selfspec.runtimes.formats import GGUF_FORMATS, TILE, PackedFormat
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import DTYPES, find
@@ -34,6 +36,9 @@ _EMBEDDINGS = ("Embedding", "Gemma2TextScaledWordEmbedding", "Gemma3TextScaledWo
 """Classes of embeddings that can have a table of few bits: they look rows up, and may scale them."""
 
 _EXPERTS, _GATE_UP, _DOWN = ".experts", "gate_up_proj", "down_proj"
+
+_EXPANDING = "kv_b_proj"
+"""What expands latents, which kernels read as numbers of the dtype."""
 
 _BASE_BYTES = 256 << 20
 """What a load takes beside the weights: the tensor that is being read, buffers."""
@@ -77,12 +82,15 @@ def read_gguf(
                 config = read_config(file.metadata, file.tensors)
                 model = build_on_meta(config)
                 sources = find_parameters(file.tensors, model)
+                head = GgufHead.find(file, model, lambda tensor: _values(tensor, no_kernels))
             filling = _Filling(model, file, sources, chosen, early if keeps else None, no_kernels)
             filling.check_memory(available)
             tokenizer = read_tokenizer(file)
             with torch.inference_mode(mode=False), torch.no_grad():
                 filling.run()
     config.dtype = chosen
+    if head is not None:
+        hold_head(model, head)
     return model, tokenizer
 
 
@@ -133,7 +141,7 @@ class _Filling:
 
     def check_memory(self, available: int | None) -> None:
         """Refuses weights that do not fit into the ``available`` bytes of memory, measured before any was read."""
-        parameters = dict(self._model.named_parameters())
+        parameters = stored_values(self._model)
         needed = _BASE_BYTES
         for name in self._sources:
             shape, form = parameters[name].shape, self._forms.get(name)
@@ -189,6 +197,7 @@ class _Filling:
             return forms[kind == _DOWN] if all(forms) and self._fit_tiles(path) else None
         module = self._modules[path]
         fits = type(module) is nn.Linear or type(module).__name__ in _EMBEDDINGS
+        fits = fits and not path.endswith(_EXPANDING)
         return self._form_of(name) if kind == "weight" and fits else None
 
     def _form_of(self, name: str) -> PackedFormat | None:
@@ -240,13 +249,16 @@ class _Filling:
         path, _, kind = name.rpartition(".")
         shape = getattr(self._modules[path], kind).shape
         own = values if values.flags.writeable else values.copy()  # not a view of the file
-        made = torch.from_numpy(own).view(shape).to(self._dtype)
+        is_buffer = kind in self._modules[path]._buffers
+        made = torch.from_numpy(own).view(shape).to(torch.float32 if is_buffer else self._dtype)
         self._release([self._file.tensors[tensor] for tensor in source.tensors])
         return made
 
     @staticmethod
     def _put(module: nn.Module, kind: str, values: torch.Tensor) -> None:
-        if not isinstance(getattr(module, kind, None), nn.Parameter) or getattr(module, kind).is_meta:
+        if kind in module._buffers:
+            module._buffers[kind] = values
+        elif not isinstance(getattr(module, kind, None), nn.Parameter) or getattr(module, kind).is_meta:
             setattr(module, kind, nn.Parameter(values, requires_grad=False))
 
     @staticmethod

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from selfspec.errors import UnsupportedModelError
 from selfspec.loading.gguf_file import GgufTensor
@@ -35,12 +36,14 @@ class Source:
         rows: the outputs of the tensors that the parameter has, in its order; ``None`` for all as they are.
         added: what is added to the values of the file.
         transposed: the parameter has inputs before outputs, and one output of each tensor in turns.
+        by_head: the tensors are what expands keys, ``[heads, latent, key]``, and values, ``[heads, value, latent]``.
     """
 
     tensors: tuple[str, ...]
     rows: Rows | None = None
     added: float = 0.0
     transposed: bool = False
+    by_head: bool = False
 
     def read(self, values: Callable[[str], npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
         """The parameter, given a function for the values of a tensor by its name, in its shape.
@@ -50,6 +53,9 @@ class Source:
         arrays = [values(name) for name in self.tensors]
         if self.transposed:
             return self._in_turns(arrays)
+        if self.by_head:
+            keys, values_ = arrays
+            return np.concatenate([keys.swapaxes(1, 2), values_], 1).reshape(-1, keys.shape[1])
         axis = _outputs_axis(arrays[0].shape)
         joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
         chosen = joined if self.rows is None else np.take(joined, self.rows, axis)
@@ -86,6 +92,12 @@ _MODULES = {
     "self_attn.q_layernorm.norms": "attn_q_norm",
     "self_attn.k_layernorm.norms": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
@@ -93,6 +105,7 @@ _MODULES = {
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.gate.e_score_correction": "exp_probs_b",
     "mlp.router": "ffn_gate_inp",
     "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
@@ -100,6 +113,9 @@ _MODULES = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "block_sparse_moe.router": "ffn_gate_inp",
     "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
     "block_sparse_moe.experts.down_proj": "ffn_down_exps",
@@ -116,6 +132,7 @@ _MODULES_OF: dict[str, dict[str, str]] = {
     "exaone4": _AFTER_ATTENTION,
     "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
     "gpt_oss": {"post_attention_layernorm": "post_attention_norm"},
+    "glm4_moe": {"post_attention_layernorm": "post_attention_norm"},
     "gemma2": _AFTER_ATTENTION,
     "gemma3_text": _AFTER_ATTENTION,
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
@@ -124,6 +141,9 @@ _MODULES_OF: dict[str, dict[str, str]] = {
 
 _JOINED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 """Tensors that stand for several ones, whose outputs they have one after another."""
+
+_EXPANDING, _EXPANDING_PARTS = "attn_kv_b", ("attn_k_b", "attn_v_b")
+"""What expands latents to keys and values: one tensor, or two by head; see ``Source.by_head``."""
 
 _INTERLEAVED = frozenset({"llama", "mixtral", "smollm3", "granite", "granitemoe", "arcee"})
 """Families whose rotated projections llama.cpp stores with the two halves of a head interleaved."""
@@ -136,13 +156,15 @@ _NORMS_PLUS_ONE = frozenset({"gemma", "gemma2", "gemma3_text"})
 _NEEDLESS = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
 """Tensors that follow from the settings."""
 
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+
 _PARAMETER = re.compile(
     r"(?:model\.layers\.(?P<layer>\d+)\.)?(?P<module>.+?)(?:\.(?P<part>\d+))?(?:[._](?P<kind>weight|bias))?"
 )
 
 
 def find_parameters(tensors: Mapping[str, GgufTensor], model: "PreTrainedModel") -> dict[str, Source]:
-    """Where the values of a model's parameters are, by their names in ``model.named_parameters()``.
+    """Where the values of a model's parameters are, by their names in ``stored_values``.
 
     Args:
         tensors: all tensors of the file.
@@ -154,11 +176,40 @@ def find_parameters(tensors: Mapping[str, GgufTensor], model: "PreTrainedModel")
     """
     finder = _Finder(tensors, model.config)
     sources = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in stored_values(model).items():
         sources[name] = finder.find(name)
         _check_shape(name, tuple(parameter.shape), sources[name], tensors)
-    _check_all_used(tensors, sources, str(model.config.model_type))
+    _check_all_used(tensors, sources, model.config)
     return sources
+
+
+def find_next_layer(
+    tensors: Mapping[str, GgufTensor], model: "PreTrainedModel"
+) -> tuple[dict[str, Source], dict[str, tuple[int, ...]]]:
+    """Where the values of a layer after a model's last one are, which is like that one, and their shapes.
+
+    Args:
+        tensors: all tensors of the file.
+        model: whose layers are named ``model.layers.I``.
+
+    Raises:
+        UnsupportedModelError: as ``find_parameters``.
+    """
+    finder, layers = _Finder(tensors, model.config), int(model.config.num_hidden_layers)
+    last, sources, shapes = f"model.layers.{layers - 1}.", dict[str, Source](), dict[str, tuple[int, ...]]()
+    for own, values in stored_values(model).items():
+        if own.startswith(last):
+            name = f"model.layers.{layers}.{own.removeprefix(last)}"
+            sources[name], shapes[name] = finder.find(name), tuple(values.shape)
+            _check_shape(name, shapes[name], sources[name], tensors)
+    return sources, shapes
+
+
+def stored_values(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
+    """The parameters of a model, and the buffers that checkpoints have, by name."""
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    return {**dict(model.named_parameters()), **buffers}
 
 
 class _Finder:
@@ -188,7 +239,7 @@ class _Finder:
             rows = self._undo_interleaving(self._range(names[0], module, 0) if rows is None else rows)
         added = -1.0 if self._family in _NORMS_PLUS_ONE and module.endswith("norm") else 0.0
         transposed = self._family in _TRANSPOSED and ".experts." in match["module"]
-        return Source(names, rows, added, transposed)
+        return Source(names, rows, added, transposed, by_head=module == _EXPANDING and len(names) > 1)
 
     def _find_tensors(self, block: str, module: str, kind: str, name: str) -> tuple[tuple[str, ...], Rows | None]:
         """The tensors for a module, and which of their outputs it has; ``None`` for all."""
@@ -198,6 +249,8 @@ class _Finder:
             return names if all(each in self._tensors for each in names) else None
 
         if (found := there(module)) is not None:
+            return found, None
+        if module == _EXPANDING and (found := there(*_EXPANDING_PARTS)) is not None:
             return found, None
         if module in _JOINED and (found := there(*_JOINED[module])) is not None:
             return found, None
@@ -242,6 +295,10 @@ def _fits(source: Source, shapes: list[tuple[int, ...]], expected: tuple[int, ..
     if source.transposed:
         experts, *inputs, outputs = expected
         return outputs % len(shapes) == 0 and set(shapes) == {(experts, outputs // len(shapes), *inputs)}
+    if source.by_head:
+        keys, values = shapes
+        fits = len(keys) == len(values) == 3 and keys[0] == values[0] and keys[1] == values[2]
+        return fits and expected == (keys[0] * (keys[2] + values[1]), keys[1])
     axis = _outputs_axis(shapes[0])
     others = {(shape[:axis], shape[axis + 1 :]) for shape in shapes}
     outputs = sum(map(_outputs, shapes))
@@ -251,18 +308,20 @@ def _fits(source: Source, shapes: list[tuple[int, ...]], expected: tuple[int, ..
     return len(others) == 1 and _without_ones(found) == _without_ones(expected)
 
 
-def _check_all_used(tensors: Mapping[str, GgufTensor], sources: Mapping[str, Source], family: str) -> None:
-    """Refuses tensors, and outputs of tensors, that are no part of the model."""
+def _check_all_used(tensors: Mapping[str, GgufTensor], sources: Mapping[str, Source], config: Any) -> None:
+    """Refuses tensors, and outputs of tensors, that are no part of the model or of heads that predict later tokens."""
     used: Counter[str] = Counter()
     for source in sources.values():
         for name in source.tensors:
             used[name] += _outputs(tensors[name].shape) if source.rows is None else len(source.rows)
     for name, tensor in tensors.items():
-        known = name in ROPE_TENSORS or _NEEDLESS.fullmatch(name)
+        block = _BLOCK.match(name)
+        later = block is not None and int(block[1]) >= config.num_hidden_layers
+        known = later or name in ROPE_TENSORS or _NEEDLESS.fullmatch(name)
         if not known and used[name] != _outputs(tensor.shape):
             raise UnsupportedModelError(
                 f"the tensor {name[:80]} of this GGUF file, of the shape {tensor.shape}, is in part or whole no "
-                f"parameter of this {family} model; {_ELSEWHERE}"
+                f"parameter of this {config.model_type} model; {_ELSEWHERE}"
             )
 
 

@@ -140,6 +140,7 @@ class Decoder:
                 rope=self.config.layer_types[index] if self.family.rope_by_layer_type else None,
                 eager=eager,
                 latent=self.family.latent,
+                complex_angles=self.family.complex_angles,
             )
             sublayers += [attention, BranchSublayer(layer, self.family.mlp, multiplier)]
         return sublayers

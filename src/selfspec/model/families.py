@@ -87,6 +87,9 @@ class Mixture:
             logits.
         shared: its module of an expert that all rows share; ``shared_expert`` has a gate.
         transposed: weights of experts are ``[experts, inputs, outputs]``, not ``[experts, outputs, inputs]``.
+        exact: logits are float32 without such a bias, too.
+        normalizes: the weights of a row's experts add up to one, where the router does not say whether they do.
+        best_of_group: a group of experts is chosen by the sum of as many of its best scores.
     """
 
     class_ending: str = "SparseMoeBlock"
@@ -95,6 +98,9 @@ class Mixture:
     bias: str | None = None
     shared: str = "shared_expert"
     transposed: bool = False
+    exact: bool = False
+    normalizes: bool = True
+    best_of_group: int = 2
 
 
 _LLAMA_ATTENTION, _LLAMA_MLP = _attention(), _mlp()
@@ -131,6 +137,7 @@ class Family:
         gated: the MLP multiplies two projections of its input; off where it has one alone.
         softcap: attribute of an attention module that caps its scores.
         angles_once: the rotary module gives each angle once, not for both entries that it rotates.
+        complex_angles: it gives complex numbers, and attention modules take them.
         latent: a slot of the cache has a latent, and the rotated entries of a key, for all heads (DeepSeek's MLA).
         mixture: what a layer may have in the place of its MLP.
         without: config attribute with which a model of the family is none of this row.
@@ -157,6 +164,7 @@ class Family:
     gated: bool = True
     softcap: str | None = None
     angles_once: bool = False
+    complex_angles: bool = False
     latent: bool = False
     mixture: Mixture | None = None
 
@@ -303,6 +311,16 @@ FAMILIES: dict[str, Family] = {
         embedding_multiplier="embedding_multiplier",
         logits_divisor="logits_scaling",
         mixture=Mixture(class_ending="MoE", router="router"),
+    ),
+    "deepseek_v2": Family(
+        "DeepSeek-V2",
+        classes="DeepseekV2",
+        attention=_attention(inputs=("kv_a_proj_with_mqa",)),
+        rope=RopeLayout.NEIGHBOURS,
+        angles_once=True,
+        complex_angles=True,
+        latent=True,
+        mixture=Mixture("Moe", shared="shared_experts", exact=True, normalizes=False, best_of_group=1),
     ),
     "deepseek_v3": Family(
         "DeepSeek-V3",

@@ -6,7 +6,8 @@ transformers leaves its tensors out when it loads the model, so they are read fr
 import copy
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -19,6 +20,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _Module = TypeVar("_Module", bound=nn.Module)
+
+
+class HeadTensors(Protocol):
+    """The tensors of a checkpoint that has a head, by the names that checkpoints in safetensors have."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+
+    def check(self, name: str, shape: tuple[int, ...]) -> str:
+        """Refuses a tensor that is missing or of another shape; returns its name."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """The values of a tensor."""
+
+
+_HELD: WeakKeyDictionary[nn.Module, HeadTensors] = WeakKeyDictionary()
+"""By model, the heads of those that were loaded from elsewhere than a checkpoint in safetensors."""
+
+
+def hold_head(model: "PreTrainedModel", tensors: HeadTensors) -> None:
+    """Says where the head of a model is whose checkpoint is not in safetensors."""
+    _HELD[model] = tensors
 
 
 @dataclass(frozen=True)
@@ -85,12 +109,14 @@ def read_mtp(model: "PreTrainedModel") -> MtpModules:
     """
     source = str(getattr(model.config, "name_or_path", "") or "")
     try:
-        files = SafetensorsFiles.find(source) if source else None
+        files: HeadTensors | None = _HELD.get(model)
+        if files is None and source:
+            files = SafetensorsFiles.find(source)
         found = None if files is None else _find(files.names, int(model.config.get_text_config().num_hidden_layers))
         if files is None or found is None:
             raise UnsupportedModelError(
                 f"the checkpoint of this {model.config.model_type} model has no multi-token-prediction head in "
-                "safetensors; use another method, or name a checkpoint that has one"
+                "safetensors or GGUF; use another method, or name a checkpoint that has one"
             )
         return _build(model, files, found)
     except SelfSpecError:
@@ -105,6 +131,8 @@ def read_mtp(model: "PreTrainedModel") -> MtpModules:
 
 def has_head(model: "PreTrainedModel") -> bool:
     """Whether the files of a loaded model's checkpoint, as far as they are on this machine, name tensors of a head."""
+    if model in _HELD:
+        return True
     source = str(getattr(model.config, "name_or_path", "") or "")
     layers = int(model.config.get_text_config().num_hidden_layers)
     return bool(source) and _find(stored_names(source), layers) is not None
@@ -114,7 +142,7 @@ def _find(names: Collection[str], layers: int) -> _Layout | None:
     return next((each for each in _layouts(layers) if any(name.startswith(each.prefix) for name in names)), None)
 
 
-def _build(model: Any, files: SafetensorsFiles, layout: _Layout) -> MtpModules:
+def _build(model: Any, files: HeadTensors, layout: _Layout) -> MtpModules:
     like = next(model.get_decoder().norm.parameters())
     hidden = like.shape[0]
 
@@ -134,7 +162,7 @@ def _build(model: Any, files: SafetensorsFiles, layout: _Layout) -> MtpModules:
     return MtpModules(head, projection, norms[0], norms[1], layout.state_first)
 
 
-def _read_layer(model: Any, files: SafetensorsFiles, layout: _Layout, norm: torch.Tensor) -> Any:
+def _read_layer(model: Any, files: HeadTensors, layout: _Layout, norm: torch.Tensor) -> Any:
     """The head's decoder layer and norm, as a model of one layer with an embedding of one token."""
     others = (layout.projection, layout.token_norm, layout.state_norm, layout.norm)
     known = {f"{layout.prefix}{name}.weight" for name in others} | {layout.prefix + name for name in layout.own}

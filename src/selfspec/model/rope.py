@@ -130,7 +130,7 @@ class Rope:
 
     def _rotate(self, hidden_states: torch.Tensor, positions: torch.Tensor, long: bool, *layer_type: str) -> Rotation:
         if not long:
-            return self._short(hidden_states, positions[None], *layer_type)
+            return _pair(self._short(hidden_states, positions[None], *layer_type))
         assert self._long is not None
         assert self._switch_length is not None
         # The module picks its frequencies by the largest position of the call: one past the switch forces the choice.
@@ -149,6 +149,11 @@ class OwnRope(Rope):
     def __init__(self, *, is_stateless: bool) -> None:
         super().__init__(nn.Identity(), (), None)
         self.is_stateless = is_stateless
+
+
+def _pair(rotation: Rotation | torch.Tensor) -> Rotation:
+    """Cosine and sine of what a rotary module gives: these, or complex numbers."""
+    return (rotation.real, rotation.imag) if isinstance(rotation, torch.Tensor) else rotation
 
 
 def _as_neighbours(halves: torch.Tensor) -> torch.Tensor:

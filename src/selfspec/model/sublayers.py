@@ -96,7 +96,7 @@ class AttentionSublayer(BranchSublayer):
 
     ``window`` has the positions of its sliding window, if any, ``rope`` the layer type of its rope (``None`` if one
     serves all layers); with ``eager`` the module computes attention itself, and takes additive masks. With ``latent``
-    it writes latents.
+    it writes latents. With ``complex_angles`` its module takes rotations as complex numbers.
     """
 
     def __init__(
@@ -109,11 +109,13 @@ class AttentionSublayer(BranchSublayer):
         rope: str | None,
         eager: bool,
         latent: bool = False,
+        complex_angles: bool = False,
     ) -> None:
         super().__init__(layer, spec, multiplier)
         self.window = window
         self.rope = rope
         self.eager = eager
+        self.complex_angles = complex_angles
         self._writer = _LatentWriter if latent else _CacheWriter
 
     def _run(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
@@ -131,7 +133,7 @@ class AttentionSublayer(BranchSublayer):
     def _run_module(self, hidden_states: torch.Tensor, rotation: Rotation, rows: Rows) -> torch.Tensor:
         output: torch.Tensor = self.module(
             hidden_states=hidden_states,
-            position_embeddings=rotation,
+            position_embeddings=torch.complex(*rotation) if self.complex_angles else rotation,
             attention_mask=rows.mask(
                 self.window, hidden_states.dtype, additive=self.eager, causal_kernel=not self.eager
             ),

@@ -144,6 +144,7 @@ def _describe(block: FusedBlock) -> Weights | None:
         bias=None if routing.bias is None else routing.bias.data_ptr(),
         groups=routing.groups,
         kept=routing.kept_groups,
+        best_of_group=routing.best_of_group,
         scale=routing.scale,
         exact=routing.exact and (1 if block.router.dtype == torch.float32 else 2),
         shared_gated=routing.shared_gated,
@@ -191,7 +192,7 @@ def _describe_latent_attention(block: CompiledLatentAttention) -> LatentWeights 
         value=block.value,
         turned=block.turned,
         latent=block.latent,
-        halves=True,
+        halves=block.halves,
         scale=block.scale,
         layer=block.index,
     )

@@ -22,6 +22,7 @@ class CompiledLatentAttention(FusedBlock, AttentionSublayer):
         query_norm: of the queries' latent, if there is one.
         latent_norm: of the latent.
         expanding: keys and values of all heads by latents, ``[heads * (key + value), latent]``.
+        halves: rotated neighbours become two halves of a key in the cache.
         index: of the layer.
     """
 
@@ -34,6 +35,7 @@ class CompiledLatentAttention(FusedBlock, AttentionSublayer):
             rope=generic.rope,
             eager=generic.eager,
             latent=True,
+            complex_angles=generic.complex_angles,
         )
         module: Any = self.module
         self.index, self.norms = layer, fast_norms(self, family)
@@ -43,7 +45,7 @@ class CompiledLatentAttention(FusedBlock, AttentionSublayer):
         self.latent_norm = fast_norm(module.kv_a_layernorm, family)
         self.expanding: nn.Parameter = module.kv_b_proj.weight
         self.heads, self.scale = int(module.num_heads), float(module.scaling)
-        self.rank = int(module.q_lora_rank or 0)
+        self.rank, self.halves = int(module.q_lora_rank or 0), not generic.complex_angles
         self.latent, self.turned = int(module.kv_lora_rank), int(module.qk_rope_head_dim)
         self.key, self.value = int(module.qk_nope_head_dim), int(module.v_head_dim)
         self._signature = signature(self.modules)

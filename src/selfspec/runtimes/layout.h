@@ -36,7 +36,7 @@ constexpr Fact LAYOUT[] = {
     SIZE(MixtureWeights), AT(MixtureWeights, router), AT(MixtureWeights, experts), AT(MixtureWeights, shared),
     AT(MixtureWeights, count), AT(MixtureWeights, top), AT(MixtureWeights, normalizes),
     AT(MixtureWeights, sigmoid), AT(MixtureWeights, bias), AT(MixtureWeights, groups), AT(MixtureWeights, kept),
-    AT(MixtureWeights, scale), AT(MixtureWeights, exact), AT(MixtureWeights, shared_gated),
+    AT(MixtureWeights, best_of_group), AT(MixtureWeights, scale), AT(MixtureWeights, exact), AT(MixtureWeights, shared_gated),
     SIZE(Sublayer), AT(Sublayer, attention), AT(Sublayer, mlp), AT(Sublayer, before), AT(Sublayer, after),
     AT(Sublayer, multiplier), AT(Sublayer, view), AT(Sublayer, turn), AT(Sublayer, hidden), AT(Sublayer, mixture),
     AT(Sublayer, latent),

@@ -31,7 +31,8 @@ struct MixtureWeights {
     int normalizes;      // the weights of a row's experts add up to one
     int sigmoid;         // an expert's score is the sigmoid of its logit, not its share in a softmax
     const float* bias;   // added to scores where experts are chosen, or null
-    long groups, kept;   // of experts, which are chosen from as many of the groups, those with the best two
+    long groups, kept;   // of experts, which are chosen from as many of the groups
+    long best_of_group;  // those with the best experts, or with the best two
     float scale;         // of the weights of a row's experts
     int exact;           // router logits are float; its weights are, or have the dtype of the rows where ``exact`` is 2
     int shared_gated;    // the shared expert has a gate, else its weight is 1
@@ -70,7 +71,7 @@ inline void keep_groups(const MixtureWeights& m, float* values, float* sums) {
             second = std::max(second, std::min(best, values[i]));
             best = std::max(best, values[i]);
         }
-        sums[group] = std::max(LEAST_SUM, best + second);
+        sums[group] = std::max(LEAST_SUM, m.best_of_group > 1 ? best + second : best);
     }
     for (long place = 0; place < m.kept; place++) take_best(sums, m.groups);
     for (long i = 0; i < m.count; i++)

@@ -44,7 +44,8 @@ class Routing:
         sigmoid: scores are sigmoids of logits, not shares in a softmax.
         bias: float32 ``[experts]``, added to scores where experts are chosen.
         groups: of experts, which are chosen from ``kept_groups`` of them.
-        kept_groups: those with the best two experts.
+        kept_groups: those whose best experts have the largest sum of scores.
+        best_of_group: as many experts of a group count for this, 1 or 2.
         scale: of the weights of a row's experts.
         exact: logits are float32.
         shared_gated: the shared expert has a gate.
@@ -55,6 +56,7 @@ class Routing:
     bias: torch.Tensor | None
     groups: int
     kept_groups: int
+    best_of_group: int
     scale: float
     exact: bool
     shared_gated: bool
@@ -67,14 +69,18 @@ def _routing(module: Any, router: Any, mixture: Mixture) -> Routing:
         for name in mixture.bias.split("."):
             bias = getattr(bias, name)
         bias = bias.detach().float().flatten().contiguous()
+    groups, kept = (int(getattr(router, name, None) or 1) for name in ("num_group", "topk_group"))
+    if getattr(router, "topk_method", None) == "greedy":
+        groups = kept = 1
     return Routing(
-        normalizes=bool(getattr(router, "norm_topk_prob", True)),
+        normalizes=bool(getattr(router, "norm_topk_prob", mixture.normalizes)),
         sigmoid=mixture.sigmoid,
         bias=bias,
-        groups=int(getattr(router, "num_group", 1)),
-        kept_groups=int(getattr(router, "topk_group", 1)),
+        groups=groups,
+        kept_groups=kept,
+        best_of_group=mixture.best_of_group,
         scale=float(getattr(router, "routed_scaling_factor", getattr(router, "router_scaling_factor", 1.0))),
-        exact=bias is not None,
+        exact=mixture.exact or bias is not None,
         shared_gated=hasattr(module, "shared_expert_gate"),
     )
 
@@ -121,7 +127,7 @@ def compile_mixture(sublayer: Sublayer, family: Family) -> Sublayer:
         return sublayer
     assert family.mixture is not None
     weights = list(sublayer.parameters())
-    if family.mixture.bias is not None:  # its router may be float32
+    if family.mixture.exact or family.mixture.bias is not None:  # its router may be float32
         router = {id(weight) for weight in getattr(sublayer.module, family.mixture.router).parameters()}
         weights = [weight for weight in weights if id(weight) not in router]
     return CompiledMixture(sublayer, family) if has_kernels(weights) else sublayer

@@ -81,7 +81,7 @@ class MixtureWeights(Structure):
         *((name, c_long) for name in ("count", "top")),
         *((name, c_int) for name in ("normalizes", "sigmoid")),
         ("bias", c_void_p),
-        *((name, c_long) for name in ("groups", "kept")),
+        *((name, c_long) for name in ("groups", "kept", "best_of_group")),
         ("scale", c_float),
         *((name, c_int) for name in ("exact", "shared_gated")),
     )

@@ -1,0 +1,82 @@
+"""What GGUF files say of mixtures with sigmoid or softmax routers and shared experts, and of attention to latents."""
+
+from typing import Any
+
+from selfspec.errors import UnsupportedModelError
+from selfspec.loading.gguf_settings import Settings
+
+_SOFTMAX, _SIGMOID = 1, 2
+"""Values of ``expert_gating_func``; files of DeepSeek-V2 may have none."""
+
+_YARN_UNIT = 0.1
+"""What llama.cpp's converter multiplies the scale of attention by."""
+
+_ELSEWHERE = "take the model's folder or its name on the hub"
+
+
+def has_sigmoids(settings: Settings) -> bool:
+    """Whether experts are scored by sigmoids.
+
+    Raises:
+        UnsupportedModelError: they are scored in another way than by these or a softmax.
+    """
+    kind = settings.integer("expert_gating_func", 0)
+    if kind not in (0, _SOFTMAX, _SIGMOID):
+        raise UnsupportedModelError(f"this GGUF file scores experts in a way that is not known ({kind}); {_ELSEWHERE}")
+    return kind == _SIGMOID
+
+
+def read_mixture(settings: Settings) -> dict[str, Any]:
+    """The settings of a mixture with shared experts, but for the number of its experts."""
+    groups = settings.integer("expert_group_count", 1) or 1
+    return {
+        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
+        "n_shared_experts": settings.integer("expert_shared_count", 0),
+        "first_k_dense_replace": settings.integer("leading_dense_block_count", 0),
+        "routed_scaling_factor": settings.number("expert_weights_scale", 0.0) or 1.0,
+        "norm_topk_prob": bool(settings.get("expert_weights_norm")),
+        "n_group": groups,
+        "topk_group": settings.integer("expert_group_used_count", groups) or groups,
+    }
+
+
+def read_softmax_mixture(settings: Settings) -> dict[str, Any]:
+    """The same of DeepSeek-V2, whose experts' weights are their shares in a softmax."""
+    values = read_mixture(settings)
+    if values["norm_topk_prob"]:
+        raise UnsupportedModelError(
+            f"this GGUF file has {settings.key('expert_weights_norm')}, which DeepSeek-V2 of transformers does not "
+            f"compute; {_ELSEWHERE}"
+        )
+    return {**values, "topk_method": "group_limited_greedy" if values["n_group"] > 1 else "greedy"}
+
+
+def read_latents(settings: Settings) -> dict[str, Any]:
+    """The sizes of attention to latents.
+
+    Files give the sizes of a head's key and value under names of their own; those from before llama.cpp multiplied
+    queries by what expands keys have them where other families have them.
+    """
+    keys = settings.integer("attention.key_length")
+    values = settings.integer("attention.value_length")
+    turned = settings.integer("rope.dimension_count")
+    key = settings.integer("attention.key_length_mla", keys)
+    if not 0 < turned < key:
+        raise UnsupportedModelError(
+            f"this GGUF file rotates {turned} of the {key} entries of a key, which is not supported; {_ELSEWHERE}"
+        )
+    return {
+        "q_lora_rank": settings.integer("attention.q_lora_rank", 0) or None,
+        "kv_lora_rank": settings.integer("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": key - turned,
+        "v_head_dim": settings.integer("attention.value_length_mla", values),
+    }
+
+
+def scale_yarn(settings: Settings, rope: dict[str, Any]) -> dict[str, Any]:
+    """A rope with the factors by which YaRN scales attention, which are one number in files."""
+    scale = settings.number("rope.scaling.yarn_log_multiplier", 0.0) / _YARN_UNIT
+    if rope["rope_type"] != "yarn" or not scale:
+        return rope
+    return {**rope, **dict.fromkeys(("mscale", "mscale_all_dim"), round(scale, 6))}
