@@ -132,7 +132,7 @@ def feedback_of(draft: Draft, played: Played, adversary: Adversary, seconds: Pha
     proposal = Proposal(token_ids, tree, confidences=confidences, guessed=played.guessed, probes=played.probes)
     outcome = acceptance.Acceptance(tuple(range(accepted + 1)), committed)
     guesses = torch.tensor([adversary.token() for _ in played.probes]), torch.tensor([0.9] * len(played.probes))
-    probed = Logits(torch.empty(0), *guesses) if played.probes else None
+    probed = Logits(torch.zeros(len(played.probes), 3), *guesses) if played.probes else None
     return Feedback(draft, proposal, outcome, lambda: torch.empty(0), {}, seconds, probed)
 
 

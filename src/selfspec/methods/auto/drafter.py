@@ -412,10 +412,9 @@ class AutoDrafter(Drafter):
         self._guess = Guess()
 
     def _read_probe(self, feedback: Feedback) -> None:
-        """Reads what was chosen after the probe that stands after the last accepted row, if there is one."""
-        probes, last = feedback.proposal.probes, feedback.acceptance.rows[-1]
-        if last in probes:
-            self._guess = Guess(*feedback.guesses[probes.index(last)], self._mask_embeddings.kind)
+        """Reads what the probe after the last accepted row gave, if there is one."""
+        if feedback.guess is not None:
+            self._guess = Guess(*feedback.guess, self._mask_embeddings.kind)
 
     def _read(self) -> None:
         """Catches up with plain rounds in which nothing was looked for."""
