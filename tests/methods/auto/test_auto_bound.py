@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
-from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
+from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
+from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.together import plan_together
 from selfspec.methods.auto.trials import Assignment
 from selfspec.model.kept import KeptSet
