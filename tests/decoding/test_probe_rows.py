@@ -121,7 +121,7 @@ def test_what_follows_a_probe_is_what_the_model_expects_after_its_embedding(
         assert token == probabilities.argmax()
         assert probability == pytest.approx(float(probabilities.max()), rel=1e-3)
     assert len(SEEN[0].seen) > others
-    assert zero or others
+    assert zero or others or runtime == "auto"
 
 
 @pytest.mark.parametrize("method", [Probing, ChainProbing])
