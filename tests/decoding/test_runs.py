@@ -203,9 +203,8 @@ def generate_by(known: Known, target: Target, **params: Any) -> Generation:
     written = 1
     for feedback in method.feedbacks:
         written += len(feedback.acceptance.token_ids)
-        last = feedback.acceptance.rows[-1]
-        for row, (token, _) in zip(feedback.proposal.probes, feedback.guesses, strict=True):
-            known.guesses += [(written, token)] if row == last else []
+        if feedback.guess is not None:
+            known.guesses.append((written, feedback.guess[0]))
     return generation
 
 

@@ -68,8 +68,8 @@ class TokenDraft:
         token_ids: the tokens, one for each node of the tree.
         tree: which of them continues which.
         probes: rows (0 is the pending token, ``i + 1`` node ``i``) after which a probe stands: a row without a token,
-            verified beside the others and never accepted. The target's choice after it (``Feedback.guesses``) is what
-            may come after the token that is not known yet.
+            verified beside the others and never accepted. What the target expects after it (``Feedback.guess``) may
+            come after the token that is not known yet.
         follow: plans the rounds after this one, where they run as one call; ``None`` where it has to be alone.
         name: of what planned it, where a method has several ways to draft.
         forecast: what the method expects of the round, if it says so.
@@ -209,7 +209,7 @@ class RunRound:
         drafted: the known tokens that were verified.
         probes: the rows after which there was a probe.
         token_ids: the tokens of the round.
-        guess: what was chosen in the probe after the last of these rows, with its probability; ``None`` without one.
+        guess: as ``Feedback.guess``.
     """
 
     draft: NoDraft | TokenDraft

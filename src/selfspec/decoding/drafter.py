@@ -109,11 +109,22 @@ class Feedback:
     run: tuple[RunRound, ...] = ()
 
     @property
-    def guesses(self) -> list[tuple[int, float]]:
-        """After each probe the target's choice, before logits processors, and its largest probability there."""
-        if self.probed is None:
-            return []
-        return list(zip(self.probed.best.tolist(), self.probed.confidence.tolist(), strict=True))
+    def guess(self) -> tuple[int, float] | None:
+        """What may come after the last token, with its probability; ``None`` if no probe stands after the last row.
+
+        It is what the target chooses after the probe, before logits processors. If that is the last token, it is the
+        likeliest other one: the probe stands in the place of that token, and expects it more often than it comes twice.
+        """
+        probes, last = self.proposal.probes, self.acceptance.rows[-1]
+        if self.probed is None or last not in probes:
+            return None
+        probed, token = self.probed.row(probes.index(last)), self.acceptance.token_ids[-1]
+        chosen, confidence = int(probed.best), float(probed.confidence)
+        if chosen != token:
+            return chosen, confidence
+        scores = probed.values[0].float()
+        others = scores.index_fill(0, torch.tensor([token], device=scores.device), -torch.inf)
+        return int(others.argmax()), confidence * float((others.max() - scores.max()).exp())
 
     @property
     def target_scores(self) -> torch.Tensor:

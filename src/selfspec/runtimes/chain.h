@@ -21,8 +21,8 @@ struct ChainSequence {
     long* probes;          // [3], the rows of the next forward (0 is the last token's) after which a row without a token
                            // stands, or null
     long probe_count;
-    long* probed;               // what is chosen in the row after the last token that was taken, -1 if none stands there
-    float* probed_confidence;   // and its confidence; both null where there are no probes
+    long* probed;               // what the probe gives that stands after the row of the last token, -1 if none stands there
+    float* probed_confidence;   // and its probability; both null where there are no probes
     const void* mask_embedding;          // [hidden], the embedding of a token that is not known; null for zero
     Drawing drawing;        // of the first token
     void* const* kept;      // by place in ``which``, and after it, where h of the drafted tokens' rows [limit, hidden] is
@@ -256,10 +256,7 @@ template <class T> class Links {
             const bool goes_on = s.drafted < s.limit, guessed = row < guesses && s.guesses[row] == token;
             if (s.probed) *s.probed = -1;
             for (long probe = 0; probe < probes && !guessed; probe++)
-                if (s.probes[probe] == row) {
-                    *s.probed = tokens[first + 1 + guesses + probe];
-                    *s.probed_confidence = confidences[first + 1 + guesses + probe];
-                }
+                if (s.probes[probe] == row) read_probe(s, first + 1 + guesses + probe, token);
             const long more = chain.follow(of_part[part], token, confidences[first + row], goes_on && !guessed);
             running[of_part[part]] = goes_on && more >= 0;
             if (!running[of_part[part]] || !guessed) {
@@ -267,6 +264,18 @@ template <class T> class Links {
                 return;
             }
         }
+    }
+    // What a probe gives: the token that it chose, or if that is the token which has been chosen for its own place
+    // meanwhile, the likeliest other one.
+    void read_probe(const ChainSequence& s, long row, long token) const {
+        *s.probed = tokens[row], *s.probed_confidence = confidences[row];
+        if (tokens[row] != token) return;
+        const long outputs = f.head->outputs;
+        const T* own = logits.data() + row * outputs;
+        Choice other = token ? choose(own, 0, token, false) : choose(own, 1, outputs, false);
+        if (token && token + 1 < outputs) other = join(other, choose(own, token + 1, outputs, false));
+        const float largest = std::max(other.largest, up(own[token]));
+        *s.probed = other.token, *s.probed_confidence *= exponential(other.largest - largest);
     }
     // Copies the states of a row to the place of those of a token.
     void take_states(const ChainSequence& s, long row, long token) const {

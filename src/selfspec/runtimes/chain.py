@@ -63,7 +63,8 @@ class Steps(Protocol):
     def next(self, drafted: Sequence[int], probed: tuple[int, float] | None) -> Rows | None:
         """Asked before every forward for its rows; ``None`` ends the draft.
 
-        It is given the tokens so far, and what was chosen in the probe after the last one with its confidence.
+        It is given the tokens so far, and the likeliest other token in the probe after the last one's row with its
+        probability.
         """
         ...
 

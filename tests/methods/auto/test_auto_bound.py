@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
-from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
+from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
+from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.together import plan_together
 from selfspec.methods.auto.trials import Assignment
 from selfspec.model.kept import KeptSet
@@ -132,7 +133,7 @@ def feedback_of(draft: Draft, played: Played, adversary: Adversary, seconds: Pha
     proposal = Proposal(token_ids, tree, confidences=confidences, guessed=played.guessed, probes=played.probes)
     outcome = acceptance.Acceptance(tuple(range(accepted + 1)), committed)
     guesses = torch.tensor([adversary.token() for _ in played.probes]), torch.tensor([0.9] * len(played.probes))
-    probed = Logits(torch.empty(0), *guesses) if played.probes else None
+    probed = Logits(torch.zeros(len(played.probes), 3), *guesses) if played.probes else None
     return Feedback(draft, proposal, outcome, lambda: torch.empty(0), {}, seconds, probed)
 
 

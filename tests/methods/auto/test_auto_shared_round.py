@@ -12,7 +12,8 @@ from helpers.low_bit_model import random_model
 from selfspec import Engine
 from selfspec.decoding.draft import NoDraft, Proposal, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
-from selfspec.methods.auto.drafter import AutoDrafter, Experience, LayerChoice
+from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
+from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.together import plan_together
 from selfspec.methods.auto.trials import Assignment
 from selfspec.model.kept import KeptSet
@@ -109,10 +110,10 @@ def test_a_full_batch_is_decoded_plainly_and_a_smaller_one_copies_again() -> Non
         for drafter in drafters:
             drafter.learn(feedback_of(tokens, len(tokens) * steps(16) / 16))
     assert drafters[0].verify_costs.factor == pytest.approx(1.0), "each step took what it was expected to take"
-    assert all(drafter._unread for drafter in drafters)
+    assert all(drafter._known._unread for drafter in drafters)
     assert parts_of(drafters[:1]) == ["copies"]
-    assert drafters[0]._copies.match_length == 13
-    assert drafters[0]._copies._text._own.tokens[-5:] == [1, 2, 3, 4, 1]
+    assert drafters[0]._known.copies.match_length == 13
+    assert drafters[0]._known.copies._text._own.tokens[-5:] == [1, 2, 3, 4, 1]
 
 
 @needs_kernels
@@ -168,7 +169,7 @@ def test_time_that_drafts_take_beside_forwards_is_paid_by_what_they_save() -> No
 def test_a_request_without_known_tokens_waits_for_one_that_has_many() -> None:
     drafters = drafters_of(CHEAP, 2)
     for token in range(100, 130):
-        drafters[1]._copies.extend([token])
+        drafters[1]._known.copies.extend([token])
     drafts = plan_together(drafters)
     assert [draft.name for draft in drafts] == ["copies", "plain"]
     assert isinstance(drafts[0], TokenDraft)

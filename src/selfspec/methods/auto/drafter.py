@@ -4,16 +4,18 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from selfspec.decoding.draft import Draft, NoDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
+from selfspec.methods.auto.known import LIKELIEST, Experience, KnownTokens
+from selfspec.methods.auto.layer_plans import LayerPlans
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.methods.auto.planned import PLAIN, Round, forecast_of
 from selfspec.methods.auto.sources import HeadChoice, HeadOfRequest, LayerChoice
-from selfspec.planning.acceptance import AcceptanceRate, Copies, CopiesToConfirm, Guess
+from selfspec.planning.acceptance import CopiesToConfirm
 from selfspec.planning.allowance import (
     CREDIT,
     TRUST_FADE,
@@ -26,47 +28,16 @@ from selfspec.planning.allowance import (
     Trust,
     faded,
 )
-from selfspec.planning.plans import (
-    MOST_DRAFTED,
-    MOST_GUESSES,
-    Plan,
-    best_guesses,
-    most_that_fits,
-    plain,
-)
-from selfspec.planning.rows import FilledRows, Known, fill_rows, gain_of_guess
-from selfspec.planning.stopping import DraftPolicy
+from selfspec.planning.plans import MOST_GUESSES, Plan, best_guesses, most_that_fits, plain
+from selfspec.planning.rows import FilledRows, Known, fill_rows
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.types import PhaseSeconds
-
-_LIKELIEST = 0.95
-"""If drafting would not pay even at this acceptance rate, a batch does not search for copies."""
-
-_NEAR, _NEAR_TOGETHER = 0.03, 0.1
-"""Relative difference up to which decisions by earlier costs and acceptances are as good, alone and in a batch."""
 
 _MOST_FOLLOWED = 16
 """Tokens of a run after which layers are thought of again."""
 
-_LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 23, 32)
-"""Lengths to which layer drafts are cut where time is short."""
-
 _EXPECTED_ROOM = 256
 """Tokens that an answer is expected to have at most."""
-
-COPIES, EARLIER, GUESS = "copies", "earlier", "guess"
-
-
-@dataclass(frozen=True)
-class Experience:
-    """What all requests have seen of the acceptance of drafts."""
-
-    copies: AcceptanceRate
-    """Of copied tokens, by the length of the match."""
-    guesses: AcceptanceRate
-    """Of what is chosen after a probe, by its probability."""
-    confident: AcceptanceRate
-    """Of tokens of a layer draft, by its confidence."""
 
 
 class AutoDrafter(Drafter):
@@ -87,20 +58,14 @@ class AutoDrafter(Drafter):
         mask_embeddings: MaskEmbeddings | None = None,
     ) -> None:
         self.verify_costs = verify
-        self._mask_embeddings = mask_embeddings or MaskEmbeddings()
+        self._known = KnownTokens(prefill, experience, mask_embeddings or MaskEmbeddings())
         self._layers = None if layers is None else layers.begin(prefill)
-        self._copies = Copies(
-            (*prefill.prompt_ids, prefill.first_token), experience.copies.of_request(), prefill.earlier
-        )
-        self._guesses = experience.guesses.of_request()
-        self._confident = experience.confident.of_request()
+        self._layer_plans = LayerPlans(experience.confident)
         self._allowance = Allowance(delta, CREDIT)
         self._overhead, self._pace = RoundOverhead(), Pace()
         self._planning, self._planning_of_runs = PlanningTime(), PlanningTime()
         self._trust: dict[str, Trust] = defaultdict(Trust)
-        self._guess = Guess()
         self._room = prefill.room
-        self._policies: dict[int, DraftPolicy] = {}  # by the number of requests that share the forwards of a draft
         self._clock = clock
         self._planned = 0.0
         self._round: Round | None = None
@@ -108,12 +73,11 @@ class AutoDrafter(Drafter):
         self._filled: FilledRows | None = None
         self._followed = 0  # tokens of the run that was learned from already
         self._runs = True  # whether rounds have followed each other in one call, as far as is known
-        self._unread: list[int] = []  # tokens of plain rounds that copies have not been looked for in
 
     def plan(self) -> Draft:
         """What drafts the next round of this request alone."""
         began = self._clock()
-        self._read()
+        self._known.catch_up()
         forwards = self.verify_costs.now()
         verify = self._overhead.added_to(forwards, self._planning.mean)
         follow = self._follow if self.verify_costs.doubt <= UNKNOWN else None
@@ -122,7 +86,7 @@ class AutoDrafter(Drafter):
             known = self._overhead.added_in_runs(forwards, self._planning_of_runs.mean)
         self._round = planned = Round(1, 1, verify, known, follow, None, verify[1])
         self._followed = 0
-        self._mask_embeddings.choose()
+        self._known.mask_embeddings.choose()
         longest = self.longest(verify[1])
         draft: Draft
         if longest <= known[2] or self.verify_costs.doubt > UNKNOWN:
@@ -138,7 +102,7 @@ class AutoDrafter(Drafter):
 
     def offer(self) -> Known:
         """In a batch: the known tokens, and how likely they are as far as that can be trusted."""
-        self._offered = known = self._known()
+        self._offered = known = self._known.likeliest()
         trust = self._trust[known.name].value
         return replace(known, survival=[min(1.0, trust * each) for each in known.survival])
 
@@ -175,20 +139,19 @@ class AutoDrafter(Drafter):
 
     def may_gain(self, least: float, least_of_layers: float) -> bool:
         """Whether copies or layers promise at least these acceptance rates, below which no draft can pay."""
-        if least > _LIKELIEST or self.verify_costs.doubt > UNKNOWN:
+        if least > LIKELIEST or self.verify_costs.doubt > UNKNOWN:
             return False
-        self._read()
-        return self._copies.likelihood >= least or self.layers_may_gain(least_of_layers)
+        self._known.catch_up()
+        return self._known.copies.likelihood >= least or self.layers_may_gain(least_of_layers)
 
     def layers_may_gain(self, least: float) -> bool:
         """Whether layers promise at least this acceptance rate."""
-        return self._layers is not None and self._confident.outlook().mean >= least
+        return self._layers is not None and self._layer_plans.likelihood >= least
 
     @property
     def promise(self) -> float:
         """Tokens that copies promise at most, if each is as likely as the first."""
-        likelihood = min(self._copies.likelihood, _LIKELIEST)
-        return likelihood / (1 - likelihood)
+        return self._known.promise
 
     @property
     def layer_costs(self) -> LiveCosts | None:
@@ -205,7 +168,7 @@ class AutoDrafter(Drafter):
     @property
     def mask_embedding(self) -> torch.Tensor | None:
         """The mask embedding of probes."""
-        return self._mask_embeddings.chosen
+        return self._known.mask_embeddings.chosen
 
     @property
     def drafts_layers(self) -> bool:
@@ -215,7 +178,7 @@ class AutoDrafter(Drafter):
     def _best(self, planned: Round, longest: float) -> Draft:
         """What is worth most of all that takes at most ``longest`` seconds."""
         rate, rows = self._pace.rate(planned.verify[1]), planned.known
-        planned.gain = gain_of_guess(self._guesses.outlook(), rows[3] - rows[2], rate)
+        planned.gain = self._known.gain_of_guess(rows[3] - rows[2], rate)
         filled, worth = self._filled_rows(planned, rate, longest)
         layers = self._layers
         if layers is not None and not layers.copies.failed:
@@ -229,13 +192,13 @@ class AutoDrafter(Drafter):
         planned = self._round
         assert planned is not None
         self._learn_of_run(planned, played.token_ids)
-        self._guess = Guess() if played.guess is None else Guess(*played.guess, self._mask_embeddings.kind)
+        self._known.read_run(played)
         if planned.layers_are_worth > -math.inf and self._followed >= _MOST_FOLLOWED:
             return None
         longest = self._allowance.longest(planned.verify[1])
         if longest <= planned.known[2]:
             return planned.plain(held_back=True)
-        if not planned.gain and self._guess.token is None and not self._copies.match_length:
+        if not planned.gain and not self._known.any:
             return planned.plain()
         filled, worth = self._filled_rows(planned, self._pace.rate(planned.verify[1]), longest)
         if worth < planned.layers_are_worth:
@@ -244,42 +207,24 @@ class AutoDrafter(Drafter):
 
     def _filled_rows(self, planned: Round, rate: float, longest: float) -> tuple[FilledRows | None, float]:
         """The best rows without layers, and what they are worth; ``None`` for a step of plain decoding."""
-        least, known = plain(planned.verify).worth(rate), self._known()
+        least, known = plain(planned.verify).worth(rate), self._known.likeliest()
         trust = self._trust[known.name].value
         filled = fill_rows(known, planned.known, rate, longest, planned.gain, trust)
         worth = filled.worth(rate, trust)
         return (filled, worth) if (filled.plan.length or filled.probed) and worth > least else (None, least)
-
-    def _known(self) -> Known:
-        """The tokens that are likeliest to come next."""
-        guess, match = self._guess, self._copies.match_after()
-        survival = self._copies.survival(match, MOST_DRAFTED)
-        copied = self._copies.tokens(match, MOST_DRAFTED) if match.length else []
-        chance = self._guesses.rate(guess.confidence) if guess.token is not None else 0.0
-        name = EARLIER if match.earlier else COPIES
-        if guess.token is not None and copied[:1] != [guess.token] and chance > (survival or [0.0])[0]:
-            after = self._copies.match_after([guess.token])
-            following = self._copies.survival(after, MOST_DRAFTED - 1)
-            tokens = self._copies.tokens(after, MOST_DRAFTED - 1, [guess.token]) if after.length else []
-            return Known(GUESS, [guess.token, *tokens], [chance, *(chance * each for each in following)])
-        if guess.token is not None and copied[:1] == [guess.token]:
-            both = 1 - (1 - survival[0]) * (1 - chance) if survival else chance
-            scale = both / survival[0] if survival else 0.0
-            return Known(name, copied, [scale * each for each in survival] or [both])
-        return Known(name, copied, survival)
 
     def _layer_draft(
         self, planned: Round, layers: LayerChoice | HeadOfRequest, rate: float, longest: float, worth: float
     ) -> Draft | None:
         """A layer draft that is worth more than ``worth``, if there is one and its weights are made."""
         verify, costs, name = planned.verify, layers.costs.now(planned.drafting), layers.name
-        match = self._copies.match_after()
-        likely = self._copies.survival(match, MOST_GUESSES) if layers.takes_guesses else []
+        copies = self._known.copies
+        likely = copies.survival(copies.match_after(), MOST_GUESSES) if layers.takes_guesses else []
         guesses, each = best_guesses(costs, likely)
         fits = most_that_fits(costs[1 + guesses], verify, longest)
         if not fits:
             return None
-        policy = self._policy_for(planned, each, rate, max(limit for limit in _LIMITS if limit <= fits))
+        policy = self._layer_plans.policy(planned, each, rate, fits)
         plan = Plan(policy.limit, policy.expected_tokens, policy.expected_seconds)
         planned.layers_are_worth = plan.worth(rate, self._trust[name].value)
         if planned.layers_are_worth <= worth:
@@ -293,24 +238,10 @@ class AutoDrafter(Drafter):
                 planned.layers_are_worth = -math.inf
                 return None
         left = longest - plan.length * costs[1] - verify[1 + plan.length]
-        planned.costs, planned.guess = costs, CopiesToConfirm(self._copies, costs, left)
+        planned.costs, planned.guess = costs, CopiesToConfirm(copies, costs, left)
         planned.name, planned.expected = name, plan.tokens
-        return layers.draft(plan.length, policy.begin(self._confident.rate), planned.guess, forecast_of(plan, verify))
-
-    def _policy_for(self, planned: Round, each: float, rate: float, limit: int) -> DraftPolicy:
-        """When a layer draft ends; the last policy, where it would decide the same."""
-        outlook, verify, known = self._confident.outlook(), planned.verify, self._policies.get(planned.drafting)
-        near = _NEAR if planned.sequences == 1 else _NEAR_TOGETHER
-        if (
-            known is None
-            or known.limit != limit
-            or abs(known.draft - each) > near * each
-            or abs(known.verify_one - verify[1]) > near * verify[1]
-            or abs(known.rate - rate) > near * rate
-            or not known.outlook.near(outlook, near)
-        ):
-            known = self._policies[planned.drafting] = DraftPolicy(outlook, each, verify, rate, limit)
-        return known
+        stop, forecast = self._layer_plans.begin(policy), forecast_of(plan, verify)
+        return layers.draft(plan.length, stop, planned.guess, forecast)
 
     def learn(self, feedback: Feedback) -> None:
         """Scores what was drafted and what could have been copied, and counts the time."""
@@ -322,22 +253,21 @@ class AutoDrafter(Drafter):
             self._learn_from_run(planned, feedback)
             return
         self._room -= len(committed)
-        self._score_guess(committed)
         if not planned.verify:
             assert planned.shared is not None
-            self._unread += committed
+            self._known.put_off(committed)
             self._forget(faded(committed))
             seconds = feedback.seconds
             host = (seconds.select + seconds.other + self._clock() - began) / len(committed)
             planned.shared.note(1, seconds.verify / len(committed), seconds.draft, host_seconds=host)
             return
         self._runs = self._runs and planned.follow is None
-        self._copies.extend(committed)
+        self._known.extend(committed)
         if planned.guess is not None:
-            self._score_layers(feedback)
+            self._layer_plans.note(feedback)
         else:
             self._forget(faded(committed))
-        self._read_probe(feedback)
+        self._known.read_probe(feedback)
         if planned.name != PLAIN:
             self._trust[planned.name].note(planned.expected - 1, len(committed) - 1)
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
@@ -376,8 +306,7 @@ class AutoDrafter(Drafter):
         """Learns from a round of a run that is under way."""
         self._followed += len(token_ids)
         self._room -= len(token_ids)
-        self._score_guess(token_ids)
-        self._copies.extend(token_ids)
+        self._known.extend(token_ids)
         self._forget(faded(token_ids))
         if planned.name != PLAIN:
             self._trust[planned.name].note(planned.expected - 1, len(token_ids) - 1)
@@ -390,8 +319,7 @@ class AutoDrafter(Drafter):
         self._runs = True
         if rest := feedback.acceptance.token_ids[self._followed :]:
             self._learn_of_run(planned, rest)
-        if (guess := feedback.run[-1].guess) is not None:
-            self._guess = Guess(*guess, self._mask_embeddings.kind)
+        self._known.read_run(feedback.run[-1])
         seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
         self.verify_costs.note(rows, seconds.verify)
         self._overhead.note_steps(len(rows), seconds.other)
@@ -400,38 +328,13 @@ class AutoDrafter(Drafter):
     def _forget(self, share: float) -> None:
         """Forgets a share of what went wrong in this request, so that it is tried again some time."""
         if self._layers is not None:
-            self._confident.fade(share)
+            self._layer_plans.fade(share)
         for trust in self._trust.values():
             trust.fade(TRUST_FADE * share)
-
-    def _score_guess(self, committed: Sequence[int]) -> None:
-        if self._guess.token is not None:
-            right = committed[0] == self._guess.token
-            self._guesses.note(right, self._guess.confidence)
-            self._mask_embeddings.note(self._guess.mask, right)
-        self._guess = Guess()
-
-    def _read_probe(self, feedback: Feedback) -> None:
-        """Reads what was chosen after the probe that stands after the last accepted row, if there is one."""
-        probes, last = feedback.proposal.probes, feedback.acceptance.rows[-1]
-        if last in probes:
-            self._guess = Guess(*feedback.guesses[probes.index(last)], self._mask_embeddings.kind)
-
-    def _read(self) -> None:
-        """Catches up with plain rounds in which nothing was looked for."""
-        if self._unread:
-            self._copies.extend(self._unread)
-            self._unread = []
 
     def observe(self, feedback: Feedback) -> None:
         """Scores what could have been copied in a round that another drafter of the request planned."""
         if self._layers is not None:
             self._layers.learn(feedback)
-        self._read()
-        self._score_guess(feedback.acceptance.token_ids)
-        self._copies.extend(feedback.acceptance.token_ids)
-
-    def _score_layers(self, feedback: Feedback) -> None:
-        confidences, accepted = feedback.proposal.confidences, feedback.accepted
-        for index, confidence in enumerate(confidences[: accepted + 1]):
-            self._confident.note(index < accepted, confidence)
+        self._known.catch_up()
+        self._known.extend(feedback.acceptance.token_ids)

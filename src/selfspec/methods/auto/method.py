@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
-from selfspec.methods.auto.drafter import AutoDrafter, Experience
+from selfspec.methods.auto.drafter import AutoDrafter
+from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddingsOfModel
 from selfspec.methods.auto.preparation import AutoSettings, Preparation, expect, prepare

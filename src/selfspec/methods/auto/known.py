@@ -1,0 +1,111 @@
+"""What ``auto`` knows of the coming tokens without a draft: copies of the text, and what a row before chose."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from selfspec.decoding.draft import RunRound
+from selfspec.decoding.drafter import Feedback, Prefill
+from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
+from selfspec.planning.acceptance import AcceptanceRate, Copies, Guess
+from selfspec.planning.plans import MOST_DRAFTED
+from selfspec.planning.rows import Known, gain_of_guess
+
+COPIES, EARLIER, GUESS = "copies", "earlier", "guess"
+
+LIKELIEST = 0.95
+"""Acceptance rate that is never exceeded. If drafting would not pay at it, a batch does not search for copies."""
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What all requests have seen of the acceptance of drafts."""
+
+    copies: AcceptanceRate
+    """Of copied tokens, by the length of the match."""
+    guesses: AcceptanceRate
+    """Of what is chosen after a probe, by its probability."""
+    confident: AcceptanceRate
+    """Of tokens of a layer draft, by its confidence."""
+
+
+class KnownTokens:
+    """The tokens of one request that may be verified without a draft. Every token of the text scores them.
+
+    Attributes:
+        copies: of the text, and of earlier ones.
+        mask_embeddings: of its probes.
+    """
+
+    def __init__(self, prefill: Prefill, experience: Experience, mask_embeddings: MaskEmbeddings) -> None:
+        text = (*prefill.prompt_ids, prefill.first_token)
+        self.copies = Copies(text, experience.copies.of_request(), prefill.earlier)
+        self.mask_embeddings = mask_embeddings
+        self._guesses = experience.guesses.of_request()
+        self._guess = Guess()
+        self._unread: list[int] = []  # tokens of plain rounds that copies have not been looked for in
+
+    @property
+    def any(self) -> bool:
+        """Whether a token is known."""
+        return self._guess.token is not None or bool(self.copies.match_length)
+
+    @property
+    def promise(self) -> float:
+        """Tokens that copies promise at most, if each is as likely as the first."""
+        likelihood = min(self.copies.likelihood, LIKELIEST)
+        return likelihood / (1 - likelihood)
+
+    def gain_of_guess(self, row: float, rate: float) -> float:
+        """What a guess of the next round's first draft token is worth, in tokens (``planning.rows``)."""
+        return gain_of_guess(self._guesses.outlook(), row, rate)
+
+    def likeliest(self) -> Known:
+        """The tokens that are likeliest to come next."""
+        guess, match = self._guess, self.copies.match_after()
+        survival = self.copies.survival(match, MOST_DRAFTED)
+        copied = self.copies.tokens(match, MOST_DRAFTED) if match.length else []
+        chance = self._guesses.rate(guess.confidence) if guess.token is not None else 0.0
+        name = EARLIER if match.earlier else COPIES
+        if guess.token is not None and copied[:1] != [guess.token] and chance > (survival or [0.0])[0]:
+            after = self.copies.match_after([guess.token])
+            following = self.copies.survival(after, MOST_DRAFTED - 1)
+            tokens = self.copies.tokens(after, MOST_DRAFTED - 1, [guess.token]) if after.length else []
+            return Known(GUESS, [guess.token, *tokens], [chance, *(chance * each for each in following)])
+        if guess.token is not None and copied[:1] == [guess.token]:
+            both = 1 - (1 - survival[0]) * (1 - chance) if survival else chance
+            scale = both / survival[0] if survival else 0.0
+            return Known(name, copied, [scale * each for each in survival] or [both])
+        return Known(name, copied, survival)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Appends the tokens of a round to the text, and scores by them what was known."""
+        self._score_guess(token_ids)
+        self.copies.extend(token_ids)
+
+    def put_off(self, token_ids: Sequence[int]) -> None:
+        """The same for a round of plain decoding in a batch; ``catch_up`` looks for copies in it."""
+        self._score_guess(token_ids)
+        self._unread += token_ids
+
+    def catch_up(self) -> None:
+        """Looks for copies in the tokens that were put off."""
+        if self._unread:
+            self.copies.extend(self._unread)
+            self._unread = []
+
+    def read_probe(self, feedback: Feedback) -> None:
+        """Takes what the probe after the last accepted row gave, if there is one."""
+        if feedback.guess is not None:
+            self._guess = Guess(*feedback.guess, self.mask_embeddings.kind)
+
+    def read_run(self, played: RunRound) -> None:
+        """The same of a round of a run."""
+        if played.guess is not None:
+            self._guess = Guess(*played.guess, self.mask_embeddings.kind)
+
+    def _score_guess(self, committed: Sequence[int]) -> None:
+        if self._guess.token is not None:
+            right = committed[0] == self._guess.token
+            self._guesses.note(right, self._guess.confidence)
+            self.mask_embeddings.note(self._guess.mask, right)
+        self._guess = Guess()
