@@ -2,17 +2,29 @@
 
 For each run: ``auto`` over plain decoding (median over prompts; mean, worst and best over categories), over the fastest
 single method of each category, over llama.cpp and its prompt lookup, and its efficiency.
+
+``python benchmarks/auto_table.py --worst adversaries --model smollm2 --out FILE`` measures ``auto`` against ten texts
+that mislead it, with another process on the cores in some of them; ``--worst first`` measures the first request of a
+process that knows nothing of the machine, over later ones. Both take some minutes.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
+
+from auto_worst import adversaries, first
+from selfspec.files import replace_file
+from selfspec_lab.bench.stamp import make_stamp, parse_and_check
+
+MEASURED = {"adversaries": (adversaries.measure, 256), "first": (first.measure, 64)}
+"""What ``--worst`` measures, with the tokens of an answer."""
 _LLAMA = ("llama-cpp", "llama-cpp-prompt-lookup")
 COLUMNS = (
     "run",
@@ -72,13 +84,33 @@ def _processor(stamp: Mapping[str, Any]) -> str:
     return f"{hardware['processor']}, {level}, {stamp['threads']} of {hardware['cores']} cores"
 
 
-def main(folders: list[str]) -> None:
-    """Prints the table in Markdown."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the table in Markdown, or measures and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", type=Path, help="of runs, for the table")
+    parser.add_argument("--worst", choices=MEASURED, help="measure this in place of the table")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--new-tokens", type=int, help="of each answer; 64 in first requests, else 256")
+    parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--out", type=Path, help="file of what was measured")
+    options = parse_and_check(parser, arguments, lambda given: given.out is not None)
+    if options.worst is None:
+        _print_table(options.folders)
+        return
+    measure, tokens = MEASURED[options.worst]
+    found = measure(options.model, options.new_tokens or tokens, options.repeats)
+    if options.out is not None:
+        own = {"model": options.model, "new_tokens": options.new_tokens or tokens, "repeats": options.repeats}
+        result = {"options": own, **make_stamp(torch.device("cpu")), options.worst: found}
+        replace_file(options.out, json.dumps(result, indent=1) + "\n")
+
+
+def _print_table(folders: Sequence[Path]) -> None:
     print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
-    for folder in map(Path, folders):
+    for folder in folders:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         print("| " + " | ".join(summarise(folder.name, summary)) + " |")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

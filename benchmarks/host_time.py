@@ -78,23 +78,33 @@ class TimedLibrary:
 @contextmanager
 def noting(calls: list[Call], between: list[float]) -> Iterator[None]:
     """Notes the native calls of models that are made inside, and the seconds between the forwards of a chain."""
-    load, follow = native.load, Chained.follow
+    load, own = native.load, {name: getattr(Chained, name) for name in ("follow", "note", "lay_out")}
+    since = [0.0]  # seconds since the last forward
 
-    def timed(self: Chained, *arguments: Any, **options: Any) -> int:
+    def timed(function: Callable[..., Any], *arguments: Any) -> Any:
         start = time.perf_counter()
         try:
-            return follow(self, *arguments, **options)
+            return function(*arguments)
         finally:
-            between.append(time.perf_counter() - start)
+            since[0] += time.perf_counter() - start
+            if function is own["lay_out"]:
+                between.append(since[0])
+                since[0] = 0.0
 
-    Chained.follow = timed  # type: ignore[method-assign]
+    for name, function in own.items():
+        setattr(Chained, name, _method(timed, function))
     library = TimedLibrary(load(), calls)
     native.load = lambda: library  # type: ignore[assignment]
     try:
         yield
     finally:
         native.load = load
-        Chained.follow = follow  # type: ignore[method-assign]
+        for name, function in own.items():
+            setattr(Chained, name, function)
+
+
+def _method(timed: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments: timed(function, *arguments)
 
 
 def gaps(calls: Sequence[Call]) -> dict[str, list[float]]:

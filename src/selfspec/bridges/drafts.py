@@ -120,7 +120,7 @@ class Drafts:
             drafter.offer(limit if known and left > 0 else 0)
             for drafter, limit, left in zip(drafters, most, spare, strict=True)
         ]
-        lengths, each = step.lengths(worth, spare)
+        lengths, each = step.lengths(worth, spare, step.values_unknown())
         return [
             drafter.take(length, step.share + length * each, step.share)
             for drafter, length in zip(drafters, lengths, strict=True)

@@ -36,8 +36,13 @@ that plans it.
 """
 
 
-Follow: TypeAlias = Callable[["RunRound"], Union["NoDraft", "TokenDraft", None]]
+Later: TypeAlias = Callable[[], Union["NoDraft", "TokenDraft", None]]
+"""The next round of a run, or ``None``, once the last one of all sequences that share the run is known."""
+
+Follow: TypeAlias = Callable[["RunRound"], Union["NoDraft", "TokenDraft", Later, None]]
 """Plans the next round of a run, given the last one; ``None`` ends the run.
+
+What it returns may be called ``Later``, where requests of a batch plan together.
 
 A run is several rounds in one native call, each a forward of the whole model over the last token and a chain of known
 tokens, or none. Where nothing but tokens is asked of a request, a draft that is followed begins one. ``learn`` is

@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
 
 import torch
 
-from selfspec.decoding.draft import Draft, Follow, NoDraft, Proposal, RunRound, TokenDraft
+from selfspec.decoding.draft import Draft, Follow, Later, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.paths import run_path, verification_path
 from selfspec.decoding.sequence import Sequence
 from selfspec.errors import NonFiniteLogitsError
@@ -34,6 +36,9 @@ LONGEST_SECONDS = 0.03
 
 MOST_TOKENS = 64
 """Most tokens of a run."""
+
+Planned: TypeAlias = NoDraft | TokenDraft | Later | None
+"""The next round of a run; ``None`` where it ends."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,7 @@ def run(
     if max(room) < 2:
         return None
     runner, every = target.at(None), tuple(range(target.sublayer_count))
-    model, until = runner.path(), time.perf_counter() + LONGEST_SECONDS
+    model, until = runner.path(), _Time()
     runs: list[_Run] = []
     requests: list[DraftRequest] = []
     for sequence, draft, own, limit in zip(sequences, drafts, watched, room, strict=True):
@@ -171,13 +176,33 @@ def run(
 def _timed(follow: Follow, clock: PhaseClock) -> Follow:
     """Planning inside a run counts as selection."""
 
-    def timed(played: RunRound) -> NoDraft | TokenDraft | None:
+    def timed(played: RunRound) -> Planned:
         clock.switch("select")
-        draft = follow(played)
+        planned = follow(played)
+        clock.switch("verify")
+        return partial(timed_later, planned) if callable(planned) else planned
+
+    def timed_later(later: Later) -> NoDraft | TokenDraft | None:
+        clock.switch("select")
+        draft = later()
         clock.switch("verify")
         return draft
 
     return timed
+
+
+class _Time:
+    """Says once a round whether the time of a run is over, so that all of its sequences end together."""
+
+    def __init__(self) -> None:
+        self._end = time.perf_counter() + LONGEST_SECONDS
+        self._rounds, self._is_over = 0, False
+
+    def is_over(self, rounds: int) -> bool:
+        """After so many rounds."""
+        if rounds > self._rounds:
+            self._rounds, self._is_over = rounds, time.perf_counter() > self._end
+        return self._is_over
 
 
 class _Run:
@@ -187,24 +212,27 @@ class _Run:
     """
 
     def __init__(
-        self, sequence: Sequence, first: NoDraft | TokenDraft, follow: Follow, until: float, limit: int, most_rows: int
+        self, sequence: Sequence, first: NoDraft | TokenDraft, follow: Follow, until: _Time, limit: int, most_rows: int
     ) -> None:
         self.ends = sequence.output.ends_with
         self._follow, self._until, self._limit, self._most_rows = follow, until, limit, most_rows
         self._takes_probes = sequence.sibling_limit >= MOST_PROBES
-        self._planned: NoDraft | TokenDraft | None = first
+        self._planned: Planned = first
         self._coming = Rows()
         self._written = 0  # tokens of the rounds so far
         self._rounds: list[RunRound] = []
 
-    def next(self, drafted: Many[int], probed: tuple[int, float] | None) -> Rows | None:
+    def note(self, drafted: Many[int], probed: tuple[int, float] | None) -> None:
+        """Ends a round."""
+        self._conclude(drafted, probed)
+        self._planned = None if self._until.is_over(len(self._rounds)) else self._follow(self._rounds[-1])
+
+    def next(self) -> Rows | None:
         """The rows of the next round."""
-        if drafted:
-            self._conclude(drafted, probed)
-            self._planned = None if time.perf_counter() > self._until else self._follow(self._rounds[-1])
-        if self._planned is None:
+        draft = self._planned = self._planned() if callable(self._planned) else self._planned
+        if draft is None:
             return None
-        self._coming = self._rows_of(self._planned, self._limit - len(drafted) - 1)
+        self._coming = self._rows_of(draft, self._limit - self._written - 1)
         return self._coming
 
     def _rows_of(self, draft: NoDraft | TokenDraft, room: int) -> Rows:
@@ -217,7 +245,7 @@ class _Run:
 
     def _conclude(self, drafted: Many[int], probed: tuple[int, float] | None) -> None:
         """Notes the round that has ended, if there was one."""
-        if self._planned is not None and len(drafted) > self._written:
+        if isinstance(self._planned, NoDraft | TokenDraft) and len(drafted) > self._written:
             known, probes = tuple(self._coming.known), tuple(self._coming.probes)
             token_ids = tuple(drafted[self._written :])
             self._rounds.append(RunRound(self._planned, known, token_ids, probes, probed))

@@ -78,7 +78,12 @@ class Pace:
 
     def rate(self, step: float) -> float:
         """What a second is worth, in tokens, if a plain step takes ``step`` seconds."""
-        return max(1.0, (_FIRST_ROUNDS + self._tokens) / (_FIRST_ROUNDS + self._seconds)) / step
+        return self.over_plain / step
+
+    @property
+    def over_plain(self) -> float:
+        """The pace over that of plain decoding, 1 at least."""
+        return max(1.0, (_FIRST_ROUNDS + self._tokens) / (_FIRST_ROUNDS + self._seconds))
 
     def note(self, tokens: int, seconds: float, step: float) -> None:
         """Counts a round by the tokens that it committed and its seconds."""
@@ -167,20 +172,25 @@ class PlanningTime:
 
 
 class HostTime:
-    """Seconds that rounds of a batch take beside forwards: with drafts, and where none are sought."""
+    """Seconds that rounds of a batch take beside forwards: with known tokens, with layers, and where none is sought."""
 
     def __init__(self) -> None:
-        self._drafting, self._plain = PlanningTime(), PlanningTime()
+        self._known, self._layers, self._plain = PlanningTime(), PlanningTime(), PlanningTime()
 
     @property
     def of_drafts(self) -> float:
-        """What a round with drafts takes more."""
-        return max(0.0, self._drafting.mean - self._plain.mean)
+        """What a round with known tokens takes more."""
+        return max(0.0, self._known.mean - self._plain.mean)
 
-    def note(self, seconds: float, *, sought: bool = True, drafted: bool) -> None:
-        """Counts a round; one in which drafts were sought in vain is of neither kind."""
+    @property
+    def of_layers(self) -> float:
+        """What a round in which layers draft takes more."""
+        return max(0.0, self._layers.mean - self._plain.mean)
+
+    def note(self, seconds: float, *, sought: bool = True, drafted: bool, layers: bool = False) -> None:
+        """Counts a round; one in which drafts were sought in vain is of no kind."""
         if drafted:
-            self._drafting.note(seconds)
+            (self._layers if layers else self._known).note(seconds)
         elif not sought:
             self._plain.note(seconds)
 
@@ -192,12 +202,13 @@ class SharedRound:
         self._sought = sought
         self._missing = self._requests = requests
         self._verify, self._host = verify, host
-        self._rows, self._seconds = 0, 0.0
+        self._rows: list[Sequence[int]] = []
+        self._seconds = 0.0
         self._forwards: dict[LiveCosts, list[Sequence[int]]] = {}
 
     def note(
         self,
-        rows: int,
+        rows: Sequence[int],
         verify_seconds: float,
         draft_seconds: float = 0.0,
         forwards: Sequence[int] = (),
@@ -205,23 +216,29 @@ class SharedRound:
         *,
         host_seconds: float = 0.0,
     ) -> None:
-        """Adds one request's rows and its shares of the time; the last one updates the costs.
+        """Adds one request's rows in each verification and its shares of the time; the last one updates the costs.
 
         ``forwards`` are the rows of each forward of its layer draft, whose costs are ``draft``.
         """
         self._missing -= 1
-        self._rows += rows
+        self._rows.append(rows)
         self._seconds += host_seconds
         if draft is not None and forwards:
             self._forwards.setdefault(draft, []).append(forwards)
         if self._missing:
             return
-        self._verify.note([self._rows], self._requests * verify_seconds)
-        self._host.note(self._seconds, sought=self._sought, drafted=self._rows > self._requests)
+        verified, made = _together(self._rows), bool(self._forwards)
+        self._verify.note(verified, self._requests * verify_seconds)
+        seconds, drafted = self._seconds / len(verified), max(verified) > self._requests
+        self._host.note(seconds, sought=self._sought, drafted=drafted, layers=made)
         if len(self._forwards) == 1:  # times of different drafts are not told apart
             ((costs, many),) = self._forwards.items()
-            together = [sum(each) for each in zip_longest(*many, fillvalue=0)]
-            costs.note(together, self._requests * draft_seconds)
+            costs.note(_together(many), self._requests * draft_seconds)
+
+
+def _together(many: Sequence[Sequence[int]]) -> list[int]:
+    """The rows of each forward that requests share, the first of which is the first of each."""
+    return [sum(each) for each in zip_longest(*many, fillvalue=0)]
 
 
 def faded(committed: Sequence[int]) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import itemgetter
 
 from selfspec.planning.plans import MOST_DRAFTED, Plan
 from selfspec.planning.stopping import Outlook
@@ -64,34 +65,36 @@ def fill_rows(known: Known, verify: CostTable, rate: float, longest: float, gain
     """
     survival, most, likely = known.survival, longest + _EPSILON, len(known.survival)
     best: tuple[Plan, tuple[int, ...], float] = Plan(0, 1.0, verify[1]), (), 0.0
-    highest, expected = -inf, 1.0
+    highest, expected, reached = -inf, 1.0, 1.0
+    ends: list[tuple[float, int]] = []  # the likeliest rows that may be the last accepted, but for the chain's own last
     for count in range(min(len(known.token_ids), MOST_DRAFTED) + 1):
-        expected += survival[count - 1] if 0 < count <= likely else 0.0
+        after = survival[count] if count < likely else 0.0  # that the row after this chain's last would be accepted
         seconds, own = verify[1 + count], 0.0
         probes: tuple[int, ...] = ()
         if gain and count <= _PROBED_LENGTHS:
-            probes, own = _probes(survival, count, verify, rate, gain)
+            probes, own = _probes(sorted([*ends, (reached, count)], reverse=True), count, verify, rate, gain)
             if probes and verify[1 + count + len(probes)] <= most:
                 seconds = verify[1 + count + len(probes)]
             else:
                 probes, own = (), 0.0
+            ends = sorted([*ends, (reached - after, count)], reverse=True)[:MOST_PROBES]
         worth = trust * (expected - 1) + own - rate * seconds
         if (seconds <= most or not count) and worth >= highest:
             highest, best = worth, (Plan(count, expected, seconds), probes, own)
+        expected, reached = expected + after, after
     return FilledRows(known, *best)
 
 
 def _probes(
-    survival: Sequence[float], count: int, verify: CostTable, rate: float, gain: float
+    ends: Sequence[tuple[float, int]], count: int, verify: CostTable, rate: float, gain: float
 ) -> tuple[tuple[int, ...], float]:
-    """The rows after which a probe pays beside ``count`` known tokens, in ascending order, and what they bring."""
-    if gain <= max(0.0, rate * (verify[2 + count] - verify[1 + count])):
-        return (), 0.0
-    at = [1.0, *survival[:count], *[0.0] * (count - len(survival)), 0.0]
-    last = sorted(((at[row] - (at[row + 1] if row < count else 0.0), row) for row in range(count + 1)), reverse=True)
+    """The rows after which a probe pays beside ``count`` known tokens, in ascending order, and what they bring.
+
+    ``ends`` are rows by the chance that each is the last one accepted, the likeliest first.
+    """
     rows: list[int] = []
     total = 0.0
-    for chance, row in last[:MOST_PROBES]:
+    for chance, row in ends[:MOST_PROBES]:
         if chance * gain <= rate * (verify[2 + count + len(rows)] - verify[1 + count + len(rows)]):
             break
         rows.append(row)
@@ -99,22 +102,26 @@ def _probes(
     return tuple(sorted(rows)), total
 
 
-def share_rows(survivals: Sequence[Sequence[float]], seconds: Callable[[int], float], token: float) -> list[int]:
+def share_rows(
+    survivals: Sequence[Sequence[float]], seconds: Callable[[int], float], values: Sequence[float]
+) -> list[int]:
     """How many known tokens of each of several texts to verify in one forward: those that are worth most together.
 
-    The likeliest tokens come first, whosever they are; their number is the one at which the seconds that they are
-    expected to save exceed those that their rows take by most, whatever shape the costs have.
+    The tokens that are expected to save most come first, whosever they are; their number is the one at which the
+    seconds that they are expected to save exceed those that their rows take by most, whatever shape the costs have.
 
     Args:
         survivals: for each text, by number of its tokens, the probability that all are right; it never rises.
         seconds: what a number of such tokens adds to the round.
-        token: seconds that a token is worth.
+        values: seconds that a token of each text is worth.
     """
-    likely = sorted(((chance, text) for text, own in enumerate(survivals) for chance in own), key=lambda each: -each[0])
+    worth_of = enumerate(zip(survivals, values, strict=True))
+    likely = [(value * chance, text) for text, (own, value) in worth_of for chance in own]
+    likely.sort(key=itemgetter(0), reverse=True)
     saved = highest = 0.0
     taken = 0
-    for number, (chance, _) in enumerate(likely, start=1):
-        saved += token * chance
+    for number, (gain, _) in enumerate(likely, start=1):
+        saved += gain
         if (worth := saved - seconds(number)) > highest:
             highest, taken = worth, number
     lengths = [0] * len(survivals)

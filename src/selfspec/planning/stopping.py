@@ -1,5 +1,6 @@
 """When a layer draft ends: by the best that can still be reached, not by what the next token alone brings."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ _LEAST = 0.002
 """Probability below which no draft goes on."""
 
 _GRID = np.geomspace(_LEAST, 1.0, 80)
+_STRIDE = math.log(_GRID[1] / _GRID[0])
 _MATCHED = 1e-9
 
 
@@ -33,9 +35,11 @@ class Outlook:
 
     def near(self, other: "Outlook", tolerance: float) -> bool:
         """Whether decisions by one of the two are as good by the other."""
+        weights = zip(self.weights.tolist(), other.weights.tolist(), strict=True)
+        acceptances = zip(self.acceptances.tolist(), other.acceptances.tolist(), strict=True)
         return bool(
-            np.abs(self.weights - other.weights).sum() < tolerance
-            and np.abs(self.acceptances - other.acceptances).max() < tolerance
+            sum(abs(own - its) for own, its in weights) < tolerance
+            and max(abs(own - its) for own, its in acceptances) < tolerance
         )
 
 
@@ -60,19 +64,20 @@ class DraftPolicy:
     """
 
     def __init__(self, outlook: Outlook, draft: float, verify: CostTable, rate: float, limit: int) -> None:
-        follows, mean = _expectation(outlook), outlook.mean
+        follows, gained = _expectation(outlook), outlook.mean * _GRID
         self.outlook, self.draft, self.verify_one, self.rate, self.limit = outlook, draft, verify[1], rate, limit
         self.least_survival = [np.inf] * (limit + 1)
-        tokens, seconds = np.zeros_like(_GRID), np.zeros_like(_GRID)
+        reached, value = np.zeros((len(_GRID), 2)), np.array([1.0, -rate])  # tokens and seconds that are still to come
         for drafted in range(limit - 1, -1, -1):
-            tokens = mean * _GRID + follows @ tokens
-            seconds = draft + verify[drafted + 2] - verify[drafted + 1] + follows @ seconds
+            reached = follows @ reached
+            reached[:, 0] += gained
+            reached[:, 1] += draft + verify[drafted + 2] - verify[drafted + 1]
             if drafted:
-                worth = tokens - rate * seconds
+                worth = reached @ value
                 self.least_survival[drafted] = _crossing(worth)
-                tokens, seconds = np.where(worth > 0, tokens, 0.0), np.where(worth > 0, seconds, 0.0)
-        self.expected_tokens = 1.0 + float(tokens[-1])
-        self.expected_seconds = verify[1] + float(seconds[-1])
+                reached *= (worth > 0)[:, None]
+        self.expected_tokens = 1.0 + float(reached[-1, 0])
+        self.expected_seconds = verify[1] + float(reached[-1, 1])
 
     @property
     def worth(self) -> float:
@@ -86,29 +91,27 @@ class DraftPolicy:
 
 def _expectation(outlook: Outlook) -> npt.NDArray[np.float64]:
     """The matrix that takes a function of the survival, on the grid, to its mean after one more token."""
-    after = np.log(np.maximum(np.outer(_GRID, outlook.acceptances), _LEAST / 2) / _LEAST)
-    place = after / np.log(_GRID[1] / _GRID[0])
-    below = np.clip(np.floor(place + _MATCHED).astype(int), 0, len(_GRID) - 2)
-    low, high = _GRID[below], _GRID[below + 1]
-    share = np.clip((np.outer(_GRID, outlook.acceptances) - low) / (high - low), 0.0, 1.0)
-    weights = np.where(place < -_MATCHED, 0.0, outlook.weights)
-    places = below + len(_GRID) * np.arange(len(_GRID))[:, None]
-    both = np.concatenate([places, places + 1], axis=None)
-    shares = np.concatenate([weights * (1 - share), weights * share], axis=None)
-    matrix: npt.NDArray[np.float64] = np.bincount(both, shares, len(_GRID) ** 2).reshape(len(_GRID), -1)  # type: ignore[assignment]
-    return matrix
+    size, moves = len(_GRID), [0.0] * (2 * len(_GRID))  # the share that moves so far down, from none at ``size`` on
+    for weight, acceptance in zip(outlook.weights.tolist(), outlook.acceptances.tolist(), strict=True):
+        if acceptance < _LEAST:
+            continue
+        down = math.floor(math.log(acceptance) / _STRIDE + _MATCHED)  # the same from everywhere on a geometric grid
+        share = min(1.0, max(0.0, (acceptance / math.exp(down * _STRIDE) - 1) / math.expm1(_STRIDE)))
+        moves[size + down] += weight * (1 - share)
+        moves[size + down + 1] += weight * share
+    rows = np.lib.stride_tricks.sliding_window_view(np.array(moves[1:]), size)
+    return np.ascontiguousarray(rows[:size][::-1])
 
 
 def _crossing(worth: npt.NDArray[np.float64]) -> float:
     """The survival above which going on is worth more than nothing."""
-    above = np.flatnonzero(worth > 0)
-    if not len(above):
-        return float(np.inf)
-    first = int(above[0])
+    above = worth > 0
+    first = int(above.argmax())
     if not first:
-        return 0.0
-    below, least = worth[first - 1], worth[first]
-    return float(_GRID[first - 1] + (_GRID[first] - _GRID[first - 1]) * -below / (least - below))
+        return 0.0 if above[0] else math.inf
+    below, least = float(worth[first - 1]), float(worth[first])
+    low, high = float(_GRID[first - 1]), float(_GRID[first])
+    return low + (high - low) * -below / (least - below)
 
 
 class WorthwhileDraft:

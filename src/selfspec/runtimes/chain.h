@@ -44,9 +44,11 @@ struct Chain {
     long window_count;
     ChainSequence* sequences;
     long count;
-    // Hears of each drafted token, and says how many guesses the next forward gets, or -1 to end the draft there. It is
-    // asked for guesses where the last argument says so.
-    long (*follow)(long sequence, long token, float confidence, int asks);
+    // Is called with each drafted token; returns whether the draft of its sequence ends with it.
+    int (*follow)(long sequence, long token, float confidence);
+    // Is called after each forward, with all of its tokens known: writes the guesses and probes of the next one of every
+    // sequence that goes on, -1 guesses where its draft ends.
+    void (*plan)();
 };
 
 // The forwards of chains.
@@ -61,6 +63,9 @@ template <class T> class Links {
         while (lay_out()) {
             advance(prepare_head());
             for (size_t part = 0; part < parts.size(); part++) take(part);
+            chain.plan();
+            for (long index = 0; index < chain.count; index++)
+                running[index] = running[index] && chain.sequences[index].guess_count >= 0;
         }
     }
     // One forward over the last token of each sequence and what it drafted. The head has outputs for all of these rows.
@@ -253,16 +258,13 @@ template <class T> class Links {
             s.confidences[s.drafted++] = confidences[first + row];
             s.tokens[s.drafted] = token;
             s.guessed += row > 0;
-            const bool goes_on = s.drafted < s.limit, guessed = row < guesses && s.guesses[row] == token;
+            const bool guessed = row < guesses && s.guesses[row] == token;
             if (s.probed) *s.probed = -1;
             for (long probe = 0; probe < probes && !guessed; probe++)
                 if (s.probes[probe] == row) read_probe(s, first + 1 + guesses + probe, token);
-            const long more = chain.follow(of_part[part], token, confidences[first + row], goes_on && !guessed);
-            running[of_part[part]] = goes_on && more >= 0;
-            if (!running[of_part[part]] || !guessed) {
-                s.guess_count = std::max(0L, more);
-                return;
-            }
+            const bool ends = chain.follow(of_part[part], token, confidences[first + row]) || s.drafted == s.limit;
+            running[of_part[part]] = !ends;
+            if (ends || !guessed) return;
         }
     }
     // What a probe gives: the token that it chose, or if that is the token which has been chosen for its own place

@@ -60,12 +60,16 @@ class Rows(NamedTuple):
 class Steps(Protocol):
     """Follows a draft of the whole model, whose tokens are the output's: several rounds of decoding in one call."""
 
-    def next(self, drafted: Sequence[int], probed: tuple[int, float] | None) -> Rows | None:
-        """Asked before every forward for its rows; ``None`` ends the draft.
+    def note(self, drafted: Sequence[int], probed: tuple[int, float] | None) -> None:
+        """Called after every forward, if the draft goes on; those of all sequences before any is asked for rows.
 
         It is given the tokens so far, and the likeliest other token in the probe after the last one's row with its
         probability.
         """
+        ...
+
+    def next(self) -> Rows | None:
+        """Asked before every forward for its rows; ``None`` ends the draft."""
         ...
 
     def ends(self, token_id: int) -> bool:
@@ -111,9 +115,9 @@ class DraftRequest:
         room = self.limit - len(drafted) - 1
         return [] if self.guess is None or room <= 0 else list(self.guess(drafted))[:room]
 
-    def rows(self, drafted: Sequence[int], probed: tuple[int, float] | None = None) -> Rows | None:
+    def rows(self, drafted: Sequence[int]) -> Rows | None:
         """The rows of the coming forward after the last token's; ``None`` ends the draft."""
-        return Rows(self.guesses(drafted)) if self.steps is None else self.steps.next(drafted, probed)
+        return Rows(self.guesses(drafted)) if self.steps is None else self.steps.next()
 
 
 @dataclass(frozen=True)
@@ -213,7 +217,7 @@ class Chained:
     Attributes:
         structure: for the C++ code; the memory it points to belongs to this object.
         rows: of all forwards so far.
-        probe_count: of the next forward.
+        goes_on: whether there is another forward.
     """
 
     def __init__(self, request: DraftRequest, like: torch.Tensor) -> None:
@@ -222,11 +226,13 @@ class Chained:
         assert start + limit <= cache.capacity, f"{start + limit} slots do not fit a cache of {cache.capacity}"
         places = {index: bisect_left(sublayers, index) for index in request.capture}
         self._request, self._places = request, places
+        self._failure: BaseException | None = None
         self._drafted: list[int] = []
         self._tokens, self._guesses = (c_long * (1 + limit))(int(request.pending)), (c_long * limit)()
         self._confidences = (c_float * limit)()
         self._probes, self._probed, self._probed_confidence = (c_long * MOST_PROBES)(), c_long(-1), c_float()
-        self.rows, self.probe_count = 0, 0
+        self.rows, self.goes_on = 0, True
+        guess_count, probe_count = self._write(request.rows(()))
         self._states = {place: like.new_empty(limit, like.shape[-1]) for place in places.values()}
         self.structure = ChainSequence(
             caches=cache.addresses,
@@ -236,9 +242,9 @@ class Chained:
             tokens=self._tokens,
             confidences=self._confidences,
             guesses=self._guesses,
-            guess_count=self._lay_out(request.rows(())),
+            guess_count=guess_count,
             probes=self._probes,
-            probe_count=self.probe_count,
+            probe_count=probe_count,
             probed=pointer(self._probed),
             probed_confidence=pointer(self._probed_confidence),
             mask_embedding=None if request.mask_embedding is None else request.mask_embedding.data_ptr(),
@@ -249,35 +255,47 @@ class Chained:
             self.structure.kept = (c_void_p * (len(sublayers) + 1))()
             for place, states in self._states.items():
                 self.structure.kept[place] = states.data_ptr()
-        self._failure: BaseException | None = None
 
-    def follow(self, token_id: int, confidence: float, *, asks: bool) -> int:
-        """Is called with each drafted token; returns the number of guesses that it wrote down, or -1 to end."""
+    def follow(self, token_id: int, confidence: float) -> bool:
+        """Is called with each drafted token; returns whether the draft ends with it."""
+        request, drafted = self._request, self._drafted
+        drafted.append(token_id)
         try:
-            request = self._request
-            self._drafted.append(token_id)
-            if request.stop is not None and request.stop(confidence):
-                return -1
-            if request.steps is not None and request.steps.ends(token_id):
-                return -1
-            if not asks:
-                return 0
-            probed = self._probed.value
-            found = None if probed < 0 else (probed, self._probed_confidence.value)
-            return self._lay_out(request.rows(self._drafted, found))
+            ends = request.stop is not None and request.stop(confidence)
+            ends = ends or (request.steps is not None and request.steps.ends(token_id))
         except BaseException as failure:  # it must not pass through the C++ code
-            self._failure = failure
-            return -1
+            self._failure, ends = failure, True
+        self.goes_on = not ends and len(drafted) < request.limit
+        return ends
 
-    def _lay_out(self, rows: Rows | None) -> int:
-        """Writes down the rows of the next forward; returns the number of known tokens, or -1 to end."""
+    def note(self) -> None:
+        """Is called after a forward with which the draft has not ended."""
+        if (steps := self._request.steps) is not None:
+            probed = self._probed.value
+            try:
+                steps.note(self._drafted, None if probed < 0 else (probed, self._probed_confidence.value))
+            except BaseException as failure:
+                self._failure = failure
+
+    def lay_out(self) -> tuple[int, int]:
+        """Writes the rows of the next forward down; returns the number of known tokens, -1 to end, and of probes."""
+        try:
+            return self._write(self._request.rows(self._drafted) if self._failure is None else None)
+        except BaseException as failure:
+            self._failure = failure
+            return self._write(None)
+
+    def _write(self, rows: Rows | None) -> tuple[int, int]:
         if rows is None:
-            return -1
-        known, self.probe_count = len(rows.known), len(rows.probes)
-        self._guesses[:known] = [*rows.known]
-        self._probes[: self.probe_count] = [*rows.probes]
-        self.rows += 1 + known + self.probe_count
-        return known
+            self.goes_on = False
+            return -1, 0
+        known, probes = len(rows.known), len(rows.probes)
+        if known:
+            self._guesses[:known] = [*rows.known]
+        if probes:
+            self._probes[:probes] = [*rows.probes]
+        self.rows += 1 + known + probes
+        return known, probes
 
     def output(self, structure: ChainSequence) -> Drafted:
         """What was drafted, by the structure as the chain has left it; raises what ``stop`` or ``guess`` raised."""

@@ -64,7 +64,7 @@ constexpr Fact LAYOUT[] = {
     AT(ChainSequence, probed_confidence), AT(ChainSequence, mask_embedding), AT(ChainSequence, drawing), AT(ChainSequence, kept),
     AT(ChainSequence, drafted), AT(ChainSequence, depths), AT(ChainSequence, visible), AT(ChainSequence, adapter), AT(ChainSequence, guessed), AT(ChainSequence, finite),
     SIZE(Chain), AT(Chain, forward), AT(Chain, embedding), AT(Chain, table), AT(Chain, scale), AT(Chain, windows),
-    AT(Chain, window_count), AT(Chain, sequences), AT(Chain, count), AT(Chain, follow),
+    AT(Chain, window_count), AT(Chain, sequences), AT(Chain, count), AT(Chain, follow), AT(Chain, plan),
     CONSTANT(BLOCK), CONSTANT(TILE), CONSTANT(VERIFIED), CONSTANT(MOST_DIM), CONSTANT(DIM_STEP),
     CONSTANT(SHARED), CONSTANT(SILU), CONSTANT(GELU_TANH), CONSTANT(RELU_SQUARED), CONSTANT(CLAMPED_GLU), CONSTANT(RMS_NORM), CONSTANT(LAYER_NORM),
     FORMAT(SYMMETRIC4), FORMAT(SYMMETRIC6), FORMAT(SYMMETRIC8), FORMAT(Q4_0), FORMAT(Q4_1), FORMAT(Q5_0), FORMAT(Q5_1),

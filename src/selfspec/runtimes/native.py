@@ -30,6 +30,7 @@ from selfspec.runtimes.structures import (
     NativeHead,
     NativeSublayer,
     Part,
+    PlanForward,
     View,
 )
 from selfspec.runtimes.threads import THREADS
@@ -191,13 +192,20 @@ class NativeForward:
         sequences = (ChainSequence * len(chained))(*(each.structure for each in chained))
         rope.reserve(like, max(each.state.cache.length + each.limit for each in requests))
 
-        def follow(index: int, token_id: int, confidence: float, asks: int) -> int:
-            guesses = chained[index].follow(token_id, confidence, asks=bool(asks))
-            sequences[index].probe_count = chained[index].probe_count
-            return guesses
+        structures = list(sequences)
+
+        def follow(index: int, token_id: int, confidence: float) -> int:
+            return chained[index].follow(token_id, confidence)
+
+        def plan() -> None:
+            going = [(each, structure) for each, structure in zip(chained, structures, strict=True) if each.goes_on]
+            for each, _ in going:
+                each.note()
+            for each, structure in going:
+                structure.guess_count, structure.probe_count = each.lay_out()
 
         chain, held = self._describe_chain(sequences, sublayers, rope, packed=requests[0].state.cache.packed)
-        chain.follow = Follow(follow)
+        chain.follow, chain.plan = Follow(follow), PlanForward(plan)
         start_overlapped()
         start = time.perf_counter()
         self._draft(ctypes.byref(chain))
@@ -207,7 +215,7 @@ class NativeForward:
         rows = sum(each.rows for each in chained)  # those of a run differ from forward to forward
         kind = ("draft", len(sublayers), len(requests), round(rows / forwards))
         THREADS.measured(kind, chain.forward.contents.threads, seconds / forwards)
-        return [each.output(structure) for each, structure in zip(chained, sequences, strict=True)]
+        return [each.output(structure) for each, structure in zip(chained, structures, strict=True)]
 
     def verify(self, requests: Sequence[VerifyRequest], rope: Rope) -> tuple[Logits, list[dict[int, torch.Tensor]]]:
         """The logits of the whole model, for which ``chain_path`` is native, and by request the captured states.

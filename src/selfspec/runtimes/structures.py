@@ -218,8 +218,11 @@ class ChainSequence(Structure):
     )
 
 
-Follow = CFUNCTYPE(c_long, c_long, c_long, c_float, c_int)
-"""Given a sequence, a drafted token, its confidence, whether guesses are asked for; returns their number, or -1."""
+Follow = CFUNCTYPE(c_int, c_long, c_long, c_float)
+"""Given a sequence, a drafted token and its confidence; returns whether the draft ends with it."""
+
+PlanForward = CFUNCTYPE(None)
+"""Lays the rows of the next forward out."""
 
 
 class NativeChain(Structure):
@@ -235,6 +238,7 @@ class NativeChain(Structure):
         ("sequences", POINTER(ChainSequence)),
         ("count", c_long),
         ("follow", Follow),
+        ("plan", PlanForward),
     )
 
 

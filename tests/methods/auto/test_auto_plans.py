@@ -104,16 +104,19 @@ def test_plain_decoding_is_what_nothing_beats_where_drafts_are_dear() -> None:
     assert (filled.plan, filled.probed) == (plain(verify), ())
 
 
-@given(st.lists(st.lists(rates, max_size=3), min_size=1, max_size=3), tables, st.floats(0.01, 1.0))
+@given(
+    st.lists(st.tuples(st.lists(rates, max_size=3), st.floats(0.01, 1.0)), min_size=1, max_size=3),
+    tables,
+)
 def test_texts_share_the_rows_that_are_worth_most_together(
-    acceptances: list[list[float]], costs: CostTable, token: float
+    texts: list[tuple[list[float], float]], costs: CostTable
 ) -> None:
-    survivals = [survival_of(own) for own in acceptances]
+    survivals, values = [survival_of(own) for own, _ in texts], [value for _, value in texts]
 
     def worth(lengths: tuple[int, ...]) -> float:
-        saved = sum(sum(own[:length]) for own, length in zip(survivals, lengths, strict=True))
-        return token * saved - (costs[1 + sum(lengths)] - costs[1])
+        saved = sum(value * sum(own[:length]) for own, value, length in zip(survivals, values, lengths, strict=True))
+        return saved - (costs[1 + sum(lengths)] - costs[1])
 
     every = itertools.product(*(range(len(own) + 1) for own in survivals))
-    lengths = share_rows(survivals, lambda rows: costs[1 + rows] - costs[1], token)
+    lengths = share_rows(survivals, lambda rows: costs[1 + rows] - costs[1], values)
     assert worth(tuple(lengths)) == pytest.approx(max(map(worth, every)))

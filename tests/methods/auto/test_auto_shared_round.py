@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from selfspec import Engine
-from selfspec.decoding.draft import NoDraft, Proposal, TokenDraft
+from selfspec.decoding.draft import NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
+from selfspec.methods.auto import together
 from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
 from selfspec.methods.auto.known import Experience
+from selfspec.methods.auto.planned import Round
 from selfspec.methods.auto.together import plan_together
 from selfspec.methods.auto.trials import Assignment
 from selfspec.model.kept import KeptSet
@@ -71,10 +73,10 @@ def test_the_more_requests_wait_for_a_draft_the_more_it_must_promise() -> None:
 def test_the_last_request_to_report_moves_the_costs() -> None:
     verify, draft = LiveCosts(LINEAR), LiveCosts(RowCosts((1, 8), (0.5, 4.0)))
     shared = SharedRound(3, verify, HostTime())
-    shared.note(1, 2 * 6.0 / 3)
-    shared.note(3, 2 * 6.0 / 3, 4.0 / 3, (1, 2), draft)
+    shared.note([1], 2 * 6.0 / 3)
+    shared.note([3], 2 * 6.0 / 3, 4.0 / 3, (1, 2), draft)
     assert (verify.factor, draft.factor) == (1.0, 1.0)
-    shared.note(2, 2 * 6.0 / 3, 4.0 / 3, (1, 3, 1), draft)
+    shared.note([2], 2 * 6.0 / 3, 4.0 / 3, (1, 3, 1), draft)
     assert verify.factor > 1.0, "six rows took twice as long"
     assert draft.factor == pytest.approx(1.0), "forwards of 2, 5 and 1 rows took what eight rows take"
 
@@ -128,8 +130,8 @@ def test_a_batch_in_which_no_draft_can_pay_runs_several_steps_at_once(monkeypatc
         return chain(self, requests, sublayers)
 
     monkeypatch.setattr(NativeForward, "chain", counted)
-    monkeypatch.setattr(AutoDrafter, "may_gain", lambda *_: False)
-    results = Engine(model, method="auto", settings={"trial_seconds": 0.0}).generate(
+    monkeypatch.setattr(together, "LIKELIEST", -1.0)
+    results = Engine(model, method="auto", settings={"trial_seconds": 0.0, "memory_limit": 0.0}).generate(
         prompts, max_new_tokens=30, ignore_eos=True
     )
     assert [each.token_ids for each in results] == [each.token_ids for each in wanted]
@@ -145,9 +147,55 @@ def test_layer_drafts_are_looked_for_where_their_forwards_can_pay() -> None:
     costs = drafters[0].layer_costs
     assert costs is not None
     verify = drafters[0].verify_costs.now(2)
-    assert drafters[0].may_gain(1.0, 0.6) is False, "only likelier copies than there are could pay"
-    assert drafters[0].may_gain(0.94, 0.6)
-    assert not drafters[0].may_gain(0.94, least_acceptance_of_layers(verify, costs.now(2)))
+    assert drafters[0].layers_may_gain(0.6)
+    assert not drafters[0].layers_may_gain(least_acceptance_of_layers(verify, costs.now(2)))
+    drafters[0].begin(Round(2, 1, verify, verify, None, SharedRound(2, drafters[0].verify_costs, HostTime())))
+    drafters[0].offer()
+    drafters[0].take(0, verify[1], verify[1])
+    assert drafters[0].or_layers(2) is None, "each forward of this draft takes as long as a step"
+    assert not drafters[0].layers_may_gain(0.6), "for some tokens"
+    drafters[0].learn_of_run([7] * 16)
+    assert drafters[0].layers_may_gain(0.6)
+
+
+def test_rounds_of_a_run_are_planned_when_the_last_one_of_all_is_known() -> None:
+    """A request whose text begins to repeat itself gets rows in the next forward, whoever is asked first."""
+    drafters = drafters_of(CHEAP, 2)
+    for drafter in drafters:
+        for token in range(100, 130):
+            drafter._copies.extend([token])
+    drafts = plan_together(drafters)
+    assert [draft.name for draft in drafts] == ["plain", "plain"]
+    laters = []
+    for draft, tokens in zip(drafts, ((200,), (100, 101, 102, 103)), strict=True):
+        assert isinstance(draft, NoDraft)
+        assert draft.follow is not None
+        laters.append(draft.follow(RunRound(draft, (), tokens)))
+    planned = [later() for later in laters if callable(later)]
+    assert isinstance(planned[0], NoDraft)
+    assert isinstance(planned[1], TokenDraft)
+    assert planned[1].token_ids[:3] == (104, 105, 106)
+    (alone,) = [later() for later in [planned[1].follow(RunRound(planned[1], (), (104,)))] if callable(later)]
+    assert isinstance(alone, TokenDraft), "the other one has ended"
+
+
+@needs_kernels
+def test_a_batch_verifies_known_tokens_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model()
+    prompts = [[1, 2, 3, 4] * 8, [5, 6, 7] * 9, [8, 9] * 12, [11, 3, 9, 20]]
+    wanted = Engine(model, method="autoregressive").generate(prompts, max_new_tokens=60, ignore_eos=True)
+    cheap = LiveCosts(RowCosts((1, 64), (1.0, 1.001)))
+    monkeypatch.setattr(LiveCosts, "__call__", lambda self, rows: cheap._shown(rows))
+    monkeypatch.setattr(LiveCosts, "doubt", 0.0)
+    results = Engine(model, method="auto", settings={"memory_limit": 0.0}).generate(
+        prompts, max_new_tokens=60, ignore_eos=True
+    )
+    assert [each.token_ids for each in results] == [each.token_ids for each in wanted]
+    assert sum(result.drafted for result in results) > 0
+    assert sum(result.accepted for result in results) > 0
+    assert all(
+        round.verification is not None and round.verification.native for each in results for round in each.rounds
+    )
 
 
 def test_time_that_drafts_take_beside_forwards_is_paid_by_what_they_save() -> None:
@@ -164,6 +212,21 @@ def test_time_that_drafts_take_beside_forwards_is_paid_by_what_they_save() -> No
     drafts = plan_together(drafters_of(CHEAP, 4), host)
     assert [draft.name for draft in drafts] == 4 * ["plain"]
     assert all(isinstance(draft, NoDraft) and draft.follow is not None for draft in drafts), "steps follow each other"
+
+
+def test_a_token_of_the_request_that_ends_last_saves_most() -> None:
+    """A token saves its row of a step, and the rest of it only where its request is the last one."""
+    drafters = drafters_of(CHEAP, 4)
+    batch = together._Batch(4, drafters[0].verify_costs, HostTime())
+    for drafter in drafters:
+        drafter._room = 100
+    assert batch.values(drafters) == pytest.approx([CHEAP(4) / 4] * 4)
+    for drafter in drafters[1:]:
+        drafter._room = 10
+    last, *others = batch.values(drafters)
+    row = CHEAP(4) - CHEAP(3)
+    assert last == pytest.approx(CHEAP(4) - 3 * row, rel=0.1)
+    assert all(row < other < CHEAP(4) / 4 for other in others)
 
 
 def test_a_request_without_known_tokens_waits_for_one_that_has_many() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from selfspec.decoding.draft import Draft, NoDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.methods.auto.known import LIKELIEST, Experience, KnownTokens
+from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.layer_plans import LayerPlans
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.methods.auto.planned import PLAIN, Round, forecast_of
@@ -70,7 +70,8 @@ class AutoDrafter(Drafter):
         self._planned = 0.0
         self._round: Round | None = None
         self._offered: Known | None = None  # in a batch
-        self._filled: FilledRows | None = None
+        self._taken: Round | None = None
+        self._without_layers = 0  # tokens that are written before a batch thinks of layers again
         self._followed = 0  # tokens of the run that was learned from already
         self._runs = True  # whether rounds have followed each other in one call, as far as is known
 
@@ -100,58 +101,65 @@ class AutoDrafter(Drafter):
         """Most seconds of the next round, if a plain step, or its share, takes ``step``."""
         return self._allowance.longest(step)
 
+    def begin(self, planned: Round) -> None:
+        """Begins a round in a batch, or several of a run, whose tokens are then offered and taken."""
+        self._known.catch_up()
+        self._round, self._followed = planned, 0
+
     def offer(self) -> Known:
         """In a batch: the known tokens, and how likely they are as far as that can be trusted."""
         self._offered = known = self._known.likeliest()
         trust = self._trust[known.name].value
-        return replace(known, survival=[min(1.0, trust * each) for each in known.survival])
+        return Known(known.name, known.token_ids, [min(1.0, trust * each) for each in known.survival])
 
-    def take(self, planned: Round, length: int, seconds: float) -> Draft:
-        """What drafts a round in a batch: some tokens that it offered, in a round of some seconds, or layers."""
-        assert self._offered is not None
-        plan = Plan(length, 1 + sum(self._offered.survival[:length]), seconds)
-        self._round, self._filled = planned, FilledRows(self._offered, plan)
-        return self._layers_or(planned, self._filled)
-
-    def take_again(self, drafting: int) -> Draft:
-        """The same where fewer requests share the forwards of a layer draft than ``take`` was told."""
-        planned, filled = self._round, self._filled
+    def take(self, length: int, seconds: float, step: float) -> NoDraft | TokenDraft:
+        """Drafts some of the tokens that it offered; it pays some seconds of the round, and ``step`` of a plain one."""
+        planned, known = self._round, self._offered
         assert planned is not None
-        assert filled is not None
-        self._round = again = replace(planned, drafting=drafting, guess=None, costs=(), plains={})
-        return self._layers_or(again, filled)
+        planned.seconds, planned.step, self._taken = seconds, step, planned
+        if not length:
+            return planned.plain()
+        assert known is not None
+        return planned.take(FilledRows(known, Plan(length, 1 + sum(known.survival[:length]), seconds)))
 
-    def _layers_or(self, planned: Round, filled: FilledRows) -> Draft:
+    def or_layers(self, drafting: int) -> Draft | None:
+        """A layer draft, whose forwards so many share, if it is worth more than what was taken."""
+        assert self._taken is not None
+        assert self._taken.seconds is not None
+        self._round = planned = replace(self._taken, drafting=drafting)
         rate, longest = self._pace.rate(planned.step), self.longest(planned.step)
-        layers = self._layers
-        if layers is not None and not layers.copies.failed:
-            worth = filled.worth(rate, self._trust[filled.known.name].value)
-            draft = self._layer_draft(planned, layers, rate, longest, worth)
-            if draft is not None:
-                return draft
-        planned.seconds = filled.plan.seconds
-        return planned.take(filled) if filled.plan.length else planned.plain()
+        worth = Plan(planned.rows - 1, planned.expected, self._taken.seconds).worth(
+            rate, self._trust[planned.name].value
+        )
+        draft = None
+        if self._layers is not None and not self._layers.copies.failed:
+            draft = self._layer_draft(planned, self._layers, rate, longest, worth)
+        if draft is None:
+            self._without_layers = _MOST_FOLLOWED
+        else:
+            planned.seconds = None
+        return draft
 
     def plan_nothing(self, plain: Draft, shared: SharedRound) -> Draft:
         """A round of plain decoding in a batch, of a request for which no draft could pay."""
-        self._round, self._filled = Round(2, 1, (), (), None, shared), None
+        self._round = Round(2, 1, (), (), None, shared)
         return plain
-
-    def may_gain(self, least: float, least_of_layers: float) -> bool:
-        """Whether copies or layers promise at least these acceptance rates, below which no draft can pay."""
-        if least > LIKELIEST or self.verify_costs.doubt > UNKNOWN:
-            return False
-        self._known.catch_up()
-        return self._known.copies.likelihood >= least or self.layers_may_gain(least_of_layers)
 
     def layers_may_gain(self, least: float) -> bool:
         """Whether layers promise at least this acceptance rate."""
-        return self._layers is not None and self._layer_plans.likelihood >= least
+        if self._layers is None or self._without_layers > 0 or least > 1:
+            return False
+        return self._layer_plans.likelihood >= least
 
     @property
-    def promise(self) -> float:
-        """Tokens that copies promise at most, if each is as likely as the first."""
-        return self._known.promise
+    def rounds_left(self) -> float:
+        """Rounds of plain decoding after which it is expected to end, at its pace."""
+        return max(1, min(self._room, _EXPECTED_ROOM)) / self._pace.over_plain
+
+    @property
+    def likelihood(self) -> float:
+        """The probability that the next token is known, and never more than is ever counted on."""
+        return self._known.likelihood
 
     @property
     def layer_costs(self) -> LiveCosts | None:
@@ -170,11 +178,6 @@ class AutoDrafter(Drafter):
         """The mask embedding of probes."""
         return self._known.mask_embeddings.chosen
 
-    @property
-    def drafts_layers(self) -> bool:
-        """Whether it planned a layer draft for the coming round."""
-        return self._round is not None and self._round.guess is not None
-
     def _best(self, planned: Round, longest: float) -> Draft:
         """What is worth most of all that takes at most ``longest`` seconds."""
         rate, rows = self._pace.rate(planned.verify[1]), planned.known
@@ -191,7 +194,7 @@ class AutoDrafter(Drafter):
         """Plans the next round of a run: known tokens, or nothing; ``None`` where layers may be worth more."""
         planned = self._round
         assert planned is not None
-        self._learn_of_run(planned, played.token_ids)
+        self.learn_of_run(played.token_ids)
         self._known.read_run(played)
         if planned.layers_are_worth > -math.inf and self._followed >= _MOST_FOLLOWED:
             return None
@@ -250,18 +253,19 @@ class AutoDrafter(Drafter):
         if self._layers is not None:
             self._layers.learn(feedback)
         if feedback.run and planned.verify:
-            self._learn_from_run(planned, feedback)
+            self._learn_from_run(planned, feedback, began)
             return
         self._room -= len(committed)
+        self._without_layers -= len(committed)
         if not planned.verify:
             assert planned.shared is not None
             self._known.put_off(committed)
             self._forget(faded(committed))
             seconds = feedback.seconds
-            host = (seconds.select + seconds.other + self._clock() - began) / len(committed)
-            planned.shared.note(1, seconds.verify / len(committed), seconds.draft, host_seconds=host)
+            host = seconds.select + seconds.other + self._clock() - began
+            planned.shared.note([1] * len(committed), seconds.verify, seconds.draft, host_seconds=host)
             return
-        self._runs = self._runs and planned.follow is None
+        self._runs = self._runs and (planned.follow is None or planned.shared is not None)
         self._known.extend(committed)
         if planned.guess is not None:
             self._layer_plans.note(feedback)
@@ -283,7 +287,7 @@ class AutoDrafter(Drafter):
         if planned.shared is not None:
             made = self._forwards(planned, feedback)
             host = seconds.select + seconds.other + self._clock() - began
-            planned.shared.note(rows, seconds.verify, seconds.draft, made, self.layer_costs, host_seconds=host)
+            planned.shared.note([rows], seconds.verify, seconds.draft, made, self.layer_costs, host_seconds=host)
 
     def _forwards(self, planned: Round, feedback: Feedback) -> Sequence[int]:
         """The rows of each forward of the layer draft."""
@@ -302,25 +306,33 @@ class AutoDrafter(Drafter):
         self._overhead.note_steps(1, seconds.other)
         return self._planning.mean
 
-    def _learn_of_run(self, planned: Round, token_ids: Sequence[int]) -> None:
+    def learn_of_run(self, token_ids: Sequence[int]) -> None:
         """Learns from a round of a run that is under way."""
+        planned = self._round
+        assert planned is not None
         self._followed += len(token_ids)
         self._room -= len(token_ids)
+        self._without_layers -= len(token_ids)
         self._known.extend(token_ids)
         self._forget(faded(token_ids))
         if planned.name != PLAIN:
             self._trust[planned.name].note(planned.expected - 1, len(token_ids) - 1)
-        seconds, step = planned.known[planned.rows], planned.step
+        seconds = planned.known[planned.rows] if planned.seconds is None else planned.seconds
+        step = planned.step
         self._pace.note(len(token_ids), seconds, step)
         self._allowance.note(len(token_ids), seconds, step)
 
-    def _learn_from_run(self, planned: Round, feedback: Feedback) -> None:
+    def _learn_from_run(self, planned: Round, feedback: Feedback, began: float) -> None:
         """Learns from the last round of a run, and from the time that all took."""
         self._runs = True
         if rest := feedback.acceptance.token_ids[self._followed :]:
-            self._learn_of_run(planned, rest)
+            self.learn_of_run(rest)
         self._known.read_run(feedback.run[-1])
         seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
+        if planned.shared is not None:
+            host = seconds.select + seconds.other + self._clock() - began
+            planned.shared.note(rows, seconds.verify, host_seconds=host)
+            return
         self.verify_costs.note(rows, seconds.verify)
         self._overhead.note_steps(len(rows), seconds.other)
         self._planning_of_runs.note(seconds.select / len(rows))

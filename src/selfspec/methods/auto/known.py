@@ -50,10 +50,9 @@ class KnownTokens:
         return self._guess.token is not None or bool(self.copies.match_length)
 
     @property
-    def promise(self) -> float:
-        """Tokens that copies promise at most, if each is as likely as the first."""
-        likelihood = min(self.copies.likelihood, LIKELIEST)
-        return likelihood / (1 - likelihood)
+    def likelihood(self) -> float:
+        """The probability that the next token is known, at most ``LIKELIEST``."""
+        return LIKELIEST if self._guess.token is not None else min(self.copies.likelihood, LIKELIEST)
 
     def gain_of_guess(self, row: float, rate: float) -> float:
         """What a guess of the next round's first draft token is worth, in tokens (``planning.rows``)."""

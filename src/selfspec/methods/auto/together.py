@@ -1,24 +1,63 @@
 """``auto`` for several requests at once, whose rows share a forward."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 
-from selfspec.decoding.draft import Draft
+from selfspec.decoding.draft import Draft, Follow, Later, NoDraft, RunRound, TokenDraft
 from selfspec.methods.auto.drafter import AutoDrafter
+from selfspec.methods.auto.known import LIKELIEST
 from selfspec.methods.auto.planned import Round, plain_draft
-from selfspec.planning.allowance import HostTime, SharedRound
+from selfspec.planning.allowance import UNKNOWN, HostTime, SharedRound
 from selfspec.planning.plans import least_acceptance_of_layers, with_caution
 from selfspec.planning.sharing import SharedStep
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 
 
+class _Batch(SharedStep):
+    """What a round of several requests costs.
+
+    Attributes:
+        costs: of the target's forward.
+        host: what earlier rounds of batches took beside forwards.
+    """
+
+    def __init__(self, count: int, costs: LiveCosts, host: HostTime) -> None:
+        super().__init__(count, costs, host.of_drafts)
+        self.costs, self.host = costs, host
+
+    @cached_property
+    def verify(self) -> CostTable:
+        """What rounds cost a request by its rows, where layers draft."""
+        verify = with_caution(self.costs.now(self.count), self.count)
+        more = self.host.of_layers / self.count
+        return [*verify[:2], *(seconds + more for seconds in verify[2:])]
+
+    def values_of(self, drafters: Sequence[AutoDrafter]) -> list[float]:
+        """Seconds that a known token of each request saves."""
+        return self.values([drafter.rounds_left for drafter in drafters])
+
+    def promising(self, drafters: Sequence[AutoDrafter]) -> dict[AutoDrafter, float]:
+        """The requests whose known tokens may pay, with what each token saves.
+
+        There are none where all of them together cannot pay for the host's time.
+        """
+        found, most = {}, 0.0
+        for drafter, value in zip(drafters, self.values_of(drafters), strict=True):
+            likelihood = drafter.likelihood
+            if likelihood * value >= self.least_row:
+                found[drafter] = value
+                most += value * likelihood / (1 - likelihood)  # if all are as likely as the first
+        return found if most > self.host.of_drafts else {}
+
+
 def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None) -> list[Draft]:
     """What drafts the next round of several requests, whose rows share a forward.
 
-    The likeliest known tokens of all are verified, as many as pay together. Then each request sees whether layers would
-    be worth more to it.
+    The likeliest known tokens of all are verified, as many as pay together; such rounds follow each other in runs. Then
+    each request sees whether layers would be worth more to it.
 
     Args:
         drafters: of the requests.
@@ -26,47 +65,73 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
     """
     if len(drafters) == 1:
         return [drafters[0].plan()]
-    costs, host = drafters[0].verify_costs, host or HostTime()
-    batch = SharedStep(len(drafters), costs, host.of_drafts)
-    verify = with_caution(costs.now(batch.count), batch.count)
-    least = batch.least_acceptance()
-    of_layers = {
-        layers: math.inf if layers is None else least_acceptance_of_layers(verify, layers.now(batch.count))
+    batch = _Batch(len(drafters), drafters[0].verify_costs, host or HostTime())
+    layered = _may_draft_layers(drafters, batch)
+    known_costs = batch.costs.doubt <= UNKNOWN
+    sought = known_costs and (bool(layered) or batch.least_row <= LIKELIEST * max(batch.values_of(drafters)))
+    shared = SharedRound(batch.count, batch.costs, batch.host, sought=sought)
+    verify = batch.verify
+    if not sought:
+        plain_step = plain_draft(verify)
+        plain_step = replace(plain_step, follow=lambda _: plain_step)
+        return [drafter.plan_nothing(plain_step, shared) for drafter in drafters]
+    run = _Run(batch)
+    for drafter in drafters:
+        drafter.begin(Round(batch.count, 1, verify, verify, run.follow(drafter), shared, batch.share))
+    drafts: dict[AutoDrafter, Draft] = {**run.plan(drafters)}
+    while layered:
+        found = {drafter: draft for drafter in layered if (draft := drafter.or_layers(len(layered))) is not None}
+        if len(found) == len(layered):
+            drafts |= found
+            break
+        layered = list(found)  # fewer share the draft's forwards than was assumed: some may choose differently
+    return [drafts[drafter] for drafter in drafters]
+
+
+def _may_draft_layers(drafters: Sequence[AutoDrafter], batch: _Batch) -> list[AutoDrafter]:
+    """The requests for which layers may pay."""
+    least = {
+        layers: math.inf if layers is None else least_acceptance_of_layers(batch.verify, layers.now(batch.count))
         for layers in {drafter.layer_costs for drafter in drafters}
     }
-    gaining = {drafter for drafter in drafters if drafter.may_gain(least, of_layers[drafter.layer_costs])}
-    if not _promise(gaining, batch.token, host.of_drafts, of_layers):
-        gaining.clear()
-    shared = SharedRound(batch.count, costs, host, sought=bool(gaining))
-    plain_step = plain_draft(verify)
-    nothing = plain_step if gaining else replace(plain_step, follow=lambda _: plain_step)
-    drafts = _plan_gaining([drafter for drafter in drafters if drafter in gaining], batch, verify, shared)
-    return [drafts[each] if each in gaining else each.plan_nothing(nothing, shared) for each in drafters]
+    return [drafter for drafter in drafters if drafter.layers_may_gain(least[drafter.layer_costs])]
 
 
-def _promise(
-    drafters: Collection[AutoDrafter], token: float, of_drafts: float, of_layers: Mapping[LiveCosts | None, float]
-) -> bool:
-    """Whether drafts may pay for the seconds that seeking them takes, by a bound that is found without."""
-    if sum(drafter.promise for drafter in drafters) * token > of_drafts:
-        return True
-    return any(drafter.layers_may_gain(of_layers[drafter.layer_costs]) for drafter in drafters)
+class _Run:
+    """Plans rounds of known tokens, each for all requests of a batch that go on, once the last one of all is known."""
 
+    def __init__(self, batch: _Batch) -> None:
+        self._batch = batch
+        self._waiting: list[AutoDrafter] = []
+        self._drafts: dict[AutoDrafter, NoDraft | TokenDraft] = {}
 
-def _plan_gaining(
-    drafters: Sequence[AutoDrafter], batch: SharedStep, verify: CostTable, shared: SharedRound
-) -> dict[AutoDrafter, Draft]:
-    """Drafts of the requests for which one may pay."""
-    offers = [drafter.offer() for drafter in drafters]
-    spare = [drafter.longest(batch.share) - batch.share for drafter in drafters]
-    lengths, each = batch.lengths([offer.survival for offer in offers], spare)
-    drafts: dict[AutoDrafter, Draft] = {}
-    for drafter, length in zip(drafters, lengths, strict=True):
-        planned = Round(batch.count, len(drafters), verify, verify, None, shared, batch.share)
-        drafts[drafter] = drafter.take(planned, length, batch.share + length * each)
-    drafting = drafters
-    while (still := [drafter for drafter in drafting if drafter.drafts_layers]) and len(still) < len(drafting):
-        # Fewer share the draft's forwards than was assumed: some may choose differently.
-        drafting = still
-        drafts |= {drafter: drafter.take_again(len(drafting)) for drafter in drafting}
-    return drafts
+    def follow(self, drafter: AutoDrafter) -> Follow:
+        """Follows the rounds of one request."""
+
+        def played(own: RunRound) -> Later:
+            drafter.learn_of_run(own.token_ids)
+            self._waiting.append(drafter)
+            return partial(self._next, drafter)
+
+        return played
+
+    def _next(self, drafter: AutoDrafter) -> NoDraft | TokenDraft:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._drafts = self.plan(waiting)
+        return self._drafts[drafter]
+
+    def plan(self, drafters: Sequence[AutoDrafter]) -> dict[AutoDrafter, NoDraft | TokenDraft]:
+        """The known tokens that are verified next."""
+        batch = self._batch
+        if batch.count != len(drafters):
+            batch = self._batch = _Batch(len(drafters), batch.costs, batch.host)
+        promising = batch.promising(drafters)
+        survivals = [drafter.offer().survival for drafter in promising]
+        spare = [drafter.longest(batch.share) - batch.share for drafter in promising]
+        lengths, each = batch.lengths(survivals, spare, list(promising.values()))
+        taken = dict(zip(promising, lengths, strict=True))
+        return {
+            drafter: drafter.take(length := taken.get(drafter, 0), batch.share + length * each, batch.share)
+            for drafter in drafters
+        }

@@ -1,0 +1,49 @@
+"""What ``benchmarks/auto_table.py --worst`` measures: adversarial texts, and first requests."""
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from helpers.kernels import needs_kernels
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("auto_table")
+
+
+@needs_kernels
+def test_adversaries_are_right_and_wrong_as_they_say(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module, chosen = script.adversaries, ("never right", "32 are right, then 32 wrong", "never right, a busy core")
+    monkeypatch.setattr(module, "ADVERSARIES", {name: module.ADVERSARIES[name] for name in chosen})
+    monkeypatch.setattr(module, "CHAT_PROMPTS", {"question": module.CHAT_PROMPTS["question"]})
+    copies, out = module.drafter.Copies, tmp_path / "found.json"
+    options = ["--worst", "adversaries", "--model", "tiny", "--new-tokens", "48", "--repeats", "2", "--out", str(out)]
+    script.main([*options, "--dirty"])
+    found = json.loads(out.read_text())["adversaries"]
+    assert list(found) == list(chosen)
+    assert all(len(each["ratios"]) == 2 for each in found.values())
+    assert found["32 are right, then 32 wrong"]["accepted"] > found["never right"]["accepted"]
+    assert module.drafter.Copies is copies, "what was replaced is there again"
+
+
+def test_a_script_offers_the_text_or_another_token(script: ModuleType) -> None:
+    right = script.adversaries.ADVERSARIES["every other token is right"].right()
+    assert script.adversaries.Script([5, 6, 7, 8, 9], 2, right, 3).offer(2, 3) == [7, 8 ^ 1, 9]
+
+
+@needs_kernels
+def test_first_requests_are_compared_with_later_ones(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script.first, "CHAT_PROMPTS", {"question": script.first.CHAT_PROMPTS["question"]})
+    lines: list[str] = []
+    (found,) = script.first.measure("tiny", 8, 1, lines.append).values()
+    assert found["ratio"] == pytest.approx(found["first"][0] / found["later"][0])
+    assert len(lines) == 1
