@@ -1,19 +1,18 @@
 """What the kernels choose from logits is what the readable form chooses."""
 
-from functools import partial
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfspec.model.forward import Drawing
+from selfspec.model.cache import KeyValueCache
+from selfspec.model.forward import Drawing, Forward, Rows, SequenceState
 from selfspec.runtimes.logits import Logits
 from selfspec.sampling.noise import gumbel_noise, seed_key
 from selfspec.sampling.rules import Coupled
 
 pytest.importorskip("triton", reason="the extra triton is not installed")
-from selfspec.gpu.head import SPAN, Draws, choose, head
+from selfspec.gpu.head import SPAN, Draws, choose, choose_for
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 vocabularies = st.integers(1, 3 * SPAN) | st.sampled_from([SPAN, SPAN + 1, 2 * SPAN - 1])
@@ -78,7 +77,7 @@ def test_a_draw_is_that_of_coupled_sampling() -> None:
     logits = some_logits(4, 5000, torch.float32, 1)
     draws = Draws.send([(Drawing(seed_key(9), 1.0), 20 + row) for row in range(4)], logits.device)
     rule = Coupled(9)
-    expected = [int(rule.preferences(logits[row], 20 + row).argmax()) for row in range(4)]
+    expected = [int(rule.preferences(logits[row] / 4, 20 + row).argmax()) for row in range(4)]
     assert choose(logits, draws).best.tolist() == expected
     assert expected != logits.argmax(-1).tolist()
 
@@ -111,8 +110,13 @@ def test_logits_of_a_wider_tensor_are_read_in_place() -> None:
         choose(wide.T)
 
 
-def test_the_head_multiplies_scales_and_chooses() -> None:
-    hidden, weight = some_logits(3, 12, torch.float32, 4), some_logits(700, 12, torch.float32, 5)
-    got = head(partial(torch.nn.functional.linear, weight=weight), hidden, scale=lambda logits: logits / 8)
-    assert torch.equal(got.values, hidden @ weight.T / 8)
-    assert torch.equal(got.best, got.values.argmax(-1))
+def test_each_row_of_a_forward_is_drawn_as_its_sequence_says() -> None:
+    device, logits = torch.device("cpu"), some_logits(3, 700, torch.float32, 4)
+    state = SequenceState(KeyValueCache(1, 1, 32, 8, dtype=torch.float32, device=device))
+    greedy, drawn = Rows(state, 9, 1, 9), Rows(state, 20, 2, 20, drawing=Drawing(seed_key(3), 4.0))
+    forward = Forward((greedy, drawn), None, logits)
+    rule = Coupled(3)
+    expected = [int(rule.preferences(logits[row] / 4, 20 + row).argmax()) for row in (1, 2)]
+    assert choose_for(logits, forward).best.tolist() == [int(logits[0].argmax()), *expected]
+    assert expected != logits[1:].argmax(-1).tolist()
+    assert not choose_for(logits[:1], Forward((greedy,), None, logits)).drawn

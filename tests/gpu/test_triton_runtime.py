@@ -15,6 +15,7 @@ from helpers.low_bit_model import random_model
 from selfspec import Engine
 from selfspec.errors import UnsupportedModelError
 from selfspec.loading import load_model
+from selfspec.runtimes.fused import RmsNorm
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
@@ -24,6 +25,8 @@ from selfspec.gpu.runtime import TritonProduct
 
 PROMPT = [5, 17, 3, 99, 42, 8]
 MODEL = random_model()
+SIZES = {"num_hidden_layers": 2, "intermediate_size": 64}
+SMALL = random_model(**SIZES)
 
 
 def text_of(model: torch.nn.Module, count: int) -> list[int]:
@@ -67,13 +70,21 @@ def test_copies_at_few_bits_are_multiplied_by_triton() -> None:
     assert all(isinstance(each, TritonProduct) for each in block.products)
 
 
-def test_a_verification_has_the_products_of_single_steps() -> None:
-    """Before attention, in which torch adds up differently for several rows, all rows are equal bit for bit."""
-    target, rows = Target(MODEL, "triton"), torch.randn(7, 64, generator=torch.Generator().manual_seed(0))
-    projections, head = target.sublayers[0].products[0], target._prepared.head
-    for product in (projections, head):
-        together = product(rows)
-        assert all(torch.equal(product(rows[row : row + 1])[0], together[row]) for row in range(len(rows)))
+def test_a_row_that_depends_on_others_is_found_when_the_model_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A norm whose rounding depends on the number of rows stands for a device on which something does."""
+    honest = RmsNorm.__call__
+    monkeypatch.setattr(RmsNorm, "__call__", lambda own, rows: honest(own, rows) * (1 + 1e-3 * len(rows)))
+    target = Target(SMALL, "triton")
+    assert target.independent_rows == 0
+    assert str(target.at(None).path()).endswith("but on this device a row differs beside other rows")
+
+
+def test_what_the_kernels_do_not_compute_is_named() -> None:
+    model = random_model(**SIZES)
+    model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    target = Target(model, "triton")
+    assert target.independent_rows == 0
+    assert "but sublayer 3 has no fused form" in str(target.at(None).path())
 
 
 def test_the_cpu_is_refused_outside_of_the_interpreter() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft, Proposal, TokenDraft
-from selfspec.decoding.paths import MTP, draft_path
+from selfspec.decoding.paths import CHOOSER, MTP, WIDTHS, draft_path
 from selfspec.decoding.sequence import Sequence
 from selfspec.model import transfer
 from selfspec.runtimes.chain import Drafted, DraftedToken, DraftRequest
@@ -79,7 +79,7 @@ class _Drafting:
             stop=stop,
             guess=draft.guess,
             choose=None if self._path.native else self._choose,
-            drawing=sequence.drawing,
+            drawing=None if self._path in (CHOOSER, WIDTHS) else sequence.drawing,
         )
 
     def _choose(self, logits: Logits, index: int) -> DraftedToken:
@@ -95,7 +95,7 @@ class _Drafting:
         if draft.choose is not None:
             token, last = draft.choose(logits.values[0])
             return DraftedToken(token, numbers, last)
-        if sequence.takes_best and draft.widths is None:
+        if draft.widths is None and sequence.takes_best_of(logits):
             return DraftedToken(logits.best, numbers)
         scores = sequence.processor(logits.values, lambda _: sequence.drafted_context(index))
         if sequence.rule.needs_draft_probs:

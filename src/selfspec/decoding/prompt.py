@@ -74,12 +74,13 @@ def chunks_of(target: Target, longest: int | None = None) -> Chunks:
     a code. Elsewhere the cuts are the same for every request, so that a prompt is computed alike alone, beside others,
     and after a beginning that was found in a prefix cache.
 
-    If ``longest`` is not given: as many rows as do not depend on each other, where these are as fast as more; else 256
-    on a CPU, where a chunk takes long, and 1024 elsewhere.
+    If ``longest`` is not given: on a CPU as many rows as do not depend on each other, where these are as fast as more,
+    else 256, since a chunk takes long; 1024 elsewhere.
     """
-    independent = target.independent_rows if target.independent_rows >= _FEWEST_ROWS else 0
+    on_cpu = target.device.type == "cpu"
+    independent = target.independent_rows if on_cpu and target.independent_rows >= _FEWEST_ROWS else 0
     if longest is None:
-        longest = _CPU_CHUNK if target.device.type == "cpu" else _CHUNK
+        longest = _CPU_CHUNK if on_cpu else _CHUNK
         longest = min(independent, _CHUNK) if independent else longest
     is_free = longest <= independent or (target.dtype == torch.float32 and target.cache_bits is None)
     return Chunks(longest, 1 if is_free else longest)

@@ -185,6 +185,10 @@ class Sequence:
         self.length += taken
         return token_ids[:taken]
 
+    def takes_best_of(self, logits: Logits) -> bool:
+        """Whether the next token of each row is ``logits.best``: that of the largest logit, or the drawn one."""
+        return self.takes_best or (logits.drawn and self.drawing is not None)
+
     def _find_drawing(self) -> Drawing | None:
         temperature = self.processor.temperature
         if self.choosing.native and temperature and isinstance(self.rule, Coupled):

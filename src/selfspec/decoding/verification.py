@@ -331,7 +331,7 @@ def _unread(row: int) -> torch.Tensor:
 
 def _verdict(sequence: Sequence, proposal: Proposal, logits: Logits, scores: Callable[[], torch.Tensor]) -> Verdict:
     tree = proposal.tree
-    if sequence.takes_best or (logits.drawn and sequence.drawing is not None):
+    if sequence.takes_best_of(logits):
         if (chosen := logits.chosen) is None:
             return accept_choices(tree, proposal.token_ids, logits.best)
         drafted: list[int] = proposal.token_ids.tolist()

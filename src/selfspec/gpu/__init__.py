@@ -18,14 +18,14 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def load_kernels() -> Any:
-    """The module of the calls of products, ``launch``.
+def load_kernels(module: str = "launch") -> Any:
+    """A module of this package that needs Triton; ``launch`` calls products.
 
     Raises:
         MissingPackageError: Triton is not installed.
     """
     if not has_triton():
         raise MissingPackageError(
-            "products on an accelerator need Triton, which runs on Linux; run: pip install 'selfspec[triton]'"
+            "kernels on an accelerator need Triton, which runs on Linux; run: pip install 'selfspec[triton]'"
         )
-    return import_module("selfspec.gpu.launch")
+    return import_module(f"selfspec.gpu.{module}")

@@ -16,8 +16,10 @@ import triton.language as tl
 
 from selfspec.gpu.blocks import IS_INTERPRETED
 from selfspec.gpu.forms import KernelForm
+from selfspec.gpu.launch import MOST_ROWS
 from selfspec.model import transfer
 from selfspec.model.forward import Rows
+from selfspec.runtimes.fused import FusedAttention
 
 SPLIT = 128
 """Positions of a split."""
@@ -268,6 +270,24 @@ def attend(
     return out
 
 
+def attend_few(block: FusedAttention, queries: torch.Tensor, rows: Rows) -> torch.Tensor | None:
+    """Attention of up to ``MOST_ROWS`` rows of one sequence, an ``Attend``; ``None`` for more, as those of a prompt.
+
+    A cache of 8 bits is unpacked first, to the numbers that it stands for.
+    """
+    if rows.count > MOST_ROWS:
+        return None
+    keys, values = rows.sequence.cache.seen(block.index, 0, rows.end)
+    return attend(
+        *(queries, keys[0], values[0], rows.positions, rows.end),
+        scale=block.scale,
+        window=block.window,
+        softcap=block.softcap,
+        sinks=block.sinks,
+        tree=tree_of(rows),
+    )
+
+
 def step_of(width: int, dtype: torch.dtype) -> int:
     """Positions of a split that are read at a time: 16 KiB of keys, which leaves room in the smallest shared memory."""
     return min(64, max(16, 2**14 // (width * dtype.itemsize)))
@@ -292,7 +312,8 @@ def tree_of(rows: Rows) -> Tree | None:
             counts: list[int] = seen.sum(-1).tolist()
             assert counts == [depth + 1 for depth in depths], "a row has to see one slot of each position"
         slots = torch.argsort(~seen, dim=-1, stable=True).int()
-        rows.memo["tree"] = Tree(torch.tensor([rows.prefix], dtype=torch.int32).to(slots.device), slots.contiguous())
+        prefix = transfer.send(torch.tensor([rows.prefix], dtype=torch.int32), slots.device)
+        rows.memo["tree"] = Tree(prefix, slots.contiguous())
     tree: Tree = rows.memo["tree"]
     return tree
 

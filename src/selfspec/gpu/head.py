@@ -5,7 +5,7 @@ they are a thousandth of the head's weights or less. Nothing goes to the host be
 waits for the device once. Each row is computed for itself, in spans of ``SPAN`` logits that are joined in order.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ import triton.language as tl
 
 from selfspec.gpu.forms import KernelForm
 from selfspec.model import transfer
-from selfspec.model.forward import Drawing
+from selfspec.model.forward import Drawing, Forward
 from selfspec.runtimes.logits import Logits
 
 SPAN = 2048
@@ -150,22 +150,9 @@ def choose(logits: torch.Tensor, draws: Draws | None = None) -> Logits:
     return Logits(logits, best, confidence, numeric, drawn=draws is not None)
 
 
-def head(
-    product: Callable[[torch.Tensor], torch.Tensor],
-    hidden_states: torch.Tensor,
-    draws: Draws | None = None,
-    scale: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> Logits:
-    """The LM head on rows ``[rows, hidden]`` after the final norm, and what is chosen, without waiting for the device.
-
-    Args:
-        product: with the head's weights, of any format: rows to logits ``[rows, vocab]``.
-        hidden_states: the rows.
-        draws: as of ``choose``.
-        scale: what the family does to its logits (``Decoder.scale_logits``).
-    """
-    logits = product(hidden_states)
-    return choose(logits if scale is None else scale(logits), draws)
+def choose_for(logits: torch.Tensor, forward: Forward) -> Logits:
+    """What is chosen from the logits ``[rows, vocab]`` of a forward; drawn in the parts that have a drawing."""
+    return choose(logits, Draws.send(forward.drawings, logits.device))
 
 
 def compiled_forms() -> list[KernelForm]:

@@ -34,7 +34,7 @@ ROWS = 16 if torch.version.hip else 8
 """Rows of a program, those of a matrix instruction of the device."""
 
 MOST_ROWS = 64
-"""Most rows of a sequence that the kernels multiply; with more, torch multiplies what they unpack."""
+"""Most rows of a sequence that the kernels multiply and attend for; with more, torch does, with what they unpack."""
 
 _AT_ONCE = 1 << 26
 """Weights that are unpacked together for that."""

@@ -1,16 +1,24 @@
-"""The runtime ``triton``: fused blocks whose products are Triton's. The rest of a block is unchanged."""
+"""The runtime ``triton``: fused blocks with Triton's products and attention of few rows, and its choice of tokens.
+
+The norms, rope and activations of a block are torch's, each row of which is computed by itself. So a row of up to
+``launch.MOST_ROWS`` is the same, bit for bit, alone, in a verification, in a tree and in a batch.
+"""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from selfspec.errors import UnsupportedModelError
 from selfspec.gpu import DEVICES, load_kernels
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.fused import FusedBlock
+from selfspec.runtimes.comparison import has_independent_rows
+from selfspec.runtimes.device_kernels import DeviceKernels
+from selfspec.runtimes.fused import Attend, FusedAttention, FusedBlock, RowNorm
 from selfspec.runtimes.products import Function, LowBitProduct, Product, can_join, join
+from selfspec.runtimes.runner import Runner
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -27,6 +35,7 @@ class TritonProduct(Product):
     def __init__(self, product: Product) -> None:
         super().__init__(product.shape, product.dtype, product.bias, product.linear)
         self.product, self._kernels = product, load_kernels()
+        self.limit: int = self._kernels.MOST_ROWS
 
     @property
     def bits(self) -> int:
@@ -43,28 +52,54 @@ class TritonProduct(Product):
         made: torch.Tensor
         if isinstance(self.product, LowBitProduct):
             made = self._kernels.multiply_parts(rows, self.product.parts, self.bias, widest)
-        elif (len(rows) if widest is None else widest) > self._kernels.MOST_ROWS:
+        elif (len(rows) if widest is None else widest) > self.limit:
             made = functional.linear(rows, self.product.values(), self.bias)
         else:
             made = self._kernels.multiply_dense(rows, self.product.values(), self.bias)
         return made
 
 
-def with_triton(sublayers: Sequence[Sublayer], head: nn.Module) -> tuple[list[Sublayer], Function]:
-    """Sublayers and LM head of a model, with Triton's products where they are fused blocks or a linear layer.
+def with_triton(fused: Runner) -> Runner:
+    """A model of fused blocks with Triton's products, attention of few rows, head and choice of tokens.
+
+    What the kernels do not compute stays as it is.
 
     Raises:
         MissingPackageError: Triton is not installed.
         UnsupportedModelError: Triton does not compile for the device of the weights.
     """
-    check_device(next(head.parameters()).device)
-    blocks: list[Sublayer] = []
-    for each in sublayers:
-        if isinstance(each, FusedBlock) and all(product.dtype in _DTYPES for product in each.products):
-            blocks.append(each.with_products(*map(TritonProduct, each.products)))
-        else:
-            blocks.append(each)
-    return blocks, TritonProduct(join([head])) if can_join([head]) else head
+    plain: Any = fused.head
+    check_device(next(plain.parameters()).device)
+    attend = load_kernels("attention").attend_few
+    blocks = [_with_kernels(each, attend) for each in fused.sublayers]
+    head: Function = TritonProduct(join([plain])) if can_join([plain]) else plain
+    obstacle, choose = _find_obstacle(blocks, fused.final_norm, head), load_kernels("head").choose_for
+    kernels = DeviceKernels("Triton's kernels", load_kernels().MOST_ROWS, obstacle, choose)
+    runner = fused.with_products(blocks, head, kernels)
+    if obstacle is None and not has_independent_rows(runner):
+        kernels = replace(kernels, obstacle="on this device a row differs beside other rows")
+        runner = runner.with_products(blocks, head, kernels)
+    return runner
+
+
+def _with_kernels(sublayer: Sublayer, attend: Attend) -> Sublayer:
+    if not isinstance(sublayer, FusedBlock) or any(product.dtype not in _DTYPES for product in sublayer.products):
+        return sublayer
+    block = sublayer.with_products(*map(TritonProduct, sublayer.products))
+    return block.attended_by(attend) if isinstance(block, FusedAttention) else block
+
+
+def _find_obstacle(sublayers: Sequence[Sublayer], norm: Function, head: Function) -> str | None:
+    """What may compute a row differently beside others; ``None`` where only kernels and norms by row compute it."""
+    for index, each in enumerate(sublayers):
+        if not isinstance(each, FusedBlock) or not all(isinstance(own, TritonProduct) for own in each.products):
+            return f"sublayer {index} has no fused form in a dtype that they take"
+        norms = [*each.norms, *(each.head_norms if isinstance(each, FusedAttention) else ())]
+        if not all(own is None or isinstance(own, RowNorm) for own in norms):
+            return f"a norm of sublayer {index} is a module of its own"
+    if not isinstance(norm, RowNorm):
+        return "the final norm is a module of its own"
+    return None if isinstance(head, TritonProduct) else "the LM head is a module of its own"
 
 
 def check_device(device: torch.device) -> None:

@@ -251,6 +251,11 @@ class Forward:
             return self.parts[0].positions
         return torch.cat([part.positions for part in self.parts])
 
+    @property
+    def drawings(self) -> list[tuple[Drawing | None, int]]:
+        """For each row how its token is drawn, and the position of that."""
+        return [each for part in self.parts for each in part.drawings]
+
     @cached_property
     def adapting(self) -> Adapt | None:
         """``adapt``; ``None`` where no sequence has an adapter."""

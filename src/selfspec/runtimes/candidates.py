@@ -64,9 +64,9 @@ def make_graphs_runner(decoder: Decoder) -> Runner:
 
 
 def make_triton_runner(decoder: Decoder) -> Runner:
-    """The model as fused blocks whose products, and head, are Triton's."""
-    fused = make_runner(decoder, "fused")
-    return fused.with_products(*import_module("selfspec.gpu.runtime").with_triton(fused.sublayers, decoder.head))
+    """The model as fused blocks with Triton's products, attention of few rows, head and choice of tokens."""
+    runner: Runner = import_module("selfspec.gpu.runtime").with_triton(make_runner(decoder, "fused"))
+    return runner
 
 
 def _make_triton_copies(decoder: Decoder, runner: Runner, store: CopyStore | None = None) -> LowBitCopies:

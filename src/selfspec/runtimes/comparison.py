@@ -135,6 +135,18 @@ def _logits(runner: Runner, tokens: torch.Tensor, sublayers: Sequence[int], forw
     return Logits(runner.logits(last, forward.widest))
 
 
+@torch.inference_mode()
+def has_independent_rows(runner: Runner, rows: int = MOST_ROWS) -> bool:
+    """Whether the last of some rows has the logits, bit for bit, that it has alone after the others."""
+    state = SequenceState(runner.new_cache(rows))
+    tokens = torch.arange(rows, device=state.cache.device)
+    every = range(len(runner.sublayers))
+    together = _logits(runner, tokens, every, runner.lay_out(state, rows))
+    state.cache.commit(range(rows - 1))
+    alone = _logits(runner, tokens[-1:], every, runner.lay_out(state, 1))
+    return torch.equal(together.values[-1], alone.values[0])
+
+
 def difference(ours: Logits, reference: Logits) -> str | None:
     """What is wrong with the logits of rows beside those of a reference; ``None`` where they agree."""
     expected, found = reference.values.float(), ours.values.float()

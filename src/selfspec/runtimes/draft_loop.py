@@ -134,7 +134,7 @@ class _Stepping:
         guesses = [] if request.guess is None else request.guesses([int(token) for token in self._tokens])
         token = self._tokens[-1] if self._tokens else request.pending
         start = request.state.cache.length + len(self._tokens)
-        layout = runner.lay_out(request.state, 1 + len(guesses), start=start)
+        layout = runner.lay_out(request.state, 1 + len(guesses), start=start, drawing=request.drawing)
         if guesses:
             token = torch.cat([token, transfer.send(guesses, token.device)])
         self._begun = _Step(layout, runner.embed(token, layout), guesses)

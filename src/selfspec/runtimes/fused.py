@@ -9,7 +9,7 @@ keeps the module itself, and so does a mixture of experts, but where it has kern
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -33,6 +33,13 @@ _PACKED_ROWS = 32
 
 Execute = Callable[..., torch.Tensor]
 """Calls a function of tensors with its arguments, or a compiled form of it."""
+
+
+Attend: TypeAlias = Callable[["FusedAttention", torch.Tensor, Rows], torch.Tensor | None]
+"""Attention of queries ``[rows, heads, head_dim]`` to what is in the cache, their own keys and values included.
+
+It gives ``[rows, heads * head_dim]``, or ``None`` for rows that torch attends for.
+"""
 
 
 def call(function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
@@ -211,7 +218,10 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         norms_rows: norms of queries and keys are over all heads of a row together, as in OLMo-2, not over each head.
         norms_last: they follow rope.
         sinks: by query head, the score of a slot without a value that every row sees; ``None`` where there are none.
+        kernel: attends before torch is asked; ``None`` where torch always does.
     """
+
+    kernel: Attend | None = None
 
     def __init__(self, generic: AttentionSublayer, family: Family, layer: int) -> None:
         super().__init__(
@@ -242,6 +252,12 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         self.norms_rows = bool(norms) and norms[0].weight.numel() != self.head_dim
         self.norms_last = family.head_norms_last
         self._signature = signature(self.modules)
+
+    def attended_by(self, kernel: Attend) -> "Self":
+        """The same branch, for some rows of which a kernel attends."""
+        other = copy.copy(self)
+        other.kernel = kernel
+        return other
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         turn = forward.turn(self.rope) if self.turns else None
@@ -293,10 +309,11 @@ class FusedAttention(FusedBlock, AttentionSublayer):
 
         ``heads`` are queries, keys and values, ``[rows, all heads, head_dim]``.
         """
-        cache, first = rows.sequence.cache, rows.first_slot(self.window)
+        cache, first, queries = rows.sequence.cache, rows.first_slot(self.window), heads.narrow(1, 0, self.heads)
         cache.write_pairs(self.index, rows.start, heads.narrow(1, self.heads, 2 * self.key_heads))
+        if self.kernel is not None and (attended := self.kernel(self, queries, rows)) is not None:
+            return attended
         keys, values = cache.seen(self.index, first, rows.end - first)
-        queries = heads.narrow(1, 0, self.heads)
         grouped = queries.view(rows.count, self.key_heads, self._group, self.head_dim)
         if rows.count * self._group <= _PACKED_ROWS or self._is_stepwise:
             return self._attend_packed(grouped, keys, values, rows)

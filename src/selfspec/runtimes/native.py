@@ -156,8 +156,7 @@ class NativeForward:
             return None
         drawings = None
         if any(part.drawing is not None for part in forward.parts):
-            each = (describe_drawing(*row) for part in forward.parts for row in part.drawings)
-            drawings = (NativeDrawing * forward.rows)(*each)
+            drawings = (NativeDrawing * forward.rows)(*(describe_drawing(*row) for row in forward.drawings))
         return self._score(call, stream, confidence=confidence, drawings=drawings)
 
     def _find_obstacle(self) -> Path | None:

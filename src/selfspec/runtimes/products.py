@@ -94,7 +94,10 @@ class Product(ABC):
     """The concatenated outputs of linear layers with the same input, in one product. Made by ``join``.
 
     Its shape is outputs and inputs. ``linear`` is the form that the kernels take; the product has to outlive it.
+    ``limit`` are the most rows of a sequence that its kernels multiply; ``None`` where it has none, or no limit.
     """
+
+    limit: int | None = None
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, bias: torch.Tensor | None, linear: Linear) -> None:
         self.shape, self.dtype, self.bias, self.linear = shape, dtype, bias, linear
@@ -186,6 +189,8 @@ class LowBitProduct(Product):
 
 class CompiledProduct(Product):
     """A product that runs up to ``row_limit`` rows of a sequence in the kernels, and more as it would without them."""
+
+    limit: int
 
     def __init__(self, product: Product) -> None:
         self.product = product

@@ -14,10 +14,10 @@ from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes import draft_loop
 from selfspec.runtimes.branches import compile_block
 from selfspec.runtimes.chain import NO_KERNELS, PROBE, Drafted, DraftRequest, Path, VerifiedRows, VerifyRequest
+from selfspec.runtimes.device_kernels import DeviceKernels
 from selfspec.runtimes.fused import fast_norm, fuse
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import WITHOUT_KERNELS
-from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.products import Function, compile_head
 from selfspec.runtimes.stack import Stack, StackOutput
 
@@ -25,15 +25,22 @@ from selfspec.runtimes.stack import Stack, StackOutput
 class Runner(Stack):
     """A model at one precision: drafts tokens, verifies them, and runs any of its sublayers. Made by ``Target.at``."""
 
-    def with_products(self, sublayers: Sequence[Sublayer], head: Function) -> "Runner":
-        """The same model with other products, which run whatever the number of rows."""
-        compiled = self.native is not None
-        return Runner(self._decoder, self.rope, sublayers, self._norm, head, compiled=compiled, any_rows=True)
+    def with_products(
+        self, sublayers: Sequence[Sublayer], head: Function, device_kernels: DeviceKernels | None = None
+    ) -> "Runner":
+        """The same model with other products, which run whatever the number of rows; by default the same choice."""
+        parts = self._decoder, self.rope, sublayers, self.final_norm, head
+        return Runner(
+            *parts,
+            compiled=self.native is not None,
+            any_rows=True,
+            device_kernels=device_kernels or self.device_kernels,
+        )
 
     def path(self, sublayers: Iterable[int] | None = None) -> Path:
         """Whether drafts through some sublayers run as one native call, or the verification through all of them."""
         if self.native is None:
-            return NO_KERNELS
+            return NO_KERNELS if self.device_kernels is None else self.device_kernels.path
         return self.native.chain_path(self._every if sublayers is None else tuple(sublayers), self.rope)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Drafted]:
@@ -77,7 +84,8 @@ def _verify_ranges(runner: Runner, parts: Sequence["_Rows"]) -> list[VerifiedRow
         part.enter(last)
     counts = [len(part.states) for part in parts]
     if logits is None:
-        logits = Logits(runner.logits(torch.cat([part.states for part in parts]), max(counts)))
+        rows = Forward.join([part.forward for part in parts])
+        logits = runner.score(torch.cat([part.states for part in parts]), rows.widest, rows)
     return [VerifiedRows(own, part.captured) for part, own in zip(parts, logits.split(counts), strict=True)]
 
 

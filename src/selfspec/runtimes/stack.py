@@ -16,12 +16,13 @@ from selfspec.model.forward import Drawing, Forward, Rows, SequenceState
 from selfspec.model.rope import Rope
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.branches import describe_branch, describe_head
+from selfspec.runtimes.device_kernels import DeviceKernels
 from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.graphs import Graphs
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.packed import LowBitEmbedding, PackedWeights, look_up
-from selfspec.runtimes.products import CompiledProduct, Function, Product, is_ordinary, is_plain, signature
+from selfspec.runtimes.products import Function, Product, is_ordinary, is_plain, signature
 
 
 @dataclass
@@ -81,6 +82,7 @@ class Stack:
         head: the LM head.
         compiled: there are kernels.
         any_rows: they run whatever the number of rows.
+        device_kernels: the kernels of an accelerator that choose tokens, if there are any.
 
     Attributes:
         native: runs several of the sublayers in one call, if there are kernels.
@@ -88,6 +90,7 @@ class Stack:
             it does nothing but take rows of them and scale them.
         embedding_scale: what these rows are multiplied by.
         graphs: replays of the sublayers, if the runtime has them.
+        final_norm: the final norm, as it runs where rows do not run natively.
     """
 
     def __init__(
@@ -100,9 +103,10 @@ class Stack:
         *,
         compiled: bool,
         any_rows: bool = False,
+        device_kernels: DeviceKernels | None = None,
     ) -> None:
-        self._decoder, self.rope = decoder, rope
-        self.sublayers, self._norm, self.head = list(sublayers), norm, head
+        self._decoder, self.rope, self.device_kernels = decoder, rope, device_kernels
+        self.sublayers, self.final_norm, self.head = list(sublayers), norm, head
         self.graphs: Graphs | None = None
         self._every = tuple(range(len(self.sublayers)))
         self._modules = [decoder.final_norm, decoder.head, decoder.embedding]
@@ -135,6 +139,13 @@ class Stack:
         """
         leased = None if self.graphs is None or packed else self.graphs.lease(capacity)
         return self._decoder.new_cache(capacity, packed=packed) if leased is None else leased
+
+    @property
+    def independent_rows(self) -> int:
+        """See ``Target.independent_rows``."""
+        if self.device_kernels is not None:
+            return self.device_kernels.independent_rows
+        return self.native.most_rows if self.native is not None and self.native.is_whole else 0
 
     def is_current(self) -> bool:
         """Whether the model's modules still are those, with those weights, that this was made of."""
@@ -219,7 +230,7 @@ class Stack:
             scored = logits and self._selects_natively
             output = self._run(hidden_states, indices, forward, kept, logits=scored, confidence=confidence)
         if logits and output.logits is None:
-            output.logits = self.score(output.hidden_states, forward.widest, confidence=confidence)
+            output.logits = self.score(output.hidden_states, forward.widest, forward, confidence=confidence)
         return output
 
     def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
@@ -230,17 +241,24 @@ class Stack:
         """
         if (native := self._native_head(len(hidden_states) if widest is None else widest)) is not None:
             return native.score(hidden_states).values
-        normed, head = self._norm(hidden_states), self.head
+        normed, head = self.final_norm(hidden_states), self.head
         logits = self._decoder.scale_logits(head(normed, widest) if isinstance(head, Product) else head(normed))
         return logits.to(hidden_states.device)
 
     def norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The final norm, bit for bit as a few rows get it from ``logits``: ``[rows, hidden]`` in and out."""
         native = self._native_head(1)
-        return self._norm(hidden_states) if native is None else native.norm(hidden_states)
+        return self.final_norm(hidden_states) if native is None else native.norm(hidden_states)
 
-    def score(self, hidden_states: torch.Tensor, widest: int, *, confidence: bool = False) -> Logits:
-        """``logits`` with what is chosen from them, bit for bit as in a forward that goes on to them."""
+    def score(
+        self, hidden_states: torch.Tensor, widest: int, forward: Forward | None = None, *, confidence: bool = False
+    ) -> Logits:
+        """``logits`` with what is chosen from them, bit for bit as in a forward that goes on to them.
+
+        Kernels of a device choose for the rows of ``forward``.
+        """
+        if self.device_kernels is not None and forward is not None:
+            return self.device_kernels.choose(self.logits(hidden_states, widest), forward)
         native = self._native_head(widest)
         if native is None or not self._selects_natively:
             return Logits(self.logits(hidden_states, widest))
@@ -257,7 +275,7 @@ class Stack:
             if self.native is not None and self.native.limits[index]:
                 yield self.native.limits[index]
             elif isinstance(sublayer, FusedBlock):
-                yield from (each.limit for each in sublayer.products if isinstance(each, CompiledProduct))
+                yield from (each.limit for each in sublayer.products if each.limit is not None)
 
     def _groups(self, forward: Forward) -> list[list[int]]:
         """Divides the parts of a forward: those within all limits together, each of the others by itself."""

@@ -211,8 +211,7 @@ class Target:
     @property
     def independent_rows(self) -> int:
         """Most rows of a sequence in a forward of which none depends on the others, bit for bit; 0 where they may."""
-        native = self._prepared.native
-        return native.most_rows if native is not None and native.is_whole else 0
+        return self._prepared.independent_rows
 
     @property
     def keys_depend_on_position_alone(self) -> bool:
