@@ -21,7 +21,7 @@ from auto_worst import encode
 from selfspec import Engine
 from selfspec.decoding.suffixes import Match
 from selfspec.methods import make_method
-from selfspec.methods.auto import drafter
+from selfspec.methods.auto import known
 from selfspec.planning.acceptance import Copies
 from selfspec_lab.measuring import Target
 from selfspec_lab.prompts import CHAT_PROMPTS
@@ -131,8 +131,8 @@ def measure(model: str, new_tokens: int, repeats: int, progress: Callable[[str],
         progress: is called with a line of text for each adversary.
 
     Returns:
-        By adversary the ``ratios`` of the speeds of ``auto`` and of plain decoding, their ``median``, and how many
-        tokens were ``drafted`` and ``accepted``. All texts are plain decoding's, or ``AssertionError`` is raised.
+        By adversary the ``ratios`` of the speeds of ``auto`` and of plain decoding, their ``median``, and how many of
+        the adversary's tokens were ``drafted`` and ``accepted``. All texts are plain decoding's, or ``AssertionError`` is raised.
     """
     loaded, tokenizer = load_model(model, dtype="bfloat16", device="cpu", unpack=True)
     target = Target(loaded)
@@ -146,17 +146,19 @@ def measure(model: str, new_tokens: int, repeats: int, progress: Callable[[str],
         for repeat in range(repeats):
             ids, wanted = prompts[repeat % len(prompts)], answers[repeat % len(prompts)]
             script = Script([*ids, *wanted], len(ids), adversary.right(), adversary.match)
-            original, seconds = drafter.Copies, {}
+            original, seconds = known.Copies, {}
             with competing(adversary.other):
                 for engine in (plain, auto) if repeat % 2 else (auto, plain):
-                    drafter.Copies = _scripted(script)  # type: ignore[misc]
+                    known.Copies = _scripted(script)  # type: ignore[misc]
                     try:
                         result = engine.generate(ids, max_new_tokens=new_tokens, ignore_eos=True)
                     finally:
-                        drafter.Copies = original  # type: ignore[misc]
+                        known.Copies = original  # type: ignore[misc]
                     assert result.token_ids == wanted, f"{name}: another text"
                     seconds[engine] = result.seconds - result.prefill_seconds
-            drafted, accepted = drafted + result.drafted, accepted + result.accepted
+                    offered = [each for each in result.rounds if each.drafted_by == known.COPIES]
+                    drafted += sum(each.drafted for each in offered)
+                    accepted += sum(each.accepted for each in offered)
             ratios.append(seconds[plain] / seconds[auto])
         found[name] = {
             "ratios": ratios,

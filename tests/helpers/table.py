@@ -46,7 +46,7 @@ class TableTarget:
     device, dtype, hidden_size = torch.device("cpu"), torch.float32, VOCAB
     sublayer_count, independent_rows = SUBLAYERS, 0
     version, slot_bytes, keys_depend_on_position_alone = 1, 8, True
-    native, sublayers, tree_refusal = None, (None,) * SUBLAYERS, None
+    native, sublayers, tree_refusal, device_kernels = None, (None,) * SUBLAYERS, None, None
     ranks = Ranks()
 
     def new_sequence(self, prompt_length: int, capacity: int, last_length: int, adapter: Any = None) -> SequenceState:
@@ -76,6 +76,9 @@ class TableTarget:
     ) -> StackOutput:
         states = hidden_states if len(list(sublayers)) == SUBLAYERS else -hidden_states
         return StackOutput(states, {}, Logits(self.logits(states)) if logits else None)
+
+    def score(self, hidden_states: torch.Tensor, widest: int, forward: None = None) -> Logits:
+        return Logits(self.logits(hidden_states))
 
     def logits(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         full = hidden_states.sum(-1, keepdim=True) > 0

@@ -25,14 +25,14 @@ def test_adversaries_are_right_and_wrong_as_they_say(
     module, chosen = script.adversaries, ("never right", "32 are right, then 32 wrong", "never right, a busy core")
     monkeypatch.setattr(module, "ADVERSARIES", {name: module.ADVERSARIES[name] for name in chosen})
     monkeypatch.setattr(module, "CHAT_PROMPTS", {"question": module.CHAT_PROMPTS["question"]})
-    copies, out = module.drafter.Copies, tmp_path / "found.json"
+    copies, out = module.known.Copies, tmp_path / "found.json"
     options = ["--worst", "adversaries", "--model", "tiny", "--new-tokens", "48", "--repeats", "2", "--out", str(out)]
     script.main([*options, "--dirty"])
     found = json.loads(out.read_text())["adversaries"]
     assert list(found) == list(chosen)
     assert all(len(each["ratios"]) == 2 for each in found.values())
     assert found["32 are right, then 32 wrong"]["accepted"] > found["never right"]["accepted"]
-    assert module.drafter.Copies is copies, "what was replaced is there again"
+    assert module.known.Copies is copies, "what was replaced is there again"
 
 
 def test_a_script_offers_the_text_or_another_token(script: ModuleType) -> None:

@@ -35,6 +35,8 @@ from selfspec.sampling.tree import TokenTree
 from selfspec.types import PhaseSeconds
 
 STEP = 0.01
+VOCABULARY = 1000
+"""Tokens, more than any adversary writes."""
 VERIFY = RowCosts((1, 2, 4, 8, 16, 32), tuple(STEP * factor for factor in (1.0, 1.05, 1.2, 1.5, 2.1, 3.3)))
 DRAFT = RowCosts((1, 2, 8), (0.35 * STEP, 0.37 * STEP, 0.6 * STEP))
 LAYERS = Assignment(KeptSet.full(8), Precision.of(4))
@@ -133,7 +135,7 @@ def feedback_of(draft: Draft, played: Played, adversary: Adversary, seconds: Pha
     proposal = Proposal(token_ids, tree, confidences=confidences, guessed=played.guessed, probes=played.probes)
     outcome = acceptance.Acceptance(tuple(range(accepted + 1)), committed)
     guesses = torch.tensor([adversary.token() for _ in played.probes]), torch.tensor([0.9] * len(played.probes))
-    probed = Logits(torch.zeros(len(played.probes), 3), *guesses) if played.probes else None
+    probed = Logits(torch.zeros(len(played.probes), VOCABULARY), *guesses) if played.probes else None
     return Feedback(draft, proposal, outcome, lambda: torch.empty(0), {}, seconds, probed)
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.auto import give
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from selfspec import Engine
@@ -16,6 +17,7 @@ from selfspec.methods.auto import together
 from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
 from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.planned import Round
+from selfspec.methods.auto.preparation import Preparation
 from selfspec.methods.auto.together import plan_together
 from selfspec.methods.auto.trials import Assignment
 from selfspec.model.kept import KeptSet
@@ -42,6 +44,7 @@ from selfspec.types import PhaseSeconds
 
 LINEAR = RowCosts((1, 32), (1.0, 32.0))
 CHEAP = RowCosts((1, 16, 32), (1.0, 1.1, 2.2))
+FREE = RowCosts((1, 64), (1.0, 1.001))
 ROWS = (1, 2, 4, 8, 16, 32)
 MEASURED = st.lists(st.floats(0.1, 1.0), min_size=6, max_size=6).map(lambda taken: RowCosts(ROWS, tuple(sorted(taken))))
 
@@ -131,6 +134,7 @@ def test_a_batch_in_which_no_draft_can_pay_runs_several_steps_at_once(monkeypatc
 
     monkeypatch.setattr(NativeForward, "chain", counted)
     monkeypatch.setattr(together, "LIKELIEST", -1.0)
+    give(monkeypatch, Preparation(FREE, None))
     results = Engine(model, method="auto", settings={"trial_seconds": 0.0, "memory_limit": 0.0}).generate(
         prompts, max_new_tokens=30, ignore_eos=True
     )
@@ -163,7 +167,7 @@ def test_rounds_of_a_run_are_planned_when_the_last_one_of_all_is_known() -> None
     drafters = drafters_of(CHEAP, 2)
     for drafter in drafters:
         for token in range(100, 130):
-            drafter._copies.extend([token])
+            drafter._known.copies.extend([token])
     drafts = plan_together(drafters)
     assert [draft.name for draft in drafts] == ["plain", "plain"]
     laters = []
@@ -184,8 +188,7 @@ def test_a_batch_verifies_known_tokens_in_runs(monkeypatch: pytest.MonkeyPatch) 
     model = random_model()
     prompts = [[1, 2, 3, 4] * 8, [5, 6, 7] * 9, [8, 9] * 12, [11, 3, 9, 20]]
     wanted = Engine(model, method="autoregressive").generate(prompts, max_new_tokens=60, ignore_eos=True)
-    cheap = LiveCosts(RowCosts((1, 64), (1.0, 1.001)))
-    monkeypatch.setattr(LiveCosts, "__call__", lambda self, rows: cheap._shown(rows))
+    give(monkeypatch, Preparation(FREE, None))
     monkeypatch.setattr(LiveCosts, "doubt", 0.0)
     results = Engine(model, method="auto", settings={"memory_limit": 0.0}).generate(
         prompts, max_new_tokens=60, ignore_eos=True
@@ -220,10 +223,10 @@ def test_a_token_of_the_request_that_ends_last_saves_most() -> None:
     batch = together._Batch(4, drafters[0].verify_costs, HostTime())
     for drafter in drafters:
         drafter._room = 100
-    assert batch.values(drafters) == pytest.approx([CHEAP(4) / 4] * 4)
+    assert batch.values_of(drafters) == pytest.approx([CHEAP(4) / 4] * 4)
     for drafter in drafters[1:]:
         drafter._room = 10
-    last, *others = batch.values(drafters)
+    last, *others = batch.values_of(drafters)
     row = CHEAP(4) - CHEAP(3)
     assert last == pytest.approx(CHEAP(4) - 3 * row, rel=0.1)
     assert all(row < other < CHEAP(4) / 4 for other in others)
