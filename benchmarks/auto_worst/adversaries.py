@@ -132,7 +132,8 @@ def measure(model: str, new_tokens: int, repeats: int, progress: Callable[[str],
 
     Returns:
         By adversary the ``ratios`` of the speeds of ``auto`` and of plain decoding, their ``median``, and how many of
-        the adversary's tokens were ``drafted`` and ``accepted``. All texts are plain decoding's, or ``AssertionError`` is raised.
+        the adversary's tokens were ``drafted`` and ``accepted``. All texts are plain decoding's, or
+        ``AssertionError`` is raised.
     """
     loaded, tokenizer = load_model(model, dtype="bfloat16", device="cpu", unpack=True)
     target = Target(loaded)
