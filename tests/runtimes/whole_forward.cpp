@@ -128,7 +128,8 @@ template <class T> struct Text {
     }
 };
 
-long go_on(long, long, float, int) { return 0; }
+int go_on(long, long, float) { return 0; }
+void plan_nothing() {}
 
 template <class T> void run(int bits) {
     const Model<T> model(bits);
@@ -153,7 +154,7 @@ template <class T> void run(int bits) {
     Forward forward = model.forward(&table);
     forward.head = &model.head;
     const long window = 0;
-    Links<T>({&forward, model.embedding, nullptr, 1, &window, 1, &sequence, 1, go_on}).draft();
+    Links<T>({&forward, model.embedding, nullptr, 1, &window, 1, &sequence, 1, go_on, plan_nothing}).draft();
     check(sequence.drafted == limit, "the chain ended early");
     for (long i = 0; i < limit; i++) {
         apart.run(one, start + i, one);
