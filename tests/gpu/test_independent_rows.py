@@ -9,6 +9,7 @@ import torch
 from helpers.checkpoints import make_tokenizer
 from helpers.low_bit_model import random_model
 from selfspec import Engine, Generation
+from selfspec.methods.token_recycling import TokenRecyclingSettings, best_template
 from selfspec.model.transfer import AsyncCopy
 from selfspec.runtimes.chain import VerifyRequest
 from selfspec.runtimes.runner import Runner
@@ -113,7 +114,7 @@ def verified(runner: Runner, target: Target, texts: list[list[int]], tree: Token
     """The logits of the last tokens of some texts in one verification, after the first two of each."""
     requests = []
     for text in texts:
-        state = target.new_sequence(2, 64, 64)
+        state = target.new_sequence(2, 128, 128)
         tokens = torch.tensor(text)
         runner.verify([VerifyRequest(state, tokens[:2])], native=False)
         state.cache.commit(range(2))
@@ -125,7 +126,7 @@ def verified(runner: Runner, target: Target, texts: list[list[int]], tree: Token
 @torch.inference_mode()
 def stepped(runner: Runner, target: Target, text: list[int]) -> list[torch.Tensor]:
     """The logits after each token of a text but the first; these are single steps but the first two."""
-    state, rows = target.new_sequence(2, 64, 64), []
+    state, rows = target.new_sequence(2, 128, 128), []
     for part in (text[:2], *([token] for token in text[2:])):
         rows.append(runner.verify([VerifyRequest(state, torch.tensor(part))], native=False)[0].logits.values[-1])
         state.cache.commit(range(len(part)))
@@ -134,7 +135,7 @@ def stepped(runner: Runner, target: Target, text: list[int]) -> list[torch.Tenso
 
 def test_rows_of_a_chain_a_tree_and_a_batch_are_single_steps_bit_for_bit() -> None:
     target = Target(HALF, "triton")
-    assert target.independent_rows == MOST_ROWS == 64
+    assert target.independent_rows == MOST_ROWS
     runner, texts = target.at(None), [[5, 17, *range(20, 25)], [9, 1, *range(40, 45)]]
     chains = verified(runner, target, texts, None).view(2, 5, -1)
     for text, rows in zip(texts, chains, strict=True):
@@ -145,3 +146,16 @@ def test_rows_of_a_chain_a_tree_and_a_batch_are_single_steps_bit_for_bit() -> No
         places = tree.path(leaf)
         alone = stepped(runner, target, [*texts[0][:2], *(texts[0][2 + each] for each in places)])
         assert torch.equal(torch.stack(alone[1:]), rows[places])
+
+
+def test_so_are_those_of_the_largest_default_tree() -> None:
+    """The tree of ``token-recycling``."""
+    defaults = TokenRecyclingSettings()
+    tree = best_template(defaults.tree_size, defaults.candidates, defaults.tree_depth).tree
+    target = Target(random_model(torch.bfloat16, **SIZES | {"num_hidden_layers": 1}), "triton")
+    runner, text = target.at(None), [5, 17, *(7 * row % 64 for row in range(len(tree) + 1))]
+    rows = verified(runner, target, [text], tree)
+    places = tree.path(len(tree))  # of the last row, on the lowest level
+    alone = stepped(runner, target, [*text[:2], *(text[2 + each] for each in places)])
+    assert 64 < len(rows) <= MOST_ROWS
+    assert torch.equal(torch.stack(alone[1:]), rows[places])

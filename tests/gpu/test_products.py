@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="the extra triton is not installed")
 from selfspec.errors import UnsupportedModelError
 from selfspec.gpu import launch
 from selfspec.gpu.blocks import WITHOUT_KERNEL, tile_form
-from selfspec.gpu.launch import look_up, multiply_dense, multiply_parts
+from selfspec.gpu.launch import MOST_ROWS, look_up, multiply_dense, multiply_parts
 from selfspec.gpu.products import divisions
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -177,7 +177,7 @@ def test_parts_of_several_formats_an_order_and_a_bias() -> None:
 @needs_kernels
 def test_many_rows_are_multiplied_with_what_is_unpacked() -> None:
     packed, values = gguf_weights("Q8_0", 18, 64, 0)
-    entries = rows_of(65, 64, torch.float32, 1)
+    entries = rows_of(MOST_ROWS + 1, 64, torch.float32, 1)
     assert torch.equal(multiply_parts(entries, [packed]), entries @ values.T)
     few = multiply_parts(entries, [packed], widest=4)  # of many sequences with few rows each
     assert torch.equal(few[7:8], multiply_parts(entries[7:8], [packed]))
