@@ -75,7 +75,7 @@ def test_a_row_draws_what_the_noise_says(
 
 def test_a_draw_is_that_of_coupled_sampling() -> None:
     logits = some_logits(4, 5000, torch.float32, 1)
-    draws = Draws.send([(Drawing(seed_key(9), 1.0), 20 + row) for row in range(4)], logits.device)
+    draws = Draws.send([(Drawing(seed_key(9), 4.0), 20 + row) for row in range(4)], logits.device)
     rule = Coupled(9)
     expected = [int(rule.preferences(logits[row] / 4, 20 + row).argmax()) for row in range(4)]
     assert choose(logits, draws).best.tolist() == expected

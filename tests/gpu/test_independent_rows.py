@@ -1,5 +1,6 @@
 """With the runtime ``triton`` a row has the bits of a single step, so drafts do not change the text in bfloat16."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from helpers.checkpoints import make_tokenizer
 from helpers.low_bit_model import random_model
 from selfspec import Engine, Generation
+from selfspec.methods.token_recycling import TokenRecyclingSettings, best_template
 from selfspec.model.transfer import AsyncCopy
 from selfspec.runtimes.chain import VerifyRequest
 from selfspec.runtimes.runner import Runner
@@ -18,84 +20,92 @@ from selfspec.sampling.tree import TokenTree
 pytest.importorskip("triton", reason="the extra triton is not installed")
 from selfspec.gpu.launch import MOST_ROWS
 
-SIZES: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32}
+SIZES: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 16, "vocab_size": 64}
 HALF = random_model(torch.bfloat16, **SIZES)
-SINGLE = random_model(**SIZES)
-PROMPTS = [[5, 17, 3, 99, 42, 8], [7, 7, 1, 7, 7, 1, 7], [60, 2]]
+MODELS = {
+    "half": HALF,
+    "single": random_model(**SIZES),
+    "heads of 32": random_model(torch.bfloat16, **SIZES, head_dim=32),
+}
+PROMPTS = [[5, 17, 3, 42, 8], [7, 7, 1, 7, 7]]
 PATH = "Python: Triton's kernels forward by forward"
+LENGTH: dict[str, Any] = {"max_new_tokens": 6, "ignore_eos": True}
 METHODS: dict[str, dict[str, Any]] = {
     "layerskip": {"exit_layer": 1, "draft_length": 3},
-    "token-recycling": {"tree_size": 10},
+    "token-recycling": {"tree_size": 6},
 }
 
 
-def engine_of(model: torch.nn.Module, method: str, **options: Any) -> Engine:
-    return Engine(model, make_tokenizer(), method, settings=METHODS.get(method, {}), runtime="triton", **options)
+@cache
+def engine_of(model: str, method: str, cache_bits: int | None = None) -> Engine:
+    settings, tokenizer = METHODS.get(method, {}), make_tokenizer(SIZES["vocab_size"])
+    return Engine(MODELS[model], tokenizer, method, settings=settings, runtime="triton", cache_bits=cache_bits)
 
 
-def plain(prompts: list[list[int]], model: torch.nn.Module = HALF, **changes: Any) -> list[tuple[int, ...]]:
-    """The texts of plain decoding, each prompt alone."""
-    engine = engine_of(model, "autoregressive")
-    return [engine.generate(prompt, ignore_eos=True, **changes).token_ids for prompt in prompts]
+@cache
+def plain(count: int, model: str = "half", cache_bits: int | None = None, **drawing: Any) -> list[tuple[int, ...]]:
+    """The texts of plain decoding of the first prompts, each alone."""
+    engine, options = engine_of(model, "autoregressive", cache_bits), {**LENGTH, **drawing}
+    return [engine.generate(prompt, **options).token_ids for prompt in PROMPTS[:count]]
 
 
-def batch_of(model: torch.nn.Module, method: str) -> list[Generation]:
-    """The texts of all prompts together; ``token-recycling`` has learned from them what follows each token."""
+def drafted(model: str, method: str, count: int) -> list[Generation]:
+    """The texts of the first prompts together; ``token-recycling`` has learned from them what follows each token."""
     engine = engine_of(model, method)
-    for _ in range(1 + (method == "token-recycling")):
-        results = engine.generate(PROMPTS, max_new_tokens=6, ignore_eos=True)
-    return results
+    if method == "token-recycling":
+        engine.generate(PROMPTS[:count], **LENGTH)
+    return engine.generate(PROMPTS[:count], **LENGTH)
 
 
-def assert_drafted(results: list[Generation]) -> None:
+def assert_drafted(results: list[Generation], *, trees: bool = False) -> None:
     assert sum(result.drafted for result in results) > 0
     assert sum(result.accepted for result in results) > 0
     played = [each for result in results for each in result.rounds]
+    assert any(each.candidates > each.drafted for each in played) == trees
     assert {str(each.verification) for each in played if each.verification is not None} == {PATH}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_write_the_text_of_plain_decoding_in_bfloat16_alone_and_in_a_batch(method: str) -> None:
+def test_methods_write_the_text_of_plain_decoding_in_bfloat16_in_a_batch(method: str) -> None:
     """``token-recycling`` verifies trees."""
-    results = batch_of(HALF, method)
-    assert_drafted(results)
-    assert [result.token_ids for result in results] == plain(PROMPTS, max_new_tokens=6)
+    results = drafted("half", method, 2)
+    assert_drafted(results, trees=method == "token-recycling")
+    assert [result.token_ids for result in results] == plain(2)
 
 
 def test_drawn_texts_are_those_of_plain_decoding_and_the_device_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawing: dict[str, Any] = {"max_new_tokens": 6, "temperature": 0.5, "seed": 3}
-    expected = plain(PROMPTS[:2], **drawing)
-    assert expected != plain(PROMPTS[:2], max_new_tokens=6)
+    drawing: dict[str, Any] = {"temperature": 0.5, "seed": 3}
+    expected = plain(2, **drawing)
+    assert expected != plain(2)
     monkeypatch.delattr(Coupled, "preferences")  # what the host would draft from
-    results = engine_of(HALF, "layerskip").generate(PROMPTS[:2], ignore_eos=True, **drawing)
+    results = engine_of("half", "layerskip").generate(PROMPTS, **LENGTH, **drawing)
     assert_drafted(results)
     assert [result.token_ids for result in results] == expected
 
 
 def test_keys_and_values_in_8_bits_change_no_drafted_text() -> None:
-    engine = engine_of(HALF, "layerskip", cache_bits=8)
-    result = engine.generate(PROMPTS[0], max_new_tokens=6, ignore_eos=True)
+    """Their heads have a multiple of 32 numbers."""
+    result = engine_of("heads of 32", "layerskip", 8).generate(PROMPTS[0], **LENGTH)
     assert_drafted([result])
-    alone = engine_of(HALF, "autoregressive", cache_bits=8)
-    assert result.token_ids == alone.generate(PROMPTS[0], max_new_tokens=6, ignore_eos=True).token_ids
+    assert [result.token_ids] == plain(1, "heads of 32", 8)
 
 
-@pytest.mark.parametrize("method", ["layerskip", "token-recycling"])
+@pytest.mark.parametrize("method", METHODS)
 def test_in_float32_the_text_is_that_of_transformers(method: str) -> None:
-    results = batch_of(SINGLE, method)
-    assert_drafted(results)
-    for prompt, result in zip(PROMPTS, results, strict=True):
-        ids = torch.tensor([prompt])
-        whole = SINGLE.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0)
-        assert list(result.token_ids) == whole[0, len(prompt) :].tolist()
+    (result,) = drafted("single", method, 1)
+    assert_drafted([result], trees=method == "token-recycling")
+    ids, count = torch.tensor(PROMPTS[:1]), LENGTH["max_new_tokens"]
+    whole = MODELS["single"].generate(ids, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
+    assert list(result.token_ids) == whole[0, ids.shape[1] :].tolist()
 
 
-def test_a_round_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_waits_for_the_device_once_in_bfloat16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[AsyncCopy] = []
     waited = AsyncCopy.wait
     monkeypatch.setattr(AsyncCopy, "wait", lambda own: waits.append(own) or waited(own))
-    result = engine_of(HALF, "layerskip").generate(PROMPTS[0], max_new_tokens=6, ignore_eos=True)
+    result = engine_of("half", "layerskip").generate(PROMPTS[0], **LENGTH)
     assert_drafted([result])
+    assert [result.token_ids] == plain(2)[:1]
     assert 0 < len(waits) <= len(result.rounds) + 1  # one for the prompt
 
 
@@ -104,7 +114,7 @@ def verified(runner: Runner, target: Target, texts: list[list[int]], tree: Token
     """The logits of the last tokens of some texts in one verification, after the first two of each."""
     requests = []
     for text in texts:
-        state = target.new_sequence(2, 64, 64)
+        state = target.new_sequence(2, 128, 128)
         tokens = torch.tensor(text)
         runner.verify([VerifyRequest(state, tokens[:2])], native=False)
         state.cache.commit(range(2))
@@ -114,25 +124,38 @@ def verified(runner: Runner, target: Target, texts: list[list[int]], tree: Token
 
 
 @torch.inference_mode()
-def stepped(runner: Runner, target: Target, text: list[int]) -> torch.Tensor:
-    """The logits after a text, whose tokens are single steps but the first two."""
-    state = target.new_sequence(2, 64, 64)
+def stepped(runner: Runner, target: Target, text: list[int]) -> list[torch.Tensor]:
+    """The logits after each token of a text but the first; these are single steps but the first two."""
+    state, rows = target.new_sequence(2, 128, 128), []
     for part in (text[:2], *([token] for token in text[2:])):
-        logits = runner.verify([VerifyRequest(state, torch.tensor(part))], native=False)[0].logits.values
+        rows.append(runner.verify([VerifyRequest(state, torch.tensor(part))], native=False)[0].logits.values[-1])
         state.cache.commit(range(len(part)))
-    return logits[-1]
+    return rows
 
 
 def test_rows_of_a_chain_a_tree_and_a_batch_are_single_steps_bit_for_bit() -> None:
     target = Target(HALF, "triton")
-    assert target.independent_rows == MOST_ROWS == 64
+    assert target.independent_rows == MOST_ROWS
     runner, texts = target.at(None), [[5, 17, *range(20, 25)], [9, 1, *range(40, 45)]]
     chains = verified(runner, target, texts, None).view(2, 5, -1)
     for text, rows in zip(texts, chains, strict=True):
-        assert torch.equal(stepped(runner, target, text), rows[4])
-        assert torch.equal(stepped(runner, target, text[:4]), rows[1])
+        assert torch.equal(torch.stack(stepped(runner, target, text)[1:]), rows)
     tree = TokenTree((-1, -1, 0, 1))  # of the four rows after the first
     rows = verified(runner, target, texts[:1], tree)
-    for row in (2, 3, 4):
-        path = [texts[0][2 + each] for each in tree.path(row)]
-        assert torch.equal(stepped(runner, target, [*texts[0][:2], *path]), rows[row])
+    for leaf in (3, 4):
+        places = tree.path(leaf)
+        alone = stepped(runner, target, [*texts[0][:2], *(texts[0][2 + each] for each in places)])
+        assert torch.equal(torch.stack(alone[1:]), rows[places])
+
+
+def test_so_are_those_of_the_largest_default_tree() -> None:
+    """The tree of ``token-recycling``."""
+    defaults = TokenRecyclingSettings()
+    tree = best_template(defaults.tree_size, defaults.candidates, defaults.tree_depth).tree
+    target = Target(random_model(torch.bfloat16, **SIZES | {"num_hidden_layers": 1}), "triton")
+    runner, text = target.at(None), [5, 17, *(7 * row % 64 for row in range(len(tree) + 1))]
+    rows = verified(runner, target, [text], tree)
+    places = tree.path(len(tree))  # of the last row, on the lowest level
+    alone = stepped(runner, target, [*text[:2], *(text[2 + each] for each in places)])
+    assert 64 < len(rows) <= MOST_ROWS
+    assert torch.equal(torch.stack(alone[1:]), rows[places])

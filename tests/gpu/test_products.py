@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="the extra triton is not installed")
 from selfspec.errors import UnsupportedModelError
 from selfspec.gpu import launch
 from selfspec.gpu.blocks import WITHOUT_KERNEL, tile_form
-from selfspec.gpu.launch import look_up, multiply_dense, multiply_parts
+from selfspec.gpu.launch import MOST_ROWS, look_up, multiply_dense, multiply_parts
 from selfspec.gpu.products import divisions
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -147,17 +147,17 @@ def test_codes_enter_as_pairs_of_numbers_of_16_bits(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The power of two under which codes become numbers leaves the sums; in either order of codes of a word."""
-    packed, values = gguf_weights(name, 20, GGUF_FORMATS[name].unit, 3)
+    packed, values = gguf_weights(name, 16, GGUF_FORMATS[name].unit, 3)
     rows = 1 + rows_of(9, packed.inputs, dtype, 1).abs()  # sums of entries that do not cancel
     expected = rows.double() @ values.double().T
     size = rows.double().abs() @ values.double().abs().T
     for places in (8, 16):
         monkeypatch.setattr(launch, "ROWS", places)
-        out = torch.empty(9, 20, dtype=torch.float32)
+        out = torch.empty(9, 16, dtype=torch.float32)
         launch.multiply_tiles(rows, packed.tiles, packed.form, out)
         assert float(((out.double() - expected).abs() / size).max()) < 1e-4
-        for row in range(9):
-            alone = torch.empty(1, 20, dtype=torch.float32)
+        for row in (3, 8):  # of the first and of the second program
+            alone = torch.empty(1, 16, dtype=torch.float32)
             launch.multiply_tiles(rows[row : row + 1], packed.tiles, packed.form, alone)
             assert torch.equal(alone[0], out[row])
 
@@ -177,7 +177,7 @@ def test_parts_of_several_formats_an_order_and_a_bias() -> None:
 @needs_kernels
 def test_many_rows_are_multiplied_with_what_is_unpacked() -> None:
     packed, values = gguf_weights("Q8_0", 18, 64, 0)
-    entries = rows_of(65, 64, torch.float32, 1)
+    entries = rows_of(MOST_ROWS + 1, 64, torch.float32, 1)
     assert torch.equal(multiply_parts(entries, [packed]), entries @ values.T)
     few = multiply_parts(entries, [packed], widest=4)  # of many sequences with few rows each
     assert torch.equal(few[7:8], multiply_parts(entries[7:8], [packed]))
