@@ -25,10 +25,16 @@ PROMPTS = [
 ]
 
 
-def give(monkeypatch: pytest.MonkeyPatch, head: RowCosts, layers: RowCosts | None = None, sublayers: int = 6) -> None:
+def give(
+    monkeypatch: pytest.MonkeyPatch,
+    head: RowCosts,
+    layers: RowCosts | None = None,
+    sublayers: int = 6,
+    verify: RowCosts = VERIFY,
+) -> None:
     """Gives ``auto`` the costs of forwards of the model, of its head, and of a draft of layers."""
     trial = None if layers is None else Trial(Assignment(KeptSet.full(sublayers)), 0.9, layers)
-    auto.give(monkeypatch, Preparation(VERIFY, trial))
+    auto.give(monkeypatch, Preparation(verify, trial))
     monkeypatch.setattr("selfspec.methods.auto.method.estimate_row_costs", lambda _: head)
 
 
@@ -41,6 +47,16 @@ def greedy(model: Any, prompt: list[int]) -> tuple[int, ...]:
 def accepted(results: list[Generation]) -> int:
     """Accepted tokens that the head drafted."""
     return sum(each.accepted for result in results for each in result.rounds if each.drafted_by == "mtp")
+
+
+def test_a_model_of_short_steps_runs_without_its_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rounds then follow each other in native calls, which gains more than the head does."""
+    model = load(save_with_head("glm4_moe", tmp_path))
+    for seconds, with_head in ((0.001, False), (0.1, True)):
+        give(monkeypatch, RowCosts((1, 64), (1e-6, 2e-6)), verify=RowCosts((1, 64), (seconds, 1.001 * seconds)))
+        result = Engine(model).generate(PROMPTS[0], max_new_tokens=TOKENS)
+        assert result.token_ids == greedy(model, PROMPTS[0])
+        assert (accepted([result]) > 0) is with_head
 
 
 @pytest.mark.parametrize("family", FAMILIES)
