@@ -72,7 +72,7 @@ template <class T> struct Model {
             const Linear gates = linear(EXPERTS * 2 * EXPERT_INNER, HIDDEN, bits);
             const Linear downs = linear(EXPERTS * HIDDEN, EXPERT_INNER, bits), router = linear(EXPERTS + 1, HIDDEN, 0);
             const MlpWeights experts{gates, downs, EXPERT_INNER, layer ? CLAMPED_GLU : SILU, 1, 1.702f, 0.5f};
-            mixtures[layer] = {router, experts, mlp[layer], EXPERTS, TOP, 1, 0, nullptr, 1, 1, 1, 0, 1};
+            mixtures[layer] = {router, experts, mlp[layer], EXPERTS, TOP, 1, 0, nullptr, 1, 1, 2, 1, 0, 1};
             sublayers.push_back({nullptr, nullptr, norm(), {}, 1, 0, 0, HIDDEN, &mixtures[layer]});
         }
         for (int i = 0; i < 3 * LAYERS; i++) which.push_back(i);
