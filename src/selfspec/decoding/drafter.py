@@ -122,9 +122,11 @@ class Feedback:
         chosen, confidence = int(probed.best), float(probed.confidence)
         if chosen != token:
             return chosen, confidence
-        scores = probed.values[0].float()
-        others = scores.index_fill(0, torch.tensor([token], device=scores.device), -torch.inf)
-        return int(others.argmax()), confidence * float((others.max() - scores.max()).exp())
+        others = probed.values[0].float().clone()
+        largest = others[token].clone()
+        others[token] = -torch.inf
+        score, other = others.max(-1)
+        return int(other), confidence * float((score - largest).exp())
 
     @property
     def target_scores(self) -> torch.Tensor:

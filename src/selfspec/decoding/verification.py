@@ -199,7 +199,7 @@ class _Time:
         self._rounds, self._is_over = 0, False
 
     def is_over(self, rounds: int) -> bool:
-        """After so many rounds."""
+        """Whether the run ends after this number of rounds."""
         if rounds > self._rounds:
             self._rounds, self._is_over = rounds, time.perf_counter() > self._end
         return self._is_over

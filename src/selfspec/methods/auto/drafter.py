@@ -123,7 +123,7 @@ class AutoDrafter(Drafter):
         return planned.take(FilledRows(known, Plan(length, 1 + sum(known.survival[:length]), seconds)))
 
     def or_layers(self, drafting: int) -> Draft | None:
-        """A layer draft, whose forwards so many share, if it is worth more than what was taken."""
+        """A layer draft, if it is worth more than what was taken; ``drafting`` requests share its forwards."""
         assert self._taken is not None
         assert self._taken.seconds is not None
         self._round = planned = replace(self._taken, drafting=drafting)

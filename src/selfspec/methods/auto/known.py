@@ -94,8 +94,8 @@ class KnownTokens:
 
     def read_probe(self, feedback: Feedback) -> None:
         """Takes what the probe after the last accepted row gave, if there is one."""
-        if feedback.guess is not None:
-            self._guess = Guess(*feedback.guess, self.mask_embeddings.kind)
+        if (guess := feedback.guess) is not None:
+            self._guess = Guess(*guess, self.mask_embeddings.kind)
 
     def read_run(self, played: RunRound) -> None:
         """The same of a round of a run."""
