@@ -169,7 +169,7 @@ BLOCKS: dict[str, Block] = {
     ),
     "cascades": Block(_runs("smollm2-cascades-spec-bench"), _CASCADES, tables.candidates),
     "a trained head": Block(
-        ("tiny-mtp-mini-bf16-cpu/summary",),
+        ("runs/tiny-mtp-mini-bf16-cpu/summary",),
         "selfspec bench run --model tiny-mtp --methods autoregressive,mtp,auto --peers none --out DIR",
         tables.candidates,
     ),
