@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from logging import WARNING
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from selfspec.serve.address import Address
 
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "pydantic")
+_SPINS = 2000
+"""Looks at a barrier before a thread sleeps: some tens of microseconds."""
+
 _FAILED = 1
 """The exit status where the engine failed, after which a supervisor should start the server again."""
 
@@ -169,6 +173,7 @@ def _serve_here(
 ) -> None:
     """Serves in this process; ``state`` is the file of the state, and the seconds between two savings."""
     listening = address.listen()  # a port that is in use is said before a model is loaded
+    wait_briefly()
 
     from selfspec.serve.app import create_app
     from selfspec.serve.connection import ConnectionLimits
@@ -205,6 +210,17 @@ def _serve_here(
         connections=ConnectionLimits(connections, seconds=given.idle_seconds),
         started=lambda: greet(address.url(listening)),
     )
+
+
+def wait_briefly() -> None:
+    """Lets threads that wait for another one soon sleep, unless the environment says how they wait.
+
+    By default they wait awake for milliseconds. On a server the other one has often lost its processor to a client or
+    to the event loop, many times in a forward: streams stood still for half a second. OpenMP reads the variable where
+    torch is loaded.
+    """
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = str(_SPINS)
 
 
 def _serve_with_ray(
