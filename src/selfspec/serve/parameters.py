@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from selfspec.errors import SelfSpecError
-from selfspec.serve.api_errors import ApiError, as_api_error
+from selfspec.serve.api_errors import ApiError, as_api_error, too_long
 from selfspec.serve.encoding import RequestLimits
 from selfspec.serve.reader import Prepared
 from selfspec.serve.requests import ChatRequest, CompletionRequest, GenerationRequest
@@ -85,10 +85,8 @@ def choices_of(params: SamplingParams, n: int) -> list[SamplingParams]:
 def _new_tokens(request: GenerationRequest, prompt_length: int, context: int, limits: RequestLimits) -> int:
     """The number of new tokens, if prompt and answer fit."""
     if limits.prompt_tokens is not None and prompt_length > limits.prompt_tokens:
-        raise _too_long(
-            request.prompt_field,
-            f"the prompt has {prompt_length} tokens, and this server takes {limits.prompt_tokens}; shorten it",
-        )
+        text = f"the prompt has {prompt_length} tokens, and this server takes {limits.prompt_tokens}; shorten it"
+        raise too_long(text, request.prompt_field)
     asked, field, default = request.max_tokens, "max_tokens", COMPLETION_TOKENS
     if isinstance(request, ChatRequest):
         default = limits.default_new_tokens
@@ -96,10 +94,10 @@ def _new_tokens(request: GenerationRequest, prompt_length: int, context: int, li
             asked, field = request.max_completion_tokens, "max_completion_tokens"
     room = context - prompt_length
     if room < (0 if asked == 0 else 1):
-        raise _too_long(
-            request.prompt_field,
+        raise too_long(
             f"the prompt has {prompt_length} tokens, and the model's context of {context} leaves no room for an "
             "answer; shorten it",
+            request.prompt_field,
         )
     if asked is None:
         return min(room, default, limits.new_tokens or room)
@@ -108,13 +106,9 @@ def _new_tokens(request: GenerationRequest, prompt_length: int, context: int, li
     if limits.new_tokens is not None and asked > limits.new_tokens:
         raise ApiError(400, f"{field} is {asked}, and this server writes at most {limits.new_tokens}", param=field)
     if asked > room:
-        raise _too_long(
-            field,
+        raise too_long(
             f"a prompt of {prompt_length} tokens and {asked} new tokens do not fit the model's context of {context}; "
             f"ask for at most {room}",
+            field,
         )
     return asked
-
-
-def _too_long(field: str, message: str) -> ApiError:
-    return ApiError(400, message, param=field, code="context_length_exceeded")

@@ -18,7 +18,7 @@ from selfspec.serve.interfaces.message_bodies import MessageBodies
 from selfspec.serve.interfaces.response_bodies import ResponseBodies
 from selfspec.serve.metrics import Metrics
 from selfspec.serve.parameters import check_logprobs, choices_of, fields_of, to_params
-from selfspec.serve.pool import ReaderPool, Readers
+from selfspec.serve.pool import ReaderPool
 from selfspec.serve.reader import Prepared, RequestReader, unknown_model
 from selfspec.serve.reply import Reply
 from selfspec.serve.responses import ModelCard, ModelList, ServedMethods
@@ -68,7 +68,7 @@ class Service:
         engine: ServedEngine,
         names: Sequence[str],
         limits: RequestLimits | None = None,
-        readers: Readers | None = None,
+        readers: ReaderPool | None = None,
         *,
         adapters: Sequence[str] = (),
     ) -> None:
