@@ -34,7 +34,7 @@ ROOMS = (
     ("prompts",),
     ("options",),
     ("engine", "hf"),
-    ("async_engine", "request_stream", "engine_stats"),
+    ("async_engine", "engine_thread", "request_stream", "engine_stats"),
     ("selfspec",),
     ("serve", "bridges"),
     ("cli",),
