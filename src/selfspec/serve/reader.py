@@ -14,12 +14,13 @@ from pydantic import BaseModel, ValidationError
 
 from selfspec.constraint import Constraint, problem_of
 from selfspec.serve.api_errors import ApiError, as_invalid, invalid, too_long
-from selfspec.serve.encoding import RequestEncoder, RequestLimits
+from selfspec.serve.encoding import RequestEncoder
 from selfspec.serve.formats.dialect import Asked
 from selfspec.serve.forms import asked_form
 from selfspec.serve.interfaces.infill import InfillRequest
 from selfspec.serve.interfaces.messages import CountTokensRequest, MessagesRequest
 from selfspec.serve.interfaces.responses import ResponsesRequest
+from selfspec.serve.limits import Limits
 from selfspec.serve.requests import (
     ChatRequest,
     CompletionRequest,
@@ -70,11 +71,11 @@ class RequestReader:
         names: Sequence[str],
         methods: Sequence[str],
         context: int,
-        limits: RequestLimits,
+        limits: Limits,
     ) -> None:
         self._encoder, self._names, self._methods, self._limits = encoder, tuple(names), tuple(methods), limits
         self._context = context
-        self._most = limits.prompt_chars or limits.chars_per_token * context
+        self._most = limits.prompt_chars(context)
 
     def chat(self, body: bytes) -> Prepared:
         """Reads a request to ``/v1/chat/completions``."""
@@ -306,14 +307,14 @@ def _characters(value: object) -> int:
     return count
 
 
-def _count_choices(request: GenerationRequest, prompts: int, limits: RequestLimits) -> int:
+def _count_choices(request: GenerationRequest, prompts: int, limits: Limits) -> int:
     """The number of choices of each prompt, if they are not too many."""
     n = request.n or 1
-    if n * prompts > limits.choices:
+    if n * prompts > limits.max_choices:
         raise ApiError(
             400,
-            f"{prompts} prompts with {n} choices each are more than the {limits.choices} that this server takes in a "
-            "request; send several requests",
+            f"{prompts} prompts with {n} choices each are more than the {limits.max_choices} that this server takes in "
+            "a request; send several requests",
             param="n" if n > 1 else "prompt",
             code="too_many_choices",
         )
