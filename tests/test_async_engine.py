@@ -14,6 +14,7 @@ from helpers.low_bit_model import random_model
 from helpers.models import VOCABULARY, build, plain_text, prompt
 from selfspec import AsyncEngine, Engine, Generation, RequestStream
 from selfspec.decoding.scheduler import Scheduler
+from selfspec.engine_thread import EngineThread
 from selfspec.errors import (
     ContextLengthError,
     EngineClosedError,
@@ -404,7 +405,7 @@ def test_pieces_are_handed_over_as_the_next_step_computes_where_it_is_native(
     """Elsewhere at the end of their own step, as those of the last step are."""
     within: list[bool] = []
     stepping = [False]
-    step, hand_over = Scheduler.step, AsyncEngine._hand_over
+    step, hand_over = Scheduler.step, EngineThread._hand_over
 
     def noted_step(scheduler: Scheduler) -> Any:
         stepping[0] = True
@@ -413,12 +414,12 @@ def test_pieces_are_handed_over_as_the_next_step_computes_where_it_is_native(
         finally:
             stepping[0] = False
 
-    def noted_hand_over(served: AsyncEngine) -> None:
+    def noted_hand_over(served: EngineThread) -> None:
         within.extend([stepping[0]] if served._ready else [])
         hand_over(served)
 
     monkeypatch.setattr(Scheduler, "step", noted_step)
-    monkeypatch.setattr(AsyncEngine, "_hand_over", noted_hand_over)
+    monkeypatch.setattr(EngineThread, "_hand_over", noted_hand_over)
     engine = Engine(random_model(torch.bfloat16), method="suffix", runtime=runtime)
 
     async def scenario(served: AsyncEngine) -> list[Generation]:

@@ -45,15 +45,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shared(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What came of everything in each process."""
     out = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port())]
-    ran = subprocess.run(
-        [*command, str(PROGRAM), "share", str(folder), str(out)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    for process in start("share", folder, out):
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output[-4000:]
+    return read(out)
+
+
+def start(task: str, folder: Path, out: object, **others: str) -> list["subprocess.Popen[str]"]:
+    """Two processes that share a model, with the variables that ``torchrun`` would give them."""
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), **others}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), task, str(folder), str(out)],
+            env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **common),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+
+
+def read(out: Path) -> list[dict[str, Any]]:
     return [json.loads((out / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -81,6 +94,16 @@ def test_the_text_is_that_of_the_whole_model(shared: list[dict[str, Any]], case:
     texts = [tuple(each["token_ids"]) for each in shared[0][case]]
     prompts = (ranks_program.TEXT, ranks_program.REPEATING)
     assert texts == [plain_text("llama", text, ranks_program.LENGTH) for text in prompts]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_them(shared: list[dict[str, Any]], folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port())]
+    command += [str(PROGRAM), "share", str(folder), str(tmp_path)]
+    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    for started, wanted in zip(read(tmp_path), shared, strict=True):
+        assert all(started[case] == wanted[case] for case in ("shard", "plain", "skipping", "seeded", "errors"))
 
 
 def test_a_clock_ends_the_text_alike(shared: list[dict[str, Any]]) -> None:
@@ -120,17 +143,7 @@ def test_what_cannot_be_shared_is_refused_on_every_rank(shared: list[dict[str, A
 @pytest.fixture(params=["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
 def losing(request: pytest.FixtureRequest, folder: Path) -> Iterator["subprocess.Popen[str]"]:
     """Rank 0 of two processes of which rank 1 is lost while they generate."""
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), "SELFSPEC_RANK_TIMEOUT": "4"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), "lose", str(folder), request.param],
-            env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **common),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
+    processes = start("lose", folder, request.param, SELFSPEC_RANK_TIMEOUT="4")
     yield processes[0]
     for process in processes:
         process.send_signal(signal.SIGKILL)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 ROOMS = (
     ("errors",),
-    ("limits", "files", "timing", "memory", "constraint"),
+    ("limits", "files", "timing", "memory", "constraint", "choices"),
     ("model",),
     ("runtimes", "gpu"),
     ("params",),
@@ -34,7 +34,7 @@ ROOMS = (
     ("prompts",),
     ("options",),
     ("engine", "hf"),
-    ("async_engine", "request_stream", "engine_stats"),
+    ("async_engine", "engine_thread", "request_stream", "engine_stats"),
     ("selfspec",),
     ("serve", "bridges"),
     ("cli",),

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from selfspec.methods.objective import ideal_speedup
 from selfspec.model.kept import KeptSet
 from selfspec.types import PhaseSeconds, Round
+from selfspec_lab.formulas import ideal_speedup
 from selfspec_lab.papers.costs import (
     PAPER_MACHINES,
     SELECTION,

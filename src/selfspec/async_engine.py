@@ -1,14 +1,9 @@
 """Many requests at once on one model, from asyncio."""
 
 import asyncio
-import logging
-import threading
-import time
 import uuid
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,24 +12,16 @@ from selfspec.decoding.prompt import Pace
 from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.engine import Engine
-from selfspec.engine_stats import EngineStats, MethodCounts, Tally
-from selfspec.errors import (
-    EngineClosedError,
-    EngineFailedError,
-    InvalidParameterError,
-    QueueFullError,
-    RequestFailedError,
-    SelfSpecError,
-    first_line,
-)
+from selfspec.engine_stats import EngineStats, MethodCounts
+from selfspec.engine_thread import EngineThread
+from selfspec.errors import InvalidParameterError
 from selfspec.memory import free_bytes
 from selfspec.methods.registry import MethodPool
 from selfspec.options import QueueKeywords, changed
 from selfspec.prompts import Prompt
 from selfspec.request_stream import RequestStream
-from selfspec.runtimes.kernels import overlapped, release_threads
 from selfspec.runtimes.target import Target
-from selfspec.types import Generation, SamplingParams, TextPiece
+from selfspec.types import Generation, SamplingParams
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,8 +58,6 @@ class AsyncEngine:
     Attributes:
         engine: see above.
         memory_limit: most bytes of keys and values.
-        failure: the exception that ended the thread; ``None`` unless it failed. Open and later requests then end with
-            ``EngineFailedError``.
     """
 
     def __init__(
@@ -86,7 +71,6 @@ class AsyncEngine:
             )
         self.engine = engine
         self.memory_limit = _default_limit(engine.target) if options.memory_limit is None else options.memory_limit
-        self.failure: BaseException | None = None
         prefixes = self._prefix_cache(prefix_cache_bytes)
         self._memory = CacheMemory(engine.target, engine.chunks.grain, self.memory_limit, prefixes, engine.kept)
         self._scheduler = Scheduler(
@@ -97,18 +81,13 @@ class AsyncEngine:
             pace=Pace(options.max_read_seconds),
         )
         self._methods = MethodPool(engine.method)
-        self._tally = Tally()
-        self._most = None if options.max_waiting is None else options.max_batch + options.max_waiting
-        # Hand pieces over when the next step begins to compute, some tenths of a millisecond later, so that event loops
-        # do not compete for the lock before. Only where all forwards are native (`kernels.overlapped`).
-        self._overlaps = engine.target.independent_rows >= engine.chunks.longest
-        self._ready: list[tuple[RequestStream, list[TextPiece], bool]] = []  # to be handed over
-        self._wake = threading.Condition()  # guards all of the following
-        self._commands: deque[Callable[[], None]] = deque()
-        self._open = 0  # requests that wait or run
-        self._waiters: list[asyncio.Future[None]] = []
-        self._started = self._draining = self._stopped = self._ended = False
-        self._thread = threading.Thread(target=self._run, name="selfspec-engine", daemon=True)
+        self._thread = EngineThread(
+            self._scheduler,
+            None if options.max_waiting is None else options.max_batch + options.max_waiting,
+            # Only where all forwards are native (`kernels.overlapped`).
+            overlaps=engine.target.independent_rows >= engine.chunks.longest,
+            flush=engine.flush,
+        )
 
     async def __aenter__(self) -> "AsyncEngine":
         """Starts it."""
@@ -127,13 +106,7 @@ class AsyncEngine:
         Raises:
             EngineClosedError: it was closed.
         """
-        with self._wake:
-            if self._draining:
-                raise EngineClosedError("the engine is closed; make another one")
-            if not self._started:
-                self._started = True
-                release_threads()  # of the thread that has made the engine
-                self._thread.start()
+        self._thread.start()
 
     async def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
         """Takes no more requests, and ends.
@@ -143,21 +116,11 @@ class AsyncEngine:
                 ``EngineClosedError``.
             timeout: seconds after which they fail all the same; ``None`` waits for them.
         """
-        with self._wake:
-            self._draining, started = True, self._started
-        if started:
-            await asyncio.to_thread(self._stop, drain, timeout)
-        else:
-            self._resolve_waiters()
+        await self._thread.close(drain, timeout)
 
     async def wait_closed(self) -> None:
         """Waits until the engine has ended, because it was closed or because its thread failed (``failure``)."""
-        ended = asyncio.get_running_loop().create_future()
-        with self._wake:
-            if self._ended:
-                return
-            self._waiters.append(ended)
-        await ended
+        await self._thread.wait_closed()
 
     def submit(
         self,
@@ -241,14 +204,8 @@ class AsyncEngine:
             EngineClosedError: the engine does not run, or is being closed; ``EngineFailedError`` if it failed.
         """
         loop = asyncio.get_running_loop()
-        streams = [RequestStream(*each, loop, self._cancel) for each in zip(requests, request_ids, strict=True)]
-        with self._wake:
-            self.check_room(len(requests))
-            self._open += len(requests)
-            for stream in streams:
-                stream.request.listener = partial(self._collect, stream)
-                self._commands.append(partial(self._scheduler.add, stream.request))
-            self._wake.notify()
+        streams = [RequestStream(*each, loop, self._thread.cancel) for each in zip(requests, request_ids, strict=True)]
+        self._thread.enqueue(streams)
         return streams
 
     def check_room(self, count: int = 1) -> None:
@@ -257,9 +214,7 @@ class AsyncEngine:
         Args:
             count: number of requests.
         """
-        self._check_open()
-        if self._most is not None and self._open + count > self._most:
-            raise QueueFullError(f"{self._most} requests run or wait, which is the most; try again later")
+        self._thread.check_room(count)
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Generation:
         """Writes the whole output. A task that is cancelled meanwhile cancels its request.
@@ -293,6 +248,11 @@ class AsyncEngine:
         self._methods.get(name).prepare(progress)
 
     @property
+    def failure(self) -> BaseException | None:
+        """What ended the thread; ``None`` unless it failed. Open and later requests end with ``EngineFailedError``."""
+        return self._thread.failure
+
+    @property
     def running(self) -> int:
         """Requests that hold a place; as in ``stats``, at no cost."""
         return self._scheduler.running
@@ -301,10 +261,10 @@ class AsyncEngine:
         """What it did so far, and what it holds now."""
         running, prefixes = self._scheduler.running, self._memory.prefixes
         return replace(
-            self._tally.stats,
-            alive=self._started and not self._ended,
+            self._thread.tally.stats,
+            alive=self._thread.alive,
             running=running,
-            waiting=max(0, self._open - running),
+            waiting=max(0, self._thread.open - running),
             cache_bytes=self._scheduler.held,
             cache_limit=self.memory_limit,
             prefix_cache=PrefixCacheStats() if prefixes is None else prefixes.stats,
@@ -317,146 +277,6 @@ class AsyncEngine:
         if most_bytes < 0:
             raise InvalidParameterError(f"prefix_cache_bytes must be at least 0, not {most_bytes}")
         return PrefixCache(self.engine.target, most_bytes) if most_bytes else None
-
-    def _check_open(self) -> None:
-        if self._draining:
-            raise EngineClosedError("the engine is closed, or is being closed; make another one")
-        if not self._started:
-            raise EngineClosedError("the engine is not started; use it in 'async with', or call start() first")
-        if self._ended:
-            raise _closed_by(self.failure)
-
-    def _stop(self, drain: bool, timeout: float | None) -> None:
-        """Ends the thread; waits until it has ended."""
-        with self._wake:
-            self._stopped = not drain
-            self._wake.notify()
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            with self._wake:
-                self._stopped = True
-                self._wake.notify()
-            self._thread.join()
-
-    # The thread: from here on, and only here, the scheduler is used.
-
-    def _run(self) -> None:
-        try:
-            while self._wait_for_work():
-                if self._scheduler.busy:
-                    self._step()
-        except BaseException as failure:  # of the thread, not of a request: the engine ends
-            self.failure = failure
-            logging.getLogger("selfspec").critical("the engine's thread failed", exc_info=failure)
-        finally:
-            with self._wake:
-                self._ended = True
-            self._run_commands()
-            self._tally.step(self._scheduler.fail_all(_closed_by(self.failure)), 0.0)
-            self._hand_over()
-            self.engine.flush()
-            self._resolve_waiters()
-
-    def _wait_for_work(self) -> bool:
-        """Waits for something to do and runs the commands; returns false where the thread is to end."""
-        with self._wake:
-            while not (self._commands or self._scheduler.busy or self._draining):
-                self._wake.wait()
-            draining, stopped = self._draining, self._stopped
-        self._run_commands()
-        return not stopped and (self._scheduler.busy or not draining)
-
-    def _run_commands(self) -> None:
-        with self._wake:
-            commands, self._commands = self._commands, deque()
-        for command in commands:
-            command()
-
-    def _step(self) -> None:
-        began = time.perf_counter()
-        with overlapped(self._hand_over):
-            events = self._scheduler.step()
-        self._tally.step(events, time.perf_counter() - began)
-        if not (self._overlaps and self._scheduler.busy):
-            self._hand_over()
-
-    def _collect(self, stream: RequestStream) -> None:
-        """Collects what an event of a request has to hand over."""
-        request = stream.request
-        try:
-            pieces = request.output.take_pieces()
-        except Exception as error:  # of the tokenizer
-            pieces, request.error, request.ended_at = [], request.error or error, time.perf_counter()
-        if pieces or request.ended:
-            self._ready.append((stream, pieces, request.ended))
-        if request.ended:
-            self._close_request()
-
-    def _hand_over(self) -> None:
-        """Gives each event loop what is ready for it, in one call."""
-        ready, self._ready = self._ready, []
-        of_loop: dict[asyncio.AbstractEventLoop, list[tuple[RequestStream, list[TextPiece], bool]]] = defaultdict(list)
-        for each in ready:
-            of_loop[each[0].loop].append(each)
-        for loop, own in of_loop.items():
-            try:
-                loop.call_soon_threadsafe(_deliver, own)
-            except RuntimeError:  # the loop is closed: these streams are not read any more
-                for stream, *_ in own:
-                    self._cancel(stream)
-
-    def _cancel(self, stream: RequestStream) -> None:
-        """Drops a request before the next step. May be called from any thread."""
-        with self._wake:
-            self._commands.append(partial(self._drop, stream))
-            self._wake.notify()
-
-    def _drop(self, stream: RequestStream) -> None:
-        if not stream.request.ended:
-            self._scheduler.cancel(stream.request)
-            self._tally.cancelled(stream.request)
-            self._close_request()
-
-    def _close_request(self) -> None:
-        with self._wake:
-            self._open -= 1
-
-    def _resolve_waiters(self) -> None:
-        with self._wake:
-            self._ended, waiters, self._waiters = True, self._waiters, []
-        for waiter in waiters:
-            try:
-                waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
-            except RuntimeError:  # the loop is closed
-                continue
-
-
-def _deliver(ready: Iterable[tuple[RequestStream, list[TextPiece], bool]]) -> None:
-    for stream, pieces, ended in ready:
-        stream.deliver(pieces, ended, _as_request_error(stream.request.error) if ended else None)
-
-
-def _resolve(waiter: "asyncio.Future[None]") -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-def _as_request_error(error: Exception | None) -> SelfSpecError | None:
-    if error is None or isinstance(error, SelfSpecError):
-        return error
-    failed = RequestFailedError(f"the request failed: {type(error).__name__}: {first_line(error)}")
-    failed.__cause__ = error
-    return failed
-
-
-def _closed_by(failure: BaseException | None) -> EngineClosedError:
-    if failure is None:
-        return EngineClosedError("the engine was closed before the request ended")
-    error = EngineFailedError(
-        f"the engine failed: {type(failure).__name__}: {first_line(failure)}; make another engine"
-    )
-    error.__cause__ = failure
-    return error
 
 
 def _default_limit(target: Target) -> int:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from transformers import PreTrainedTokenizerBase
 
-from selfspec.decoding.kept_texts import KeptTexts
 from selfspec.decoding.output import Output
-from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache
+from selfspec.decoding.prefix_cache import CacheMemory
 from selfspec.decoding.prompt import chunks_of
 from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
@@ -105,8 +104,8 @@ class Engine:
         self.eos_ids = _eos_ids(model, tokenizer)
         self.chunks = chunks_of(self.target, options.prefill_chunk)
         self.grammars = Grammars(tokenizer, self.target.vocab_size, self.eos_ids)
-        self.kept = _kept_texts(self.target, options, self.chunks.grain)
-        self.prefix_cache = _prefix_cache(self.target, options.prefix_cache, default=_PREFIX_CACHE if self.kept else 0)
+        self.kept = options.kept_texts(self.target, self.chunks.grain)
+        self.prefix_cache = options.prefixes(self.target, default=_PREFIX_CACHE if self.kept else 0)
         self._encoder = PromptEncoder(tokenizer, self.target.vocab_size)
 
     @classmethod
@@ -380,32 +379,13 @@ def _check_own_target(method: Method, model: "PreTrainedModel", options: EngineO
         raise InvalidParameterError("a method that is made already has its settings; pass its name to set them")
     if method.target.model is not model:
         raise InvalidParameterError("this method was made for another model; pass its name instead")
-    if options.runtime not in ("auto", method.target.runtime):
-        raise InvalidParameterError("this method has a target with a runtime of its own; pass its name instead")
-    if options.weights is not None:
-        raise InvalidParameterError("this method has a target with weights of its own; pass its name instead")
-    if options.cache_bits not in (None, method.target.cache_bits):
-        raise InvalidParameterError("this method has a target with a cache of its own; pass its name instead")
-
-
-def _kept_texts(target: Target, options: EngineOptions, grain: int) -> KeptTexts | None:
-    given = options.cache_dir
-    if given is not None and target.ranks.count > 1:
-        raise InvalidParameterError("processes that share a model may not have the same files; leave cache_dir out")
-    if isinstance(given, KeptTexts):
-        if given.target is not target:
-            raise InvalidParameterError("these kept texts are of another model; give a folder instead")
-        return given
-    return None if given is None else KeptTexts(Path(given), options.cache_dir_limit, target, grain)
-
-
-def _prefix_cache(target: Target, given: int | PrefixCache | None, default: int) -> PrefixCache | None:
-    if isinstance(given, PrefixCache):
-        if given.target is not target:
-            raise InvalidParameterError("this prefix cache is of another model; give a number of bytes instead")
-        return given
-    size = default if given is None else given
-    return PrefixCache(target, size) if size else None
+    for differs, own in (
+        (options.runtime not in ("auto", method.target.runtime), "a runtime"),
+        (options.weights is not None, "weights"),
+        (options.cache_bits not in (None, method.target.cache_bits), "a cache"),
+    ):
+        if differs:
+            raise InvalidParameterError(f"this method has a target with {own} of its own; pass its name instead")
 
 
 def _eos_ids(model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:

@@ -17,6 +17,7 @@ from selfspec.methods.papers import paper_method
 from selfspec.methods.registry import DEFAULT_METHOD
 from selfspec.methods.settings import suggest
 from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.target import Target
 from selfspec.sampling.rules import Rule, rule_of
 from selfspec.types import SamplingParams
 
@@ -140,6 +141,35 @@ class EngineOptions:
             named = method if isinstance(method, str) else method.name
             raise InvalidParameterError(f"paper '{self.paper}' chooses the method; leave out the method '{named}'")
         return paper_method(self.paper, self.authors)
+
+    def kept_texts(self, target: Target, grain: int) -> KeptTexts | None:
+        """What keeps texts in files for a model, with ``cache_dir``; ``grain`` is that of its prompts' chunks.
+
+        Raises:
+            InvalidParameterError: several processes share the model, or these are kept texts of another one.
+        """
+        given = self.cache_dir
+        if given is not None and target.ranks.count > 1:
+            raise InvalidParameterError("processes that share a model may not have the same files; leave cache_dir out")
+        if isinstance(given, KeptTexts):
+            if given.target is not target:
+                raise InvalidParameterError("these kept texts are of another model; give a folder instead")
+            return given
+        return None if given is None else KeptTexts(Path(given), self.cache_dir_limit, target, grain)
+
+    def prefixes(self, target: Target, default: int) -> PrefixCache | None:
+        """The prefix cache for a model, of ``default`` bytes if no size is given; ``None`` for 0.
+
+        Raises:
+            InvalidParameterError: it is of another model.
+        """
+        given = self.prefix_cache
+        if isinstance(given, PrefixCache):
+            if given.target is not target:
+                raise InvalidParameterError("this prefix cache is of another model; give a number of bytes instead")
+            return given
+        size = default if given is None else given
+        return PrefixCache(target, size) if size else None
 
 
 LOADING: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -35,9 +36,14 @@ KEPT_SETS = {
 WIDTHS = {"chain": None, "tree": lambda _: 3}
 
 
+@cache
+def _target(name: str, runtime: str) -> Target:
+    return Target(build(name), runtime)
+
+
 def drafted(name: str, kept: tuple[int, ...], shape: str, runtime: str = "auto") -> tuple[Target, Generated, Proposal]:
     """A context after its prefill, and a draft of four tokens or of a tree around them."""
-    target = Target(build(name), runtime)
+    target = _target(name, runtime)
     context, _ = read_text(target, prompt(40), Needs(sibling_rows=SIBLINGS), max_new_tokens=40)
     draft = LayerDraft(KeptSet(kept, SUBLAYERS), 4, widths=WIDTHS[shape])
     with torch.inference_mode():

@@ -71,7 +71,7 @@ def serve_page(answers: Answers) -> Iterator[PageServer]:
     http.daemon_threads = True
     state = PageServer(f"http://127.0.0.1:{http.server_port}/", answers)
     http.state = state  # type: ignore[attr-defined]
-    thread = threading.Thread(target=http.serve_forever)
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield state

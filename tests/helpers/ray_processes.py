@@ -19,7 +19,13 @@ def ray_folder() -> Iterator[dict[str, str]]:
     """
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
         try:
-            yield {"RAY_TMPDIR": folder, "RAY_ADDRESS": "", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+            yield {
+                "RAY_TMPDIR": folder,
+                "RAY_ADDRESS": "",
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_AUTH_MODE": "disabled",
+                "RAY_metrics_report_interval_ms": "500",
+            }
         finally:
             _end(folder)
 

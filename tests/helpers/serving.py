@@ -18,7 +18,7 @@ from selfspec.async_engine import EngineStats
 from selfspec.errors import SelfSpecError
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.serve.app import create_app
-from selfspec.serve.encoding import RequestLimits
+from selfspec.serve.limits import Limits
 from selfspec.serve.reader import RequestReader, read
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.service import Service
@@ -173,7 +173,7 @@ class InlineReaders:
 
 
 def make_client(
-    engine: ServedEngine, limits: RequestLimits | None = None, adapters: Sequence[str] = (), **options: Any
+    engine: ServedEngine, limits: Limits | None = None, adapters: Sequence[str] = (), **options: Any
 ) -> TestClient:
     """A client of an application in this process. Exceptions of the server are answers with status 500."""
     service = Service(engine, [NAME], limits, InlineReaders(), adapters=adapters)

@@ -15,7 +15,8 @@ from helpers.gguf_files import save_gguf
 from helpers.models import build
 from selfspec.errors import ModelLoadError, UnsupportedModelError
 from selfspec.loading.gguf_file import GgufFile
-from selfspec.loading.gguf_types import GGML_TYPES, RUNNABLE_TYPES
+from selfspec.loading.gguf_types import GGML_TYPES
+from selfspec.runtimes.formats import GGUF_FORMATS
 
 NUMBERS = np.arange(64, dtype=np.float32).reshape(2, 32)
 
@@ -117,7 +118,7 @@ def test_the_table_of_types_is_that_of_the_gguf_package() -> None:
         **{int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in STORED},
         9: ("Q8_1", 32, 36),
     }
-    assert {kind.name for kind in GGML_TYPES.values()} >= RUNNABLE_TYPES
+    assert {kind.name for kind in GGML_TYPES.values()} >= GGUF_FORMATS.keys()
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from selfspec.methods.objective import (
     expected_tokens,
-    ideal_speedup,
-    sufficient_cosine,
     tokens_per_layer,
     tokens_per_time,
 )
@@ -93,44 +91,3 @@ def test_the_head_makes_short_drafts_of_many_sublayers_better() -> None:
     with_head = tokens_per_time(alphas[:, None], lengths, times[:, None], 12.0, head_time=6.0)
     assert int(paper.amax(1).argmax()) == 0
     assert float(with_head[0].amax() / with_head[1].amax()) < float(paper[0].amax() / paper[1].amax())
-
-
-@pytest.mark.parametrize(("alpha", "draft_length", "cost"), [(0.8, 1, 0.4), (0.6, 4, 0.5), (0.95, 10, 0.25)])
-def test_ideal_speedup_is_that_of_simulated_rounds(alpha: float, draft_length: int, cost: float) -> None:
-    rounds = 20_000
-    accepted = simulated_rounds(alpha, draft_length, rounds).sum()
-    seconds = rounds * (draft_length * cost + 1)
-    measured_length, measured_alpha = 1 + accepted / rounds, accepted / (rounds * draft_length)
-    assert float(ideal_speedup(measured_length, measured_alpha, cost)) == pytest.approx((accepted + rounds) / seconds)
-
-
-def test_ideal_speedup_by_hand() -> None:
-    assert float(ideal_speedup(3.0, 0.9, 0.5)) == pytest.approx(3 * 0.9 / (2 * 0.5 + 0.9))
-    assert float(ideal_speedup(1.0, 0.0, 0.5)) == 1.0, "plain decoding"
-    speedups = ideal_speedup(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.9]), 0.5)
-    torch.testing.assert_close(speedups, torch.tensor([1.0, 2.7 / 1.9]))
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(2, 6), st.integers(2, 40), st.floats(0, 1))
-def test_states_within_the_bound_choose_the_same_token(seed: int, hidden: int, vocabulary: int, share: float) -> None:
-    """Lemma 4.1 of KnapSpec: the other state stands anywhere in the cone that the bound allows, its rim included."""
-    generator = torch.Generator().manual_seed(seed)
-    state, away = torch.randn(2, hidden, dtype=torch.float64, generator=generator)
-    head = torch.randn(vocabulary, hidden, dtype=torch.float64, generator=generator)
-    bound = float(sufficient_cosine(state, head))
-    cosine = 1 - share * (1 - bound) * (1 - 1e-9)
-    direction = state / state.norm()
-    across = away - (away @ direction) * direction
-    other = state.norm() * (cosine * direction + (1 - min(1, cosine**2)) ** 0.5 * across / across.norm())
-    assert float(torch.cosine_similarity(state, other, dim=0)) >= bound - 1e-12
-    assert int((head @ other).argmax()) == int((head @ state).argmax())
-
-
-def test_outside_of_the_bound_another_token_may_be_chosen() -> None:
-    """With two tokens the bound is tight: half a margin beyond it the choice turns."""
-    state, head = torch.tensor([1.0, 0.2]).double(), torch.tensor([[0.0, 1.0], [0.0, -1.0]]).double()
-    cosine = float(sufficient_cosine(state, head))
-    assert 0.9 < cosine < 1
-    angle = torch.tensor(1.2 * np.arccos(cosine))
-    turn = torch.stack([torch.stack([angle.cos(), angle.sin()]), torch.stack([-angle.sin(), angle.cos()])]).double()
-    assert int((head @ (turn @ state)).argmax()) != int((head @ state).argmax())

@@ -15,7 +15,7 @@ from helpers.serving import NAME, InlineReaders, ScriptedEngine, events, make_cl
 from selfspec.errors import EngineFailedError, RequestFailedError
 from selfspec.serve import app as app_module
 from selfspec.serve.app import create_app
-from selfspec.serve.encoding import RequestLimits
+from selfspec.serve.limits import Limits
 from selfspec.serve.logs import JsonFormatter
 from selfspec.serve.service import Service
 
@@ -133,8 +133,8 @@ def test_bodies_that_are_too_large() -> None:
     def chunks() -> Any:
         yield from [b"x" * 100] * 20
 
-    with make_client(ScriptedEngine(), RequestLimits(body_bytes=1000)) as client:
-        for content in (b"x" * 1001, chunks()):
+    with make_client(ScriptedEngine(), Limits(max_body=0.001)) as client:
+        for content in (b"x" * 1100, chunks()):
             answer = client.post(PATH, content=content, headers={"Content-Type": "application/json"})
             assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
             assert answer.headers["Connection"] == "close"

@@ -25,7 +25,8 @@ from selfspec.runtimes import kernels
 from selfspec.serve import middleware
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.control_tokens import ControlTokens
-from selfspec.serve.encoding import RequestEncoder, RequestLimits
+from selfspec.serve.encoding import RequestEncoder
+from selfspec.serve.limits import Limits
 from selfspec.serve.pool import ReaderPool
 from selfspec.serve.reader import RequestReader
 from selfspec.serve.requests import Message
@@ -43,8 +44,9 @@ def refused(answer: Any, status: int, code: str | None) -> str:
 
 
 @pytest.fixture
-def client() -> Iterator[TestClient]:
-    with make_client(ScriptedEngine(), RequestLimits(prompt_chars=200, schema_chars=500, logprobs=1000)) as client:
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    monkeypatch.setattr(Limits, "schema_chars", 500)
+    with make_client(ScriptedEngine(), Limits(max_prompt_chars=200, max_logprobs=1000)) as client:
         yield client
 
 
@@ -238,9 +240,9 @@ def test_a_server_that_starts_again_knows_the_prompts_of_the_same_key(tmp_path: 
 
 
 def test_an_answer_that_takes_too_long_ends() -> None:
-    engine = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE), "autoregressive")
+    engine = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE), "autoregressive", runtime="eager")
     body = {"prompt": "abc", "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
-    with make_client(ServedEngine(lambda: engine), RequestLimits(request_seconds=0.05)) as client:
+    with make_client(ServedEngine(lambda: engine), Limits(request_seconds=0.1)) as client:
         answer = client.post(COMPLETION, json=body)
         refused(answer, 408, "timeout")
         assert answer.headers["x-should-retry"] == "false"
@@ -282,7 +284,7 @@ def in_pool(act: Callable[[ReaderPool], Any], seconds: float = 30.0) -> Any:
     """What an act in a pool of one process gives."""
     tokenizer = make_tokenizer(chat_template=CHAT_TEMPLATE)
     encoder = RequestEncoder(tokenizer, 128)
-    reader = RequestReader(encoder, names=["m"], methods=["auto"], context=1024, limits=RequestLimits())
+    reader = RequestReader(encoder, names=["m"], methods=["auto"], context=1024, limits=Limits())
 
     async def run() -> Any:
         pool = ReaderPool(1, seconds)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from helpers.serving import ScriptedEngine, make_client
 from selfspec.errors import EngineFailedError, OutOfMemoryError, QueueFullError
 from selfspec.serve.api_errors import as_invalid
-from selfspec.serve.encoding import RequestLimits
+from selfspec.serve.limits import Limits
 from selfspec.serve.requests import ChatRequest, CompletionRequest
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
-LIMITS = RequestLimits(body_bytes=100_000, prompt_tokens=200, new_tokens=100, choices=4)
+LIMITS = Limits(max_body=0.1, max_prompt_tokens=200, max_new_tokens=100, max_choices=4)
 SCHEMA = {"name": "n", "schema": {}}
 
 

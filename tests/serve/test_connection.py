@@ -32,7 +32,15 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 def serving(**limits: Any) -> Iterator[int]:
     """The port of a server in a thread."""
     http = partial(Connection, limits=ConnectionLimits(**limits))
-    config = uvicorn.Config(app, port=0, http=http, lifespan="off", log_config=None, ws="none")  # type: ignore[arg-type]
+    config = uvicorn.Config(
+        app,
+        port=0,
+        http=http,
+        lifespan="off",
+        log_config=None,
+        ws="none",
+        timeout_keep_alive=1,  # type: ignore[arg-type]
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from helpers.dialects import MODELS, tokenizer_of
 from helpers.serving import ScriptedEngine, make_client
-from selfspec.serve.encoding import RequestLimits
+from selfspec.serve.limits import Limits
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -73,10 +73,11 @@ def test_a_schema_that_is_no_json(schema: str) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "guided_json")
 
 
-def test_schemas_of_tools_are_limited_where_a_call_follows_them() -> None:
+def test_schemas_of_tools_are_limited_where_a_call_follows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Limits, "schema_chars", 500)
     schema = {"type": "object", "properties": {"a": {"const": "x" * 500}}}
     body = {**HI, "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}
-    with make_client(ScriptedEngine(tokenizer=tokenizer_of("qwen")), RequestLimits(schema_chars=500)) as client:
+    with make_client(ScriptedEngine(tokenizer=tokenizer_of("qwen")), Limits()) as client:
         assert client.post(CHAT, json=body).status_code == 200
         answer = client.post(CHAT, json={**body, "tool_choice": "required"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")

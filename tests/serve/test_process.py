@@ -46,6 +46,16 @@ main()
 """``selfspec`` with an engine whose thread ends by an exception after twenty steps."""
 
 
+CLOSING = """
+from selfspec.cli.app import main
+from selfspec.serve import server
+
+server._CLOSING_SECONDS = 1
+main()
+"""
+"""``selfspec`` with a server that waits a second for answers that are not complete."""
+
+
 LOADING = """
 import sys, time
 from pathlib import Path
@@ -181,8 +191,8 @@ ENDLESS = (
 
 def test_a_signal_does_not_wait_for_a_text_that_takes_long_to_encode(tmp_path: Path) -> None:
     model = str(save_checkpoint(tmp_path / "tiny-chat", chat_template=ENDLESS + CHAT_TEMPLATE))
-    options = ("--method", "autoregressive", "--drain-seconds", "1", "--read-seconds", "300")
-    with serving(model, *options) as server, ThreadPoolExecutor(1) as pool:
+    options = ("--method", "autoregressive", "--drain-seconds", "0.5", "--read-seconds", "300")
+    with serving(model, *options, program=("-c", CLOSING)) as server, ThreadPoolExecutor(1) as pool:
         body = {"messages": [{"role": "user", "content": "endless"}]}
         answer = pool.submit(httpx.post, f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
         time.sleep(1)

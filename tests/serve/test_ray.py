@@ -28,11 +28,11 @@ from helpers.server_process import ServerProcess, serve
 from helpers.serving import events
 from selfspec import Engine
 from selfspec.cli.options import EngineChoice
-from selfspec.cli.serve import LimitChoice
 from selfspec.cli.serve import serve as command
 from selfspec.errors import EngineFailedError, InvalidParameterError, MissingPackageError
 from selfspec.serve import ray_server
 from selfspec.serve.api_errors import ApiError
+from selfspec.serve.limits import Limits
 from selfspec.serve.ray import _NOT_HERE, RayOptions, Replica, app, check_ray_options, require_ray
 from selfspec.serve.ray_server import cpus_of_replicas
 
@@ -351,12 +351,12 @@ def test_texts_stand_for_numbers_and_lists() -> None:
 
 def test_the_options_are_those_of_the_command() -> None:
     of_the_command = {name: parameter.default for name, parameter in signature(command).parameters.items()}
-    own = {name: field.default for name, field in RayOptions.model_fields.items()}
+    own = {name: field.default for name, field in {field.name: field for field in fields(RayOptions)}.items()}
     assert own.pop("cpus") == 1.0
     assert own.pop("replicas") == 1
     assert {name: of_the_command[name] for name in own} == own
     assert of_the_command.keys() - own.keys() == _NOT_HERE.keys() | {"ray", "replicas", "ray_address"}
-    for choice in (EngineChoice, LimitChoice):
+    for choice in (EngineChoice, Limits):
         for field in fields(choice):
             least = field.metadata.get("others", {}).get("min")
             if field.name in own and least:

@@ -9,7 +9,7 @@ from selfspec.errors import InvalidParameterError
 from selfspec.loading import parse_device, parse_dtype
 from selfspec.methods import all_methods, find_method, make_method
 from selfspec.methods.api import Method
-from selfspec.methods.papers import is_preset
+from selfspec.methods.papers import PaperMethod
 from selfspec.methods.settings import parse_settings, setting_values
 from selfspec_lab.bench.benchmark import explain
 from selfspec_lab.measuring import RUNTIMES, Target
@@ -95,7 +95,7 @@ def default_settings(method: type[Method], layer_count: int) -> dict[str, Any]:
 
     None for a paper's preset.
     """
-    if is_preset(method):
+    if method.name.startswith(f"{PaperMethod.name}("):
         return {}
     layer = max(1, int(layer_count * EXIT_SHARE))
     names = setting_values(method.Settings())

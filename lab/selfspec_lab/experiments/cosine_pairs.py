@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from selfspec.methods.objective import sufficient_cosine
 from selfspec_lab.experiments.reading import Reading
+from selfspec_lab.formulas import sufficient_cosine
 
 EDGES = (0.0, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 2.0)
 """Edges of bins of ``1 - cosine``; narrow near 0, where the bounds are."""

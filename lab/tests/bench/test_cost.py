@@ -9,10 +9,10 @@ from helpers.low_bit_model import random_model
 from helpers.models import SUBLAYERS, build
 from round_makers import output, record
 from selfspec import Engine
-from selfspec.methods.objective import ideal_speedup
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 from selfspec_lab.bench.cost import decoding_bytes
+from selfspec_lab.formulas import ideal_speedup
 from selfspec_lab.measuring import StepBytes
 
 

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from selfspec.decoding.suffixes import SuffixAutomaton
+from selfspec.decoding.suffixes import SuffixAutomaton, common
 from selfspec.planning.acceptance import AcceptanceRate, Copies
 from selfspec.planning.allowance import TRUST_FADE, Allowance, Pace, Trust, faded
 from selfspec.planning.rows import Known
@@ -68,7 +68,7 @@ class TextDrafter:
 
     def read(self, token_ids: Sequence[int]) -> int:
         """Reads the tokens that the engine wrote since the last draft; returns how many drafts were among them."""
-        count, accepted = len(token_ids), _common(self.drafted, token_ids)
+        count, accepted = len(token_ids), common(self.drafted, token_ids)
         self._copies.extend(token_ids)
         for trust in self._trust.values():
             trust.fade(TRUST_FADE * faded(token_ids))
@@ -77,13 +77,3 @@ class TextDrafter:
         self._pace.note(count, self._seconds, self._step)
         self._allowance.note(count, self._seconds, self._step)
         return accepted
-
-
-def _common(drafted: Sequence[int], token_ids: Sequence[int]) -> int:
-    """How many of the draft tokens were accepted."""
-    length = 0
-    for draft, token in zip(drafted, token_ids, strict=False):
-        if draft != token:
-            break
-        length += 1
-    return length

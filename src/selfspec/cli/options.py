@@ -2,13 +2,15 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from selfspec.choices import Choice as Choice
+from selfspec.choices import option as option
 from selfspec.cli import collection
 
 if TYPE_CHECKING:
@@ -79,21 +81,6 @@ ShowDrafts = Annotated[
 ]
 
 
-def option(default: Any, help: str, *names: str, **others: Any) -> Any:
-    """A field of a choice: an option with its default, its help, and what else ``typer.Option`` takes."""
-    return field(default=default, metadata={"names": names, "others": {"help": help, **others}})
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Options that belong together. A parameter of a command that it annotates becomes one option for each field.
-
-    A field is annotated with its option, or made by ``option``. ``panel`` is their heading in the help.
-    """
-
-    panel: ClassVar[str | None] = None
-
-
 @dataclass(frozen=True)
 class ModelChoice(Choice):
     """The model that a command line describes, and how it runs."""
@@ -160,6 +147,7 @@ class EngineChoice(ModelChoice):
     cache_dir_limit: float = option(4.0, "Maximum size of --cache-dir, in GiB.", metavar="GIB", min=0.001)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         chosen = chosen_method(self.method, self.paper, self.authors)
         for name, value in (("method", chosen), ("paper", None), ("authors", False)):
             object.__setattr__(self, name, value)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from selfspec.choices import Choice, option
 from selfspec.cli import collection, options
 from selfspec.cli.inputs import read_settings
-from selfspec.cli.options import Choice, option
 from selfspec.cli.terminal import silence_libraries
 from selfspec.errors import EngineFailedError, InvalidParameterError, MissingPackageError
 from selfspec.serve.keys import API_KEY, api_keys
+from selfspec.serve.limits import Limits
 
 if TYPE_CHECKING:
     from selfspec.engine import Engine
@@ -38,6 +39,7 @@ class NetworkChoice(Choice):
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port; 0 takes any free port.", min=0, max=65535)
+    max_connections: int = option(1024, "Maximum number of connections; those that wait longest go.", min=1)
     api_key: list[str] | None = option(
         None, f"Key that requests need; repeatable. Visible in the list of processes, so rather set {API_KEY}."
     )
@@ -50,42 +52,6 @@ class NetworkChoice(Choice):
     cors_origin: list[str] | None = option(None, "Origin whose pages may call the server; repeatable.", metavar="URL")
     ssl_certfile: Path | None = option(None, "TLS certificate, for HTTPS.")
     ssl_keyfile: Path | None = option(None, "Private key of the certificate.")
-
-
-@dataclass(frozen=True)
-class LimitChoice(Choice):
-    """How much the server takes on."""
-
-    panel = "Limits"
-
-    max_batch: int = option(16, "Maximum number of running requests.", min=1)
-    max_waiting: int = option(256, "Maximum number of waiting requests; more get status 429.", min=1)
-    memory_limit: float | None = option(
-        None,
-        "Maximum memory for keys and values, in GiB; requests wait for it. Default: half of what is free.",
-        min=0.001,
-    )
-    prefix_cache: float | None = option(
-        None, "Size of the prefix cache in GiB (part of --memory-limit); 0 disables it. Default: half.", min=0
-    )
-    max_prompt_chars: int | None = option(
-        None,
-        "Maximum number of characters of a prompt, or of a chat with its tools. Default: 16 for each token of the "
-        "context.",
-        min=1,
-    )
-    max_prompt_tokens: int | None = option(None, "Maximum number of tokens of a prompt.", min=1)
-    max_new_tokens: int | None = option(None, "Maximum number of tokens of a completion.", min=1)
-    default_new_tokens: int = option(1024, "max_tokens of a chat request that sets none.", min=1)
-    max_choices: int = option(128, "Maximum number of completions per request (prompts × n).", min=1)
-    max_logprobs: int = option(2**17, "Maximum number of log-probabilities per request, alternatives included.", min=1)
-    max_body: float = option(4.0, "Maximum size of a request's body, in MiB.", min=0.001)
-    max_connections: int = option(1024, "Maximum number of connections; those that wait longest go.", min=1)
-    idle_seconds: float = option(20.0, "Seconds for a client to send headers or a body, or to read on.", min=0.1)
-    readers: int = option(2, "Number of processes that parse and encode requests.", min=1)
-    read_seconds: float = option(20.0, "Seconds to parse and encode a request.", min=0.1)
-    request_seconds: float = option(3600.0, "Seconds until an answer has to be complete.", min=0.1)
-    drain_seconds: float = option(60.0, "Seconds to let running requests finish after SIGTERM.", min=0)
 
 
 @dataclass(frozen=True)
@@ -106,7 +72,7 @@ def serve(
     engine: options.EngineChoice,
     adapters: options.AdapterChoice,
     network: NetworkChoice,
-    limits: LimitChoice,
+    limits: Limits,
     cluster: RayChoice,
     name: Annotated[
         list[str] | None, typer.Option(help="Name of the model for clients; repeatable. Default: --model's.")
@@ -139,7 +105,7 @@ def serve(
     address.check_tls()
     served = {
         **asdict(engine),
-        **{key: value for key, value in asdict(limits).items() if key != "max_connections"},
+        **asdict(limits),
         **{key: getattr(network, key) for key in ("api_key", "allowed_host", "cors_origin")},
         "settings": method_settings,
         "adapter": adapters.adapter,
@@ -154,11 +120,11 @@ def serve(
 
     try:
         if cluster.ray:
-            _check_for_ray(state, limits)
+            _check_for_ray(state, network)
             _serve_with_ray(served, address, cluster, greet)
         else:
             _check_without_ray(cluster)
-            _serve_here(served, address, limits.max_connections, (state, state_seconds), greet)
+            _serve_here(served, address, network.max_connections, (state, state_seconds), greet)
     except EngineFailedError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(_FAILED) from error
@@ -238,11 +204,11 @@ def _serve_with_ray(
     run_with_ray(given, address, ray_address=cluster.ray_address, started=greet)
 
 
-def _check_for_ray(state: Path | None, limits: LimitChoice) -> None:
+def _check_for_ray(state: Path | None, network: NetworkChoice) -> None:
     """Refuses options that a replica does not have."""
     if state is not None:
         raise InvalidParameterError("--state is not for --ray: every replica would write the same file; leave it out")
-    if limits.max_connections != LimitChoice().max_connections:
+    if network.max_connections != NetworkChoice().max_connections:
         raise InvalidParameterError(
             "--max-connections is not for --ray, whose proxies accept connections; leave it out"
         )

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import takewhile
 from typing import ClassVar, TypeAlias, Union
 
 import torch
 
 from selfspec.decoding.stopping import StoppingRule, TreeWidths
+from selfspec.decoding.suffixes import common
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.chain import Path
@@ -226,8 +226,7 @@ class RunRound:
     @cached_property
     def accepted(self) -> int:
         """How many of the drafted tokens were accepted."""
-        pairs = zip(self.drafted, self.token_ids, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return common(self.drafted, self.token_ids)
 
 
 def with_precision(draft: Draft, precision: AnyPrecision | None) -> Draft:

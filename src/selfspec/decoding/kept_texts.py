@@ -338,14 +338,6 @@ class KeptTexts:
         self._warned = True
 
 
-def common(stretch: Sequence[int], token_ids: Sequence[int], place: int = 0) -> int:
-    """How many tokens of a stretch the text from ``place`` on begins with."""
-    most = min(len(stretch), len(token_ids) - place)
-    if tuple(token_ids[place : place + most]) == tuple(stretch[:most]):  # without a loop in Python
-        return most
-    return next((index for index in range(most) if stretch[index] != token_ids[place + index]), most)
-
-
 def _key(target: Target, grain: int) -> bytes:
     """What keys and values depend on: the model and its weights, and what computes them, in which order."""
     key = profile_key(target)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from selfspec.decoding.kept_texts import PART_BYTES, KeptTexts, Stretch, common
+from selfspec.decoding.kept_texts import PART_BYTES, KeptTexts, Stretch
 from selfspec.decoding.request import Request
 from selfspec.decoding.sequence import Sequence as Running
+from selfspec.decoding.suffixes import common
 from selfspec.errors import RequestTooLargeError
 from selfspec.limits import is_out_of_memory
 from selfspec.model.cache import KeyValueCache, are_finite

@@ -28,6 +28,14 @@ _UPDATED = 64
 """Most suffixes whose last occurrence is updated at each token; periodic text has more of them."""
 
 
+def common(stretch: Sequence[int], token_ids: Sequence[int], place: int = 0) -> int:
+    """How many tokens of a stretch the text from ``place`` on begins with."""
+    most = min(len(stretch), len(token_ids) - place)
+    if tuple(token_ids[place : place + most]) == tuple(stretch[:most]):  # without a loop in Python
+        return most
+    return next((index for index in range(most) if stretch[index] != token_ids[place + index]), most)
+
+
 class SuffixAutomaton:
     """All substrings of a growing text (Blumer et al. 1985), built online in amortised constant time per token.
 

@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any, overload
 
@@ -173,7 +174,7 @@ class CustomGenerate:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, or what is pickled, has method, settings and seed, and makes its own engine."""
-        return _remake, (self._method, self._settings, self._seed)
+        return partial(CustomGenerate, self._method, self._settings, seed=self._seed), ()
 
     def _engine_for(self, model: PreTrainedModel) -> Engine:
         with self._lock:
@@ -206,10 +207,6 @@ def _parameters(
         logits_processors=tuple(processors),
         stopping_criteria=tuple(criterion for criterion in stopping_criteria if type(criterion) not in own),
     )
-
-
-def _remake(method: str | type[Method], settings: Mapping[str, Any], seed: int | None) -> CustomGenerate:
-    return CustomGenerate(method, settings, seed=seed)
 
 
 def _pad(outputs: list[list[int]], config: GenerationConfig, like: torch.Tensor) -> torch.Tensor:

@@ -2,16 +2,13 @@
 
 from typing import Any
 
-from selfspec.errors import UnsupportedModelError
-from selfspec.loading.gguf_settings import Settings
+from selfspec.loading.gguf_settings import Settings, refused
 
 _SOFTMAX, _SIGMOID = 1, 2
 """Values of ``expert_gating_func``; files of DeepSeek-V2 may have none."""
 
 _YARN_UNIT = 0.1
 """What llama.cpp's converter multiplies the scale of attention by."""
-
-_ELSEWHERE = "take the model's folder or its name on the hub"
 
 
 def has_sigmoids(settings: Settings) -> bool:
@@ -22,7 +19,7 @@ def has_sigmoids(settings: Settings) -> bool:
     """
     kind = settings.integer("expert_gating_func", 0)
     if kind not in (0, _SOFTMAX, _SIGMOID):
-        raise UnsupportedModelError(f"this GGUF file scores experts in a way that is not known ({kind}); {_ELSEWHERE}")
+        raise refused(f"this GGUF file scores experts in a way that is not known ({kind})")
     return kind == _SIGMOID
 
 
@@ -44,9 +41,9 @@ def read_softmax_mixture(settings: Settings) -> dict[str, Any]:
     """The same of DeepSeek-V2, whose experts' weights are their shares in a softmax."""
     values = read_mixture(settings)
     if values["norm_topk_prob"]:
-        raise UnsupportedModelError(
+        raise refused(
             f"this GGUF file has {settings.key('expert_weights_norm')}, which DeepSeek-V2 of transformers does not "
-            f"compute; {_ELSEWHERE}"
+            f"compute"
         )
     return {**values, "topk_method": "group_limited_greedy" if values["n_group"] > 1 else "greedy"}
 
@@ -62,9 +59,7 @@ def read_latents(settings: Settings) -> dict[str, Any]:
     turned = settings.integer("rope.dimension_count")
     key = settings.integer("attention.key_length_mla", keys)
     if not 0 < turned < key:
-        raise UnsupportedModelError(
-            f"this GGUF file rotates {turned} of the {key} entries of a key, which is not supported; {_ELSEWHERE}"
-        )
+        raise refused(f"this GGUF file rotates {turned} of the {key} entries of a key, which is not supported")
     return {
         "q_lora_rank": settings.integer("attention.q_lora_rank", 0) or None,
         "kv_lora_rank": settings.integer("attention.kv_lora_rank"),

@@ -5,7 +5,6 @@ A family is one row of a table. What a row does not say is alike in all of them:
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import transformers
@@ -15,9 +14,9 @@ from selfspec.errors import ModelLoadError, UnsupportedModelError, first_line
 from selfspec.loading.gguf_deepseek import has_sigmoids, scale_yarn
 from selfspec.loading.gguf_ends import read_special_tokens
 from selfspec.loading.gguf_file import GgufTensor
-from selfspec.loading.gguf_own import MOST_EXPERTS, Header, read_own
+from selfspec.loading.gguf_own import DEEPSEEK_V3, FAMILIES, MIXTRAL, MOST_EXPERTS, GgufFamily, Header
 from selfspec.loading.gguf_rope import read_rope
-from selfspec.loading.gguf_settings import Settings
+from selfspec.loading.gguf_settings import Settings, damaged, refused
 from selfspec.model.families import require_row
 
 _MOST_HEADS = 2**12
@@ -25,61 +24,6 @@ _MOST_HEAD_DIM = 2**13
 """No model has nearly as many. Tables of a model are as long, so that a damaged file may not choose them freely."""
 
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
-
-_ELSEWHERE = "take the model's folder or its name on the hub"
-
-
-@dataclass(frozen=True)
-class _Family:
-    """A family of models in GGUF.
-
-    Attributes:
-        model_type: its name in transformers.
-        norm: the attribute of its config for what norms add to a variance; its name tells the kind of norm.
-        partial_rope: whether its models can rotate a part of a head.
-        rope_by_layer_type: whether each type of layers has a rope of its own.
-        rounds_yarn: whether the bounds of YaRN's ramp are whole numbers, as those of llama.cpp always are.
-        latent: attention is to latents.
-    """
-
-    model_type: str
-    norm: str = "rms_norm_eps"
-    partial_rope: bool = False
-    rope_by_layer_type: bool = False
-    rounds_yarn: bool = True
-    latent: bool = False
-
-
-_FAMILIES = {
-    "llama": _Family("llama"),  # Mistral, too, which differs in nothing that files hold
-    "qwen2": _Family("qwen2"),
-    "qwen3": _Family("qwen3"),
-    "qwen3moe": _Family("qwen3_moe"),
-    "qwen2moe": _Family("qwen2_moe"),
-    "olmoe": _Family("olmoe"),
-    "granitemoe": _Family("granitemoe"),
-    "smollm3": _Family("smollm3"),
-    "phi3": _Family("phi3", partial_rope=True),
-    "olmo2": _Family("olmo2"),
-    "exaone4": _Family("exaone4"),
-    "seed_oss": _Family("seed_oss"),
-    "ernie4_5": _Family("ernie4_5"),
-    "arcee": _Family("arcee"),
-    "gemma": _Family("gemma"),
-    "granite": _Family("granite"),
-    "gemma2": _Family("gemma2"),
-    "gemma3": _Family("gemma3_text", rope_by_layer_type=True),
-    "starcoder2": _Family("starcoder2", norm="norm_epsilon"),
-    "glm4": _Family("glm4", partial_rope=True),
-    "glm4moe": _Family("glm4_moe", partial_rope=True),
-    "gpt-oss": _Family("gpt_oss", rounds_yarn=False),
-    "deepseek2": _Family("deepseek_v2", latent=True),
-    "stablelm": _Family("stablelm", norm="layer_norm_eps", partial_rope=True),
-}
-"""By ``general.architecture``."""
-
-_MIXTRAL = _Family("mixtral")
-_DEEPSEEK_V3 = _Family("deepseek_v3", latent=True)
 
 
 def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> PreTrainedConfig:
@@ -114,20 +58,20 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
     return config
 
 
-def _find_family(settings: Settings, metadata: Mapping[str, Any]) -> _Family:
+def _find_family(settings: Settings, metadata: Mapping[str, Any]) -> GgufFamily:
     kind = metadata.get("general.type", "model")
     if not isinstance(kind, str) or kind != "model":
         raise UnsupportedModelError(f"this GGUF file holds no model but: {str(kind)[:40]}; take the file of the model")
-    if settings.architecture not in _FAMILIES:
+    if settings.architecture not in FAMILIES:
         raise UnsupportedModelError(
             f"the family '{settings.architecture[:40]}' of this GGUF file is not supported; supported are "
-            f"{', '.join(_FAMILIES)}"
+            f"{', '.join(FAMILIES)}"
         )
     if settings.architecture == "llama" and settings.integer("expert_count", 0, most=MOST_EXPERTS):
-        return _MIXTRAL
+        return MIXTRAL
     if settings.architecture == "deepseek2" and has_sigmoids(settings):
-        return _DEEPSEEK_V3
-    return _FAMILIES[settings.architecture]
+        return DEEPSEEK_V3
+    return FAMILIES[settings.architecture]
 
 
 def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], *, latent: bool) -> Header:
@@ -141,9 +85,9 @@ def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], *, laten
             f"{settings.key('embedding_length')} {hidden}; download or convert it again"
         )
     if any(f"blk.{block}.nextn.eh_proj.weight" not in tensors for block in range(layers, found)):
-        raise UnsupportedModelError(
+        raise refused(
             f"this GGUF file has {settings.key('nextn_predict_layers')} = {later}, but its last blocks have no "
-            f"projection (nextn.eh_proj) that heads have; {_ELSEWHERE}"
+            f"projection (nextn.eh_proj) that heads have"
         )
     heads = settings.integer("attention.head_count", most=_MOST_HEADS)
     if latent:
@@ -154,14 +98,14 @@ def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], *, laten
     groups = settings.integer("attention.head_count_kv", heads, most=_MOST_HEADS)
     value_dim = settings.integer("attention.value_length", head_dim)
     if not heads or not groups or heads % groups or not head_dim or value_dim != head_dim:
-        raise UnsupportedModelError(
+        raise refused(
             f"the attention of this GGUF file is not supported: {heads} heads of {head_dim} entries for keys, {groups} "
-            f"of {value_dim} for values; {_ELSEWHERE}"
+            f"of {value_dim} for values"
         )
     return Header(settings, tensors, layers, hidden, heads, groups, head_dim)
 
 
-def _read_values(family: _Family, header: Header) -> dict[str, Any]:
+def _read_values(family: GgufFamily, header: Header) -> dict[str, Any]:
     """The settings of a config that are not token ids."""
     settings, tensors = header.settings, header.tensors
     embedding = tensors.get("token_embd.weight")
@@ -170,9 +114,7 @@ def _read_values(family: _Family, header: Header) -> dict[str, Any]:
     context = settings.integer("context_length")
     epsilon = settings.number(f"attention.layer_norm_{'rms_' if family.norm == 'rms_norm_eps' else ''}epsilon")
     if not context or not 0 <= epsilon < 1:
-        raise ModelLoadError(
-            f"this GGUF file has a context of {context} tokens and norms that add {epsilon:g}; convert the model again"
-        )
+        raise damaged(f"this GGUF file has a context of {context} tokens and norms that add {epsilon:g}")
     rope = read_rope(settings, tensors, header.head_dim, context, partial=family.partial_rope)
     if rope["rope_type"] == "yarn" and not family.rounds_yarn:
         rope["truncate"] = False
@@ -193,7 +135,7 @@ def _read_values(family: _Family, header: Header) -> dict[str, Any]:
         family.norm: epsilon,
         "rope_parameters": rope,
         "tie_word_embeddings": "output.weight" not in tensors,
-        **read_own(family.model_type, header),
+        **family.read_own(header),
     }
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError
 from selfspec.loading.gguf_header import Header, parse_header
-from selfspec.loading.gguf_types import RUNNABLE_TYPES
+from selfspec.runtimes.formats import GGUF_FORMATS
 
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _COUNT, _NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
@@ -136,7 +136,7 @@ class GgufFile:
         Raises:
             UnsupportedModelError: a tensor has such a type; the message names it.
         """
-        refused = {tensor.type: tensor.name for tensor in self.tensors.values() if tensor.type not in RUNNABLE_TYPES}
+        refused = {tensor.type: tensor.name for tensor in self.tensors.values() if tensor.type not in GGUF_FORMATS}
         if refused:
             name = next(iter(refused.values()))
             raise UnsupportedModelError(

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from selfspec.errors import ModelLoadError
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
+from selfspec.loading.gguf_settings import damaged
 from selfspec.loading.gguf_tensors import Source, find_next_layer
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ class GgufHead:
             if (full := f"{block}{tensor}.weight") not in file.tensors:
                 full = "output_norm.weight" if name == "shared_head.norm" else full
             if full not in file.tensors:
-                raise ModelLoadError(
-                    f"the tensor {full} of the multi-token-prediction head is missing; convert the model again"
-                )
+                raise damaged(f"the tensor {full} of the multi-token-prediction head is missing")
             sources[f"{prefix}{name}.weight"] = Source((full,))
             shapes[f"{prefix}{name}.weight"] = file.tensors[full].shape
         return cls(file.path, sources, shapes, values)
@@ -73,9 +71,9 @@ class GgufHead:
     def check(self, name: str, shape: tuple[int, ...]) -> str:
         """Refuses a tensor of another shape; returns its name."""
         if self.shapes[name] != shape:
-            raise ModelLoadError(
+            raise damaged(
                 f"{name} is {list(self.shapes[name])} in '{self.path}', but the multi-token-prediction head needs "
-                f"{list(shape)}; convert the model again"
+                f"{list(shape)}"
             )
         return name
 

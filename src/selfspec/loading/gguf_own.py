@@ -1,20 +1,17 @@
-"""The settings that families have of their own, from the header of a GGUF file."""
+"""What families of models in GGUF files have of their own: one row of a table each, with what reads their settings."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from selfspec.errors import ModelLoadError, UnsupportedModelError
 from selfspec.loading.gguf_deepseek import has_sigmoids, read_latents, read_mixture, read_softmax_mixture
 from selfspec.loading.gguf_file import GgufTensor
-from selfspec.loading.gguf_settings import Settings
+from selfspec.loading.gguf_settings import Settings, damaged, refused
 
 MOST_EXPERTS = 2**14
 """No model has nearly as many. Tables of a model are as long, so that a damaged file may not choose them freely."""
-
-_ELSEWHERE = "take the model's folder or its name on the hub"
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def _experts(header: Header) -> dict[str, Any]:
     experts = header.settings.integer("expert_count", most=MOST_EXPERTS)
     used = header.settings.integer("expert_used_count", most=MOST_EXPERTS)
     if not 0 < used <= experts:
-        raise ModelLoadError(f"this GGUF file uses {used} of {experts} experts; convert the model again")
+        raise damaged(f"this GGUF file uses {used} of {experts} experts")
     return {"num_local_experts": experts, "num_experts_per_tok": used}
 
 
@@ -113,7 +110,7 @@ def _phi3(header: Header) -> dict[str, Any]:
 def _granite(header: Header) -> dict[str, Any]:
     settings = header.settings
     if settings.get("rope.scaling.finetuned") is False:
-        raise UnsupportedModelError(f"this GGUF file is of a Granite model without rope, not supported; {_ELSEWHERE}")
+        raise refused("this GGUF file is of a Granite model without rope, not supported")
     return {
         **_biases_and_mlp(header),
         "embedding_multiplier": settings.number("embedding_scale", 0.0) or 1.0,
@@ -156,10 +153,7 @@ def _windows(header: Header, *, default: int, period: int) -> dict[str, Any]:
         period = settings.integer(name, period)
         windowed = [period == 0 or (layer + 1) % period != 0 for layer in range(header.layers)]
     if len(windowed) != header.layers:
-        raise ModelLoadError(
-            f"{settings.key(name)} of this GGUF file has {len(windowed)} entries for {header.layers} layers; "
-            "convert the model again"
-        )
+        raise damaged(f"{settings.key(name)} of this GGUF file has {len(windowed)} entries for {header.layers} layers")
     if not window:
         return {"layer_types": ["full_attention"] * header.layers}
     types = ["sliding_attention" if each else "full_attention" for each in windowed]
@@ -193,7 +187,7 @@ def _deepseek3(header: Header) -> dict[str, Any]:
 
 def _glm4_moe(header: Header) -> dict[str, Any]:
     if not has_sigmoids(header.settings):
-        raise UnsupportedModelError(f"the router of this GGUF file has a softmax, not GLM-4.5's sigmoids; {_ELSEWHERE}")
+        raise refused("the router of this GGUF file has a softmax, not GLM-4.5's sigmoids")
     return {
         **_biases(header),
         **_routed(header),
@@ -219,41 +213,79 @@ def _stablelm(header: Header) -> dict[str, Any]:
     }
 
 
-_READERS: dict[str, Callable[[Header], dict[str, Any]]] = {
-    "llama": _biases_and_mlp,
-    "qwen3": _biases,
-    "qwen3_moe": _qwen3_moe,
-    "qwen2_moe": _qwen2_moe,
-    "olmoe": _olmoe,
-    "granitemoe": _granite_moe,
-    "smollm3": _smollm3,
-    "phi3": _phi3,
-    "olmo2": _biases,
-    "exaone4": _exaone4,
-    "seed_oss": _seed_oss,
-    "ernie4_5": _one_for_biases,
-    "arcee": _biases_and_mlp,
-    "granite": _granite,
-    "gemma2": _gemma2,
-    "gemma3_text": _gemma3,
-    "starcoder2": _one_for_biases,
-    "glm4": _biases,
-    "glm4_moe": _glm4_moe,
-    "gpt_oss": _gpt_oss,
-    "deepseek_v2": _deepseek2,
-    "stablelm": _stablelm,
-    "mixtral": _experts,
-    "deepseek_v3": _deepseek3,
+_AFTER_ATTENTION = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
-"""By ``config.model_type``; families that are not here have nothing of their own."""
+_BEFORE_MLP = {"post_attention_layernorm": "post_attention_norm"}
+_SANDWICH = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 
 
-def read_own(model_type: str, header: Header) -> dict[str, Any]:
-    """The settings of a family's own in transformers' words, by its name there.
+@dataclass(frozen=True)
+class GgufFamily:
+    """A family of models in GGUF.
 
-    Raises:
-        ModelLoadError: one is missing or makes no sense.
-        UnsupportedModelError: the family in transformers does not compute what the file says.
+    Attributes:
+        model_type: its name in transformers.
+        read_own: reads the settings of its own in transformers' words. Raises ``ModelLoadError`` for those that are
+            missing or make no sense, ``UnsupportedModelError`` where transformers' family computes something else.
+        norm: the attribute of its config for what norms add to a variance; its name tells the kind of norm.
+        modules: names in GGUF by those of modules in transformers, where it differs from others.
+        interleaved: llama.cpp stores its rotated projections with the two halves of a head interleaved.
+        transposed: parameters of experts have inputs before outputs, and gate and up of an entry side by side.
+        norms_plus_one: files have one added to the weights of norms.
+        partial_rope: whether its models can rotate a part of a head.
+        rope_by_layer_type: whether each type of layers has a rope of its own.
+        rounds_yarn: whether the bounds of YaRN's ramp are whole numbers, as those of llama.cpp always are.
+        latent: attention is to latents.
     """
-    reader = _READERS.get(model_type)
-    return {} if reader is None else reader(header)
+
+    model_type: str
+    read_own: Callable[[Header], dict[str, Any]] = lambda _: {}
+    norm: str = "rms_norm_eps"
+    modules: Mapping[str, str] = field(default_factory=dict)
+    interleaved: bool = False
+    transposed: bool = False
+    norms_plus_one: bool = False
+    partial_rope: bool = False
+    rope_by_layer_type: bool = False
+    rounds_yarn: bool = True
+    latent: bool = False
+
+
+FAMILIES = {
+    "llama": GgufFamily("llama", _biases_and_mlp, interleaved=True),  # Mistral, too, which differs in nothing here
+    "qwen2": GgufFamily("qwen2"),
+    "qwen3": GgufFamily("qwen3", _biases),
+    "qwen3moe": GgufFamily("qwen3_moe", _qwen3_moe),
+    "qwen2moe": GgufFamily("qwen2_moe", _qwen2_moe),
+    "olmoe": GgufFamily("olmoe", _olmoe),
+    "granitemoe": GgufFamily("granitemoe", _granite_moe, interleaved=True),
+    "smollm3": GgufFamily("smollm3", _smollm3, interleaved=True),
+    "phi3": GgufFamily("phi3", _phi3, partial_rope=True),
+    "olmo2": GgufFamily("olmo2", _biases, modules=_AFTER_ATTENTION),
+    "exaone4": GgufFamily("exaone4", _exaone4, modules=_AFTER_ATTENTION),
+    "seed_oss": GgufFamily("seed_oss", _seed_oss, modules=_BEFORE_MLP),
+    "ernie4_5": GgufFamily("ernie4_5", _one_for_biases),
+    "arcee": GgufFamily("arcee", _biases_and_mlp, interleaved=True),
+    "gemma": GgufFamily("gemma", norms_plus_one=True),
+    "granite": GgufFamily("granite", _granite, interleaved=True),
+    "gemma2": GgufFamily("gemma2", _gemma2, modules=_AFTER_ATTENTION, norms_plus_one=True),
+    "gemma3": GgufFamily(
+        "gemma3_text", _gemma3, modules=_AFTER_ATTENTION, norms_plus_one=True, rope_by_layer_type=True
+    ),
+    "starcoder2": GgufFamily("starcoder2", _one_for_biases, norm="norm_epsilon"),
+    "glm4": GgufFamily("glm4", _biases, modules=_SANDWICH, partial_rope=True),
+    "glm4moe": GgufFamily("glm4_moe", _glm4_moe, modules=_BEFORE_MLP, partial_rope=True),
+    "gpt-oss": GgufFamily("gpt_oss", _gpt_oss, modules=_BEFORE_MLP, transposed=True, rounds_yarn=False),
+    "deepseek2": GgufFamily("deepseek_v2", _deepseek2, latent=True),
+    "stablelm": GgufFamily("stablelm", _stablelm, norm="layer_norm_eps", partial_rope=True),
+}
+"""By ``general.architecture``."""
+
+MIXTRAL = GgufFamily("mixtral", _experts, interleaved=True)
+DEEPSEEK_V3 = GgufFamily("deepseek_v3", _deepseek3, latent=True)
+
+BY_MODEL_TYPE = {family.model_type: family for family in (*FAMILIES.values(), MIXTRAL, DEEPSEEK_V3)}
+"""By ``config.model_type``."""

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfspec.errors import UnsupportedModelError
 from selfspec.loading.gguf_file import GgufTensor
-from selfspec.loading.gguf_settings import Settings
+from selfspec.loading.gguf_settings import Settings, refused
 
 Factors = npt.NDArray[np.float64]
 """What the frequencies of a rope are divided by, ``[rotated / 2]``, the highest frequency first."""
@@ -28,8 +27,6 @@ _LLAMA3_LENGTH = 8192
 
 _ROUNDING = 1e-6
 """How far factors may be from those of the recovered numbers: float32 rounds them."""
-
-_ELSEWHERE = "take the model's folder or its name on the hub"
 
 
 def read_rope(
@@ -51,14 +48,14 @@ def read_rope(
     rotated = settings.integer("rope.dimension_count", head_dim)
     share = rotated / head_dim
     if base <= 1 or not 0 < share <= 1 or rotated % 2 or int(head_dim * share) != rotated:
-        raise UnsupportedModelError(
+        raise refused(
             f"this GGUF file rotates {rotated} of the {head_dim} entries of a head with base {base:g}, which is not "
-            f"supported; {_ELSEWHERE}"
+            f"supported"
         )
     if rotated != head_dim and not partial:
-        raise UnsupportedModelError(
+        raise refused(
             f"this GGUF file has {settings.key('rope.dimension_count')} {rotated}, but models of this family rotate "
-            f"whole heads of {head_dim}; {_ELSEWHERE}"
+            f"whole heads of {head_dim}"
         )
     rope: dict[str, Any] = {"rope_theta": base, **({"partial_rotary_factor": share} if partial else {})}
     return rope | _read_scaling(settings, tensors, base, rotated, context)
@@ -80,17 +77,15 @@ def _read_scaling(
             **_longrope_attention(context / original, original, attention_factor),
         }
     if attention_factor != 1.0:
-        raise UnsupportedModelError(
+        raise refused(
             f"this GGUF file scales its rope by {settings.key('rope.scaling.attn_factor')} = {attention_factor:g}, "
-            f"which is not supported; {_ELSEWHERE}"
+            f"which is not supported"
         )
     if found == {_DIVISORS} and kind == "none":
         return _read_llama3(_factors(tensors[_DIVISORS], rotated), base, rotated)
     if found or kind == "longrope":
         named = f"by {' and '.join(sorted(found))}" if found else "without a tensor of factors"
-        raise UnsupportedModelError(
-            f"this GGUF file scales its rope as '{kind}' {named}, which is not supported; {_ELSEWHERE}"
-        )
+        raise refused(f"this GGUF file scales its rope as '{kind}' {named}, which is not supported")
     if kind == "none":
         return {"rope_type": "default"}
     scaled: dict[str, Any] = {"rope_type": kind, "factor": _scaling_factor(settings)}
@@ -108,9 +103,7 @@ def _scaling_type(settings: Settings) -> str:
     if kind is None:  # a factor alone stretches positions evenly
         return "linear" if _scaling_factor(settings) != 1.0 else "none"
     if not isinstance(kind, str) or kind not in ("none", "linear", "yarn", "longrope"):
-        raise UnsupportedModelError(
-            f"this GGUF file scales its rope as '{str(kind)[:40]}', which is not supported; {_ELSEWHERE}"
-        )
+        raise refused(f"this GGUF file scales its rope as '{str(kind)[:40]}', which is not supported")
     return "none" if kind == "linear" and _scaling_factor(settings) == 1.0 else kind
 
 
@@ -118,22 +111,16 @@ def _scaling_factor(settings: Settings) -> float:
     """How often longer sequences become; the second name is that of old files."""
     factor = settings.number("rope.scaling.factor", settings.number("rope.scale_linear", 1.0)) or 1.0
     if factor < 1:
-        raise UnsupportedModelError(
-            f"this GGUF file has {settings.key('rope.scaling.factor')} = {factor:g}, less than 1; {_ELSEWHERE}"
-        )
+        raise refused(f"this GGUF file has {settings.key('rope.scaling.factor')} = {factor:g}, less than 1")
     return factor
 
 
 def _factors(tensor: GgufTensor, rotated: int) -> Factors:
     if tensor.type != "F32" or math.prod(tensor.shape) != rotated // 2:
-        raise UnsupportedModelError(
-            f"the tensor {tensor.name} of this GGUF file is no list of {rotated // 2} float32 numbers; {_ELSEWHERE}"
-        )
+        raise refused(f"the tensor {tensor.name} of this GGUF file is no list of {rotated // 2} float32 numbers")
     factors = tensor.data().view(np.float32).astype(np.float64)
     if not (np.isfinite(factors) & (factors > 0)).all():
-        raise UnsupportedModelError(
-            f"the tensor {tensor.name} of this GGUF file has entries that are not above zero; {_ELSEWHERE}"
-        )
+        raise refused(f"the tensor {tensor.name} of this GGUF file has entries that are not above zero")
     return factors
 
 
@@ -156,9 +143,7 @@ def _read_llama3(factors: Factors, base: float, rotated: int) -> dict[str, Any]:
         for numbers in _llama3_candidates(factors, turns):
             if np.allclose(_llama3_factors(turns, **numbers), factors, rtol=_ROUNDING, atol=0):
                 return {"rope_type": "llama3", **numbers}
-    raise UnsupportedModelError(
-        f"the factors of the rope in {_DIVISORS} of this GGUF file are not those of Llama 3.1 or later; {_ELSEWHERE}"
-    )
+    raise refused(f"the factors of the rope in {_DIVISORS} of this GGUF file are not those of Llama 3.1 or later")
 
 
 def _llama3_candidates(factors: Factors, turns: Factors) -> Iterator[dict[str, Any]]:

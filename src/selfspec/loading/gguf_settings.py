@@ -61,9 +61,7 @@ class Settings:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         architecture = metadata.get("general.architecture")
         if not isinstance(architecture, str) or not architecture:
-            raise ModelLoadError(
-                "this GGUF file does not name the family of its model (general.architecture); convert the model again"
-            )
+            raise damaged("this GGUF file does not name the family of its model (general.architecture)")
         self.architecture = architecture
         prefix = f"{architecture}."
         self._values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
@@ -85,9 +83,8 @@ class Settings:
         """A whole number of at least 0; required if there is no default. It is the same for all layers."""
         value = self._one(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-            raise ModelLoadError(
-                f"this GGUF file has {self.key(name)} = {str(value)[:40]}, no whole number from 0 to {most:,}; convert "
-                "the model again"
+            raise damaged(
+                f"this GGUF file has {self.key(name)} = {str(value)[:40]}, no whole number from 0 to {most:,}"
             )
         return value
 
@@ -95,9 +92,7 @@ class Settings:
         """A finite number; required if there is no default."""
         value = self._one(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ModelLoadError(
-                f"this GGUF file has {self.key(name)} = {str(value)[:40]}, which is no number; convert the model again"
-            )
+            raise damaged(f"this GGUF file has {self.key(name)} = {str(value)[:40]}, which is no number")
         return _shortest(float(value))
 
     def refuse_unread(self) -> None:
@@ -109,9 +104,9 @@ class Settings:
         for name in sorted(self._unread - _WITHOUT_EFFECT):
             value = self._values[name]
             if isinstance(value, (str, Sized)) or value not in _NEUTRAL.get(name, ()):
-                raise UnsupportedModelError(
+                raise refused(
                     f"this GGUF file has {self.key(name)} = {str(value)[:40]}, a setting that selfspec does not know "
-                    f"for '{self.architecture}'; take the model's folder or its name on the hub"
+                    f"for '{self.architecture}'"
                 )
 
     def _one(self, name: str, default: float | None) -> Any:
@@ -119,7 +114,7 @@ class Settings:
         value = self.get(name)
         if value is None:
             if default is None:
-                raise ModelLoadError(f"this GGUF file has no {self.key(name)}; convert the model again")
+                raise damaged(f"this GGUF file has no {self.key(name)}")
             return default
         if isinstance(value, (list, tuple, np.ndarray)):
             values = set(np.asarray(value).tolist()) if len(value) else set()
@@ -136,3 +131,13 @@ def _shortest(value: float) -> float:
     """The shortest decimal number with the same float32: 1e-05 is stored as 9.99999974737875e-06."""
     single = np.float32(value)
     return float(str(single)) if float(single) == value else value
+
+
+def refused(reason: str) -> UnsupportedModelError:
+    """The error of a file whose model is not supported as the file has it."""
+    return UnsupportedModelError(f"{reason}; take the model's folder or its name on the hub")
+
+
+def damaged(reason: str) -> ModelLoadError:
+    """The error of a file whose header makes no sense."""
+    return ModelLoadError(f"{reason}; convert the model again")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from selfspec.errors import UnsupportedModelError
+from selfspec.loading.gguf_settings import refused
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -115,9 +116,8 @@ def find_splitting(name: str) -> Splitting:
         )
         return _GPT2
     if name not in _SPLITTINGS:
-        raise UnsupportedModelError(
-            f"the pre-tokenizer '{name}' is not supported: it is not known how its model splits text into words; take "
-            "the model's folder or its name on the hub"
+        raise refused(
+            f"the pre-tokenizer '{name}' is not supported: it is not known how its model splits text into words"
         )
     return _SPLITTINGS[name]
 

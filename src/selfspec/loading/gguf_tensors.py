@@ -14,16 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from selfspec.errors import UnsupportedModelError
 from selfspec.loading.gguf_file import GgufTensor
+from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.gguf_rope import ROPE_TENSORS
+from selfspec.loading.gguf_settings import refused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Rows = npt.NDArray[np.int64]
-
-_ELSEWHERE = "take the model's folder or its name on the hub"
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,36 +121,11 @@ _MODULES = {
 }
 """Names in GGUF by the names of modules, or of parameters that are no module's, in transformers."""
 
-_AFTER_ATTENTION = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-_MODULES_OF: dict[str, dict[str, str]] = {
-    "olmo2": _AFTER_ATTENTION,
-    "exaone4": _AFTER_ATTENTION,
-    "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
-    "gpt_oss": {"post_attention_layernorm": "post_attention_norm"},
-    "glm4_moe": {"post_attention_layernorm": "post_attention_norm"},
-    "gemma2": _AFTER_ATTENTION,
-    "gemma3_text": _AFTER_ATTENTION,
-    "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
-}
-"""The same where a family differs, by ``config.model_type``."""
-
 _JOINED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 """Tensors that stand for several ones, whose outputs they have one after another."""
 
 _EXPANDING, _EXPANDING_PARTS = "attn_kv_b", ("attn_k_b", "attn_v_b")
 """What expands latents to keys and values: one tensor, or two by head; see ``Source.by_head``."""
-
-_INTERLEAVED = frozenset({"llama", "mixtral", "smollm3", "granite", "granitemoe", "arcee"})
-"""Families whose rotated projections llama.cpp stores with the two halves of a head interleaved."""
-
-_TRANSPOSED = frozenset({"gpt_oss"})
-"""Families whose parameters of experts have inputs before outputs, and gate and up of an entry side by side."""
-
-_NORMS_PLUS_ONE = frozenset({"gemma", "gemma2", "gemma3_text"})
 
 _NEEDLESS = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
 """Tensors that follow from the settings."""
@@ -217,8 +191,8 @@ class _Finder:
 
     def __init__(self, tensors: Mapping[str, GgufTensor], config: Any) -> None:
         self._tensors = tensors
-        self._family = str(config.model_type)
-        self._modules = {**_MODULES, **_MODULES_OF.get(self._family, {})}
+        self._family = BY_MODEL_TYPE[config.model_type]
+        self._modules = {**_MODULES, **self._family.modules}
         self._head_dim = int(getattr(config, "head_dim", config.hidden_size // config.num_attention_heads))
         self._outputs = {
             "attn_q": config.num_attention_heads * self._head_dim,
@@ -230,15 +204,15 @@ class _Finder:
         match = _PARAMETER.fullmatch(name)
         module = self._modules.get(match["module"]) if match else None
         if match is None or module is None:
-            raise UnsupportedModelError(f"GGUF has no tensor for the parameter {name}; {_ELSEWHERE}")
+            raise refused(f"GGUF has no tensor for the parameter {name}")
         block = "" if match["layer"] is None else f"blk.{match['layer']}."
         names, rows = self._find_tensors(block, module, match["kind"] or "weight", name)
         if match["part"] is not None:
             rows = np.array([int(match["part"])])
-        elif self._family in _INTERLEAVED and module in ("attn_q", "attn_k"):
+        elif self._family.interleaved and module in ("attn_q", "attn_k"):
             rows = self._undo_interleaving(self._range(names[0], module, 0) if rows is None else rows)
-        added = -1.0 if self._family in _NORMS_PLUS_ONE and module.endswith("norm") else 0.0
-        transposed = self._family in _TRANSPOSED and ".experts." in match["module"]
+        added = -1.0 if self._family.norms_plus_one and module.endswith("norm") else 0.0
+        transposed = self._family.transposed and ".experts." in match["module"]
         return Source(names, rows, added, transposed, by_head=module == _EXPANDING and len(names) > 1)
 
     def _find_tensors(self, block: str, module: str, kind: str, name: str) -> tuple[tuple[str, ...], Rows | None]:
@@ -260,18 +234,16 @@ class _Finder:
                 found[0], module, sum(self._outputs[each] for each in parts[: parts.index(module)])
             )
         missing = next(each for each in _JOINED.get(module, (module,)) if there(each) is None)
-        raise UnsupportedModelError(
-            f"this GGUF file has no tensor {block}{missing}.{kind}, which a {self._family} model needs ({name}); "
-            f"{_ELSEWHERE}"
-        )
+        family = self._family.model_type
+        raise refused(f"this GGUF file has no tensor {block}{missing}.{kind}, which a {family} model needs ({name})")
 
     def _range(self, tensor: str, module: str, first: int) -> Rows:
         """The outputs of a projection in a tensor, whose first one is given."""
         end, shape = first + self._outputs[module], self._tensors[tensor].shape
         if end > _outputs(shape):
-            raise UnsupportedModelError(
+            raise refused(
                 f"the shape {shape} of {tensor} in this GGUF file does not fit the heads of the model, which need its "
-                f"outputs {first:,} to {end:,}; {_ELSEWHERE}"
+                f"outputs {first:,} to {end:,}"
             )
         return np.arange(first, end)
 
@@ -285,9 +257,9 @@ def _check_shape(name: str, expected: tuple[int, ...], source: Source, tensors: 
     """Refuses tensors that do not have the numbers of a parameter."""
     shapes = [tensors[tensor].shape for tensor in source.tensors]
     if not _fits(source, shapes, expected):
-        raise UnsupportedModelError(
+        raise refused(
             f"the shape {' and '.join(map(str, shapes))} of {' and '.join(source.tensors)} in this GGUF file does not "
-            f"fit the {name} of the model, {expected}; {_ELSEWHERE}"
+            f"fit the {name} of the model, {expected}"
         )
 
 
@@ -319,9 +291,9 @@ def _check_all_used(tensors: Mapping[str, GgufTensor], sources: Mapping[str, Sou
         later = block is not None and int(block[1]) >= config.num_hidden_layers
         known = later or name in ROPE_TENSORS or _NEEDLESS.fullmatch(name)
         if not known and used[name] != _outputs(tensor.shape):
-            raise UnsupportedModelError(
+            raise refused(
                 f"the tensor {name[:80]} of this GGUF file, of the shape {tensor.shape}, is in part or whole no "
-                f"parameter of this {config.model_type} model; {_ELSEWHERE}"
+                f"parameter of this {config.model_type} model"
             )
 
 

@@ -15,8 +15,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from selfspec.errors import ModelLoadError, SelfSpecError, UnsupportedModelError, first_line
+from selfspec.errors import ModelLoadError, SelfSpecError, first_line
 from selfspec.loading.gguf_file import GgufFile
+from selfspec.loading.gguf_settings import refused
 from selfspec.loading.gguf_splits import find_splitting
 
 _PREFIX = "tokenizer.ggml."
@@ -78,9 +79,9 @@ class _Vocabulary:
             return self._byte_level()
         if self._kind == "llama":
             return self._gemma() if self._architecture in _GEMMA else self._sentencepiece()
-        raise UnsupportedModelError(
+        raise refused(
             f"'{self._file.path}' has a tokenizer of the kind '{self._kind}', which is not supported; those of the "
-            "kinds gpt2 and llama are; take the model's folder or its name on the hub"
+            f"kinds gpt2 and llama are"
         )
 
     def wrap(self, backend: Tokenizer) -> PreTrainedTokenizerFast:

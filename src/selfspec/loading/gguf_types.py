@@ -69,7 +69,3 @@ REMOVED_TYPES: dict[int, str] = {
     38: "IQ4_NL_8_8",
 }
 """Names of types that ggml itself has given up, by their numbers."""
-
-_FLOATS, _LEGACY = ("F32", "F16", "BF16"), ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-RUNNABLE_TYPES = frozenset((*_FLOATS, *_LEGACY, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"))
-"""Names of the types that selfspec runs."""

@@ -264,11 +264,6 @@ SCRATCH_SHARE = 200
 """Cache slots for a selection, and its logits, may each take this part of the weights' memory."""
 
 
-SCRATCH_SHARE = 200
-"""Cache slots for a selection, and its logits, may each take this part of the weights' memory."""
-_FEWEST_ROWS, _MOST_ROWS = 96, 1024
-
-
 def find_candidates(
     target: Target,
     references: torch.Tensor,

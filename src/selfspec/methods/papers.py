@@ -283,11 +283,6 @@ def _warn_of_changes(name: str, values: Mapping[str, Any], settings: Any) -> Non
         warnings.warn(f"{name} with {', '.join(changes)}", ChangedPaperWarning, stacklevel=3)
 
 
-def is_preset(method: type[Method]) -> bool:
-    """Whether a method is that of a paper, with its settings."""
-    return method.name.startswith(f"{PaperMethod.name}(")
-
-
 def paper_method(paper: str, authors: bool = False) -> str:
     """The name of the method that ``paper`` and ``authors`` choose."""
     return f"paper({paper}, {AUTHORS})" if authors else f"paper({paper})"

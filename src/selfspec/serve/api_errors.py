@@ -70,6 +70,16 @@ class ApiError(Exception):
         return {"Retry-After": str(RETRY_SECONDS)} if self.retry else {}
 
 
+def invalid(message: str, param: str | None) -> ApiError:
+    """The answer to a value that a field cannot have."""
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+def too_long(message: str, param: str | None) -> ApiError:
+    """The answer to what does not fit the context, or a limit that stands for it."""
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
 def printable(text: str | None) -> str | None:
     """The text with characters replaced that UTF-8 cannot encode."""
     return None if text is None else text.encode("utf-8", "replace").decode("utf-8")
@@ -86,13 +96,13 @@ def as_api_error(error: Exception, fields: Mapping[str, str] | None = None, prom
         case ApiError():
             return error
         case ContextLengthError():
-            return ApiError(400, text, param=prompt, code="context_length_exceeded")
+            return too_long(text, prompt)
         case InvalidPromptError():
-            return ApiError(400, text, param=prompt, code="invalid_value")
+            return invalid(text, prompt)
         case InvalidParameterError():
-            return ApiError(400, text, param=_field(text, fields or {}), code="invalid_value")
+            return invalid(text, _field(text, fields or {}))
         case UnknownMethodError() | InvalidSettingError() | MethodLoadError():
-            return ApiError(400, text, param="speculative.method", code="invalid_value")
+            return invalid(text, "speculative.method")
         case QueueFullError():
             return ApiError(429, text, code="queue_full", retry=True)
         case RequestTimeoutError():
@@ -137,7 +147,7 @@ def as_invalid(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     told = [f"{where}: {_sentence(each)}" if where else _sentence(each) for where, each in inner.items()]
     left = len(told[_MANY:]) + len(errors[_CONSIDERED:])
     more = f" (and {left} more)" if left else ""
-    return ApiError(400, "; ".join(told[:_MANY]) + more, param=path or _named(told[0], body), code="invalid_value")
+    return invalid("; ".join(told[:_MANY]) + more, path or _named(told[0], body))
 
 
 def _path(loc: Sequence[str | int], body: object) -> str:

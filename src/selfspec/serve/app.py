@@ -137,7 +137,7 @@ def create_app(
     _add_error_handlers(app)
     # The last one added is the outermost: ids and logs, then the host, CORS, the key, and the body.
     describe(app, [asks for _, _, asks, _, _ in _ROUTES])
-    app.add_middleware(BodyLimit, service.limits.body_bytes, service.limits.body_seconds)
+    app.add_middleware(BodyLimit, service.limits.body_bytes, service.limits.idle_seconds)
     if api_keys:
         app.add_middleware(ApiKey, api_keys)
     if cors_origins:

@@ -5,10 +5,18 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from selfspec.serve.api_errors import ApiError
+from selfspec.serve.api_errors import invalid
 from selfspec.serve.formats.dialect import Asked, Dialect
 from selfspec.serve.forms import asked_form
-from selfspec.serve.requests import AllowedTools, ChatAllowedTools, ChatRequest, FunctionTool, Message, NamedTool
+from selfspec.serve.requests import (
+    AllowedTools,
+    ChatAllowedTools,
+    ChatRequest,
+    FunctionTool,
+    Message,
+    NamedTool,
+    joined,
+)
 
 _ROLES = {"developer": "system"}
 """Roles that chat templates do not know, and what they are there."""
@@ -30,10 +38,10 @@ def asked_of(request: ChatRequest, dialect: Dialect) -> Asked:
     form = asked_form(request)
     if not tools:
         if choice not in (None, "auto", "none"):
-            raise _refused("tool_choice needs tools; give some, or leave it out", "tool_choice")
+            raise invalid("tool_choice needs tools; give some, or leave it out", "tool_choice")
         return Asked({}, form=None if form is None else form[0])
     if not dialect.reads("tools"):
-        raise _refused("the chat template of this model knows no tools; leave tools out", "tools")
+        raise invalid("the chat template of this model knows no tools; leave tools out", "tools")
     schemas = {tool.function.name: _schema_of(tool.function) for tool in tools}
     names, must_call = list(schemas), choice == "required"
     if isinstance(choice, NamedTool):
@@ -43,7 +51,7 @@ def asked_of(request: ChatRequest, dialect: Dialect) -> Asked:
         names, must_call = allowed.names, allowed.mode == "required"
     for name in names:
         if name not in schemas:
-            raise _refused(f"tool_choice names '{name:.64}', which is not among the tools", "tool_choice")
+            raise invalid(f"tool_choice names '{name:.64}', which is not among the tools", "tool_choice")
     return Asked(
         {name: schemas[name] for name in names},
         must_call=must_call,
@@ -66,7 +74,7 @@ def _schema_of(function: FunctionTool) -> Mapping[str, Any]:
     )
     if not fits:
         text = f"the parameters of '{function.name:.64}' are no JSON schema: see their properties and required"
-        raise _refused(text, "tools")
+        raise invalid(text, "tools")
     return given
 
 
@@ -79,7 +87,7 @@ def variables_of(request: ChatRequest, dialect: Dialect, reserved: Collection[st
     given = request.chat_template_kwargs or {}
     for name in given:
         if name in reserved:
-            raise _refused(
+            raise invalid(
                 f"'{name}' cannot be set here; chat_template_kwargs are more variables of the template",
                 f"chat_template_kwargs.{name}",
             )
@@ -107,22 +115,22 @@ def continues(request: ChatRequest) -> bool:
     if not (request.continue_final_message or last.prefix):
         return False
     if last.role != "assistant" or last.tool_calls or not last.content:
-        raise _refused(
+        raise invalid(
             "only a last message of the assistant, with content and without calls, can be continued", "messages"
         )
     if request.add_generation_prompt:
-        raise _refused("add_generation_prompt and continue_final_message exclude each other", "add_generation_prompt")
+        raise invalid("add_generation_prompt and continue_final_message exclude each other", "add_generation_prompt")
     return True
 
 
 def prefilled(request: ChatRequest) -> str:
     """What an answer that continues the last message begins with."""
-    return _text(request.messages[-1]) if continues(request) else ""
+    return joined(request.messages[-1].content) if continues(request) else ""
 
 
 def as_dict(message: Message, dialect: Dialect) -> dict[str, Any]:
     """A message as chat templates take it: content as one text, and reasoning under the names that they read."""
-    given: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": _text(message)}
+    given: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": joined(message.content)}
     if message.name is not None:
         given["name"] = message.name
     reasoning = message.reasoning_content or message.reasoning
@@ -152,11 +160,6 @@ def _thinks(request: ChatRequest) -> bool | None:
     return request.thinking.type == "enabled"
 
 
-def _text(message: Message) -> str:
-    content = message.content
-    return "\n".join(part.text for part in content) if isinstance(content, list) else content or ""
-
-
 def _arguments(text: str, dialect: Dialect) -> Any:
     """Arguments as the template takes them."""
     if dialect.arguments_as_text:
@@ -171,7 +174,3 @@ def _id(given: str, dialect: Dialect) -> str:
     if not dialect.short_ids or (len(given) == _ID and given.isalnum()):
         return given
     return hashlib.sha256(given.encode("utf-8", "replace")).hexdigest()[:_ID]
-
-
-def _refused(message: str, param: str) -> ApiError:
-    return ApiError(400, message, param=param, code="invalid_value")

@@ -1,16 +1,16 @@
-"""The limits of a request, and the token ids of its prompts."""
+"""The token ids of the prompts of a request."""
 
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from selfspec.constraint import Constraint
 from selfspec.decoding.text import TextStream
-from selfspec.errors import InvalidParameterError, SelfSpecError
+from selfspec.errors import SelfSpecError
 from selfspec.serve.api_errors import ApiError, as_api_error
 from selfspec.serve.chats import as_dict, asked_of, prefilled, variables_of
 from selfspec.serve.control_tokens import ControlTokens
@@ -18,38 +18,6 @@ from selfspec.serve.fill import FillTokens
 from selfspec.serve.formats.dialect import Asked, Dialect
 from selfspec.serve.requests import ChatRequest, CompletionRequest, Message
 from selfspec.text_encoder import TextEncoder
-
-
-@dataclass(frozen=True)
-class RequestLimits:
-    """The largest request that is taken; ``None`` is no limit but the model's context.
-
-    ``prompt_chars`` are those of the texts of a prompt, or of a chat with its tools; ``None`` is ``chars_per_token``
-    for each token of the context. ``default_new_tokens`` are those of a chat's answer where the request names no
-    number; ``choices`` are prompts times ``n``; ``logprobs`` are all that a request reports, alternatives included.
-    ``body_seconds`` is the time for a client to send a body, ``read_seconds`` to parse and encode it,
-    ``request_seconds`` until the answer is complete.
-    """
-
-    body_bytes: int = 4 * 2**20
-    prompt_chars: int | None = None
-    prompt_tokens: int | None = None
-    new_tokens: int | None = None
-    default_new_tokens: int = 1024
-    choices: int = 128
-    logprobs: int = 2**17
-    schema_chars: int = 2**16
-    body_seconds: float = 30.0
-    read_seconds: float = 20.0
-    request_seconds: float = 3600.0
-
-    chars_per_token: ClassVar[int] = 16
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None and value <= 0:
-                raise InvalidParameterError(f"{field.name} must be above 0, not {value}")
 
 
 @dataclass(frozen=True)

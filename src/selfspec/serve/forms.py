@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from selfspec.constraint import Constraint, as_lark
-from selfspec.serve.api_errors import ApiError
+from selfspec.serve.api_errors import invalid
 from selfspec.serve.strict import Strict
 
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024, fail_fast=True)]
@@ -83,12 +83,8 @@ def asked_form(request: Formed) -> tuple[Constraint, str] | None:
     """What the text has to be, and the field that says so; refuses several such fields."""
     found = list(_forms(request))
     if len(found) > 1:
-        raise ApiError(
-            400,
-            f"{found[0][1]} and {found[1][1]}: the text can have one form; drop one of them",
-            param=found[1][1],
-            code="invalid_value",
-        )
+        text = f"{found[0][1]} and {found[1][1]}: the text can have one form; drop one of them"
+        raise invalid(text, found[1][1])
     return found[0] if found else None
 
 
@@ -125,7 +121,7 @@ def _grammar(text: str, field: str) -> Constraint:
     except ImportError:  # llguidance is not installed, which the engine says
         return Constraint("grammar", text)
     except ValueError as error:
-        raise ApiError(400, f"{field} cannot be read: {error}", param=field, code="invalid_value") from error
+        raise invalid(f"{field} cannot be read: {error}", field) from error
 
 
 def _schema(schema: object, field: str) -> Constraint:
@@ -136,5 +132,5 @@ def _schema(schema: object, field: str) -> Constraint:
     except (ValueError, RecursionError):
         is_object = False
     if not is_object:
-        raise ApiError(400, f"{field} is not the JSON of an object", param=field, code="invalid_value")
+        raise invalid(f"{field} is not the JSON of an object", field)
     return Constraint("json_schema", text)

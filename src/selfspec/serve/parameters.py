@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from selfspec.errors import SelfSpecError
-from selfspec.serve.api_errors import ApiError, as_api_error
-from selfspec.serve.encoding import RequestLimits
+from selfspec.serve.api_errors import ApiError, as_api_error, too_long
+from selfspec.serve.limits import Limits
 from selfspec.serve.reader import Prepared
 from selfspec.serve.requests import ChatRequest, CompletionRequest, GenerationRequest
 from selfspec.types import SamplingParams
@@ -26,7 +26,7 @@ COMPLETION_TOKENS = 16
 _AS_THEY_ARE = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens")
 
 
-def to_params(prepared: Prepared, prompt_length: int, context: int, limits: RequestLimits) -> SamplingParams:
+def to_params(prepared: Prepared, prompt_length: int, context: int, limits: Limits) -> SamplingParams:
     """The parameters of a request for one of its prompts.
 
     Raises:
@@ -59,17 +59,17 @@ def fields_of(prepared: Prepared) -> dict[str, str]:
     return FIELDS if constraint is None else {**FIELDS, constraint.kind: prepared.constraint_field}
 
 
-def check_logprobs(params: Sequence[SamplingParams], prompt_lengths: Sequence[int], limits: RequestLimits) -> None:
+def check_logprobs(params: Sequence[SamplingParams], prompt_lengths: Sequence[int], limits: Limits) -> None:
     """Refuses requests that would report too many log-probabilities, those of alternatives included."""
     reported = 0
     for each, length in zip(params, prompt_lengths, strict=True):
         reported += 0 if each.logprobs is None else each.max_new_tokens * (1 + each.logprobs)
         reported += 0 if each.prompt_logprobs is None else length * (1 + each.prompt_logprobs)
-    if reported > limits.logprobs:
+    if reported > limits.max_logprobs:
         raise ApiError(
             400,
-            f"the answer could report {reported} log-probabilities, and this server reports {limits.logprobs}; ask for "
-            "fewer tokens, choices or alternatives",
+            f"the answer could report {reported} log-probabilities, and this server reports {limits.max_logprobs}; ask "
+            "for fewer tokens, choices or alternatives",
             param="logprobs",
             code="too_many_logprobs",
         )
@@ -82,13 +82,11 @@ def choices_of(params: SamplingParams, n: int) -> list[SamplingParams]:
     return [replace(params, seed=params.seed + index) for index in range(n)]
 
 
-def _new_tokens(request: GenerationRequest, prompt_length: int, context: int, limits: RequestLimits) -> int:
+def _new_tokens(request: GenerationRequest, prompt_length: int, context: int, limits: Limits) -> int:
     """The number of new tokens, if prompt and answer fit."""
-    if limits.prompt_tokens is not None and prompt_length > limits.prompt_tokens:
-        raise _too_long(
-            request.prompt_field,
-            f"the prompt has {prompt_length} tokens, and this server takes {limits.prompt_tokens}; shorten it",
-        )
+    if limits.max_prompt_tokens is not None and prompt_length > limits.max_prompt_tokens:
+        text = f"the prompt has {prompt_length} tokens, and this server takes {limits.max_prompt_tokens}; shorten it"
+        raise too_long(text, request.prompt_field)
     asked, field, default = request.max_tokens, "max_tokens", COMPLETION_TOKENS
     if isinstance(request, ChatRequest):
         default = limits.default_new_tokens
@@ -96,25 +94,21 @@ def _new_tokens(request: GenerationRequest, prompt_length: int, context: int, li
             asked, field = request.max_completion_tokens, "max_completion_tokens"
     room = context - prompt_length
     if room < (0 if asked == 0 else 1):
-        raise _too_long(
-            request.prompt_field,
+        raise too_long(
             f"the prompt has {prompt_length} tokens, and the model's context of {context} leaves no room for an "
             "answer; shorten it",
+            request.prompt_field,
         )
     if asked is None:
-        return min(room, default, limits.new_tokens or room)
+        return min(room, default, limits.max_new_tokens or room)
     if asked == 0 and not (isinstance(request, CompletionRequest) and request.echo):
         raise ApiError(400, f"{field} must be at least 1; 0 is for completions with echo", param=field)
-    if limits.new_tokens is not None and asked > limits.new_tokens:
-        raise ApiError(400, f"{field} is {asked}, and this server writes at most {limits.new_tokens}", param=field)
+    if limits.max_new_tokens is not None and asked > limits.max_new_tokens:
+        raise ApiError(400, f"{field} is {asked}, and this server writes at most {limits.max_new_tokens}", param=field)
     if asked > room:
-        raise _too_long(
-            field,
+        raise too_long(
             f"a prompt of {prompt_length} tokens and {asked} new tokens do not fit the model's context of {context}; "
             f"ask for at most {room}",
+            field,
         )
     return asked
-
-
-def _too_long(field: str, message: str) -> ApiError:
-    return ApiError(400, message, param=field, code="context_length_exceeded")

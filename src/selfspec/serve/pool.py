@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
 from anyio import to_process, to_thread
@@ -31,19 +31,6 @@ _NICENESS = 5
 """Tokens of answers come first."""
 
 Result = TypeVar("Result")
-
-
-class Readers(Protocol):
-    """What reads bodies."""
-
-    async def start(self, reader: RequestReader) -> None:
-        """Makes ready to read with this reader."""
-
-    async def run(self, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
-        """What a method of the reader makes of a body."""
-
-    async def close(self) -> None:
-        """Drops what was made."""
 
 
 class ReaderPool:

@@ -6,6 +6,7 @@ Needs the extra ``ray``. Ray starts replicas, spreads requests over them, replac
 import asyncio
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI
@@ -18,7 +19,7 @@ from selfspec.serve.app import create_app
 from selfspec.serve.keys import api_keys
 from selfspec.serve.logs import set_up_logs
 from selfspec.serve.server import settle_process
-from selfspec.serve.settings import Count, ServeOptions, check_options
+from selfspec.serve.settings import ServeOptions, check_options
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -51,10 +52,11 @@ _NOT_HERE = {
 """Options of ``selfspec serve`` that replicas do not have, and what does the same."""
 
 
+@dataclass(frozen=True)
 class RayOptions(ServeOptions):
     """The options of a deployment: those of ``selfspec serve``, how many replicas, and the processors of each."""
 
-    replicas: Count = 1
+    replicas: Annotated[int, Field(ge=1)] = 1
     cpus: Annotated[float, Field(gt=0)] = 1.0
 
 
@@ -112,7 +114,7 @@ class Replica:
 
     def __init__(self, options: RayOptions, keys: Sequence[str]) -> None:
         if options.memory_limit is None:
-            options = options.model_copy(update={"memory_limit": _memory_limit()})
+            options = replace(options, memory_limit=_memory_limit())
         self._options, self._keys = options, list(keys)
         self._service = options.service()
         self._mirror: asyncio.Task[None] | None = None

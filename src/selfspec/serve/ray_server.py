@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from logging import WARNING
 from typing import Any
 
@@ -53,7 +54,7 @@ def run_with_ray(
         if ray_address is not None:
             _check_free(serve.status())
         serve.start(http_options=_http_options(address))
-        options = options.model_copy(update={"cpus": cpus_of_replicas(_processors(), options.replicas)})
+        options = replace(options, cpus=cpus_of_replicas(_processors(), options.replicas))
         try:
             serve.run_many([serve.RunTarget(deploy(options), APP, "/")], wait_for_applications_running=False)
             if _wait_until_running(stopped):

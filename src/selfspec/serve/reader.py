@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from selfspec.constraint import Constraint, problem_of
-from selfspec.serve.api_errors import ApiError, as_invalid
-from selfspec.serve.encoding import RequestEncoder, RequestLimits
+from selfspec.serve.api_errors import ApiError, as_invalid, invalid, too_long
+from selfspec.serve.encoding import RequestEncoder
 from selfspec.serve.formats.dialect import Asked
 from selfspec.serve.forms import asked_form
 from selfspec.serve.interfaces.infill import InfillRequest
 from selfspec.serve.interfaces.messages import CountTokensRequest, MessagesRequest
 from selfspec.serve.interfaces.responses import ResponsesRequest
+from selfspec.serve.limits import Limits
 from selfspec.serve.requests import (
     ChatRequest,
     CompletionRequest,
@@ -70,11 +71,11 @@ class RequestReader:
         names: Sequence[str],
         methods: Sequence[str],
         context: int,
-        limits: RequestLimits,
+        limits: Limits,
     ) -> None:
         self._encoder, self._names, self._methods, self._limits = encoder, tuple(names), tuple(methods), limits
         self._context = context
-        self._most = limits.prompt_chars or limits.chars_per_token * context
+        self._most = limits.prompt_chars(context)
 
     def chat(self, body: bytes) -> Prepared:
         """Reads a request to ``/v1/chat/completions``."""
@@ -117,7 +118,9 @@ class RequestReader:
             if isinstance(prompt, str):
                 self._check_characters(prompt, name)
             elif len(prompt) > self._context:
-                raise _too_long(f"the prompt has {len(prompt)} tokens, and the context {self._context}", name)
+                raise too_long(
+                    f"the prompt has {len(prompt)} tokens, and the context {self._context}; shorten it", name
+                )
         if request.suffix is not None:
             self._check_characters(request.suffix, "suffix")
             prompts = [self._encoder.fill(str(request.prompt), request.suffix, files)]
@@ -153,7 +156,8 @@ class RequestReader:
         request = _parse(DetokenizeRequest, body)
         self._check_model(request.model)
         if len(request.tokens) > self._context:
-            raise _too_long(f"there are {len(request.tokens)} tokens, and the context is {self._context}", "tokens")
+            text = f"there are {len(request.tokens)} tokens, and the context is {self._context}; shorten it"
+            raise too_long(text, "tokens")
         return Detokenized(prompt=self._encoder.decode(request.tokens)).to_json().encode()
 
     def prepare_chat(self, request: ChatRequest) -> Prepared:
@@ -181,12 +185,8 @@ class RequestReader:
         self._check_model(request.model)
         asked = request.speculative.method
         if asked is not None and asked not in self._methods:
-            raise ApiError(
-                400,
-                f"there is no method '{asked}' here; this server has {', '.join(self._methods)} (--methods)",
-                param="speculative.method",
-                code="invalid_value",
-            )
+            text = f"there is no method '{asked}' here; this server has {', '.join(self._methods)} (--methods)"
+            raise invalid(text, "speculative.method")
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name not in self._names:
@@ -195,16 +195,12 @@ class RequestReader:
     def _check_characters(self, value: object, field: str) -> None:
         count = _characters(value)
         if count > self._most:
-            raise _too_long(f"the text has {count} characters, and this server takes {self._most}", field)
+            raise too_long(f"the text has {count} characters, and this server takes {self._most}; shorten it", field)
 
     def _check_constraint(self, form: Constraint | None, name: str) -> None:
         if form is not None and len(form.text) > self._limits.schema_chars:
-            raise ApiError(
-                400,
-                f"the {form.kind} has {len(form.text)} characters, and this server takes {self._limits.schema_chars}",
-                param=name,
-                code="invalid_value",
-            )
+            most = self._limits.schema_chars
+            raise invalid(f"the {form.kind} has {len(form.text)} characters, and this server takes {most}", name)
 
 
 def _try_constraint(constraint: Constraint | None, name: str) -> None:
@@ -216,8 +212,7 @@ def _try_constraint(constraint: Constraint | None, name: str) -> None:
     except ImportError:  # which the engine says
         return
     if problem:
-        text = f"{constraint.kind} cannot be compiled: {problem}"
-        raise ApiError(400, text, param=name, code="invalid_value")
+        raise invalid(f"{constraint.kind} cannot be compiled: {problem}", name)
 
 
 def read(reader: RequestReader, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
@@ -225,7 +220,7 @@ def read(reader: RequestReader, do: Callable[[RequestReader, bytes], Result], bo
     try:
         return do(reader, body)
     except RecursionError as error:
-        raise ApiError(400, "the body is nested too deeply; make it flatter", code="invalid_value") from error
+        raise invalid("the body is nested too deeply; make it flatter", None) from error
     except MemoryError as error:
         raise too_much() from error
 
@@ -312,18 +307,14 @@ def _characters(value: object) -> int:
     return count
 
 
-def _too_long(message: str, field: str) -> ApiError:
-    return ApiError(400, f"{message}; shorten it", param=field, code="context_length_exceeded")
-
-
-def _count_choices(request: GenerationRequest, prompts: int, limits: RequestLimits) -> int:
+def _count_choices(request: GenerationRequest, prompts: int, limits: Limits) -> int:
     """The number of choices of each prompt, if they are not too many."""
     n = request.n or 1
-    if n * prompts > limits.choices:
+    if n * prompts > limits.max_choices:
         raise ApiError(
             400,
-            f"{prompts} prompts with {n} choices each are more than the {limits.choices} that this server takes in a "
-            "request; send several requests",
+            f"{prompts} prompts with {n} choices each are more than the {limits.max_choices} that this server takes in "
+            "a request; send several requests",
             param="n" if n > 1 else "prompt",
             code="too_many_choices",
         )

@@ -145,6 +145,11 @@ class TextPart(Strict):
     cache_control: Any = Field(default=None, description="Has no effect: every prompt is looked up.")
 
 
+def joined(content: str | list[Any] | None) -> str:
+    """The text of a message or a result, which may be given in parts; a line break is between them."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content or ())
+
+
 class FunctionCall(Strict):
     """What a tool is called with."""
 
@@ -219,6 +224,11 @@ class NamedTool(Strict):
 
     type: Literal["function"]
     function: NamedFunction
+
+
+def named_tool(name: str) -> NamedTool:
+    """The choice of a function."""
+    return NamedTool(type="function", function=NamedFunction(name=name))
 
 
 class AllowedTool(Strict):

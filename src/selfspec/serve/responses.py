@@ -53,6 +53,11 @@ class Usage(Body):
     prompt_tokens_details: CachedTokens | None = None
     completion_tokens_details: CompletionDetails | None = None
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of prompts that did not have to be read."""
+        return 0 if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+
 
 class ReportedToken(Body):
     """A token of a stream with who chose it first. The texts, joined, are the answer's."""

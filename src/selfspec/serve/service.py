@@ -11,14 +11,15 @@ from transformers import PreTrainedTokenizerBase
 from selfspec.serve.answer import Answer
 from selfspec.serve.api_errors import ApiError, as_api_error
 from selfspec.serve.bodies import Bodies, ChatBodies, CompletionBodies
-from selfspec.serve.encoding import RequestEncoder, RequestLimits
+from selfspec.serve.encoding import RequestEncoder
 from selfspec.serve.formats.dialect import Dialect
 from selfspec.serve.interfaces.infill_bodies import InfillBodies
 from selfspec.serve.interfaces.message_bodies import MessageBodies
 from selfspec.serve.interfaces.response_bodies import ResponseBodies
+from selfspec.serve.limits import Limits
 from selfspec.serve.metrics import Metrics
 from selfspec.serve.parameters import check_logprobs, choices_of, fields_of, to_params
-from selfspec.serve.pool import ReaderPool, Readers
+from selfspec.serve.pool import ReaderPool
 from selfspec.serve.reader import Prepared, RequestReader, unknown_model
 from selfspec.serve.reply import Reply
 from selfspec.serve.responses import ModelCard, ModelList, ServedMethods
@@ -67,12 +68,12 @@ class Service:
         self,
         engine: ServedEngine,
         names: Sequence[str],
-        limits: RequestLimits | None = None,
-        readers: Readers | None = None,
+        limits: Limits | None = None,
+        readers: ReaderPool | None = None,
         *,
         adapters: Sequence[str] = (),
     ) -> None:
-        self.engine, self.limits = engine, limits or RequestLimits()
+        self.engine, self.limits = engine, limits or Limits()
         self.names, self.adapters = (*names, *adapters), frozenset(adapters)
         self.metrics = Metrics(self.names[0], engine.stats)
         self.draining = self._readable = False

@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError
 from selfspec.loading.adapters import name_adapters
-from selfspec.serve.encoding import RequestLimits
+from selfspec.serve.limits import Limits
 from selfspec.serve.pool import ReaderPool
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.service import Service
@@ -26,9 +27,6 @@ def split_methods(text: str) -> list[str]:
     return [name.strip() for name in re.split(r",(?![^(]*\))", text) if name.strip()]
 
 
-Count = Annotated[int, Field(ge=1)]
-Gib = Annotated[float, Field(ge=0.001)]
-Seconds = Annotated[float, Field(ge=0.1)]
 Texts = Annotated[list[str], BeforeValidator(_listed)]
 
 _ENGINE = (
@@ -37,13 +35,12 @@ _ENGINE = (
 )
 
 
-class ServeOptions(BaseModel):
+@dataclass(frozen=True)
+class ServeOptions(Limits):
     """The options of ``selfspec serve``, checked when they are made; its ``--help`` says what each one does.
 
     Sizes are in GiB, ``max_body`` in MiB. ``settings`` are those of the method, by name.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = "smollm2"
     method: str = "auto"
@@ -59,7 +56,7 @@ class ServeOptions(BaseModel):
     cache_bits: int | None = None
     keep_copies: bool = False
     cache_dir: Path | None = None
-    cache_dir_limit: Gib = 4.0
+    cache_dir_limit: Annotated[float, Field(ge=0.001)] = 4.0
 
     adapter: Texts | None = None
     name: Texts | None = None
@@ -68,22 +65,7 @@ class ServeOptions(BaseModel):
     allowed_host: Texts | None = None
     cors_origin: Texts | None = None
 
-    max_batch: Count = 16
-    max_waiting: Count = 256
-    memory_limit: Gib | None = None
-    prefix_cache: Annotated[float, Field(ge=0)] | None = None
-    max_prompt_chars: Count | None = None
-    max_prompt_tokens: Count | None = None
-    max_new_tokens: Count | None = None
-    default_new_tokens: Count = 1024
-    max_choices: Count = 128
-    max_logprobs: Count = 2**17
-    max_body: Gib = 4.0
-    idle_seconds: Seconds = 20.0
-    readers: Count = 2
-    read_seconds: Seconds = 20.0
-    request_seconds: Seconds = 3600.0
-    drain_seconds: Annotated[float, Field(ge=0)] = 60.0
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     @property
     def names(self) -> list[str]:
@@ -103,20 +85,9 @@ class ServeOptions(BaseModel):
         return named
 
     @property
-    def request_limits(self) -> RequestLimits:
-        """The limits of a request."""
-        return RequestLimits(
-            body_bytes=int(self.max_body * 2**20),
-            body_seconds=self.idle_seconds,
-            read_seconds=self.read_seconds,
-            request_seconds=self.request_seconds,
-            logprobs=self.max_logprobs,
-            prompt_chars=self.max_prompt_chars,
-            prompt_tokens=self.max_prompt_tokens,
-            new_tokens=self.max_new_tokens,
-            default_new_tokens=self.default_new_tokens,
-            choices=self.max_choices,
-        )
+    def limits(self) -> Limits:
+        """The limits alone, for processes that import nothing of the rest."""
+        return Limits(**{field.name: getattr(self, field.name) for field in fields(Limits)})
 
     def load(self) -> Engine:
         """Loads the model, and makes its engine."""
@@ -140,7 +111,7 @@ class ServeOptions(BaseModel):
         methods = None if self.methods is None else split_methods(self.methods)
         engine = ServedEngine(load or self.load, methods=methods, state=state, state_seconds=state_seconds)
         readers = ReaderPool(self.readers, self.read_seconds)
-        return Service(engine, self.names, self.request_limits, readers, adapters=tuple(self.adapters))
+        return Service(engine, self.names, self.limits, readers, adapters=tuple(self.adapters))
 
 
 Options = TypeVar("Options", bound=ServeOptions)
@@ -153,7 +124,7 @@ def check_options(given: Mapping[str, Any], kind: type[Options]) -> Options:
         InvalidParameterError: an option is unknown, of the wrong type or out of range.
     """
     try:
-        return kind.model_validate(given)
+        return TypeAdapter(kind).validate_python(given)
     except ValidationError as error:
         raise InvalidParameterError(_told(error)) from error
 
@@ -162,7 +133,7 @@ def _told(error: ValidationError) -> str:
     """The first thing that is wrong, in a line."""
     first = error.errors(include_url=False)[0]
     name = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
+    if first["type"] == "unexpected_keyword_argument":
         return f"there is no option '{name}'; `selfspec serve --help` lists them, with _ for - and without --"
     return f"{name}: {first['msg'][:1].lower()}{first['msg'][1:]}, not {first['input']!r}"
 

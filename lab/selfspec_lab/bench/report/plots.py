@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from selfspec.methods.objective import ideal_speedup
 from selfspec_lab.bench.options import PLAIN
 from selfspec_lab.bench.report.read import Run
 from selfspec_lab.bench.report.round_plots import draw_draft_lengths, draw_kept
 from selfspec_lab.bench.report.stream_plot import draw_stream
 from selfspec_lab.bench.report.styles import GREY, SPEEDUP, Picture, Styles, grid, make_figure, plain_text, shown, tidy
 from selfspec_lab.bench.report.tables import DIFFERS
+from selfspec_lab.formulas import ideal_speedup
 from selfspec_lab.plots import PHASE_STYLES
 
 if TYPE_CHECKING:

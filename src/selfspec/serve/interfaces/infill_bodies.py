@@ -30,7 +30,6 @@ class InfillBodies(JsonBodies):
 
     def _said(self, answer: Answer, text: str, usage: Usage) -> dict[str, Any]:
         cut = answer.finish_reason == "length"
-        cached = 0 if usage.prompt_tokens_details is None else usage.prompt_tokens_details.cached_tokens
         return {
             "index": 0,
             "content": text,
@@ -41,5 +40,5 @@ class InfillBodies(JsonBodies):
             "truncated": False,
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
-            "tokens_cached": cached,
+            "tokens_cached": usage.cached_tokens,
         }

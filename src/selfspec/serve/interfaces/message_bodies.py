@@ -109,11 +109,9 @@ def _stop(answer: Answer) -> dict[str, Any]:
 
 def _usage(usage: Usage) -> dict[str, Any]:
     """Numbers of tokens; those that were not read again are not in ``input_tokens``."""
-    details = usage.prompt_tokens_details
-    cached = 0 if details is None else details.cached_tokens
     return {
-        "input_tokens": usage.prompt_tokens - cached,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
+        "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
     }

@@ -1,7 +1,7 @@
 """Requests to ``/v1/messages``, as Anthropic's API has them, and the chats that they are."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -15,12 +15,12 @@ from selfspec.serve.requests import (
     FunctionCall,
     FunctionTool,
     Message,
-    NamedFunction,
-    NamedTool,
     Stop,
     Text,
     Tool,
     ToolCall,
+    joined,
+    named_tool,
 )
 from selfspec.serve.strict import Strict
 
@@ -166,7 +166,7 @@ class _Conversation(Strict):
 
     def as_chat(self, **fields: Any) -> ChatRequest:
         """The chat that this request is."""
-        messages = [Message(role="system", content=_joined(self.system))] if self.system else []
+        messages = [Message(role="system", content=joined(self.system))] if self.system else []
         for turn in self.messages:
             messages += _messages(turn)
         fields["continue_final_message"] = self.messages[-1].role == "assistant"
@@ -174,8 +174,7 @@ class _Conversation(Strict):
         fields["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
         if tools := self._offered():
             fields["tools"] = [_tool(tool) for tool in tools]
-            named = NamedTool(type="function", function=NamedFunction(name=choice.name or ""))
-            choices = {"any": "required", "tool": named}
+            choices = {"any": "required", "tool": named_tool(choice.name or "")}
             fields["tool_choice"] = choices.get(choice.type, choice.type)
         elif choice.type in ("any", "tool"):
             fields["tool_choice"] = "required"  # which is refused without tools
@@ -234,11 +233,11 @@ def _messages(turn: Turn) -> Iterator[Message]:
     blocks = turn.content
     for block in blocks:
         if isinstance(block, ToolResultBlock):
-            text = _joined(block.content)
+            text = joined(block.content)
             yield Message(
                 role="tool", tool_call_id=block.tool_use_id, content=f"Error: {text}" if block.is_error else text
             )
-    text = _joined([block for block in blocks if isinstance(block, TextBlock)])
+    text = joined([block for block in blocks if isinstance(block, TextBlock)])
     reasoning = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     calls = [
         ToolCall(id=block.id, function=FunctionCall(name=block.name, arguments=json.dumps(block.input)))
@@ -247,12 +246,6 @@ def _messages(turn: Turn) -> Iterator[Message]:
     ]
     if text or calls or reasoning or not any(isinstance(block, ToolResultBlock) for block in blocks):
         yield Message(role=turn.role, content=text, tool_calls=calls or None, reasoning_content=reasoning or None)
-
-
-def _joined(content: str | Sequence[TextBlock | ToolReference] | None) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(block.text for block in content or ())
 
 
 def _tool(tool: ClientTool) -> Tool:

@@ -173,11 +173,10 @@ def _status(answer: Answer, index: int) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    cached = 0 if usage.prompt_tokens_details is None else usage.prompt_tokens_details.cached_tokens
     details = usage.completion_tokens_details
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0 if details is None else details.reasoning_tokens},
         "total_tokens": usage.total_tokens,

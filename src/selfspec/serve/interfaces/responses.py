@@ -17,13 +17,13 @@ from selfspec.serve.requests import (
     FunctionCall,
     FunctionTool,
     Message,
-    NamedFunction,
-    NamedTool,
     Speculative,
     StreamOptions,
     Text,
     Tool,
     ToolCall,
+    joined,
+    named_tool,
 )
 from selfspec.serve.strict import Strict
 
@@ -230,7 +230,7 @@ class ResponsesRequest(Ignored):
             fields["tools"] = tools
         choice: Any = self.tool_choice
         if isinstance(choice, FlatNamedTool):
-            choice = NamedTool(type="function", function=NamedFunction(name=choice.name))
+            choice = named_tool(choice.name)
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = _format(self.text.format)
         return ChatRequest(
@@ -277,11 +277,11 @@ def _messages(items: Sequence[Any]) -> list[Message]:
     open_ = False  # the last message is the assistant's, and takes calls
     for item in items:
         if isinstance(item, OutputItem):
-            messages.append(Message(role="tool", tool_call_id=item.call_id, content=_joined(item.output)))
+            messages.append(Message(role="tool", tool_call_id=item.call_id, content=joined(item.output)))
             open_ = False
             continue
         if isinstance(item, MessageItem) and item.role != "assistant":
-            messages.append(Message(role=item.role, content=_joined(item.content)))
+            messages.append(Message(role=item.role, content=joined(item.content)))
             open_ = False
             continue
         last = messages[-1] if open_ else Message(role="assistant", content="")
@@ -290,7 +290,7 @@ def _messages(items: Sequence[Any]) -> list[Message]:
             messages.append(last)
         open_ = True
         if isinstance(item, MessageItem):
-            last.content = _joined(item.content)
+            last.content = joined(item.content)
         elif isinstance(item, CallItem):
             function = FunctionCall(name=qualified(item.namespace, item.name), arguments=item.arguments)
             last.tool_calls = [*(last.tool_calls or ()), ToolCall(id=item.call_id, function=function)]
@@ -298,10 +298,6 @@ def _messages(items: Sequence[Any]) -> list[Message]:
             parts = item.content or item.summary
             last.reasoning_content = (last.reasoning_content or "") + "\n".join(part.text for part in parts)
     return messages
-
-
-def _joined(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 def qualified(namespace: str | None, name: str) -> str:
