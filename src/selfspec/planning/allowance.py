@@ -32,7 +32,7 @@ _FADE = 0.02
 TRUST_FADE = 0.25
 """Trust in what drafts promise comes back this much more slowly: it was lost where their own record misled."""
 
-SHARED_DELTA = 0.01
+SHARED_DELTA = 0.005
 """Share of plain decoding's time that a batch may lose by looking for drafts, beside the credit."""
 
 CREDITED = 48
