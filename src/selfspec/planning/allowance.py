@@ -32,6 +32,9 @@ _FADE = 0.02
 TRUST_FADE = 0.25
 """Trust in what drafts promise comes back this much more slowly: it was lost where their own record misled."""
 
+SHARED_DELTA = 0.005
+"""Share of plain decoding's time that a batch may lose by looking for drafts, beside the credit."""
+
 CREDITED = 48
 """Steps of plain decoding that the credit is for; of later ones a request may lose a share."""
 
@@ -171,11 +174,45 @@ class PlanningTime:
         self.mean += _WEIGHT * (min(seconds, 2 * self.mean) - self.mean) if self.mean else seconds
 
 
-class HostTime:
-    """Seconds that rounds of a batch take beside forwards: with known tokens, with layers, and where none is sought."""
+class SharedAllowance:
+    """What looking for drafts in batches may still lose, in steps of plain decoding, by the number of requests.
+
+    A round adds what its drafts saved, minus what it took more than a step, and a small share of a step. Where nothing
+    is left, drafts are not looked for until half of the credit has come back. It lasts over batches.
+    """
 
     def __init__(self) -> None:
+        self._left: dict[int, float] = {}
+        self._pausing: set[int] = set()
+
+    def allows(self, requests: int) -> bool:
+        """Whether drafts are looked for in a batch of this many requests."""
+        return requests not in self._pausing
+
+    def note(self, requests: int, steps: float, gained: float) -> None:
+        """Counts rounds that plain decoding plays in ``steps`` steps, and the steps that drafts gained or lost."""
+        left = self._left[requests] = min(CREDIT, self._left.get(requests, CREDIT) + gained + SHARED_DELTA * steps)
+        if left <= 0:
+            self._pausing.add(requests)
+        elif left >= CREDIT / 2:
+            self._pausing.discard(requests)
+
+
+class HostTime:
+    """Seconds that rounds of a batch take beside forwards: with known tokens, with layers, and where none is sought.
+
+    Attributes:
+        allowance: what drafts of batches may still lose.
+    """
+
+    def __init__(self) -> None:
+        self.allowance = SharedAllowance()
         self._known, self._layers, self._plain = PlanningTime(), PlanningTime(), PlanningTime()
+
+    @property
+    def of_plain(self) -> float:
+        """What a round takes in which no drafts are sought; 0 before there was one."""
+        return self._plain.mean
 
     @property
     def of_drafts(self) -> float:
@@ -203,7 +240,7 @@ class SharedRound:
         self._missing = self._requests = requests
         self._verify, self._host = verify, host
         self._rows: list[Sequence[int]] = []
-        self._seconds = 0.0
+        self._seconds = self._saved = 0.0
         self._forwards: dict[LiveCosts, list[Sequence[int]]] = {}
 
     def note(
@@ -215,25 +252,37 @@ class SharedRound:
         draft: LiveCosts | None = None,
         *,
         host_seconds: float = 0.0,
+        saved: float = 0.0,
     ) -> None:
         """Adds one request's rows in each verification and its shares of the time; the last one updates the costs.
 
-        ``forwards`` are the rows of each forward of its layer draft, whose costs are ``draft``.
+        ``forwards`` are the rows of each forward of its layer draft, whose costs are ``draft``; ``saved`` are the
+        seconds that its accepted tokens save.
         """
         self._missing -= 1
         self._rows.append(rows)
         self._seconds += host_seconds
+        self._saved += saved - draft_seconds
         if draft is not None and forwards:
             self._forwards.setdefault(draft, []).append(forwards)
         if self._missing:
             return
         verified, made = _together(self._rows), bool(self._forwards)
+        self._note_gain(verified)
         self._verify.note(verified, self._requests * verify_seconds)
         seconds, drafted = self._seconds / len(verified), max(verified) > self._requests
         self._host.note(seconds, sought=self._sought, drafted=drafted, layers=made)
         if len(self._forwards) == 1:  # times of different drafts are not told apart
             ((costs, many),) = self._forwards.items()
             costs.note(_together(many), self._requests * draft_seconds)
+
+    def _note_gain(self, verified: Sequence[int]) -> None:
+        """Counts what the drafts gained, by what rows cost, not by what they took in these rounds."""
+        step, gained = self._verify(self._requests), 0.0
+        if self._sought:
+            rows = sum(max(0.0, self._verify(each) - step) for each in verified)
+            gained = self._saved - rows - max(0.0, self._seconds - len(verified) * self._host.of_plain)
+        self._host.allowance.note(self._requests, len(verified), gained / step)
 
 
 def _together(many: Sequence[Sequence[int]]) -> list[int]:

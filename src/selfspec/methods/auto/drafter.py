@@ -287,7 +287,9 @@ class AutoDrafter(Drafter):
         if planned.shared is not None:
             made = self._forwards(planned, feedback)
             host = seconds.select + seconds.other + self._clock() - began
-            planned.shared.note([rows], seconds.verify, seconds.draft, made, self.layer_costs, host_seconds=host)
+            saved = planned.value * (len(committed) - 1)
+            costs = self.layer_costs
+            planned.shared.note([rows], seconds.verify, seconds.draft, made, costs, host_seconds=host, saved=saved)
 
     def _forwards(self, planned: Round, feedback: Feedback) -> Sequence[int]:
         """The rows of each forward of the layer draft."""
@@ -331,7 +333,8 @@ class AutoDrafter(Drafter):
         seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
         if planned.shared is not None:
             host = seconds.select + seconds.other + self._clock() - began
-            planned.shared.note(rows, seconds.verify, host_seconds=host)
+            saved = planned.value * (len(feedback.acceptance.token_ids) - len(rows))
+            planned.shared.note(rows, seconds.verify, host_seconds=host, saved=saved)
             return
         self.verify_costs.note(rows, seconds.verify)
         self._overhead.note_steps(len(rows), seconds.other)

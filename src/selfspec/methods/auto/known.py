@@ -1,12 +1,12 @@
 """What ``auto`` knows of the coming tokens without a draft: copies of the text, and what a row before chose."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from selfspec.decoding.draft import RunRound
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
-from selfspec.planning.acceptance import AcceptanceRate, Copies, Guess
+from selfspec.planning.acceptance import AGREED, AcceptanceRate, Copies, Guess
 from selfspec.planning.plans import MOST_DRAFTED
 from selfspec.planning.rows import Known, gain_of_guess
 
@@ -26,6 +26,8 @@ class Experience:
     """Of what is chosen after a probe, by its probability."""
     confident: AcceptanceRate
     """Of tokens of a layer draft, by its confidence."""
+    agreed: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(AGREED))
+    """Of copied tokens that were chosen after a probe, too, by the length of the match."""
 
 
 class KnownTokens:
@@ -41,6 +43,7 @@ class KnownTokens:
         self.copies = Copies(text, experience.copies.of_request(), prefill.earlier)
         self.mask_embeddings = mask_embeddings
         self._guesses = experience.guesses.of_request()
+        self._agreed = experience.agreed.of_request()
         self._guess = Guess()
         self._unread: list[int] = []  # tokens of plain rounds that copies have not been looked for in
 
@@ -71,9 +74,8 @@ class KnownTokens:
             tokens = self.copies.tokens(after, MOST_DRAFTED - 1, [guess.token]) if after.length else []
             return Known(GUESS, [guess.token, *tokens], [chance, *(chance * each for each in following)])
         if guess.token is not None and copied[:1] == [guess.token]:
-            both = 1 - (1 - survival[0]) * (1 - chance) if survival else chance
-            scale = both / survival[0] if survival else 0.0
-            return Known(name, copied, [scale * each for each in survival] or [both])
+            both = self._agreed.rate(match.length)
+            return Known(name, copied, [both / survival[0] * each for each in survival] or [both])
         return Known(name, copied, survival)
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -104,7 +106,9 @@ class KnownTokens:
 
     def _score_guess(self, committed: Sequence[int]) -> None:
         if self._guess.token is not None:
-            right = committed[0] == self._guess.token
+            right, match = committed[0] == self._guess.token, self.copies.match_after()
+            if match.length and self.copies.tokens(match, 1) == [self._guess.token]:
+                self._agreed.note(right, match.length)
             self._guesses.note(right, self._guess.confidence)
             self.mask_embeddings.note(self._guess.mask, right)
         self._guess = Guess()

@@ -30,6 +30,8 @@ from selfspec.runtimes.target import Target
 
 _KINDS = ("greedy", "sampled")
 _LAYER_DRAFT = "layer_draft"
+_NEW = "agreed"
+"""What states of earlier versions lack."""
 
 
 class _Doubt(NamedTuple):
@@ -192,7 +194,7 @@ def _to_lists(experience: Experience) -> dict[str, list[list[float]]]:
 
 def _restore(experience: Experience, values: Any, *, layers: bool = True) -> None:
     names = [field.name for field in fields(Experience)]
-    if not isinstance(values, dict) or set(values) != set(names):
+    if not isinstance(values, dict) or {_NEW, *values} != set(names):
         raise StateError("this state has no acceptance of auto; give another file, or start without it")
-    for name in names if layers else ("copies", "guesses"):
+    for name in values if layers else values.keys() - {"confident"}:
         getattr(experience, name).restore(values[name])

@@ -37,6 +37,7 @@ class Round:
     follow: Follow | None  # plans the next round of a run; ``None`` where the round has to be alone
     shared: SharedRound | None
     step: float = 0.0  # seconds of a plain step, or of its share
+    value: float = 0.0  # in a batch: seconds that a token beyond the first saves
     seconds: float | None = None  # of the round, where they are not those of its rows alone
     name: str = PLAIN
     expected: float = 1.0  # tokens

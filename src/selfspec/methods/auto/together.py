@@ -66,9 +66,11 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
     if len(drafters) == 1:
         return [drafters[0].plan()]
     batch = _Batch(len(drafters), drafters[0].verify_costs, host or HostTime())
-    layered = _may_draft_layers(drafters, batch)
-    known_costs = batch.costs.doubt <= UNKNOWN
-    sought = known_costs and (bool(layered) or batch.least_row <= LIKELIEST * max(batch.values_of(drafters)))
+    values, layered = batch.values_of(drafters), list[AutoDrafter]()
+    sought = batch.costs.doubt <= UNKNOWN and batch.host.allowance.allows(batch.count)
+    if sought:
+        layered = _may_draft_layers(drafters, batch)
+        sought = bool(layered) or batch.least_row <= LIKELIEST * max(values)
     shared = SharedRound(batch.count, batch.costs, batch.host, sought=sought)
     verify = batch.verify
     if not sought:
@@ -76,8 +78,8 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
         plain_step = replace(plain_step, follow=lambda _: plain_step)
         return [drafter.plan_nothing(plain_step, shared) for drafter in drafters]
     run = _Run(batch)
-    for drafter in drafters:
-        drafter.begin(Round(batch.count, 1, verify, verify, run.follow(drafter), shared, batch.share))
+    for drafter, value in zip(drafters, values, strict=True):
+        drafter.begin(Round(batch.count, 1, verify, verify, run.follow(drafter), shared, batch.share, value))
     drafts: dict[AutoDrafter, Draft] = {**run.plan(drafters)}
     while layered:
         found = {drafter: draft for drafter in layered if (draft := drafter.or_layers(len(layered))) is not None}

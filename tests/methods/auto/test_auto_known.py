@@ -1,0 +1,59 @@
+"""What ``auto`` knows of the coming tokens: copies, and what a probe chose, which say more together."""
+
+import pytest
+
+from selfspec.decoding.draft import NoDraft, RunRound
+from selfspec.decoding.drafter import Prefill
+from selfspec.methods.auto.known import COPIES, GUESS, Experience, KnownTokens
+from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
+from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
+
+PROMPT = (1, 2, 3, 4, 9, 8)
+"""After it comes 1, which 2, 3 and 4 followed before."""
+
+
+def experience_of() -> Experience:
+    return Experience(*(AcceptanceRate(feature) for feature in (MATCH_LENGTH, PROBABILITY, CONFIDENCE)))
+
+
+def known_tokens(experience: Experience) -> KnownTokens:
+    prefill = Prefill(PROMPT, 1, probe=None)  # type: ignore[arg-type]
+    return KnownTokens(prefill, experience, MaskEmbeddings())
+
+
+def guess(known: KnownTokens, token: int, confidence: float) -> None:
+    """A probe of the last round chose a token."""
+    known.read_run(RunRound(NoDraft(), (), (1,), (0,), (token, confidence)))
+
+
+def test_a_copy_that_a_probe_chose_too_is_likelier_than_either() -> None:
+    known = known_tokens(experience_of())
+    copied = known.likeliest()
+    assert copied.name == COPIES
+    assert copied.token_ids[:3] == [2, 3, 4]
+    guess(known, 7, 0.5)
+    other = known.likeliest()
+    assert (other.name, list(other.token_ids)) == (GUESS, [7])
+    guess(known, 2, 0.5)
+    agreed = known.likeliest()
+    assert (agreed.name, agreed.token_ids) == (COPIES, copied.token_ids)
+    assert agreed.survival[0] > 0.7, "much more than if one of the two were right by chance"
+    assert agreed.survival[0] > copied.survival[0] + other.survival[0]
+    ratios = [own / before for own, before in zip(agreed.survival, copied.survival, strict=True)]
+    assert ratios == pytest.approx([ratios[0]] * len(ratios)), "the tokens after it are as likely as before"
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_how_often_both_are_right_is_learned(right: bool) -> None:
+    experience = experience_of()
+    known = known_tokens(experience)
+    before = experience.agreed.rate(1)
+    for _ in range(40):
+        text = known_tokens(experience)
+        guess(text, 2, 0.5)
+        text.extend([2 if right else 5])
+        guess(text, 77, 0.5)  # no copy
+        text.extend([3])
+    assert (experience.agreed.rate(1) > before) == right
+    guess(known, 2, 0.5)
+    assert known.likeliest().survival[0] == pytest.approx(experience.agreed.rate(1))
