@@ -35,6 +35,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ from serving.figures import aims, table
 from serving.known import Chat, answer_alone, engine_alone, varied
 from serving.load import levels_of, warm_up
 from serving.page import load_section, write_section
-from serving.pairs import figures_of_pairs, in_pairs
+from serving.pairs import figures_of_pairs, in_pairs, loop_seconds
 from serving.processors import parse_processors
 from serving.prompts import read_prompts
 from serving.servers import Files, command_of, free_port, running, saved
@@ -118,7 +119,8 @@ def pairs(options: argparse.Namespace) -> None:
                 engine_alone(files.model, method) as ask,
             ):
                 asyncio.run(warm_up(started.server, 1))
-                found = [pair.fields() for pair in in_pairs(started.server, ask, chats)]
+                loop = partial(loop_seconds, started.process.pid)
+                found = [pair.fields() for pair in in_pairs(started.server, ask, chats, loop)]
             result["samples"] += [{"method": method, **pair} for pair in found]
             print(json.dumps({"method": method, **figures_of_pairs(found)}), flush=True)
     _write(options.out, result)

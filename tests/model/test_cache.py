@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.model.cache import KeyValueCache
+from selfspec.model.cache import KeyValueCache, are_finite
 
 CAPACITY = 20
 CACHE_LAYERS = 2
@@ -90,3 +90,14 @@ def test_a_large_cache_takes_memory_only_where_it_is_written() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 2**30 / 2**21 / 2
     assert all(address % 64 == 0 for address in cache.addresses)
     assert not cache.keys[3][0, 7, -1].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_single_number_that_is_not_finite_is_found(dtype: torch.dtype) -> None:
+    rows = torch.full((3, 2, 2, 50, 8), torch.finfo(dtype).max, dtype=dtype)  # their sum is not finite
+    assert are_finite(rows)
+    assert are_finite(-rows)
+    for wrong in (float("nan"), float("inf"), -float("inf")):
+        spoiled = rows.clone()
+        spoiled[1, 0, 1, 33, 5] = wrong
+        assert not are_finite(spoiled), wrong

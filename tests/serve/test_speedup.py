@@ -27,22 +27,43 @@ def test_a_step_is_shared() -> None:
     assert savings.plain_seconds == pytest.approx(2 * 2.0 / 4)
 
 
+def note_alone(costs: LiveCosts, record: Round, sequences: int) -> None:
+    """Counts a round of a request of its own."""
+    savings = Savings(costs)
+    savings.note([record], sequences)
+    assert savings.round_seconds == record.seconds.total
+
+
 def test_plain_decoding_has_no_speedup() -> None:
     costs = LiveCosts(COSTS)
     for _ in range(400):
-        Savings(costs).note([round_of(1, 0, verify=30.0, other=0.2)], sequences=2)  # the machine became 40 times slower
+        note_alone(costs, round_of(1, 0, verify=30.0, other=0.2), 2)  # the machine became 40 times slower
     savings = Savings(costs)
     for _ in range(5):
         savings.note([round_of(1, 0, verify=30.0, other=0.2)], sequences=2)
     assert savings.plain_seconds == pytest.approx(savings.round_seconds, rel=0.02)
 
 
+def test_rounds_are_counted_some_at_a_time_and_where_others_begin_to_run_beside_them() -> None:
+    costs, noted = LiveCosts(COSTS), list[tuple[list[int], float]]()
+    costs.note = lambda rows, seconds: noted.append((list(rows), seconds))  # type: ignore[method-assign, assignment]
+    savings = Savings(costs)
+    for _ in range(40):
+        savings.note([round_of(2, 1, verify=1.5)], 1)
+    assert noted == [([2] * 32, 48.0)], "an observation of many rounds"
+    savings.note([round_of(1, 0, verify=0.75)], 2)
+    assert noted[1:] == [([2] * 8, 12.0)], "rounds of other rows are not mixed with these"
+    assert savings.round_seconds == pytest.approx(40 * 1.5 + 0.75)
+    assert savings.plain_seconds == pytest.approx(80 * 1.0 + 0.75)
+    assert noted[2:] == [([2], 1.5)], "reading a figure counts what is left, once"
+
+
 def test_a_slower_machine_is_noticed_by_rounds_with_drafts() -> None:
     costs = LiveCosts(COSTS)
     for verify, factor in ((6.0, 3.0), (2.0, 1.0)):
         for _ in range(200):
-            Savings(costs).note([round_of(4, 3, verify=verify)], 1)
-            Savings(costs).note([round_of(1, 0, verify=verify / 2)], 1)
+            note_alone(costs, round_of(4, 3, verify=verify), 1)
+            note_alone(costs, round_of(1, 0, verify=verify / 2), 1)
         assert costs(1) == pytest.approx(factor, rel=0.02)
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import importlib
 import json
+import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -105,16 +107,29 @@ def test_pairs_take_turns_and_have_the_same_text(serving: Callable[[str], Module
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serving("pairs"), "_streamed", streamed)
-        pairs = serving("pairs").in_pairs(object(), ask, [known.Chat("a", 2), known.Chat("b", 2)])
+        chats, seconds = [known.Chat("a", 2), known.Chat("b", 2)], iter([1.0, 1.25, 7.0, 7.25])
+        pairs = serving("pairs").in_pairs(object(), ask, chats, lambda: next(seconds))
         if text == "one":
             with pytest.raises(RuntimeError, match="alone 'one'"):
                 list(pairs)
             return
         found = [pair.fields() for pair in pairs]
     assert order == ["server", "engine", "engine", "server"]
-    assert found == [{"tokens": 2, "engine": 2.0, "server": 4.0, "client": 0.1, "first": 0.5}] * 2
-    figures = serving("pairs").figures_of_pairs(found)
-    assert figures == {"ratio": 0.5, "low": 0.5, "high": 0.5, "later": 0.5, "client": 0.025}
+    assert found == [{"tokens": 2, "engine": 2.0, "server": 4.0, "client": 0.1, "first": 0.5, "loop": 0.25}] * 2
+    figures = {"ratio": 0.5, "low": 0.5, "high": 0.5, "later": 0.5, "client": 0.025}
+    assert serving("pairs").figures_of_pairs(found) == {**figures, "loop": 0.125}
+    for pair in found:
+        del pair["loop"]  # as files of earlier runs have it
+    assert serving("pairs").figures_of_pairs(found) == figures
+
+
+def test_the_processor_time_of_a_loop_is_that_of_its_thread(serving: Callable[[str], ModuleType]) -> None:
+    if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/schedstat").exists():
+        pytest.skip("the system does not say what threads took")
+    before, spent = serving("pairs").loop_seconds(os.getpid()), time.thread_time()
+    while time.thread_time() - spent < 0.05:
+        pass
+    assert 0.03 < serving("pairs").loop_seconds(os.getpid()) - before < 5
 
 
 @pytest.mark.parametrize(

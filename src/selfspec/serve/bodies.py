@@ -4,8 +4,10 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from pydantic_core import to_json
 from transformers import PreTrainedTokenizerBase
 
 from selfspec import __version__
@@ -41,6 +43,22 @@ class Sendable(Protocol):
     def to_json(self) -> str:
         """The JSON of it."""
 
+
+@dataclass(frozen=True, slots=True)
+class TextChunk:
+    """A chunk of a stream that adds nothing but text: what is ``before`` and ``after`` the text's JSON stays."""
+
+    before: str
+    text: str
+    after: str
+
+    def to_json(self) -> str:
+        """The JSON of the chunk."""
+        return f"{self.before}{to_json(self.text).decode()}{self.after}"
+
+
+_MARK = "\0"
+"""Stands for the text in a chunk, where it is the last of its kind."""
 
 _Scored: TypeAlias = tuple[str, int, TokenLogprobs | None]
 """A token's text, id and log-probability."""
@@ -102,6 +120,25 @@ class _RequestBodies(Bodies):
         self._alternatives, self._as_ids = request.alternatives, request.return_tokens_as_token_ids
         self._tokenizer = tokenizer
         self._names: dict[int, str] = {}
+        options = request.stream_options
+        counts = options is not None and options.include_usage and options.continuous_usage_stats
+        self._adds_text_alone = self._alternatives is None and not request.speculative.report and not counts
+        self._frames: dict[int, tuple[str, str]] = {}  # of the chunks of each answer that add nothing but text
+
+    def _text_chunk(self, answer: Answer, text: str) -> TextChunk:
+        """A chunk that adds text to an answer, without what ``_adds_text_alone`` excludes."""
+        if answer.index not in self._frames:
+            chunk = self._chunk_of(answer, _MARK)
+            if self._includes_usage:
+                chunk.usage = None
+            before, _, after = chunk.to_json().rpartition(to_json(_MARK).decode())
+            self._frames[answer.index] = before, after
+        before, after = self._frames[answer.index]
+        return TextChunk(before, text, after)
+
+    @abstractmethod
+    def _chunk_of(self, answer: Answer, text: str) -> ChatChunk | Completion:
+        """A chunk that adds text to an answer."""
 
     def _name(self, token_id: int) -> str:
         """A token's text, also of a special token, or ``token_id:ID``, since several tokens have one text."""
@@ -134,9 +171,13 @@ class ChatBodies(_RequestBodies):
         """The chunk that an answer begins with."""
         yield self._chunk(answer, Delta(role="assistant", content=""))
 
-    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[ChatChunk]:
+    def chunk(
+        self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]
+    ) -> Iterator[ChatChunk | TextChunk]:
         """The chunk with the text, the reasoning and the calls that some pieces add."""
-        if pieces or grown:
+        if self._adds_text_alone and [growth.block.kind for growth in grown] == ["text"]:
+            yield self._text_chunk(answer, grown[0].text)
+        elif pieces or grown:
             yield self._chunk(answer, _delta(answer, grown), self._logprobs(pieces) if pieces else None)
 
     def last(self, answer: Answer) -> Iterator[ChatChunk]:
@@ -147,6 +188,9 @@ class ChatBodies(_RequestBodies):
         """The chunk after all answers, with the numbers of tokens, if they were asked for."""
         if self._includes_usage:
             yield ChatChunk(**self._head, object="chat.completion.chunk", choices=[], usage=usage)
+
+    def _chunk_of(self, answer: Answer, text: str) -> ChatChunk:
+        return self._chunk(answer, Delta(content=text))
 
     def _choice(self, answer: Answer) -> ChatChoice:
         message = AnswerMessage(role="assistant", content=answer.text or (None if answer.calls else ""), refusal=None)
@@ -217,13 +261,18 @@ class CompletionBodies(_RequestBodies):
     def first(self, answer: Answer) -> Iterator[Completion]:
         """The chunk with the prompt, where it is echoed."""
         if answer.prompt:
-            yield self._chunk(answer, answer.prompt)
+            yield self._chunk_of(answer, answer.prompt)
 
-    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Completion]:
+    def chunk(
+        self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]
+    ) -> Iterator[Completion | TextChunk]:
         """The chunk with the text that some pieces add."""
         if pieces or grown:
             text = "".join(growth.text for growth in grown)
-            yield self._chunk(answer, text, self._logprobs(answer, pieces))
+            if self._adds_text_alone:
+                yield self._text_chunk(answer, text)
+            else:
+                yield self._chunk(answer, text, self._logprobs(answer, pieces))
 
     def last(self, answer: Answer) -> Iterator[Completion]:
         """The chunk that says why an answer ended."""
@@ -233,6 +282,9 @@ class CompletionBodies(_RequestBodies):
         """The chunk after all answers, with the numbers of tokens, if they were asked for."""
         if self._includes_usage:
             yield Completion(**self._head, object="text_completion", choices=[], usage=usage)
+
+    def _chunk_of(self, answer: Answer, text: str) -> Completion:
+        return self._chunk(answer, text)
 
     def _chunk(
         self,

@@ -14,6 +14,9 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # when each was made
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
+_TOGETHER = 32
+"""Rounds of a request that are counted together in its speedup."""
+
 _FADE = 0.9
 """What an answer's weight in the speedup is multiplied by with every answer after it."""
 
@@ -21,33 +24,56 @@ _FADE = 0.9
 class Savings:
     """Seconds that the rounds of a request took, and those that plain decoding would have taken for the same tokens.
 
-    ``costs`` are of the target's forward and follow the verification of every round; ``None`` gives no estimate.
+    ``costs`` are of the target's forward and follow the verification of all rounds; ``None`` gives no estimate. Rounds
+    are counted some at a time, or when a figure is read, since that takes as long as all else that a piece of text
+    costs a server.
     """
 
     def __init__(self, costs: LiveCosts | None) -> None:
         self._costs = costs
-        self.plain_seconds = 0.0
-        self.round_seconds = 0.0
+        self._plain = self._spent = 0.0
+        self._noted: list[Round] = []
+        self._sequences = 1
+
+    @property
+    def plain_seconds(self) -> float:
+        """Seconds of plain decoding."""
+        self._count()
+        return self._plain
+
+    @property
+    def round_seconds(self) -> float:
+        """Seconds of the rounds."""
+        self._count()
+        return self._spent
 
     @property
     def speedup(self) -> float | None:
         """The speedup so far; ``None`` before there is an estimate."""
-        return self.plain_seconds / self.round_seconds if self.plain_seconds and self.round_seconds else None
+        plain, spent = self.plain_seconds, self.round_seconds
+        return plain / spent if plain and spent else None
 
     def note(self, records: Sequence[Round], sequences: int) -> None:
-        """Counts rounds that came together, whose seconds are one sequence's share, and how many sequences ran.
+        """Takes note of rounds, whose seconds are one sequence's share, and of how many sequences ran.
 
         Each sequence is taken to have verified as many rows as this one.
         """
+        if max(1, sequences) != self._sequences or len(self._noted) >= _TOGETHER:
+            self._count()
+        self._sequences = max(1, sequences)
+        self._noted += records
+
+    def _count(self) -> None:
+        """Counts the rounds since the last call."""
+        records, sequences, self._noted = self._noted, self._sequences, []
         if self._costs is None or not records:
             return
-        sequences = max(1, sequences)
         rows = [sequences * (1 + record.candidates) for record in records]
         self._costs.note(rows, sequences * sum(record.seconds.verify for record in records))
         step = self._costs(sequences) / sequences
         for record in records:
-            self.plain_seconds += len(record.token_ids) * (step + record.seconds.other)
-            self.round_seconds += record.seconds.total
+            self._plain += len(record.token_ids) * (step + record.seconds.other)
+            self._spent += record.seconds.total
 
 
 class Metrics:

@@ -1,0 +1,89 @@
+"""Chunks that add nothing but text, which are not made as models."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfspec.serve.answer import Block, Growth
+from selfspec.serve.bodies import Bodies, ChatBodies, CompletionBodies, TextChunk
+from selfspec.serve.requests import ChatRequest, CompletionRequest
+from selfspec.types import TextPiece
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
+
+
+class OneAnswer:
+    """What bodies read of an answer to which text is added."""
+
+    index, prompt, blocks = 3, "", [Block("text")]
+
+
+def chunks(bodies: Bodies, text: str) -> list[Any]:
+    growth = Growth(0, OneAnswer.blocks[0], text, False)
+    return list(bodies.chunk(OneAnswer(), [TextPiece(text, 5, "target", None)], [growth]))  # type: ignore[arg-type]
+
+
+def chat_bodies(**fields: Any) -> ChatBodies:
+    return ChatBodies(ChatRequest.model_validate({"model": "m\0", **CHAT, "stream": True, **fields}), "m\0", None)  # type: ignore[arg-type]
+
+
+def completion_bodies(**fields: Any) -> CompletionBodies:
+    request = CompletionRequest.model_validate({"model": "m\0", "prompt": "a", "stream": True, **fields})
+    return CompletionBodies(request, "m\0", None)  # type: ignore[arg-type]
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(TEXTS)
+def test_a_chunk_of_a_chat_has_its_text_and_the_fields_of_all_chunks(text: str) -> None:
+    bodies = chat_bodies()
+    for said in (text, "next"):
+        (chunk,) = chunks(bodies, said)
+        assert isinstance(chunk, TextChunk)
+        event = bodies.event(chunk)
+        assert event.startswith("data: ")
+        assert event.endswith("}\n\n")
+        assert "\n" not in event[:-2]
+        (first,) = bodies.first(OneAnswer())  # type: ignore[arg-type]
+        choice = {"index": 3, "delta": {"content": said}, "logprobs": None, "finish_reason": None}
+        assert json.loads(event.removeprefix("data: ")) == {**json.loads(first.to_json()), "choices": [choice]}
+
+
+@given(TEXTS)
+def test_a_chunk_of_a_completion_has_its_text(text: str) -> None:
+    bodies = completion_bodies()
+    (chunk,) = chunks(bodies, text)
+    assert isinstance(chunk, TextChunk)
+    body = json.loads(chunk.to_json())
+    assert body["choices"] == [{"index": 3, "text": text, "logprobs": None, "finish_reason": None}]
+    assert (body["object"], body["model"]) == ("text_completion", "m\0")
+
+
+def test_usage_is_null_until_the_end_where_it_was_asked_for() -> None:
+    for make in (chat_bodies, completion_bodies):
+        (chunk,) = chunks(make(stream_options={"include_usage": True}), "a")
+        assert isinstance(chunk, TextChunk)
+        assert json.loads(chunk.to_json())["usage"] is None
+        assert "usage" not in json.loads(chunks(make(), "a")[0].to_json())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        {"speculative": {"report": True}},
+    ],
+)
+def test_chunks_with_more_than_text_are_made_as_models(fields: dict[str, Any]) -> None:
+    assert not any(isinstance(each, TextChunk) for each in chunks(chat_bodies(**fields), "a"))
+    assert not any(isinstance(each, TextChunk) for each in chunks(completion_bodies(**fields), "a"))
+
+
+def test_reasoning_is_no_text() -> None:
+    growth = Growth(0, Block("reasoning"), "hm", False)
+    (chunk,) = chat_bodies().chunk(OneAnswer(), [TextPiece("hm", 5, "target", None)], [growth])  # type: ignore[arg-type]
+    assert json.loads(chunk.to_json())["choices"][0]["delta"] == {"reasoning_content": "hm"}
