@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from selfspec.decoding.draft import Draft, MtpDraft
+from selfspec.decoding.draft import Follow, MtpDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.stopping import JointConfidence, StoppingRule
 from selfspec.methods.base import Method
@@ -12,6 +12,7 @@ from selfspec.methods.settings import MethodSettings, fraction, setting
 from selfspec.model.transfer import send
 from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.mtp import MtpHead
+from selfspec.runtimes.run_head import MtpText
 from selfspec.runtimes.target import Target
 from selfspec.types import Forecast
 
@@ -92,24 +93,37 @@ class MtpDrafter(Drafter):
     watched = followed
 
     @property
+    def mtp_text(self) -> MtpText:
+        """What the head knows of the text."""
+        return self._text
+
+    @property
     def unread(self) -> int:
         """Tokens of the text that the head reads before its next draft."""
         return sum(len(tokens) for _, tokens in self._text.missing)
 
-    def plan(self) -> Draft:
+    def plan(self) -> MtpDraft:
         """The draft of the head."""
         settings = self._settings
         stop = JointConfidence(settings.threshold) if settings.threshold else None
-        return self.draft(settings.draft_length, stop)
+        return self.draft(settings.draft_length, stop, follow=lambda _: self.plan())
 
     def draft(
-        self, limit: int, stop: StoppingRule | None, *, name: str | None = None, forecast: Forecast | None = None
+        self,
+        limit: int,
+        stop: StoppingRule | None,
+        *,
+        follow: Follow | None = None,
+        name: str | None = None,
+        forecast: Forecast | None = None,
     ) -> MtpDraft:
-        """A draft of at most ``limit`` tokens, which ends as ``stop`` says."""
-        return MtpDraft(self._head, self._text, limit, stop, name, forecast)
+        """A draft of at most ``limit`` tokens, which ends as ``stop`` says, and what follows it in a run."""
+        return MtpDraft(self._head, self._text, limit, stop, follow, name, forecast)
 
     def learn(self, feedback: Feedback) -> None:
-        """Gives the head the states of the accepted rows, each with the token after it."""
+        """Gives the head the states of the accepted rows, each with the token after it; a run has given them itself."""
+        if feedback.run:
+            return
         rows, token_ids = feedback.acceptance.rows, feedback.acceptance.token_ids
         states = feedback.hidden_states[self._index]
         states = states[: len(rows)] if rows[-1] == len(rows) - 1 else states[send(rows, states.device)]

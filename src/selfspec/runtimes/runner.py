@@ -19,6 +19,7 @@ from selfspec.runtimes.fused import fast_norm, fuse
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import WITHOUT_KERNELS
 from selfspec.runtimes.products import Function, compile_head
+from selfspec.runtimes.run_head import RunHead
 from selfspec.runtimes.stack import Stack, StackOutput
 
 
@@ -43,12 +44,15 @@ class Runner(Stack):
             return NO_KERNELS if self.device_kernels is None else self.device_kernels.path
         return self.native.chain_path(self._every if sublayers is None else tuple(sublayers), self.rope)
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[Drafted]:
+    def draft(self, requests: Sequence[DraftRequest], head: RunHead | None = None) -> list[Drafted]:
         """Drafts tokens of several sequences side by side. Forwards through the same sublayers run as one.
 
         Where kernels choose the tokens (``DraftRequest.choose`` is ``None``) all forwards of a draft are one native
-        call, else they run one after the other.
+        call, else they run one after the other. In a run of the whole model, which kernels choose for, ``head`` drafts.
         """
+        if head is not None:
+            assert self.native is not None
+            return self.native.chain(requests, self.rope, head)
         return draft_loop.draft(self, requests)
 
     def verify(self, requests: Sequence[VerifyRequest], *, native: bool) -> list[VerifiedRows]:
