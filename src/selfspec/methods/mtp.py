@@ -12,6 +12,7 @@ from selfspec.methods.settings import MethodSettings, fraction, setting
 from selfspec.model.transfer import send
 from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.mtp import MtpHead
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.run_head import MtpText
 from selfspec.runtimes.target import Target
 from selfspec.types import Forecast
@@ -30,7 +31,18 @@ class MtpSettings(MethodSettings):
         "draft only the first N token ids, which a BPE tokenizer learned first and texts have most; none for all",
         minimum=TILE,
     )
+    draft_bits: int = setting(16, "bits of the head's weights: 8, 6 or 4; 16 for the checkpoint's own", minimum=4)
     prompt_rows: int = setting(4096, "most of the prompt's last tokens that the head reads", minimum=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.precision  # refuses bits that do not exist
+
+    @property
+    def precision(self) -> Precision | None:
+        """Of the weights that draft; ``None`` for the checkpoint's own."""
+        precision = Precision.of(self.draft_bits)
+        return None if precision.is_full else precision
 
 
 @register
@@ -52,7 +64,7 @@ class Mtp(Method):
 
     def __init__(self, target: Target, settings: MtpSettings) -> None:
         super().__init__(target, settings)
-        self.head = MtpHead(target, settings.vocabulary)
+        self.head = MtpHead(target, settings.vocabulary, settings.precision)
 
     @property
     def needs(self) -> Needs:

@@ -106,6 +106,8 @@ template <class T> class Links {
     std::vector<float> confidences;
     std::vector<Drawing> drawings;
     std::unique_ptr<bool[]> finite;
+    const Linear* entry = nullptr;  // as of a forward, with the rows that it reads
+    std::vector<T> joined;
 
     // Called before every forward; may write guesses.
     virtual void guess() {}
@@ -184,9 +186,9 @@ template <class T> class Links {
         }
     }
 
-    // The head with outputs for the coming rows.
-    Head prepare_head() {
-        const long rows = tokens.size();
+    // The head with outputs for the coming rows, or as many of them.
+    Head prepare_head() { return prepare_head(tokens.size()); }
+    Head prepare_head(long rows) {
         logits.resize(rows * f.head->outputs), confidences.resize(rows), finite.reset(new bool[rows]);
         Head head = *f.head;
         head.out = logits.data(), head.tokens = tokens.data(), head.confidences = confidences.data();
@@ -200,6 +202,7 @@ template <class T> class Links {
         std::vector<void*> kept = keep(rows);
         std::vector<long> kept_rows(kept.size(), rows);
         Forward forward = f;
+        forward.entry = entry, forward.entering = joined.data();
         forward.kept = kept.data(), forward.kept_rows = kept_rows.data();
         forward.parts = parts.data(), forward.part_count = parts.size();
         forward.turns = turns.data(), forward.head = &head;

@@ -34,17 +34,23 @@ struct DraftHead {
     double seconds;      // that it took: what comes out
 };
 
-// Makes rows of the head's residual stream; ``stream`` may be ``embeddings``.
+// Norms what the projection reads: rows of ``joined``, [rows, 2 * hidden].
 template <class T>
-void enter_head(const HeadEntry& entry, const T* embeddings, const T* states, T* stream, long rows, int threads) {
+void join_rows(const HeadEntry& entry, const T* embeddings, const T* states, std::vector<T>& joined, long rows) {
     const long hidden = entry.hidden;
-    std::vector<T> joined(rows * 2 * hidden);
+    joined.resize(rows * 2 * hidden);
     for (long row = 0; row < rows; row++) {
         T* to = joined.data() + row * 2 * hidden;
         normalize<T>(entry.token_norm, embeddings + row * hidden, to + (entry.state_first ? hidden : 0), hidden);
         normalize<T>(entry.state_norm, states + row * hidden, to + (entry.state_first ? 0 : hidden), hidden);
     }
-    product<T>(entry.projection, joined.data(), stream, rows, 2 * hidden, hidden, threads);
+}
+// Makes rows of the head's residual stream.
+template <class T>
+void enter_head(const HeadEntry& entry, const T* embeddings, const T* states, T* stream, long rows, int threads) {
+    std::vector<T> joined;
+    join_rows<T>(entry, embeddings, states, joined, rows);
+    product<T>(entry.projection, joined.data(), stream, rows, 2 * entry.hidden, entry.hidden, threads);
 }
 
 // The forwards of a head.
@@ -53,7 +59,7 @@ template <class T> class HeadLinks : public Links<T> {
 
   public:
     HeadLinks(const DraftHead& head, long count) : Links<T>(with_count(*head.chain, count)), head(head), sequences(count), after(count) {
-        chain.sequences = sequences.data();
+        chain.sequences = sequences.data(), this->entry = &head.entry.projection;
     }
 
     // Drafts for those of the target's sequences that go on: writes guesses of their next tokens.
@@ -76,6 +82,7 @@ template <class T> class HeadLinks : public Links<T> {
     std::vector<ChainSequence> sequences;  // the same as the target's, of the head's caches
     std::vector<std::vector<T>> after;     // by sequence, the normed state of its last row
     std::vector<T> entering;               // states of the coming rows
+    std::vector<long> last;                // the last of the coming rows of each part
 
     static Chain with_count(Chain chain, long count) {
         chain.count = count;
@@ -91,7 +98,7 @@ template <class T> class HeadLinks : public Links<T> {
         while (text.missing > TOGETHER) {
             this->clear_rows(), entering.clear();
             add_missing(index, TOGETHER);
-            this->advance(this->prepare_head());
+            this->advance(last_rows());
             T* states = static_cast<T*>(text.states);
             std::copy(states + TOGETHER * hidden, states + (TOGETHER + text.missing) * hidden, states);
             std::copy(text.tokens + TOGETHER, text.tokens + TOGETHER + text.missing, text.tokens);
@@ -113,23 +120,34 @@ template <class T> class HeadLinks : public Links<T> {
     }
     // Drafts a token of each part by its last row; returns the sequences that go on.
     std::vector<long> step(ChainSequence* targets) {
-        this->advance(this->prepare_head());
+        this->advance(last_rows());
         std::vector<long> left;
         for (size_t part = 0; part < parts.size(); part++) {
-            const long index = of_part[part], row = parts[part].first_row + parts[part].rows - 1;
+            const long index = of_part[part];
             ChainSequence& target = targets[index];
-            target.guesses[target.guess_count++] = tokens[row];
-            const bool ends = chain.follow(index, tokens[row], this->confidences[row]);
+            target.guesses[target.guess_count++] = tokens[part];
+            const bool ends = chain.follow(index, tokens[part], this->confidences[part]);
             if (ends || target.guess_count == head.texts[index].limit) continue;
             after[index].resize(hidden);
-            normalize<T>(this->f.head->norm, stream.data() + row * hidden, after[index].data(), hidden);
+            normalize<T>(this->f.head->norm, stream.data() + last[part] * hidden, after[index].data(), hidden);
             left.push_back(index);
         }
         return left;
     }
+    // The head with outputs for the last row of each part, which draws a token.
+    Head last_rows() {
+        Head own = this->prepare_head(parts.size());
+        last.clear();
+        for (size_t part = 0; part < parts.size(); part++) {
+            last.push_back(parts[part].first_row + parts[part].rows - 1);
+            this->drawings[part] = this->drawings[last[part]];
+        }
+        own.rows = last.data(), own.count = last.size();
+        return own;
+    }
     void embed(long rows) override {
         Links<T>::embed(rows);
-        enter_head<T>(head.entry, stream.data(), entering.data(), stream.data(), rows, this->f.threads);
+        join_rows<T>(head.entry, stream.data(), entering.data(), this->joined, rows);
     }
 };
 

@@ -14,7 +14,9 @@ from selfspec.model.transfer import AsyncCopy
 from selfspec.runtimes.chain import Drafted, DraftRequest
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.packed import LowBitLinear
+from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.run_head import HeadEntry, MtpText, NativeHead
+from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
 
 _ROWS = 16
@@ -31,19 +33,24 @@ class MtpHead:
     Args:
         target: the model.
         vocabulary: draft only the first of the token ids, as many, which take a part of the LM head; ``None`` for all.
+        precision: of the weights that draft; ``None`` for the checkpoint's.
 
     Raises:
-        UnsupportedModelError: its checkpoint has no head, or one that cannot run, or its LM head has no such part.
+        UnsupportedModelError: its checkpoint has no head, or one that cannot run, or its LM head has no such part, or
+            there are no low-bit weights of it.
         ModelLoadError: the head does not fit it.
     """
 
-    def __init__(self, target: Target, vocabulary: int | None = None) -> None:
+    def __init__(self, target: Target, vocabulary: int | None = None, precision: AnyPrecision | None = None) -> None:
         self._target = target
         self._modules: MtpModules = read_mtp(target.model)
         if vocabulary is not None and vocabulary < target.vocab_size:
             own: Any = self._modules.model
             own.lm_head = first_outputs(own.lm_head, vocabulary)
         self._own = Target(self._modules.model, target.runtime if target.trial is None else target.chosen_runtime)
+        self._precision = precision
+        if precision is not None:
+            self._own.check_low_bit(precision)
         compiled = self._own.at(None).native is not None
         self._enter = HeadEntry(self._modules, self._own.decoder, compiled=compiled)
         self._every = tuple(range(self._own.sublayer_count))
@@ -60,6 +67,11 @@ class MtpHead:
         return self._own
 
     @property
+    def runner(self) -> Runner:
+        """The same at the precision that drafts."""
+        return self._own.at(self._precision)
+
+    @property
     def slot_bytes(self) -> int:
         """Bytes of keys and values of one token."""
         return self._own.slot_bytes
@@ -71,8 +83,9 @@ class MtpHead:
 
     def _native_form(self) -> NativeHead | None:
         """The head for native runs; ``None`` where it cannot take part in them."""
-        runner, entry = self._own.at(None), self._enter.native
-        if entry is None or runner.native is None or not runner.path().native:
+        runner, entry = self.runner, self._enter.native
+        scaled = runner.embedding_scale != 1.0  # which the head's embeddings are not
+        if entry is None or runner.native is None or scaled or not runner.path().native:
             return None
         if self._native is None or self._native.forward is not runner.native:
             self._native = NativeHead(entry, runner.native, runner.rope, self._take)
@@ -102,7 +115,7 @@ class MtpHead:
         while len(tokens) - done > _ROWS:
             end = min(done + _CHUNK, len(tokens) - 1)
             forward = self._own.lay_out(text, end - done, settled=True)
-            self._own.run(self._embed(states[done:end], tokens[done:end]), self._every, forward)
+            self.runner.run(self._embed(states[done:end], tokens[done:end]), self._every, forward)
             text.cache.commit(range(end - done))
             done = end
         text.missing[:] = [(states[done:], tokens[done:])]
@@ -116,7 +129,7 @@ class MtpHead:
         ]
         states, tokens = map(_joined, zip(*inputs, strict=True))
         confidence = any(each.request.stop is not None for each in running)
-        output = self._own.at(None).run(
+        output = self.runner.run(
             self._embed(states, tokens),
             self._every,
             Forward.join(layouts),
@@ -139,7 +152,7 @@ class MtpHead:
 
     def _embed(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The residual stream before the head's layer."""
-        return self._enter(self._own.embed(tokens), states)
+        return self._enter(self._target.decoder.embedding(tokens), states)
 
 
 class _Draft:

@@ -183,6 +183,8 @@ class NativeHead(Structure):
         ("norm", Norm),
         ("linear", Linear),
         *((name, c_long) for name in ("hidden", "outputs")),
+        ("rows", POINTER(c_long)),
+        ("count", c_long),
         *((name, c_void_p) for name in ("out", "tokens", "confidences", "finite")),
         ("drawings", POINTER(NativeDrawing)),
         *((name, c_float) for name in ("divisor", "softcap")),
@@ -204,6 +206,8 @@ class NativeCall(Structure):
         ("threads", c_int),
         ("head", POINTER(NativeHead)),
         ("packed", c_int),
+        ("entry", POINTER(Linear)),
+        ("entering", c_void_p),
     )
 
 
