@@ -12,7 +12,7 @@ from selfspec.model.forward import Drawing, SequenceState
 from selfspec.runtimes.adapting import native_adapter
 from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.structures import ChainSequence, NativeDrawing
+from selfspec.runtimes.structures import ChainSequence, NativeDraftHead, NativeDrawing
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,18 @@ class HeadDraft:
         self.token_ids.append(token_id)
         self.confidences.append(confidence)
         return self.stop is not None and self.stop(confidence)
+
+
+class RunningHead(Protocol):
+    """A multi-token-prediction head that drafts in a native run."""
+
+    def begin(self, follow: Callable[[int, int, float], int]) -> NativeDraftHead:
+        """The form that the C++ code takes; ``follow`` is called with each token that it drafts."""
+        ...
+
+    def limit(self, index: int, tokens: int) -> None:
+        """Sets how many tokens it drafts at most for the coming round of a sequence."""
+        ...
 
 
 class Rows(NamedTuple):

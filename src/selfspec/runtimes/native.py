@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from ctypes import Array, addressof, c_bool, c_int, c_long, c_void_p
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +16,17 @@ from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import CosSin, Rope
 from selfspec.runtimes.adapting import native_adapter
 from selfspec.runtimes.branches import NativeBranch
-from selfspec.runtimes.chain import NATIVE, PROBE, Chained, Drafted, DraftRequest, Path, VerifyRequest, describe_drawing
+from selfspec.runtimes.chain import (
+    NATIVE,
+    PROBE,
+    Chained,
+    Drafted,
+    DraftRequest,
+    Path,
+    RunningHead,
+    VerifyRequest,
+    describe_drawing,
+)
 from selfspec.runtimes.kernels import DTYPES, load, row_limit, start_overlapped
 from selfspec.runtimes.logits import Chosen, Logits
 from selfspec.runtimes.packed import PackedWeights, describe
@@ -35,9 +44,6 @@ from selfspec.runtimes.structures import (
     View,
 )
 from selfspec.runtimes.threads import THREADS
-
-if TYPE_CHECKING:
-    from selfspec.runtimes.run_head import RunHead
 
 _FEW_ROWS = 16
 """Most rows of a call whose time counts for the number of threads: with more it depends on the rows before them."""
@@ -185,7 +191,7 @@ class NativeForward:
             return self._no_chains
         return NATIVE if rope.is_fixed else Path("rotations depend on the length of the text")
 
-    def chain(self, requests: Sequence[DraftRequest], rope: Rope, head: "RunHead | None" = None) -> list[Drafted]:
+    def chain(self, requests: Sequence[DraftRequest], rope: Rope, head: RunningHead | None = None) -> list[Drafted]:
         """Drafts tokens of sequences through the same sublayers, one after the other, in forwards that they share.
 
         ``chain_path`` is native for the sublayers; ``head`` drafts rows of the forwards, where ``Rows`` ask for it.

@@ -13,13 +13,21 @@ from selfspec.model.observed import ObservedDecoder
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes import draft_loop
 from selfspec.runtimes.branches import compile_block
-from selfspec.runtimes.chain import NO_KERNELS, PROBE, Drafted, DraftRequest, Path, VerifiedRows, VerifyRequest
+from selfspec.runtimes.chain import (
+    NO_KERNELS,
+    PROBE,
+    Drafted,
+    DraftRequest,
+    Path,
+    RunningHead,
+    VerifiedRows,
+    VerifyRequest,
+)
 from selfspec.runtimes.device_kernels import DeviceKernels
 from selfspec.runtimes.fused import fast_norm, fuse
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import WITHOUT_KERNELS
 from selfspec.runtimes.products import Function, compile_head
-from selfspec.runtimes.run_head import RunHead
 from selfspec.runtimes.stack import Stack, StackOutput
 
 
@@ -44,7 +52,7 @@ class Runner(Stack):
             return NO_KERNELS if self.device_kernels is None else self.device_kernels.path
         return self.native.chain_path(self._every if sublayers is None else tuple(sublayers), self.rope)
 
-    def draft(self, requests: Sequence[DraftRequest], head: RunHead | None = None) -> list[Drafted]:
+    def draft(self, requests: Sequence[DraftRequest], head: RunningHead | None = None) -> list[Drafted]:
         """Drafts tokens of several sequences side by side. Forwards through the same sublayers run as one.
 
         Where kernels choose the tokens (``DraftRequest.choose`` is ``None``) all forwards of a draft are one native

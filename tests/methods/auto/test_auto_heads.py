@@ -93,7 +93,7 @@ def test_a_seed_gives_one_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_copies_draft_where_the_text_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, RowCosts((1, 64), (0.1, 0.2)))
     model = load(save_with_head("llama", tmp_path))
-    engine, prompt = Engine(model), PROMPTS[1]
+    engine, prompt = Engine(model), PROMPTS[0]
     text = [*prompt, *greedy(model, prompt)]
     by = []
     for each in (prompt, [*text, *text[: len(prompt)]]):

@@ -241,7 +241,9 @@ class AutoDrafter(Drafter):
         fits = most_that_fits(costs[1 + guesses], verify, longest)
         if not fits:
             return None
-        policy = self._layer_plans.policy(planned, verify, each, rate, fits)
+        policy = planned.policy  # of the run
+        if policy is None or policy.limit > fits or not planned.layers_follow:
+            policy = planned.policy = self._layer_plans.policy(planned, verify, each, rate, fits)
         plan = Plan(policy.limit, policy.expected_tokens, policy.expected_seconds)
         planned.layers_are_worth = plan.worth(rate, self._trust[name].value)
         if planned.layers_are_worth <= worth:

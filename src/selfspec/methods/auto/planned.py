@@ -9,6 +9,7 @@ from selfspec.planning.acceptance import CopiesToConfirm
 from selfspec.planning.allowance import SharedRound
 from selfspec.planning.plans import Plan, plain
 from selfspec.planning.rows import FilledRows
+from selfspec.planning.stopping import DraftPolicy
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import Forecast
@@ -48,6 +49,7 @@ class Round:
     preparing: float = 0.0  # seconds in which low-bit weights were made
     costs: CostTable = ()  # of the forward of a layer draft; empty without one
     guess: CopiesToConfirm | None = None  # of a layer draft
+    policy: DraftPolicy | None = None  # likewise; in a run that of its first round, as making one takes long
 
     def plain(self, *, held_back: bool = False) -> NoDraft:
         """A step of plain decoding."""
