@@ -1,6 +1,6 @@
 """Multi-token prediction: a head that ships inside the checkpoint drafts from the target's last hidden state."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from selfspec.decoding.draft import Follow, MtpDraft
@@ -70,6 +70,17 @@ class Mtp(Method):
     def needs(self) -> Needs:
         """The prompt's last hidden states, where they are computed."""
         return needs_of(self.head, self.settings)
+
+    def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Makes the head's low-bit weights, where it drafts with them."""
+        if self.needs_preparation:
+            progress(f"a head of {self.settings.draft_bits} bits")
+            _ = self.head.runner
+
+    @property
+    def needs_preparation(self) -> bool:
+        """Whether it has low-bit weights to make."""
+        return self.settings.precision is not None
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
