@@ -23,7 +23,7 @@ class MtpSettings(MethodSettings):
     """Settings of ``mtp``."""
 
     draft_length: int = setting(
-        4, "most draft tokens of a round; the head is applied again for each", minimum=1, maximum=64
+        6, "most draft tokens of a round; the head is applied again for each", minimum=1, maximum=64
     )
     threshold: float = fraction(0.4, "drafts end when the product of their confidences falls below it")
     vocabulary: int | None = setting(
