@@ -52,6 +52,12 @@ class PhaseClock:
         self._seconds[self._phase] += now - self._last
         self._last, self._phase = now, phase
 
+    def move(self, seconds: float, source: Phase, to: Phase) -> None:
+        """Counts some of the seconds of one phase, the last included, towards another one."""
+        self.switch(self._phase)
+        self._seconds[source] -= seconds
+        self._seconds[to] += seconds
+
     @property
     def seconds(self) -> PhaseSeconds:
         """The time of each phase so far."""

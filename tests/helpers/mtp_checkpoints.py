@@ -27,8 +27,8 @@ _SIZES = {
     "hidden_size": HIDDEN,
     "intermediate_size": 96,
     "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
     "bos_token_id": None,
@@ -45,11 +45,11 @@ _EXPERTS = {
 }
 _LATENT = {
     "q_lora_rank": 32,
-    "kv_lora_rank": 16,
+    "kv_lora_rank": 24,
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
-    "num_key_value_heads": 4,
+    "num_key_value_heads": 2,
 }
 _LINEAR = {
     "layer_types": ["full_attention", "linear_attention", "full_attention"],
@@ -82,7 +82,7 @@ _MIMO = {
 FAMILIES: dict[str, tuple[Callable[..., PreTrainedConfig], dict[str, Any], str, dict[str, str]]] = {
     "llama": (LlamaConfig, {}, "mtp.", _QWEN),
     "qwen2": (Qwen2Config, {}, "model.mtp_layers.0.", _MIMO),
-    "glm4_moe": (Glm4MoeConfig, {**_EXPERTS, "head_dim": 16}, f"model.layers.{LAYERS}.", _DEEPSEEK),
+    "glm4_moe": (Glm4MoeConfig, {**_EXPERTS, "head_dim": 32}, f"model.layers.{LAYERS}.", _DEEPSEEK),
     "deepseek_v3": (DeepseekV3Config, {**_EXPERTS, **_LATENT}, f"model.layers.{LAYERS}.", _DEEPSEEK),
     "qwen3_next": (Qwen3NextConfig, _LINEAR, "mtp.", _QWEN),
 }

@@ -12,8 +12,9 @@ from selfspec.decoding.suffixes import common
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.chain import Path
-from selfspec.runtimes.mtp import MtpHead, MtpText
+from selfspec.runtimes.mtp import MtpHead
 from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.run_head import MtpText
 from selfspec.sampling.tree import ROOT, TokenTree
 from selfspec.types import Forecast
 
@@ -36,17 +37,18 @@ that plans it.
 """
 
 
-Later: TypeAlias = Callable[[], Union["NoDraft", "TokenDraft", None]]
+Later: TypeAlias = Callable[[], Union["RunDraft", None]]
 """The next round of a run, or ``None``, once the last one of all sequences that share the run is known."""
 
-Follow: TypeAlias = Callable[["RunRound"], Union["NoDraft", "TokenDraft", Later, None]]
+Follow: TypeAlias = Callable[["RunRound"], Union["RunDraft", Later, None]]
 """Plans the next round of a run, given the last one; ``None`` ends the run.
 
 What it returns may be called ``Later``, where requests of a batch plan together.
 
 A run is several rounds in one native call, each a forward of the whole model over the last token and a chain of known
-tokens, or none. Where nothing but tokens is asked of a request, a draft that is followed begins one. ``learn`` is
-called once after it, without scores, with the tokens of all its rounds (``Feedback.run``).
+tokens, of tokens that a multi-token-prediction head drafts before it, or none. Where nothing but tokens is asked of a
+request, a draft that is followed begins one. ``learn`` is called once after it, without scores, with the tokens of all
+its rounds (``Feedback.run``).
 """
 
 
@@ -180,6 +182,7 @@ class MtpDraft:
         text: what it knows of the sequence, up to the pending token.
         limit: most tokens, 0 or more.
         stop: ends the draft earlier; ``None`` drafts ``limit`` tokens without reading their confidence.
+        follow: plans the rounds after this one, where they run as one call; ``None`` where it has to be alone.
         name: of what planned it, where a method has several ways to draft.
         forecast: what the method expects of the round, if it says so.
     """
@@ -188,6 +191,7 @@ class MtpDraft:
     text: MtpText
     limit: int
     stop: StoppingRule | None = None
+    follow: Follow | None = field(default=None, compare=False)
     name: str | None = None
     forecast: Forecast | None = None
 
@@ -204,6 +208,9 @@ class MtpDraft:
 Draft: TypeAlias = NoDraft | TokenDraft | LayerDraft | MtpDraft
 """What drafts one round of one sequence."""
 
+RunDraft: TypeAlias = NoDraft | TokenDraft | MtpDraft
+"""What may draft a round of a run."""
+
 
 @dataclass(frozen=True)
 class RunRound:
@@ -211,17 +218,19 @@ class RunRound:
 
     Attributes:
         draft: what was planned.
-        drafted: the known tokens that were verified.
+        drafted: the known tokens, or those of the head, that were verified.
         probes: the rows after which there was a probe.
         token_ids: the tokens of the round.
         guess: as ``Feedback.guess``.
+        confidences: of the drafted tokens, where a head drafted them.
     """
 
-    draft: NoDraft | TokenDraft
+    draft: RunDraft
     drafted: tuple[int, ...]
     token_ids: tuple[int, ...]
     probes: tuple[int, ...] = ()
     guess: tuple[int, float] | None = None
+    confidences: tuple[float, ...] = ()
 
     @cached_property
     def accepted(self) -> int:

@@ -11,6 +11,7 @@ from selfspec.decoding.draft import Draft, Proposal, RunRound
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.suffixes import SuffixAutomaton
 from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.run_head import MtpText
 from selfspec.sampling.acceptance import Acceptance
 from selfspec.types import PhaseSeconds
 
@@ -172,6 +173,14 @@ class Drafter(ABC):
         """The embedding of the probes of the coming rounds, ``[hidden]``; ``None`` for zero.
 
         Asked for after ``plan``. It is in the model's dtype and contiguous, and lasts as long as the rounds.
+        """
+        return None
+
+    @property
+    def mtp_text(self) -> MtpText | None:
+        """What a multi-token-prediction head knows of the text, if one drafts, which native runs then follow.
+
+        Its states are among ``watched``. After a run it has those of all rounds.
         """
         return None
 

@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-from selfspec.decoding.draft import Draft, LayerDraft
+from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft
 from selfspec.decoding.drafter import Drafter, DraftingMethod, Feedback
 from selfspec.decoding.drafting import propose
 from selfspec.decoding.request import Advanced, Event, Failed, Finished
@@ -17,6 +17,7 @@ from selfspec.decoding.verification import Verified, not_finite, run, verify
 from selfspec.errors import DeviceMemoryWarning, RanksError
 from selfspec.limits import is_out_of_memory
 from selfspec.model.ranks import Ranks, is_lost_rank
+from selfspec.runtimes.chain import NATIVE
 from selfspec.runtimes.target import Target
 from selfspec.types import PhaseClock, PhaseSeconds, Round
 
@@ -159,8 +160,10 @@ def _records(planned: Draft, verified: Verified, committed: tuple[int, ...], sec
             token_ids=own.token_ids,
             probes=len(own.probes),
             seconds=each,
+            threshold=own.draft.threshold if isinstance(own.draft, MtpDraft) else None,
             drafted_by=own.draft.name,
             forecast=own.draft.forecast,
+            drafting=NATIVE if isinstance(own.draft, MtpDraft) else None,
         )
         for own in verified.run
     ]

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import torch
 
-from selfspec.decoding.draft import Draft, Follow, Later, NoDraft, Proposal, RunRound, TokenDraft
+from selfspec.decoding.draft import Draft, Follow, Later, MtpDraft, NoDraft, Proposal, RunDraft, RunRound
 from selfspec.decoding.paths import run_path, verification_path
 from selfspec.decoding.sequence import Sequence
 from selfspec.errors import NonFiniteLogitsError
@@ -18,6 +18,7 @@ from selfspec.runtimes.chain import (
     NATIVE,
     PROBE,
     DraftRequest,
+    HeadDraft,
     Path,
     Rows,
     VerifiedRows,
@@ -25,6 +26,7 @@ from selfspec.runtimes.chain import (
 )
 from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.run_head import MtpText, RunHead
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching
 from selfspec.sampling.rules import accept_choices
@@ -37,7 +39,7 @@ LONGEST_SECONDS = 0.03
 MOST_TOKENS = 64
 """Most tokens of a run."""
 
-Planned: TypeAlias = NoDraft | TokenDraft | Later | None
+Planned: TypeAlias = RunDraft | Later | None
 """The next round of a run; ``None`` where it ends."""
 
 
@@ -138,8 +140,9 @@ def run(
 ) -> list[Verified | None] | None:
     """Runs several rounds in one native call, if all sequences need no more than tokens, and their drafts are followed.
 
-    They are a chain of the whole model, whose tokens are those of plain decoding. What the host does between two rounds
-    is done once for all of them; between them there is a call back, which plans the next one and looks for the end.
+    They are a chain of the whole model, whose tokens are those of plain decoding. A head of the checkpoint drafts in
+    the call. What the host does between two rounds is done once for all of them; between them there is a call back,
+    which plans the next one and looks for the end.
 
     Returns:
         As ``verify``; ``None`` alone if the sequences play single rounds.
@@ -152,8 +155,9 @@ def run(
     runs: list[_Run] = []
     requests: list[DraftRequest] = []
     for sequence, draft, own, limit in zip(sequences, drafts, watched, room, strict=True):
-        if not isinstance(draft, NoDraft | TokenDraft) or (follow := draft.follow) is None:
+        if not isinstance(draft, RunDraft) or (follow := draft.follow) is None:
             return None
+        own = set(own) - _followed(sequence.drafter.mtp_text, target.sublayer_count)
         if not run_path(sequence.output, own, sequence.request.logprobs, sequence.choosing, model).native:
             return None
         assert runner.native is not None
@@ -166,11 +170,23 @@ def run(
                 state, sequence.pending, every, limit, mask_embedding=mask_embedding, steps=steps, drawing=drawing
             )
         )
-    drafted = runner.draft(requests)
+    texts = [sequence.drafter.mtp_text for sequence in sequences]
+    heads = {text.native for text in texts if text is not None}
+    if len(heads) > 1:
+        return None
+    head = next((RunHead(each, texts, room) for each in heads if each is not None), None)
+    drafted = runner.draft(requests, head)
+    if head is not None:
+        clock.move(head.finish(), "verify", "draft")
     return [
         _of_run(sequence, own.rounds(tokens.token_ids[: tokens.finite].tolist()))
         for sequence, own, tokens in zip(sequences, runs, drafted, strict=True)
     ]
+
+
+def _followed(text: MtpText | None, sublayers: int) -> set[int]:
+    """The states that a run gives to the text of a head."""
+    return set() if text is None or text.native is None else {sublayers}
 
 
 def _timed(follow: Follow, clock: PhaseClock) -> Follow:
@@ -182,7 +198,7 @@ def _timed(follow: Follow, clock: PhaseClock) -> Follow:
         clock.switch("verify")
         return partial(timed_later, planned) if callable(planned) else planned
 
-    def timed_later(later: Later) -> NoDraft | TokenDraft | None:
+    def timed_later(later: Later) -> RunDraft | None:
         clock.switch("select")
         draft = later()
         clock.switch("verify")
@@ -212,7 +228,7 @@ class _Run:
     """
 
     def __init__(
-        self, sequence: Sequence, first: NoDraft | TokenDraft, follow: Follow, until: _Time, limit: int, most_rows: int
+        self, sequence: Sequence, first: RunDraft, follow: Follow, until: _Time, limit: int, most_rows: int
     ) -> None:
         self.ends = sequence.output.ends_with
         self._follow, self._until, self._limit, self._most_rows = follow, until, limit, most_rows
@@ -235,9 +251,12 @@ class _Run:
         self._coming = self._rows_of(draft, self._limit - self._written - 1)
         return self._coming
 
-    def _rows_of(self, draft: NoDraft | TokenDraft, room: int) -> Rows:
+    def _rows_of(self, draft: RunDraft, room: int) -> Rows:
         if isinstance(draft, NoDraft):
             return Rows()
+        if isinstance(draft, MtpDraft):
+            limit, stop = min(draft.limit, room, self._most_rows - 1), draft.stop
+            return Rows(head=HeadDraft(limit, None if stop is None else stop.stops) if limit > 0 else None)
         known = draft.token_ids[: min(room, self._most_rows - 1)]
         fits = self._takes_probes and room > 0 and len(known) + len(draft.probes) < self._most_rows
         probes = draft.probes if fits and len(known) == len(draft.token_ids) else ()
@@ -245,10 +264,11 @@ class _Run:
 
     def _conclude(self, drafted: Many[int], probed: tuple[int, float] | None) -> None:
         """Notes the round that has ended, if there was one."""
-        if isinstance(self._planned, NoDraft | TokenDraft) and len(drafted) > self._written:
-            known, probes = tuple(self._coming.known), tuple(self._coming.probes)
-            token_ids = tuple(drafted[self._written :])
-            self._rounds.append(RunRound(self._planned, known, token_ids, probes, probed))
+        if isinstance(self._planned, RunDraft) and len(drafted) > self._written:
+            coming, token_ids = self._coming, tuple(drafted[self._written :])
+            head = coming.head or HeadDraft(0)
+            known, confidences = (*coming.known, *head.token_ids), tuple(head.confidences)
+            self._rounds.append(RunRound(self._planned, known, token_ids, tuple(coming.probes), probed, confidences))
         self._written = len(drafted)
 
     def rounds(self, token_ids: list[int]) -> tuple[RunRound, ...]:

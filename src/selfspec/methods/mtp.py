@@ -1,9 +1,9 @@
 """Multi-token prediction: a head that ships inside the checkpoint drafts from the target's last hidden state."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from selfspec.decoding.draft import Draft, MtpDraft
+from selfspec.decoding.draft import Follow, MtpDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.stopping import JointConfidence, StoppingRule
 from selfspec.methods.base import Method
@@ -12,6 +12,8 @@ from selfspec.methods.settings import MethodSettings, fraction, setting
 from selfspec.model.transfer import send
 from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.mtp import MtpHead
+from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.run_head import MtpText
 from selfspec.runtimes.target import Target
 from selfspec.types import Forecast
 
@@ -21,7 +23,7 @@ class MtpSettings(MethodSettings):
     """Settings of ``mtp``."""
 
     draft_length: int = setting(
-        4, "most draft tokens of a round; the head is applied again for each", minimum=1, maximum=64
+        6, "most draft tokens of a round; the head is applied again for each", minimum=1, maximum=64
     )
     threshold: float = fraction(0.4, "drafts end when the product of their confidences falls below it")
     vocabulary: int | None = setting(
@@ -29,7 +31,18 @@ class MtpSettings(MethodSettings):
         "draft only the first N token ids, which a BPE tokenizer learned first and texts have most; none for all",
         minimum=TILE,
     )
+    draft_bits: int = setting(16, "bits of the head's weights: 8, 6 or 4; 16 for the checkpoint's own", minimum=4)
     prompt_rows: int = setting(4096, "most of the prompt's last tokens that the head reads", minimum=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.precision  # refuses bits that do not exist
+
+    @property
+    def precision(self) -> Precision | None:
+        """Of the weights that draft; ``None`` for the checkpoint's own."""
+        precision = Precision.of(self.draft_bits)
+        return None if precision.is_full else precision
 
 
 @register
@@ -51,12 +64,23 @@ class Mtp(Method):
 
     def __init__(self, target: Target, settings: MtpSettings) -> None:
         super().__init__(target, settings)
-        self.head = MtpHead(target, settings.vocabulary)
+        self.head = MtpHead(target, settings.vocabulary, settings.precision)
 
     @property
     def needs(self) -> Needs:
         """The prompt's last hidden states, where they are computed."""
         return needs_of(self.head, self.settings)
+
+    def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Makes the head's low-bit weights, where it drafts with them."""
+        if self.needs_preparation:
+            progress(f"a head of {self.settings.draft_bits} bits")
+            _ = self.head.runner
+
+    @property
+    def needs_preparation(self) -> bool:
+        """Whether it has low-bit weights to make."""
+        return self.settings.precision is not None
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
@@ -92,24 +116,37 @@ class MtpDrafter(Drafter):
     watched = followed
 
     @property
+    def mtp_text(self) -> MtpText:
+        """What the head knows of the text."""
+        return self._text
+
+    @property
     def unread(self) -> int:
         """Tokens of the text that the head reads before its next draft."""
         return sum(len(tokens) for _, tokens in self._text.missing)
 
-    def plan(self) -> Draft:
+    def plan(self) -> MtpDraft:
         """The draft of the head."""
         settings = self._settings
         stop = JointConfidence(settings.threshold) if settings.threshold else None
-        return self.draft(settings.draft_length, stop)
+        return self.draft(settings.draft_length, stop, follow=lambda _: self.plan())
 
     def draft(
-        self, limit: int, stop: StoppingRule | None, *, name: str | None = None, forecast: Forecast | None = None
+        self,
+        limit: int,
+        stop: StoppingRule | None,
+        *,
+        follow: Follow | None = None,
+        name: str | None = None,
+        forecast: Forecast | None = None,
     ) -> MtpDraft:
-        """A draft of at most ``limit`` tokens, which ends as ``stop`` says."""
-        return MtpDraft(self._head, self._text, limit, stop, name, forecast)
+        """A draft of at most ``limit`` tokens, which ends as ``stop`` says, and what follows it in a run."""
+        return MtpDraft(self._head, self._text, limit, stop, follow, name, forecast)
 
     def learn(self, feedback: Feedback) -> None:
-        """Gives the head the states of the accepted rows, each with the token after it."""
+        """Gives the head the states of the accepted rows, each with the token after it; a run has given them itself."""
+        if feedback.run:
+            return
         rows, token_ids = feedback.acceptance.rows, feedback.acceptance.token_ids
         states = feedback.hidden_states[self._index]
         states = states[: len(rows)] if rows[-1] == len(rows) - 1 else states[send(rows, states.device)]

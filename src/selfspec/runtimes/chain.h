@@ -34,6 +34,8 @@ struct ChainSequence {
                                     // logits that are all numbers: what comes out
 };
 
+struct DraftHead;
+
 struct Chain {
     const Forward* forward;   // without parts; its turns are tables from position 0 on; where it drafts, its head has no
                               // outputs
@@ -49,6 +51,7 @@ struct Chain {
     // Is called after each forward, with all of its tokens known: writes the guesses and probes of the next one of every
     // sequence that goes on, -1 guesses where its draft ends.
     void (*plan)();
+    DraftHead* head;          // drafts guesses, see mtp.h; or null
 };
 
 // The forwards of chains.
@@ -58,9 +61,10 @@ template <class T> class Links {
         hidden = f.head->hidden;
         views.resize(chain.count * chain.window_count);
     }
+    virtual ~Links() = default;
 
     void draft() {
-        while (lay_out()) {
+        while (guess(), lay_out()) {
             advance(prepare_head());
             for (size_t part = 0; part < parts.size(); part++) take(part);
             chain.plan();
@@ -84,8 +88,8 @@ template <class T> class Links {
                 take_states(chain.sequences[of_part[part]], parts[part].first_row + row, row);
     }
 
-  private:
-    const Chain& chain;
+  protected:
+    Chain chain;
     const Forward& f;
     long hidden;
     std::vector<bool> running;
@@ -102,11 +106,21 @@ template <class T> class Links {
     std::vector<float> confidences;
     std::vector<Drawing> drawings;
     std::unique_ptr<bool[]> finite;
+    const Linear* entry = nullptr;  // as of a forward, with the rows that it reads
+    std::vector<T> joined;
 
-    // The rows of all sequences that go on: the last token of each, and guesses of the next ones.
-    bool lay_out() {
+    // Called before every forward; may write guesses.
+    virtual void guess() {}
+    // Called with each row whose token is taken; returns whether the draft of its sequence may go on.
+    virtual bool take_row(long, long) { return true; }
+
+    void clear_rows() {
         parts.clear(), of_part.clear(), tokens.clear(), positions.clear(), drawings.clear(), masks.clear();
         mask_embeddings.clear();
+    }
+    // The rows of all sequences that go on: the last token of each, and guesses of the next ones.
+    bool lay_out() {
+        clear_rows();
         for (long index = 0; index < chain.count; index++) {
             const ChainSequence& s = chain.sequences[index];
             if (!running[index]) continue;
@@ -172,9 +186,9 @@ template <class T> class Links {
         }
     }
 
-    // The head with outputs for the coming rows.
-    Head prepare_head() {
-        const long rows = tokens.size();
+    // The head with outputs for the coming rows, or as many of them.
+    Head prepare_head() { return prepare_head(tokens.size()); }
+    Head prepare_head(long rows) {
         logits.resize(rows * f.head->outputs), confidences.resize(rows), finite.reset(new bool[rows]);
         Head head = *f.head;
         head.out = logits.data(), head.tokens = tokens.data(), head.confidences = confidences.data();
@@ -188,12 +202,13 @@ template <class T> class Links {
         std::vector<void*> kept = keep(rows);
         std::vector<long> kept_rows(kept.size(), rows);
         Forward forward = f;
+        forward.entry = entry, forward.entering = joined.data();
         forward.kept = kept.data(), forward.kept_rows = kept_rows.data();
         forward.parts = parts.data(), forward.part_count = parts.size();
         forward.turns = turns.data(), forward.head = &head;
         Team<T>(forward, stream.data(), rows).run();
     }
-    void embed(long rows) {
+    virtual void embed(long rows) {
         const T* embedding = static_cast<const T*>(chain.embedding);
         stream.resize(rows * hidden);
         std::vector<long> known(tokens);
@@ -262,7 +277,8 @@ template <class T> class Links {
             if (s.probed) *s.probed = -1;
             for (long probe = 0; probe < probes && !guessed; probe++)
                 if (s.probes[probe] == row) read_probe(s, first + 1 + guesses + probe, token);
-            const bool ends = chain.follow(of_part[part], token, confidences[first + row]) || s.drafted == s.limit;
+            const bool goes_on = take_row(of_part[part], first + row);
+            const bool ends = chain.follow(of_part[part], token, confidences[first + row]) || s.drafted == s.limit || !goes_on;
             running[of_part[part]] = !ends;
             if (ends || !guessed) return;
         }

@@ -12,7 +12,7 @@ from selfspec.model.forward import Drawing, SequenceState
 from selfspec.runtimes.adapting import native_adapter
 from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.structures import ChainSequence, NativeDrawing
+from selfspec.runtimes.structures import ChainSequence, NativeDraftHead, NativeDrawing
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,50 @@ Choose: TypeAlias = Callable[[Logits, int], DraftedToken]
 """Chooses the token of one row of logits; the number is that of the tokens drafted before it."""
 
 
+@dataclass
+class HeadDraft:
+    """Tokens that a multi-token-prediction head drafts as rows of the coming forward.
+
+    Attributes:
+        limit: most of them, 1 or more.
+        stop: is given the confidence of each in order, and says whether the draft ends with it.
+        token_ids: those that it has drafted.
+        confidences: of each.
+    """
+
+    limit: int
+    stop: Callable[[float], bool] | None = None
+    token_ids: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+
+    def take(self, token_id: int, confidence: float) -> bool:
+        """Takes a token; returns whether the draft ends with it."""
+        self.token_ids.append(token_id)
+        self.confidences.append(confidence)
+        return self.stop is not None and self.stop(confidence)
+
+
+class RunningHead(Protocol):
+    """A multi-token-prediction head that drafts in a native run."""
+
+    def begin(self, follow: Callable[[int, int, float], int]) -> NativeDraftHead:
+        """The form that the C++ code takes; ``follow`` is called with each token that it drafts."""
+        ...
+
+    def limit(self, index: int, tokens: int) -> None:
+        """Sets how many tokens it drafts at most for the coming round of a sequence."""
+        ...
+
+
 class Rows(NamedTuple):
-    """What the rows of a forward after the last token's are: known tokens, then probes, each after one of the rows."""
+    """What the rows of a forward after the last token's are: known tokens, then probes, each after one of the rows.
+
+    Or tokens that a head drafts before it, in place of both.
+    """
 
     known: Sequence[int] = ()
     probes: Sequence[int] = ()
+    head: HeadDraft | None = None
 
 
 class Steps(Protocol):
@@ -232,6 +271,7 @@ class Chained:
         self._confidences = (c_float * limit)()
         self._probes, self._probed, self._probed_confidence = (c_long * MOST_PROBES)(), c_long(-1), c_float()
         self.rows, self.goes_on = 0, True
+        self._head: HeadDraft | None = None
         guess_count, probe_count = self._write(request.rows(()))
         self._states = {place: like.new_empty(limit, like.shape[-1]) for place in places.values()}
         self.structure = ChainSequence(
@@ -268,6 +308,21 @@ class Chained:
         self.goes_on = not ends and len(drafted) < request.limit
         return ends
 
+    @property
+    def head_limit(self) -> int:
+        """Most tokens that a head drafts as rows of the next forward."""
+        return 0 if self._head is None else self._head.limit
+
+    def follow_head(self, token_id: int, confidence: float) -> bool:
+        """Is called with each token that a head drafts; returns whether its draft ends with it."""
+        assert self._head is not None
+        self.rows += 1
+        try:
+            return self._head.take(token_id, confidence)
+        except BaseException as failure:
+            self._failure = failure
+            return True
+
     def note(self) -> None:
         """Is called after a forward with which the draft has not ended."""
         if (steps := self._request.steps) is not None:
@@ -289,7 +344,7 @@ class Chained:
         if rows is None:
             self.goes_on = False
             return -1, 0
-        known, probes = len(rows.known), len(rows.probes)
+        known, probes, self._head = len(rows.known), len(rows.probes), rows.head
         if known:
             self._guesses[:known] = [*rows.known]
         if probes:

@@ -27,13 +27,14 @@ template <class T> class Team {
         : f(forward), stream(stream), rows(rows), most_unpacked(f.part_count), unpacked(f.part_count) {
         for (long i = 0; i < f.count; i++) measure(f.sublayers[f.which[i]]);
         if (f.head) hidden = f.head->hidden, widest = std::max(widest, hidden);
+        if (f.entry) widest = std::max(widest, 2 * hidden);
         mixed.allocate();
         latents.allocate();
         between.reset(new T[most_between]);
         joined.reset(new T[most_joined]);
         if (most_rank) reductions.reserve(std::min(ROWS, rows), widest, most_rank);
         if (rows > FEW) laid.reset(new Line[lines_of<T>(std::min(ROWS, rows), widest)]);
-        if (f.head && f.head->tokens) choices.resize(rows * spans_of(*f.head));
+        if (f.head && f.head->tokens) choices.resize(rows_of(*f.head) * spans_of(*f.head));
         if (f.head && f.head->drawings) draws.resize(choices.size());
         for (long part = 0; part < f.part_count; part++)
             if (most_unpacked[part]) unpacked[part].reset(new T[most_unpacked[part]]);
@@ -50,6 +51,7 @@ template <class T> class Team {
                     std::unique_ptr<Line[]>(new Line[lines_of<T>(std::min(FEW, rows), widest)]),
                     std::vector<long>(f.part_count), {}, {}, {}};
             if (most_rank && reduces_alone()) own.reductions.reserve(rows, widest, most_rank);
+            if (f.entry) start(own);
             for (long i = 0; i < f.count; i++) {
 #pragma omp master  // the stream changes only after the next barrier
                 if (f.kept && f.kept[i]) keep(static_cast<T*>(f.kept[i]), f.kept_rows[i]);
@@ -66,7 +68,7 @@ template <class T> class Team {
             if (f.head) finish(*f.head, own);
         }
         if (f.head && f.head->tokens)
-            for (long row = 0; row < rows; row++) tell(*f.head, row);
+            for (long row = 0; row < rows_of(*f.head); row++) tell(*f.head, row);
     }
 
   private:
@@ -207,6 +209,11 @@ template <class T> class Team {
         }
 #pragma omp for
         for (long item = 0; item < own.added.items(); item++) own.added.reduce(item);
+    }
+    // The stream, where a product gives it.
+    void start(Own& own) const {
+        const auto input = [&](long row) { return static_cast<const T*>(f.entering) + row * 2 * hidden; };
+        multiply(*f.entry, 2 * hidden, hidden, 0, rows, {stream, nullptr, 1.0f, hidden}, input, own);
     }
     // The first product of a branch, of rows of the stream.
     void enter(const Sublayer& s, const Linear& linear, long n, long first, long last, Own& own) const {
@@ -363,6 +370,7 @@ template <class T> class Team {
         }
     }
 
+    long rows_of(const Head& head) const { return head.rows ? head.count : rows; }
     static long spans_of(const Head& head) { return (head.outputs + SPAN - 1) / SPAN; }
     static bool draws_row(const Head& head, long row) { return head.drawings && head.drawings[row].temperature > 0; }
 
@@ -373,14 +381,15 @@ template <class T> class Team {
             for (long row = 0; row < rows; row++) normalize<T>(head.norm, stream + row * hidden, out + row * hidden, hidden);
             return;
         }
+        const long count = rows_of(head);
         const auto input = [&](long row) {
-            normalize<T>(head.norm, stream + row * hidden, own.normed.get(), hidden);
+            normalize<T>(head.norm, stream + (head.rows ? head.rows[row] : row) * hidden, own.normed.get(), hidden);
             return static_cast<const T*>(own.normed.get());
         };
-        multiply(head.linear, hidden, head.outputs, 0, rows, {out, nullptr, 1.0f, head.outputs}, input, own);
+        multiply(head.linear, hidden, head.outputs, 0, count, {out, nullptr, 1.0f, head.outputs}, input, own);
         const long spans = spans_of(head);
 #pragma omp for
-        for (long task = 0; task < rows * spans; task++) {
+        for (long task = 0; task < count * spans; task++) {
             const long from = task % spans * SPAN, to = std::min(head.outputs, from + SPAN);
             const long row = task / spans;
             T* logits = out + row * head.outputs;

@@ -3,7 +3,7 @@
 //
 // A row gets the same bits whichever rows run with it. bfloat16 is rounded where transformers rounds it.
 
-#include "chain.h"
+#include "mtp.h"
 
 namespace {
 
@@ -68,7 +68,13 @@ extern "C" void lay_out_mxfp4_blocks(const uint8_t* blocks, const uint8_t* scale
         unpack<T>(*linear, rows, out, count, k, threads);                                                              \
     }                                                                                                                  \
     extern "C" void forward_##SUFFIX(const Forward* f, T* stream, long rows) { Team<T>(*f, stream, rows).run(); }      \
-    extern "C" void draft_##SUFFIX(const Chain* chain) { Links<T>(*chain).draft(); }                                   \
+    extern "C" void draft_##SUFFIX(const Chain* chain) {                                                               \
+        chain->head ? HeadRun<T>(*chain).draft() : Links<T>(*chain).draft();                                           \
+    }                                                                                                                  \
+    extern "C" void enter_##SUFFIX(const HeadEntry* entry, const T* embeddings, const T* states, T* stream, long rows, \
+                                   int threads) {                                                                      \
+        enter_head<T>(*entry, embeddings, states, stream, rows, threads);                                              \
+    }                                                                                                                  \
     extern "C" void verify_##SUFFIX(const Chain* chain) { Links<T>(*chain).verify(); }                                 \
     extern "C" void read_##SUFFIX(const int* columns) {                                                                \
         std::copy_n(columns, Reading<T>::KINDS, Reading<T>::columns);                                                  \

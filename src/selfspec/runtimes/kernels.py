@@ -35,7 +35,7 @@ from selfspec.runtimes.kernel_build import (
     refusal,
     usable_levels,
 )
-from selfspec.runtimes.structures import Linear, NativeCall, NativeChain, disagreements, read_layout
+from selfspec.runtimes.structures import Linear, NativeCall, NativeChain, NativeHeadEntry, disagreements, read_layout
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """The dtypes that have kernels, and how their functions' names end."""
@@ -216,6 +216,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "forward": [POINTER(NativeCall), c_void_p, c_long],
         "draft": [POINTER(NativeChain)],
         "verify": [POINTER(NativeChain)],
+        "enter": [POINTER(NativeHeadEntry), *[c_void_p] * 3, c_long, c_int],
         "most_rows": [],
         "most_attending": [],
     }

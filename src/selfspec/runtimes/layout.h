@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "chain.h"
+#include "mtp.h"
 
 namespace {
 
@@ -53,11 +53,11 @@ constexpr Fact LAYOUT[] = {
     SIZE(LowRank), AT(LowRank, inputs), AT(LowRank, rank), AT(LowRank, outputs), AT(LowRank, count),
     SIZE(AdaptedSublayer), AT(AdaptedSublayer, entering), AT(AdaptedSublayer, leaving),
     SIZE(Drawing), AT(Drawing, key), AT(Drawing, position), AT(Drawing, temperature),
-    SIZE(Head), AT(Head, norm), AT(Head, linear), AT(Head, hidden), AT(Head, outputs), AT(Head, out), AT(Head, tokens),
+    SIZE(Head), AT(Head, norm), AT(Head, linear), AT(Head, hidden), AT(Head, outputs), AT(Head, rows), AT(Head, count), AT(Head, out), AT(Head, tokens),
     AT(Head, confidences), AT(Head, finite), AT(Head, drawings), AT(Head, divisor), AT(Head, softcap),
     SIZE(Forward), AT(Forward, sublayers), AT(Forward, which), AT(Forward, count), AT(Forward, kept),
     AT(Forward, kept_rows), AT(Forward, parts), AT(Forward, part_count), AT(Forward, turns), AT(Forward, threads),
-    AT(Forward, head), AT(Forward, packed),
+    AT(Forward, head), AT(Forward, packed), AT(Forward, entry), AT(Forward, entering),
     SIZE(ChainSequence), AT(ChainSequence, caches), AT(ChainSequence, capacity), AT(ChainSequence, start),
     AT(ChainSequence, limit), AT(ChainSequence, tokens), AT(ChainSequence, confidences), AT(ChainSequence, guesses),
     AT(ChainSequence, guess_count), AT(ChainSequence, probes), AT(ChainSequence, probe_count), AT(ChainSequence, probed),
@@ -65,6 +65,12 @@ constexpr Fact LAYOUT[] = {
     AT(ChainSequence, drafted), AT(ChainSequence, depths), AT(ChainSequence, visible), AT(ChainSequence, adapter), AT(ChainSequence, guessed), AT(ChainSequence, finite),
     SIZE(Chain), AT(Chain, forward), AT(Chain, embedding), AT(Chain, table), AT(Chain, scale), AT(Chain, windows),
     AT(Chain, window_count), AT(Chain, sequences), AT(Chain, count), AT(Chain, follow), AT(Chain, plan),
+    AT(Chain, head),
+    SIZE(HeadEntry), AT(HeadEntry, projection), AT(HeadEntry, token_norm), AT(HeadEntry, state_norm),
+    AT(HeadEntry, state_first), AT(HeadEntry, hidden),
+    SIZE(HeadText), AT(HeadText, caches), AT(HeadText, capacity), AT(HeadText, start), AT(HeadText, states),
+    AT(HeadText, tokens), AT(HeadText, missing), AT(HeadText, limit),
+    SIZE(DraftHead), AT(DraftHead, chain), AT(DraftHead, entry), AT(DraftHead, texts), AT(DraftHead, seconds),
     CONSTANT(BLOCK), CONSTANT(TILE), CONSTANT(VERIFIED), CONSTANT(MOST_DIM), CONSTANT(DIM_STEP),
     CONSTANT(SHARED), CONSTANT(SILU), CONSTANT(GELU_TANH), CONSTANT(RELU_SQUARED), CONSTANT(CLAMPED_GLU), CONSTANT(RMS_NORM), CONSTANT(LAYER_NORM),
     FORMAT(SYMMETRIC4), FORMAT(SYMMETRIC6), FORMAT(SYMMETRIC8), FORMAT(Q4_0), FORMAT(Q4_1), FORMAT(Q5_0), FORMAT(Q5_1),

@@ -1,7 +1,6 @@
 """A multi-token-prediction head at work: it drafts from the target's last hidden states, with a cache of its own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,29 +14,15 @@ from selfspec.model.transfer import AsyncCopy
 from selfspec.runtimes.chain import Drafted, DraftRequest
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.packed import LowBitLinear
-from selfspec.runtimes.products import compile_head
+from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.run_head import HeadEntry, MtpText, NativeHead
+from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
 
 _ROWS = 16
 """Most rows that share the forward of the first draft token; more are read before it, without logits."""
 
 _CHUNK = 256
-
-
-@dataclass(eq=False)
-class MtpText(SequenceState):
-    """What a head knows of one sequence.
-
-    Row ``p`` of its cache is made of the target's hidden state of token ``p`` and of token ``p + 1``. Committed rows
-    are those of accepted tokens. The rows of a draft are written after them, and again with the target's own states
-    where its tokens are accepted.
-
-    Attributes:
-        missing: what the rows are made of that are not in the cache yet: hidden states of tokens, after the target's
-            final norm, ``[n, hidden]``, and the token after each, long ``[n]``.
-    """
-
-    missing: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
 
 class MtpHead:
@@ -48,21 +33,28 @@ class MtpHead:
     Args:
         target: the model.
         vocabulary: draft only the first of the token ids, as many, which take a part of the LM head; ``None`` for all.
+        precision: of the weights that draft; ``None`` for the checkpoint's.
 
     Raises:
-        UnsupportedModelError: its checkpoint has no head, or one that cannot run, or its LM head has no such part.
+        UnsupportedModelError: its checkpoint has no head, or one that cannot run, or its LM head has no such part, or
+            there are no low-bit weights of it.
         ModelLoadError: the head does not fit it.
     """
 
-    def __init__(self, target: Target, vocabulary: int | None = None) -> None:
+    def __init__(self, target: Target, vocabulary: int | None = None, precision: AnyPrecision | None = None) -> None:
         self._target = target
         self._modules: MtpModules = read_mtp(target.model)
         if vocabulary is not None and vocabulary < target.vocab_size:
             own: Any = self._modules.model
             own.lm_head = first_outputs(own.lm_head, vocabulary)
         self._own = Target(self._modules.model, target.runtime if target.trial is None else target.chosen_runtime)
-        self._project = compile_head(self._modules.projection)
+        self._precision = precision
+        if precision is not None:
+            self._own.check_low_bit(precision)
+        compiled = self._own.at(None).native is not None
+        self._enter = HeadEntry(self._modules, self._own.decoder, compiled=compiled)
         self._every = tuple(range(self._own.sublayer_count))
+        self._native: NativeHead | None = None
 
     @property
     def sublayer_count(self) -> int:
@@ -75,6 +67,11 @@ class MtpHead:
         return self._own
 
     @property
+    def runner(self) -> Runner:
+        """The same at the precision that drafts."""
+        return self._own.at(self._precision)
+
+    @property
     def slot_bytes(self) -> int:
         """Bytes of keys and values of one token."""
         return self._own.slot_bytes
@@ -82,7 +79,17 @@ class MtpHead:
     def begin(self, capacity: int) -> MtpText:
         """A text of at most as many tokens."""
         state = self._own.new_sequence(capacity, capacity, capacity)
-        return MtpText(state.cache, state.long_rope)
+        return MtpText(state.cache, state.long_rope, native=self._native_form())
+
+    def _native_form(self) -> NativeHead | None:
+        """The head for native runs; ``None`` where it cannot take part in them."""
+        runner, entry = self.runner, self._enter.native
+        scaled = runner.embedding_scale != 1.0  # which the head's embeddings are not
+        if entry is None or runner.native is None or scaled or not runner.path().native:
+            return None
+        if self._native is None or self._native.forward is not runner.native:
+            self._native = NativeHead(entry, runner.native, runner.rope, self._take)
+        return self._native
 
     def add(self, text: MtpText, states: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Adds tokens to a text: the target's ``h[2L]`` ``[n, hidden]``, and the token after each, long ``[n]``."""
@@ -95,6 +102,7 @@ class MtpHead:
         self._step(running, inputs)
         for each, (_, tokens) in zip(running, inputs, strict=True):
             each.text.cache.commit(range(len(tokens)))
+            each.text.missing.clear()
         while on := [each for each in running if each.goes_on]:
             self._step(on, [(self._own.norm(each.state), each.tokens[-1]) for each in on])
         return [each.drafted() for each in running]
@@ -103,14 +111,14 @@ class MtpHead:
         """The rows of a text that are missing; all but the last ones are made here."""
         assert isinstance(text, MtpText)
         states, tokens = map(_joined, zip(*text.missing, strict=True))
-        text.missing.clear()
         done = 0
         while len(tokens) - done > _ROWS:
             end = min(done + _CHUNK, len(tokens) - 1)
             forward = self._own.lay_out(text, end - done, settled=True)
-            self._own.run(self._embed(states[done:end], tokens[done:end]), self._every, forward)
+            self.runner.run(self._embed(states[done:end], tokens[done:end]), self._every, forward)
             text.cache.commit(range(end - done))
             done = end
+        text.missing[:] = [(states[done:], tokens[done:])]
         return states[done:], tokens[done:]
 
     def _step(self, running: "Sequence[_Draft]", inputs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -121,7 +129,7 @@ class MtpHead:
         ]
         states, tokens = map(_joined, zip(*inputs, strict=True))
         confidence = any(each.request.stop is not None for each in running)
-        output = self._own.at(None).run(
+        output = self.runner.run(
             self._embed(states, tokens),
             self._every,
             Forward.join(layouts),
@@ -144,9 +152,7 @@ class MtpHead:
 
     def _embed(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The residual stream before the head's layer."""
-        modules = self._modules
-        parts = modules.token_norm(self._target.decoder.embedding(tokens)), modules.state_norm(states)
-        return self._project(torch.cat(parts[::-1] if modules.state_first else parts, dim=-1))
+        return self._enter(self._target.decoder.embedding(tokens), states)
 
 
 class _Draft:

@@ -16,7 +16,17 @@ from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import CosSin, Rope
 from selfspec.runtimes.adapting import native_adapter
 from selfspec.runtimes.branches import NativeBranch
-from selfspec.runtimes.chain import NATIVE, PROBE, Chained, Drafted, DraftRequest, Path, VerifyRequest, describe_drawing
+from selfspec.runtimes.chain import (
+    NATIVE,
+    PROBE,
+    Chained,
+    Drafted,
+    DraftRequest,
+    Path,
+    RunningHead,
+    VerifyRequest,
+    describe_drawing,
+)
 from selfspec.runtimes.kernels import DTYPES, load, row_limit, start_overlapped
 from selfspec.runtimes.logits import Chosen, Logits
 from selfspec.runtimes.packed import PackedWeights, describe
@@ -181,10 +191,11 @@ class NativeForward:
             return self._no_chains
         return NATIVE if rope.is_fixed else Path("rotations depend on the length of the text")
 
-    def chain(self, requests: Sequence[DraftRequest], rope: Rope) -> list[Drafted]:
+    def chain(self, requests: Sequence[DraftRequest], rope: Rope, head: RunningHead | None = None) -> list[Drafted]:
         """Drafts tokens of sequences through the same sublayers, one after the other, in forwards that they share.
 
-        ``chain_path`` is native for the sublayers. Raises what ``stop`` or ``guess`` of a request raised.
+        ``chain_path`` is native for the sublayers; ``head`` drafts rows of the forwards, where ``Rows`` ask for it.
+        Raises what ``stop`` or ``guess`` of a request raised.
         """
         like, sublayers = self._like, requests[0].sublayers
         chained = [Chained(each, like) for each in requests]
@@ -197,14 +208,20 @@ class NativeForward:
             return chained[index].follow(token_id, confidence)
 
         def plan() -> None:
-            going = [(each, structure) for each, structure in zip(chained, structures, strict=True) if each.goes_on]
-            for each, _ in going:
-                each.note()
-            for each, structure in going:
-                structure.guess_count, structure.probe_count = each.lay_out()
+            going = [index for index, each in enumerate(chained) if each.goes_on]
+            for index in going:
+                chained[index].note()
+            for index in going:
+                structures[index].guess_count, structures[index].probe_count = chained[index].lay_out()
+                if head is not None:
+                    head.limit(index, chained[index].head_limit)
 
-        chain, held = self._describe_chain(sequences, sublayers, rope, packed=requests[0].state.cache.packed)
+        chain, held = self.describe_chain(rope, sequences, sublayers, packed=requests[0].state.cache.packed)
         chain.follow, chain.plan = Follow(follow), PlanForward(plan)
+        if head is not None:
+            for index, each in enumerate(chained):
+                head.limit(index, each.head_limit)
+            chain.head = ctypes.pointer(head.begin(lambda *drafted: chained[drafted[0]].follow_head(*drafted[1:])))
         start_overlapped()
         start = time.perf_counter()
         self._draft(ctypes.byref(chain))
@@ -212,7 +229,7 @@ class NativeForward:
         del held
         forwards = max(1, *(each.drafted - each.guessed for each in sequences))
         rows = sum(each.rows for each in chained)  # those of a run differ from forward to forward
-        kind = ("draft", len(sublayers), len(requests), round(rows / forwards))
+        kind = ("draft", len(sublayers), len(requests), round(rows / forwards), head is not None)
         THREADS.measured(kind, chain.forward.contents.threads, seconds / forwards)
         return [each.output(structure) for each, structure in zip(chained, structures, strict=True)]
 
@@ -228,7 +245,7 @@ class NativeForward:
         structures, captured = zip(*(each.structure(self._like, len(self._all)) for each in requests), strict=True)
         sequences = (ChainSequence * len(requests))(*structures)
         rope.reserve(self._like, max(each.end for each in requests))
-        chain, held = self._describe_chain(sequences, self._all, rope, packed=requests[0].state.cache.packed)
+        chain, held = self.describe_chain(rope, sequences, self._all, packed=requests[0].state.cache.packed)
         head = chain.forward.contents.head.contents
         head.out, head.tokens, head.finite = values.data_ptr(), addressof(tokens), addressof(finite)
         confidences = None
@@ -245,10 +262,16 @@ class NativeForward:
         logits = Logits(values, confidence=confidences, drawn=drawn, chosen=Chosen(tokens[:], finite[:]))
         return logits, list(captured)
 
-    def _describe_chain(
-        self, sequences: "Array[ChainSequence]", sublayers: tuple[int, ...], rope: Rope, *, packed: bool
+    def describe_chain(
+        self,
+        rope: Rope,
+        sequences: "Array[ChainSequence] | None" = None,
+        sublayers: tuple[int, ...] | None = None,
+        *,
+        packed: bool = False,
     ) -> tuple[NativeChain, object]:
-        """The structure of a chain, and what has to be held while it runs."""
+        """The structure of a chain through some sublayers, or all, and what has to be held while it runs."""
+        sublayers = self._all if sublayers is None else sublayers
         assert self._head is not None
         assert self._embedding is not None
         tables = [rope.table(kind) for kind in self._kinds]  # a rope may replace its own
@@ -267,7 +290,7 @@ class NativeForward:
             windows=self._window_sizes,
             window_count=len(self._windows),
             sequences=sequences,
-            count=len(sequences),
+            count=0 if sequences is None else len(sequences),
         )
         if isinstance(self._embedding, PackedWeights):
             chain.table = ctypes.pointer(describe([self._embedding]))

@@ -13,7 +13,16 @@ from selfspec.model.observed import ObservedDecoder
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes import draft_loop
 from selfspec.runtimes.branches import compile_block
-from selfspec.runtimes.chain import NO_KERNELS, PROBE, Drafted, DraftRequest, Path, VerifiedRows, VerifyRequest
+from selfspec.runtimes.chain import (
+    NO_KERNELS,
+    PROBE,
+    Drafted,
+    DraftRequest,
+    Path,
+    RunningHead,
+    VerifiedRows,
+    VerifyRequest,
+)
 from selfspec.runtimes.device_kernels import DeviceKernels
 from selfspec.runtimes.fused import fast_norm, fuse
 from selfspec.runtimes.kernel_build import KernelBuildError
@@ -43,12 +52,15 @@ class Runner(Stack):
             return NO_KERNELS if self.device_kernels is None else self.device_kernels.path
         return self.native.chain_path(self._every if sublayers is None else tuple(sublayers), self.rope)
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[Drafted]:
+    def draft(self, requests: Sequence[DraftRequest], head: RunningHead | None = None) -> list[Drafted]:
         """Drafts tokens of several sequences side by side. Forwards through the same sublayers run as one.
 
         Where kernels choose the tokens (``DraftRequest.choose`` is ``None``) all forwards of a draft are one native
-        call, else they run one after the other.
+        call, else they run one after the other. In a run of the whole model, which kernels choose for, ``head`` drafts.
         """
+        if head is not None:
+            assert self.native is not None
+            return self.native.chain(requests, self.rope, head)
         return draft_loop.draft(self, requests)
 
     def verify(self, requests: Sequence[VerifyRequest], *, native: bool) -> list[VerifiedRows]:

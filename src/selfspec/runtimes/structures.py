@@ -4,7 +4,20 @@
 """
 
 from collections.abc import Iterator, Mapping
-from ctypes import CDLL, CFUNCTYPE, POINTER, Structure, c_char_p, c_float, c_int, c_long, c_uint64, c_void_p, sizeof
+from ctypes import (
+    CDLL,
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_long,
+    c_uint64,
+    c_void_p,
+    sizeof,
+)
 
 from selfspec.model.mxint8 import SHARED
 from selfspec.runtimes.formats import BLOCK, FORMATS, TILE
@@ -170,6 +183,8 @@ class NativeHead(Structure):
         ("norm", Norm),
         ("linear", Linear),
         *((name, c_long) for name in ("hidden", "outputs")),
+        ("rows", POINTER(c_long)),
+        ("count", c_long),
         *((name, c_void_p) for name in ("out", "tokens", "confidences", "finite")),
         ("drawings", POINTER(NativeDrawing)),
         *((name, c_float) for name in ("divisor", "softcap")),
@@ -191,6 +206,8 @@ class NativeCall(Structure):
         ("threads", c_int),
         ("head", POINTER(NativeHead)),
         ("packed", c_int),
+        ("entry", POINTER(Linear)),
+        ("entering", c_void_p),
     )
 
 
@@ -225,6 +242,40 @@ PlanForward = CFUNCTYPE(None)
 """Lays the rows of the next forward out."""
 
 
+class NativeHeadEntry(Structure):
+    """What enters the layer of a multi-token-prediction head."""
+
+    _fields_ = (
+        ("projection", Linear),
+        *((name, Norm) for name in ("token_norm", "state_norm")),
+        ("state_first", c_int),
+        ("hidden", c_long),
+    )
+
+
+class NativeHeadText(Structure):
+    """What such a head knows of a sequence; see ``mtp.h``."""
+
+    _fields_ = (
+        ("caches", POINTER(c_void_p)),
+        *((name, c_long) for name in ("capacity", "start")),
+        ("states", c_void_p),
+        ("tokens", POINTER(c_long)),
+        *((name, c_long) for name in ("missing", "limit")),
+    )
+
+
+class NativeDraftHead(Structure):
+    """Such a head, which drafts the guesses of a chain; ``chain`` is a ``NativeChain``."""
+
+    _fields_ = (
+        ("chain", c_void_p),
+        ("entry", NativeHeadEntry),
+        ("texts", POINTER(NativeHeadText)),
+        ("seconds", c_double),
+    )
+
+
 class NativeChain(Structure):
     """Forwards after each other, each over the tokens that the one before it chose."""
 
@@ -239,6 +290,7 @@ class NativeChain(Structure):
         ("count", c_long),
         ("follow", Follow),
         ("plan", PlanForward),
+        ("head", POINTER(NativeDraftHead)),
     )
 
 
@@ -263,6 +315,9 @@ STRUCTURES: Mapping[str, type[Structure]] = {
     "Forward": NativeCall,
     "ChainSequence": ChainSequence,
     "Chain": NativeChain,
+    "HeadEntry": NativeHeadEntry,
+    "HeadText": NativeHeadText,
+    "DraftHead": NativeDraftHead,
 }
 """The structures by their names in the headers."""
 

@@ -45,11 +45,13 @@ struct Part {
     const AdaptedSublayer* adapter;  // by sublayer, or null
 };
 
-// Final norm and LM head of all rows.
+// Final norm and LM head, of all rows or of some.
 struct Head {
     Norm norm;
     Linear linear;  // without weights the norm alone runs
     long hidden, outputs;
+    const long* rows;    // of the stream, ascending, of which those below are; null for all
+    long count;          // how many
     void* out;           // [rows, outputs], or [rows, hidden] of the norm alone
     long* tokens;        // of the largest logit of each row, or drawn; or null
     float* confidences;  // its probability, or null; not without tokens
@@ -71,6 +73,8 @@ struct Forward {
     int threads;
     const Head* head;  // or null
     int packed;        // keys and values are in 8 bits
+    const Linear* entry;   // the stream is first computed by this product; or null
+    const void* entering;  // [rows, 2 * hidden], from these rows
 };
 
 }  // namespace

@@ -158,7 +158,7 @@ def test_layer_drafts_are_looked_for_where_their_forwards_can_pay() -> None:
     drafters[0].take(0, verify[1], verify[1])
     assert drafters[0].or_layers(2) is None, "each forward of this draft takes as long as a step"
     assert not drafters[0].layers_may_gain(0.6), "for some tokens"
-    drafters[0].learn_of_run([7] * 16)
+    drafters[0].learn_of_run(RunRound(NoDraft(), (), (7,) * 16))
     assert drafters[0].layers_may_gain(0.6)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from selfspec.decoding.draft import Draft, NoDraft, RunRound, TokenDraft
+from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft, NoDraft, RunDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.layer_plans import LayerPlans
@@ -31,6 +31,7 @@ from selfspec.planning.allowance import (
 from selfspec.planning.plans import MOST_GUESSES, Plan, best_guesses, most_that_fits, plain
 from selfspec.planning.rows import FilledRows, Known, fill_rows
 from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.run_head import MtpText
 from selfspec.types import PhaseSeconds
 
 _MOST_FOLLOWED = 16
@@ -85,7 +86,8 @@ class AutoDrafter(Drafter):
         known = verify
         if self._runs and follow is not None:
             known = self._overhead.added_in_runs(forwards, self._planning_of_runs.mean)
-        self._round = planned = Round(1, 1, verify, known, follow, None, verify[1])
+        layers_follow = follow is not None and self.mtp_text is not None
+        self._round = planned = Round(1, 1, verify, known, follow, None, layers_follow, verify[1])
         self._followed = 0
         self._known.mask_embeddings.choose()
         longest = self.longest(verify[1])
@@ -174,11 +176,16 @@ class AutoDrafter(Drafter):
     followed = watched
 
     @property
+    def mtp_text(self) -> MtpText | None:
+        """What the checkpoint's head knows of the text, if it drafts in native runs."""
+        return None if self._layers is None else self._layers.text
+
+    @property
     def mask_embedding(self) -> torch.Tensor | None:
         """The mask embedding of probes."""
         return self._known.mask_embeddings.chosen
 
-    def _best(self, planned: Round, longest: float) -> Draft:
+    def _best(self, planned: Round, longest: float) -> NoDraft | TokenDraft | LayerDraft | MtpDraft:
         """What is worth most of all that takes at most ``longest`` seconds."""
         rate, rows = self._pace.rate(planned.verify[1]), planned.known
         planned.gain = self._known.gain_of_guess(rows[3] - rows[2], rate)
@@ -190,12 +197,19 @@ class AutoDrafter(Drafter):
                 return draft
         return planned.plain() if filled is None else planned.take(filled)
 
-    def _follow(self, played: RunRound) -> NoDraft | TokenDraft | None:
-        """Plans the next round of a run: known tokens, or nothing; ``None`` where layers may be worth more."""
+    def _follow(self, played: RunRound) -> RunDraft | None:
+        """Plans the next round of a run; ``None`` where layers, which cannot draft in a run, may be worth more."""
         planned = self._round
         assert planned is not None
-        self.learn_of_run(played.token_ids)
+        self.learn_of_run(played)
         self._known.read_run(played)
+        if planned.layers_follow:
+            longest = self.longest(planned.verify[1])
+            if longest <= planned.known[2]:
+                return planned.plain(held_back=True)
+            draft = self._best(planned, longest)
+            assert not isinstance(draft, LayerDraft)
+            return draft
         if planned.layers_are_worth > -math.inf and self._followed >= _MOST_FOLLOWED:
             return None
         longest = self._allowance.longest(planned.verify[1])
@@ -218,16 +232,18 @@ class AutoDrafter(Drafter):
 
     def _layer_draft(
         self, planned: Round, layers: LayerChoice | HeadOfRequest, rate: float, longest: float, worth: float
-    ) -> Draft | None:
+    ) -> LayerDraft | MtpDraft | None:
         """A layer draft that is worth more than ``worth``, if there is one and its weights are made."""
-        verify, costs, name = planned.verify, layers.costs.now(planned.drafting), layers.name
+        verify, costs, name = planned.of_layers, layers.costs.now(planned.drafting), layers.name
         copies = self._known.copies
         likely = copies.survival(copies.match_after(), MOST_GUESSES) if layers.takes_guesses else []
         guesses, each = best_guesses(costs, likely)
         fits = most_that_fits(costs[1 + guesses], verify, longest)
         if not fits:
             return None
-        policy = self._layer_plans.policy(planned, each, rate, fits)
+        policy = planned.policy  # of the run
+        if policy is None or policy.limit > fits or not planned.layers_follow:
+            policy = planned.policy = self._layer_plans.policy(planned, verify, each, rate, fits)
         plan = Plan(policy.limit, policy.expected_tokens, policy.expected_seconds)
         planned.layers_are_worth = plan.worth(rate, self._trust[name].value)
         if planned.layers_are_worth <= worth:
@@ -244,7 +260,8 @@ class AutoDrafter(Drafter):
         planned.costs, planned.guess = costs, CopiesToConfirm(copies, costs, left)
         planned.name, planned.expected = name, plan.tokens
         stop, forecast = self._layer_plans.begin(policy), forecast_of(plan, verify)
-        return layers.draft(plan.length, stop, planned.guess, forecast)
+        follow = planned.follow if planned.layers_follow else None
+        return layers.draft(plan.length, stop, planned.guess, forecast, follow)
 
     def learn(self, feedback: Feedback) -> None:
         """Scores what was drafted and what could have been copied, and counts the time."""
@@ -268,7 +285,7 @@ class AutoDrafter(Drafter):
         self._runs = self._runs and (planned.follow is None or planned.shared is not None)
         self._known.extend(committed)
         if planned.guess is not None:
-            self._layer_plans.note(feedback)
+            self._layer_plans.note(feedback.proposal.confidences, feedback.accepted)
         else:
             self._forget(faded(committed))
         self._known.read_probe(feedback)
@@ -308,19 +325,21 @@ class AutoDrafter(Drafter):
         self._overhead.note_steps(1, seconds.other)
         return self._planning.mean
 
-    def learn_of_run(self, token_ids: Sequence[int]) -> None:
+    def learn_of_run(self, played: RunRound) -> None:
         """Learns from a round of a run that is under way."""
-        planned = self._round
+        planned, token_ids = self._round, played.token_ids
         assert planned is not None
         self._followed += len(token_ids)
         self._room -= len(token_ids)
         self._without_layers -= len(token_ids)
         self._known.extend(token_ids)
-        self._forget(faded(token_ids))
+        if planned.guess is None:
+            self._forget(faded(token_ids))
+        else:
+            self._layer_plans.note(played.confidences, played.accepted)
         if planned.name != PLAIN:
             self._trust[planned.name].note(planned.expected - 1, len(token_ids) - 1)
-        seconds = planned.known[planned.rows] if planned.seconds is None else planned.seconds
-        step = planned.step
+        seconds, step = planned.seconds_in_run(len(played.drafted)), planned.step
         self._pace.note(len(token_ids), seconds, step)
         self._allowance.note(len(token_ids), seconds, step)
 
@@ -328,7 +347,7 @@ class AutoDrafter(Drafter):
         """Learns from the last round of a run, and from the time that all took."""
         self._runs = True
         if rest := feedback.acceptance.token_ids[self._followed :]:
-            self.learn_of_run(rest)
+            self.learn_of_run(replace(feedback.run[-1], token_ids=rest))
         self._known.read_run(feedback.run[-1])
         seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
         if planned.shared is not None:
@@ -337,6 +356,9 @@ class AutoDrafter(Drafter):
             planned.shared.note(rows, seconds.verify, host_seconds=host, saved=saved)
             return
         self.verify_costs.note(rows, seconds.verify)
+        drafted = sum(len(each.confidences) for each in feedback.run)
+        if self._layers is not None and (forwards := self._layers.forwards((), drafted)):
+            self._layers.costs.note(forwards, seconds.draft)
         self._overhead.note_steps(len(rows), seconds.other)
         self._planning_of_runs.note(seconds.select / len(rows))
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from selfspec.decoding.drafter import Feedback
 from selfspec.methods.auto.planned import Round
 from selfspec.planning.acceptance import AcceptanceRate
 from selfspec.planning.stopping import DraftPolicy, WorthwhileDraft
+from selfspec.runtimes.costs.rows import CostTable
 
 _NEAR, _NEAR_TOGETHER = 0.03, 0.1
 """Relative difference up to which decisions by earlier costs and acceptances are as good, alone and in a batch."""
@@ -26,13 +26,14 @@ class LayerPlans:
         """The mean probability that a drafted token is accepted."""
         return self._confident.outlook().mean
 
-    def policy(self, planned: Round, each: float, rate: float, fits: int) -> DraftPolicy:
+    def policy(self, planned: Round, verify: CostTable, each: float, rate: float, fits: int) -> DraftPolicy:
         """When a draft of at most ``fits`` tokens ends; the last policy, where it would decide the same.
 
-        A token takes ``each`` seconds; decoding gives ``rate`` tokens a second.
+        ``verify`` are the seconds of a round by its rows. A token takes ``each`` seconds; decoding gives ``rate``
+        tokens a second.
         """
         limit = max(limit for limit in _LIMITS if limit <= fits)
-        outlook, verify, known = self._confident.outlook(), planned.verify, self._policies.get(planned.drafting)
+        outlook, known = self._confident.outlook(), self._policies.get(planned.drafting)
         near = _NEAR if planned.sequences == 1 else _NEAR_TOGETHER
         if (
             known is None
@@ -49,11 +50,10 @@ class LayerPlans:
         """The rule for one draft."""
         return policy.begin(self._confident.rate)
 
-    def note(self, feedback: Feedback) -> None:
-        """Scores the tokens of a draft."""
-        confidences: Sequence[float] = feedback.proposal.confidences
-        for index, confidence in enumerate(confidences[: feedback.accepted + 1]):
-            self._confident.note(index < feedback.accepted, confidence)
+    def note(self, confidences: Sequence[float], accepted: int) -> None:
+        """Scores the tokens of a draft, of which the first ones were accepted."""
+        for index, confidence in enumerate(confidences[: accepted + 1]):
+            self._confident.note(index < accepted, confidence)
 
     def fade(self, share: float) -> None:
         """Forgets a share of the own tokens."""

@@ -43,10 +43,6 @@ class _Doubt(NamedTuple):
 
 _MEASURED, _ESTIMATED = _Doubt(0.3, 0.08), _Doubt(1.0, 0.25)
 
-_SHORT_STEP = 0.004
-"""Seconds of a plain step up to which a head is left out. It reads states after every round, so rounds do not follow
-each other in one native call, and what the host does between two of them would take a tenth of the step or more."""
-
 
 @register
 class Auto(Method):
@@ -154,7 +150,7 @@ class _Ready:
         self.verify = LiveCosts(preparation.verify, load_doubt=doubt.load, shape_doubt=doubt.shape)
         self.host = HostTime()
         self.layers: dict[str, LayerChoice | HeadChoice | None] = dict.fromkeys(_KINDS)
-        if head is not None and preparation.verify(1) > _SHORT_STEP:
+        if head is not None:
             head_costs = head_costs or estimate_row_costs(head.own)
             if trial is None or head_costs(1) <= trial.costs(1):  # one source drafts, and the head is the better one
                 self.trial = trial = None

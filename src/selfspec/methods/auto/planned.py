@@ -9,6 +9,7 @@ from selfspec.planning.acceptance import CopiesToConfirm
 from selfspec.planning.allowance import SharedRound
 from selfspec.planning.plans import Plan, plain
 from selfspec.planning.rows import FilledRows
+from selfspec.planning.stopping import DraftPolicy
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import Forecast
@@ -36,6 +37,7 @@ class Round:
     known: CostTable  # the same where known tokens are verified, maybe in a run
     follow: Follow | None  # plans the next round of a run; ``None`` where the round has to be alone
     shared: SharedRound | None
+    layers_follow: bool = False  # rounds with a layer draft may be a part of a run
     step: float = 0.0  # seconds of a plain step, or of its share
     value: float = 0.0  # in a batch: seconds that a token beyond the first saves
     seconds: float | None = None  # of the round, where they are not those of its rows alone
@@ -48,21 +50,33 @@ class Round:
     preparing: float = 0.0  # seconds in which low-bit weights were made
     costs: CostTable = ()  # of the forward of a layer draft; empty without one
     guess: CopiesToConfirm | None = None  # of a layer draft
+    policy: DraftPolicy | None = None  # likewise; in a run that of its first round, as making one takes long
 
     def plain(self, *, held_back: bool = False) -> NoDraft:
         """A step of plain decoding."""
-        self.name, self.expected, self.rows = PLAIN, 1.0, 1
+        self.name, self.expected, self.rows, self.guess = PLAIN, 1.0, 1, None
         if held_back not in self.plains:
             self.plains[held_back] = plain_draft(self.verify, self.follow, held_back=held_back)
         return self.plains[held_back]
 
+    @property
+    def of_layers(self) -> CostTable:
+        """What a round with a layer draft takes by its rows, beside the draft's forwards."""
+        return self.known if self.layers_follow else self.verify
+
+    def seconds_in_run(self, drafted: int) -> float:
+        """Seconds of a round of a run, of which a head may have drafted tokens."""
+        if self.guess is not None:
+            return self.known[1 + drafted] + drafted * self.costs[1]
+        return self.known[self.rows] if self.seconds is None else self.seconds
+
     def seconds_of(self, rows: int) -> float:
         """Seconds of the request in this round, beside those of a layer draft's forwards."""
-        return self.verify[rows] if self.seconds is None else self.seconds
+        return (self.verify if self.guess is None else self.of_layers)[rows] if self.seconds is None else self.seconds
 
     def take(self, filled: FilledRows) -> TokenDraft:
         """A draft of known tokens, and probes beside them."""
-        self.name = filled.known.name if filled.plan.length else PLAIN
+        self.name, self.guess = (filled.known.name if filled.plan.length else PLAIN), None
         self.expected, self.rows = filled.plan.tokens, 1 + filled.plan.length + len(filled.probed)
         tokens, forecast = filled.token_ids, forecast_of(filled.plan, self.verify)
         return TokenDraft(tokens, TokenTree.chain(len(tokens)), filled.probed, self.follow, self.name, forecast)

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from selfspec.decoding.draft import Draft, Guess, LayerDraft
+from selfspec.decoding.draft import Follow, Guess, LayerDraft, MtpDraft
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.decoding.stopping import StoppingRule
 from selfspec.errors import ModelLoadError, NoHeadWarning, UnsupportedModelError
@@ -14,6 +14,7 @@ from selfspec.methods.mtp import MtpDrafter, MtpSettings
 from selfspec.model.mtp import has_head
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.mtp import MtpHead
+from selfspec.runtimes.run_head import MtpText
 from selfspec.runtimes.target import Target
 from selfspec.types import Forecast
 
@@ -32,6 +33,7 @@ class LayerChoice:
     copies: LateCopies = field(default_factory=LateCopies)
     takes_guesses = True
     watched: frozenset[int] = frozenset()
+    text: None = None
 
     @property
     def name(self) -> str:
@@ -42,8 +44,10 @@ class LayerChoice:
         """For a request: itself, as it keeps nothing of a text."""
         return self
 
-    def draft(self, limit: int, stop: StoppingRule, guess: Guess, forecast: Forecast) -> Draft:
-        """A draft of at most ``limit`` tokens."""
+    def draft(
+        self, limit: int, stop: StoppingRule, guess: Guess, forecast: Forecast, follow: Follow | None
+    ) -> LayerDraft:
+        """A draft of at most ``limit`` tokens, whose round is alone."""
         own = self.assignment
         return LayerDraft(own.kept, limit, stop, precision=own.precision, guess=guess, name=own.name, forecast=forecast)
 
@@ -79,17 +83,26 @@ class HeadOfRequest:
         self._catches_up = False  # in the draft that was planned last
 
     @property
+    def text(self) -> MtpText | None:
+        """What the head knows of the text, if it drafts in native runs."""
+        text = self._drafter.mtp_text
+        return None if text.native is None else text
+
+    @property
     def watched(self) -> frozenset[int]:
         """The target's states that it needs of every round."""
         return frozenset(self._drafter.followed)
 
-    def draft(self, limit: int, stop: StoppingRule, guess: Guess, forecast: Forecast) -> Draft:
-        """A draft of at most ``limit`` tokens."""
+    def draft(
+        self, limit: int, stop: StoppingRule, guess: Guess, forecast: Forecast, follow: Follow | None
+    ) -> MtpDraft:
+        """A draft of at most ``limit`` tokens, and what follows its round in a run."""
         self._catches_up = self._drafter.unread > _FEW
-        return self._drafter.draft(limit, stop, name=MTP, forecast=forecast)
+        follow = None if self.text is None else follow
+        return self._drafter.draft(limit, stop, follow=follow, name=MTP, forecast=forecast)
 
     def forwards(self, asked: Sequence[int], drafted: int) -> Sequence[int]:
-        """The rows of each forward of the last draft; none where it had to read a text first."""
+        """The rows of each forward of the last draft, or of those of a run; none where it had to read a text first."""
         return () if self._catches_up else (1,) * drafted
 
     def learn(self, feedback: Feedback) -> None:

@@ -80,6 +80,8 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
     run = _Run(batch)
     for drafter, value in zip(drafters, values, strict=True):
         drafter.begin(Round(batch.count, 1, verify, verify, run.follow(drafter), shared, batch.share, value))
+    for drafter in drafters:
+        drafter.begin(Round(batch.count, 1, verify, verify, run.follow(drafter), shared, step=batch.share))
     drafts: dict[AutoDrafter, Draft] = {**run.plan(drafters)}
     while layered:
         found = {drafter: draft for drafter in layered if (draft := drafter.or_layers(len(layered))) is not None}
@@ -111,7 +113,7 @@ class _Run:
         """Follows the rounds of one request."""
 
         def played(own: RunRound) -> Later:
-            drafter.learn_of_run(own.token_ids)
+            drafter.learn_of_run(own)
             self._waiting.append(drafter)
             return partial(self._next, drafter)
 
