@@ -79,9 +79,7 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
         return [drafter.plan_nothing(plain_step, shared) for drafter in drafters]
     run = _Run(batch)
     for drafter, value in zip(drafters, values, strict=True):
-        drafter.begin(Round(batch.count, 1, verify, verify, run.follow(drafter), shared, batch.share, value))
-    for drafter in drafters:
-        drafter.begin(Round(batch.count, 1, verify, verify, run.follow(drafter), shared, step=batch.share))
+        drafter.begin(Round(batch.count, 1, verify, verify, run.follow(drafter), shared, step=batch.share, value=value))
     drafts: dict[AutoDrafter, Draft] = {**run.plan(drafters)}
     while layered:
         found = {drafter: draft for drafter in layered if (draft := drafter.or_layers(len(layered))) is not None}
