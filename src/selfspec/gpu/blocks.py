@@ -203,19 +203,20 @@ def read_codes(
     LOW: tl.constexpr = 0 if TABLE else PLACE
     PAIRS: tl.constexpr = BITS & 4
     SINGLE: tl.constexpr = PAIRS + (BITS & 2)
-    # With the groups' axis, addresses are loaded by the threads whose matrix instructions take the codes. For 32
-    # inputs of two or three bits the compiler moves the codes with fewer instructions.
-    apart = 0 * group if PART == 16 or PAIRS else 0
+    # Addresses with the groups' axis are loaded by the threads whose matrix instructions take the codes. The others,
+    # of 32 inputs, the compiler moves with fewer instructions.
+    of_two = 0 * group if PART == 16 else 0
+    of_single = 0 * group if PART == 16 or PAIRS else 0
     if BITS == 8:
         found = _moved(_load(words + 64 * (4 * half + group), tl.int32), pair - LOW, 255 << LOW)
     if PAIRS:
         found = _moved(_load(words + 64 * group, tl.int32), pair + 4 * half - LOW, 15 << LOW)
     if BITS & 2:
-        two = _load(words + (PAIRS * _PLANE + 64 * half) + apart, tl.int32) >> (2 * group)
+        two = _load(words + (PAIRS * _PLANE + 64 * half) + of_two, tl.int32) >> (2 * group)
         two = _moved(two, pair - (LOW + PAIRS), 3 << (LOW + PAIRS))
         found = (found | two) if PAIRS else two
     if BITS & 1:
-        single = _load(words + SINGLE * _PLANE + apart, tl.int32) >> (4 * half + group)
+        single = _load(words + SINGLE * _PLANE + of_single, tl.int32) >> (4 * half + group)
         found = found | _moved(single, pair - (LOW + BITS - 1), 1 << (LOW + BITS - 1))
     if TABLE:
         found = (look_up(found & 15) | look_up(found >> 16) << 16) << PLACE
