@@ -91,29 +91,24 @@ def test_forms_compile_without_spills_and_twice_the_same(target: str, form: str)
     assert form in done.stdout
 
 
-def test_the_committed_table_has_all_forms_and_their_spills_are_known(script: Any) -> None:
+def test_the_committed_table_has_all_forms_without_spills(script: Any) -> None:
     results = json.loads((RESULTS / "kernels.json").read_text(encoding="utf-8"))["kernels"]
     assert set(results) == {form.name for form in script.all_forms()}
     assert all(set(targets) == set(TARGETS) for targets in results.values())
-    assert script.complaints(results, {}) == [
-        "IQ4_NL by bf16 4096x4096 spills for gfx942",
-        "IQ4_XS by bf16 4096x4096 spills for gfx942",
-        "IQ4_XS by fp32 4096x4096 spills for gfx942",
-    ]
+    assert script.complaints(results, {}) == []
 
 
-def test_kernels_that_most_use_may_reach_the_goal_on_one_row() -> None:
-    """On NVIDIA's devices also the usual formats of few bits: on MI300X instructions are the limit with them."""
+def test_kernels_may_reach_the_goal_on_one_row_on_every_device() -> None:
+    """All but those of two and three bits, and those by float32 rows, which have no matrix instructions on NVIDIA's."""
     kernels = json.loads((RESULTS / "kernels.json").read_text(encoding="utf-8"))["kernels"]
-    usual = ("Q4_K by bf16", "Q6_K by bf16", "Q8_0 by bf16", "4 bits, groups of 32", "8 bits, groups of 32")
+    slow = ("Q2_K by", "Q3_K by", "GRID 2 bits", "GRID 3 bits")
     found = {
         (name, device): fraction
         for name, targets in kernels.items()
         for each in targets.values()
         for device, fraction in each["fraction"].items()
-        if each["bits"] == 16
-        or name.startswith("attention")
-        or (name.startswith(usual) and " by bf16 " in name and device != "MI300X")
+        if not name.startswith(slow) and (" by fp32 " not in name or name.startswith("F32"))
     }
     assert {device for _, device in found} == {"A100", "RTX 4090", "H100", "MI300X"}
+    assert len(found) > 100
     assert {key: fraction for key, fraction in found.items() if fraction < 0.85} == {}

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from selfspec.errors import UnsupportedModelError
+from selfspec.gpu.tables import look_up, number_pairs, signed_parts
 from selfspec.runtimes.formats import BLOCK, GGUF_FORMATS, TILE, PackedFormat
 
 IS_INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
@@ -32,10 +33,6 @@ _MAGIC: tl.constexpr = tl.constexpr(0x4B000000)
 
 _SIGNED_MAGIC: tl.constexpr = tl.constexpr(0x4B400000)
 """The bits of 1.5 times that, to which a negative integer can be added, too."""
-
-_THIRD_WORD: tl.constexpr = tl.constexpr(0xA6998D81 - (1 << 32))
-_LAST_WORD: tl.constexpr = tl.constexpr(0xF1D9C5B5 - (1 << 32))
-"""The last eight bytes of the table of IQ4_NL and IQ4_XS."""
 
 
 @dataclass(frozen=True)
@@ -206,19 +203,23 @@ def read_codes(
     LOW: tl.constexpr = 0 if TABLE else PLACE
     PAIRS: tl.constexpr = BITS & 4
     SINGLE: tl.constexpr = PAIRS + (BITS & 2)
+    # Addresses with the groups' axis are loaded by the threads whose matrix instructions take the codes. The others,
+    # of 32 inputs, the compiler moves with fewer instructions.
+    of_two = 0 * group if PART == 16 else 0
+    of_single = 0 * group if PART == 16 or PAIRS else 0
     if BITS == 8:
         found = _moved(_load(words + 64 * (4 * half + group), tl.int32), pair - LOW, 255 << LOW)
     if PAIRS:
         found = _moved(_load(words + 64 * group, tl.int32), pair + 4 * half - LOW, 15 << LOW)
     if BITS & 2:
-        two = _load(words + (PAIRS * _PLANE + 64 * half), tl.int32) >> (2 * group)
+        two = _load(words + (PAIRS * _PLANE + 64 * half) + of_two, tl.int32) >> (2 * group)
         two = _moved(two, pair - (LOW + PAIRS), 3 << (LOW + PAIRS))
         found = (found | two) if PAIRS else two
     if BITS & 1:
-        single = _load(words + SINGLE * _PLANE, tl.int32) >> (4 * half + group)
+        single = _load(words + SINGLE * _PLANE + of_single, tl.int32) >> (4 * half + group)
         found = found | _moved(single, pair - (LOW + BITS - 1), 1 << (LOW + BITS - 1))
     if TABLE:
-        found = (_look_up(found & 15) | _look_up(found >> 16) << 16) << PLACE
+        found = (look_up(found & 15) | look_up(found >> 16) << 16) << PLACE
     return found
 
 
@@ -267,7 +268,6 @@ def add_products(
     AT: tl.constexpr,
     PART: tl.constexpr,
     BITS: tl.constexpr,
-    TABLE: tl.constexpr,
     QUADS: tl.constexpr,
 ):
     """``sums`` and the product of entries of 16 bits, ``[PART, rows]``, with the codes of a part; see ``read_codes``.
@@ -278,30 +278,56 @@ def add_products(
     TYPE: tl.constexpr = entries.dtype
     IS_SHORT: tl.constexpr = TYPE.is_bf16()
     FRACTION: tl.constexpr = 7 if IS_SHORT else 10
-    WIDTH: tl.constexpr = 8 if TABLE else BITS
-    EXPONENT: tl.constexpr = (127 + min(WIDTH, 7) if IS_SHORT else 15 + WIDTH) << FRACTION
+    EXPONENT: tl.constexpr = (127 + min(BITS, 7) if IS_SHORT else 15 + BITS) << FRACTION
     POWER: tl.constexpr = EXPONENT | EXPONENT << 16
-    words = read_codes(codes, row, AT, PART, BITS, TABLE, max(FRACTION - WIDTH, 0), QUADS)
-    if WIDTH > FRACTION:
-        highest = _halves((words & 0x00800080) | POWER, PART).to(tl.int16)
-        sums = dot(highest.to(TYPE, bitcast=True), entries, sums)
+    words = read_codes(codes, row, AT, PART, BITS, False, max(FRACTION - BITS, 0), QUADS)
+    if BITS > FRACTION:
+        sums = _add_numbers((words & 0x00800080) | POWER, entries, sums, PART)
         words = words & 0x007F007F
-    numbers = _halves(words | POWER, PART).to(tl.int16)
-    return dot(numbers.to(TYPE, bitcast=True), entries, sums)
+    return _add_numbers(words | POWER, entries, sums, PART)
+
+
+@triton.jit
+def add_table_products(codes, row, entries, sums, AT: tl.constexpr, QUADS: tl.constexpr):
+    """The same for a block of codes of four bits that stand for the values of a table; nothing is added to these."""
+    IS_SHORT: tl.constexpr = entries.dtype.is_bf16()
+    two, four, places = tl.arange(0, 2), tl.arange(0, 4), (codes + (AT * 8) + 4 * row)[:, None, None, None, None]
+    half = two[None, :, None, None, None]
+    if QUADS:
+        words = _load(places + 64 * four[None, None, :, None, None], tl.int32)
+        return _add_numbers(number_pairs(words, two[None, None, None, :, None], half, IS_SHORT), entries, sums, 32)
+    words = _load(places + 64 * four[None, None, None, :, None], tl.int32)
+    positive, negative = signed_parts(words, two[None, None, :, None, None], half, IS_SHORT)
+    return _add_numbers(negative, entries, _add_numbers(positive, entries, sums, 32), 32)
+
+
+@triton.jit
+def add_fours(unit, row, entries, sums, least, AT: tl.constexpr, HEAD: tl.constexpr, BITS: tl.constexpr):
+    """``sums`` and the products of 16 inputs of Q2_K, whose codes are multiplied by the integers of their scale.
+
+    And ``least`` and the product with the integers of the minimum. All these are below 128, which is added to them.
+    """
+    SHIFT: tl.constexpr = 0 if entries.dtype.is_bf16() else 3
+    POWER: tl.constexpr = 0x43004300 if entries.dtype.is_bf16() else 0x58005800
+    words = read_codes(unit + HEAD, row, AT, 16, BITS, False, 0, True)
+    # Each thread loads the integers for its codes, with the axes of the words.
+    group = tl.arange(0, 4)[None, None, :, None, None]
+    both = _load((unit + (64 + AT) + row)[:, None, None, None, None] + 0 * group, tl.uint8).to(tl.int32)
+    sums = _add_numbers(words * ((both & 15) << SHIFT) + POWER, entries, sums, 16)
+    minima = tl.broadcast_to((both >> 4) * (0x10001 << SHIFT) + POWER, words.shape)
+    return sums, _add_numbers(minima, entries, least, 16)
+
+
+@triton.jit
+def _add_numbers(words, entries, sums, PART: tl.constexpr):
+    """``sums`` and the product of entries with numbers of their type, two in a word."""
+    return dot(_halves(words, PART).to(tl.int16).to(entries.dtype, bitcast=True), entries, sums)
 
 
 @triton.jit
 def _scaled(number, integers):
     """A number of 16 bits times integers, which may be negative, rounded once, in one multiply-add."""
     return tl.fma(number, (integers + _SIGNED_MAGIC).to(tl.float32, bitcast=True), -12582912.0 * number)
-
-
-@triton.jit
-def _look_up(codes):
-    """The values of the table that IQ4_NL and IQ4_XS share: four words of four bytes, to which 128 has been added."""
-    low = tl.where(codes < 4, 0x3F2D1801, 0x766A5D4F)
-    high = tl.where(codes < 12, _THIRD_WORD, _LAST_WORD)
-    return (tl.where(codes < 8, low, high) >> (8 * (codes & 3))) & 255
 
 
 @triton.jit
@@ -324,6 +350,18 @@ def _six_bits(unit, row, INDEX: tl.constexpr, MINIMUM: tl.constexpr):
 
 
 @triton.jit
+def _read_fours(unit, row, INDEX: tl.constexpr):
+    """The integers of four bits of Q2_K, int32 ``[n]``: that of the scale and, above it, that of the minimum."""
+    return _load(unit + (64 + 16 * INDEX) + row, tl.uint8).to(tl.int32)
+
+
+@triton.jit
+def read_numbers(unit, row):
+    """What the integers of the scales and those of the minima are multiplied with, float32 ``[n]`` both."""
+    return _load(unit + 2 * row, tl.float16).to(tl.float32), _load(unit + 32 + 2 * row, tl.float16).to(tl.float32)
+
+
+@triton.jit
 def read_scales(unit, row, INDEX: tl.constexpr, KIND: tl.constexpr):
     """The scales of some inputs of a unit, float32 ``[n]``; ``unit`` has the address of each row's unit."""
     if KIND == "grid":
@@ -337,7 +375,7 @@ def read_scales(unit, row, INDEX: tl.constexpr, KIND: tl.constexpr):
         signed = _load(unit + (32 + 16 * INDEX) + row, tl.int8).to(tl.int32)
         return _scaled(number, signed)
     if KIND == "four":
-        return _scaled(number, _load(unit + (64 + 16 * INDEX) + row, tl.uint8).to(tl.int32) & 15)
+        return _scaled(number, _read_fours(unit, row, INDEX) & 15)
     return number
 
 
@@ -348,5 +386,5 @@ def read_minima(unit, row, INDEX: tl.constexpr, KIND: tl.constexpr):
     if KIND == "six":
         return _scaled(other, _six_bits(unit, row, INDEX, 1))
     if KIND == "four":
-        return _scaled(other, _load(unit + (64 + 16 * INDEX) + row, tl.uint8).to(tl.int32) >> 4)
+        return _scaled(other, _read_fours(unit, row, INDEX) >> 4)
     return -other

@@ -11,6 +11,7 @@ from selfspec.gpu import blocks
 from selfspec.gpu.blocks import REAL_TYPES, tile_form
 from selfspec.gpu.products import (
     ADDED,
+    LOW_BIT_STAGES,
     OUTPUTS,
     STAGES,
     WARPS,
@@ -112,7 +113,7 @@ def multiply_dense(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torc
     """The product of rows ``[rows, inputs]`` and weights ``[outputs, inputs]`` of their dtype, ``[rows, outputs]``."""
     outputs, inputs = weight.shape
     out = hidden_states.new_empty(len(hidden_states), outputs)
-    _launch(dense_product, hidden_states, weight, bias, out, dense_shares(outputs, inputs, weight.dtype.itemsize))
+    _launch(dense_product, hidden_states, weight, bias, out, dense_shares(outputs, inputs, weight.dtype.itemsize, ROWS))
     return out
 
 
@@ -125,8 +126,8 @@ def multiply_tiles(
 ) -> None:
     """The product of rows and the weights in tiles, to ``out``, ``[rows, outputs]``, whose rows may lie apart."""
     inputs, outputs = hidden_states.shape[1], out.shape[1]
-    constants = {**shares(outputs, inputs, form.unit), **_constants(form)}
-    _launch(low_bit_product, hidden_states, tiles, bias, out, constants)
+    constants = {**shares(outputs, inputs, form.unit, ROWS), **_constants(form)}
+    _launch(low_bit_product, hidden_states, tiles, bias, out, constants, LOW_BIT_STAGES[ROWS])
 
 
 def unpack_tiles(tiles: torch.Tensor, form: PackedFormat, rows: torch.Tensor, out: torch.Tensor) -> None:
@@ -143,6 +144,7 @@ def _launch(
     bias: torch.Tensor | None,
     out: torch.Tensor,
     constants: dict[str, Any],
+    stages: int = STAGES,
 ) -> None:
     """Calls a product; where the inputs are divided, what adds the shares follows it."""
     (rows, inputs), outputs = hidden_states.shape, out.shape[1]
@@ -150,12 +152,9 @@ def _launch(
     splits, has_bias = constants["SPLITS"], bias is not None
     to = out if splits == 1 else torch.empty(splits, rows, outputs, dtype=torch.float32, device=out.device)
     filled = out if bias is None else bias
-    grid = triton.cdiv(outputs, OUTPUTS), triton.cdiv(rows, ROWS), splits
-    sizes = rows, outputs, out.stride(0)
-    tile = {"OUTPUTS": OUTPUTS, "ROWS": ROWS}
-    kernel[grid](
-        hidden_states, weights, filled, to, *sizes, INPUTS=inputs, HAS_BIAS=has_bias, **tile, **constants, **_OPTIONS
-    )
+    grid = triton.cdiv(outputs, constants["OUTPUTS"]), triton.cdiv(rows, constants["ROWS"]), splits
+    sizes, options = (rows, outputs, out.stride(0)), _OPTIONS | {"num_stages": stages}
+    kernel[grid](hidden_states, weights, filled, to, *sizes, INPUTS=inputs, HAS_BIAS=has_bias, **constants, **options)
     if splits > 1:
         programs = triton.cdiv(outputs, ADDED), rows
         add_shares[programs](to, filled, out, *sizes, SPLITS=splits, HAS_BIAS=has_bias, OUTPUTS=ADDED, **_OPTIONS)

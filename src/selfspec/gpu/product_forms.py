@@ -8,7 +8,7 @@ from selfspec.gpu.blocks import REAL_TYPES, WITHOUT_KERNEL, tile_form
 from selfspec.gpu.forms import KernelForm
 from selfspec.gpu.products import (
     ADDED,
-    OUTPUTS,
+    LOW_BIT_STAGES,
     STAGES,
     WARPS,
     add_shares,
@@ -55,14 +55,14 @@ def _name(form: PackedFormat) -> str:
 
 
 def _dense(dtype: Any, outputs: int, inputs: int, rows: int) -> KernelForm:
-    name, own = _TYPES[dtype], dense_shares(outputs, inputs, dtype.primitive_bitwidth // 8)
+    name, own = _TYPES[dtype], dense_shares(outputs, inputs, dtype.primitive_bitwidth // 8, rows)
     constants = {"INPUTS": inputs, **own}
     pointers = {"x": f"*{name}", "weights": f"*{name}", "bias": f"*{name}", "out": _out(own["SPLITS"], name)}
     return KernelForm(
         f"{name} {outputs}x{inputs}",
         dense_product,
         {**pointers, **_SIZES},
-        {**constants, "HAS_BIAS": False, "OUTPUTS": OUTPUTS, "ROWS": rows},
+        {**constants, "HAS_BIAS": False},
         WARPS,
         STAGES,
         (*_POINTERS, "weights"),
@@ -70,16 +70,16 @@ def _dense(dtype: Any, outputs: int, inputs: int, rows: int) -> KernelForm:
 
 
 def _low_bit(form: PackedFormat, dtype: Any, outputs: int, inputs: int, rows: int) -> KernelForm:
-    name, own = _TYPES[dtype], shares(outputs, inputs, form.unit)
+    name, own = _TYPES[dtype], shares(outputs, inputs, form.unit, rows)
     pointers = {"x": f"*{name}", "tiles": "*u8", "bias": f"*{name}", "out": _out(own["SPLITS"], name)}
-    constants = {"INPUTS": inputs, **own, "HAS_BIAS": False, "OUTPUTS": OUTPUTS, "ROWS": rows, **_of(form)}
+    constants = {"INPUTS": inputs, **own, "HAS_BIAS": False, **_of(form)}
     return KernelForm(
         f"{_name(form)} by {name} {outputs}x{inputs}",
         low_bit_product,
         {**pointers, **_SIZES},
         constants,
         WARPS,
-        STAGES,
+        LOW_BIT_STAGES[rows],
         (*_POINTERS, "tiles"),
     )
 

@@ -15,11 +15,14 @@ import triton
 import triton.language as tl
 
 from selfspec.gpu.blocks import (
+    add_fours,
     add_products,
+    add_table_products,
     dot,
     in_order,
     input_order,
     read_minima,
+    read_numbers,
     read_part,
     read_scales,
     read_zeros,
@@ -35,6 +38,12 @@ ADDED = 256
 STAGES = 2
 """Steps whose loads are under way at a time."""
 
+LOW_BIT_OUTPUTS = {8: 16, 16: 64}
+"""The same for weights of few bits, by the rows of a program: on ROCm more outputs share the work for the entries."""
+
+LOW_BIT_STAGES = {8: 2, 16: 1}
+"""On ROCm a second step costs moves between registers; other waves fill the time of loads."""
+
 _PROGRAMS = 1024
 """How many programs the largest devices take at a time; the inputs are divided until there are as many."""
 
@@ -42,29 +51,31 @@ _FEWEST_INPUTS = 512
 """Inputs of a program, at least, where they are divided."""
 
 
-def divisions(outputs: int, inputs: int) -> int:
-    """How many programs share the inputs of the same outputs: a power of two that follows from the shape."""
-    programs, count = -(-outputs // OUTPUTS), 1
+def divisions(outputs: int, inputs: int, together: int = OUTPUTS) -> int:
+    """How many programs of some outputs ``together`` share the inputs: a power of two that follows from the shape."""
+    programs, count = -(-outputs // together), 1
     while programs * count < _PROGRAMS and inputs // (2 * count) >= _FEWEST_INPUTS:
         count *= 2
     return count
 
 
-def shares(outputs: int, inputs: int, unit: int) -> dict[str, int]:
-    """How the units of inputs of tiles are divided, as constants of ``low_bit_product``.
+def shares(outputs: int, inputs: int, unit: int, rows: int) -> dict[str, int]:
+    """How outputs and units of inputs of tiles are divided, as constants of ``low_bit_product``.
 
-    A program reads the units of up to 256 inputs at a time, as many as divide its share.
+    A program reads the units of up to 256 inputs at a time, as many as divide its share. ``rows`` are those of it.
     """
-    units = inputs // unit
-    share = -(-units // min(divisions(outputs, inputs), units))
+    units, of_program = inputs // unit, LOW_BIT_OUTPUTS[rows]
+    share = -(-units // min(divisions(outputs, inputs, of_program), units))
     together = gcd(max(1, 256 // unit), units, share)
-    return {"SHARE": share, "SPLITS": -(-units // share), "TOGETHER": together}
+    sizes = {"OUTPUTS": of_program, "ROWS": rows}
+    return {"SHARE": share, "SPLITS": -(-units // share), "TOGETHER": together, **sizes}
 
 
-def dense_shares(outputs: int, inputs: int, size: int) -> dict[str, int]:
+def dense_shares(outputs: int, inputs: int, size: int, rows: int) -> dict[str, int]:
     """The same for dense weights of ``size`` bytes; a program reads 128 bytes of each weight row at a time."""
     splits, step = divisions(outputs, inputs), 128 // size
-    return {"SHARE": step * -(-inputs // (step * splits)), "SPLITS": splits, "STEP": step}
+    sizes = {"OUTPUTS": OUTPUTS, "ROWS": rows}
+    return {"SHARE": step * -(-inputs // (step * splits)), "SPLITS": splits, "STEP": step, **sizes}
 
 
 @triton.jit
@@ -118,6 +129,32 @@ def dense_product(
     _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS, HAS_BIAS)
 
 
+@triton.jit
+def _add_fours(
+    unit,
+    place,
+    own_rows,
+    sums,
+    UNIT: tl.constexpr,
+    PART: tl.constexpr,
+    BITS: tl.constexpr,
+    HEAD: tl.constexpr,
+):
+    """``sums`` and the products of a unit of Q2_K, whose integers of scales and minima enter matrix instructions.
+
+    A code times the integer of its scale is below 46, so that a sum is scaled once a unit and not once for 16 inputs.
+    """
+    nothing = tl.zeros(sums.shape, tl.float32)
+    own, least, entry_sums = nothing, nothing, nothing
+    for part in tl.static_range(UNIT // PART):
+        entries = in_order(tl.load(own_rows + part * PART), PART, "four", True)
+        own, least = add_fours(unit, place, entries, own, least, part * PART, HEAD, BITS)
+        entry_sums = dot(tl.full((sums.shape[0], PART), 1.0, entries.dtype), entries, entry_sums)
+    number, other = read_numbers(unit, place)
+    sums += (own - 128.0 * entry_sums) * number[:, None]
+    return sums - (least - 128.0 * entry_sums) * other[:, None]
+
+
 @triton.jit(do_not_specialize=["rows"])
 def low_bit_product(
     x,
@@ -157,33 +194,42 @@ def low_bit_product(
     column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     first = tl.program_id(2) * SHARE
     own_rows = x + tl.minimum(row, rows - 1)[:, None] * INPUTS + tl.arange(0, PART)[None, :]
+    weight_row = tl.minimum(column, (outputs + 15) // 16 * 16 - 1)  # tiles of 16 rows are whole
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for start in range(first, tl.minimum(first + SHARE, INPUTS // UNIT), TOGETHER):
         for one in tl.static_range(TOGETHER):
             index = start + one
-            unit, place = unit_addresses(tiles, column, index, INPUTS, UNIT, UNIT_BYTES)
-            zeros = read_zeros(unit, place, KIND)
-            for group in tl.static_range(UNIT // SCALED):
-                own = tl.zeros((OUTPUTS, ROWS), tl.float32)
-                entry_sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-                for part in tl.static_range(SCALED // PART):
-                    at = group * SCALED + part * PART
-                    entries = in_order(tl.load(own_rows + (index * UNIT + at)), PART, KIND, QUADS)
-                    if EXACT:
-                        numbers = read_part(unit, place, zeros, at, KIND, BITS, PART, OFFSET, HEAD, TABLE, TYPE)
-                        own = dot(numbers, entries.to(tl.float32), own)
-                    else:
-                        own = add_products(unit + HEAD, place, entries, own, at, PART, BITS, TABLE, QUADS)
-                    if MINIMA or not EXACT:
-                        entry_sums = dot(tl.full((OUTPUTS, PART), 1.0, DTYPE), entries, entry_sums)
-                if not EXACT:
-                    own -= entry_sums * (zeros + (OFFSET + (256 if TABLE else 1 << BITS)))[:, None]
-                if KIND == "real":
-                    sums += own
-                else:
-                    sums += own * read_scales(unit, place, group, KIND)[:, None]
-                if MINIMA:
-                    sums -= entry_sums * read_minima(unit, place, group, KIND)[:, None]
+            unit, place = unit_addresses(tiles, weight_row, index, INPUTS, UNIT, UNIT_BYTES)
+            if KIND == "four" and not EXACT:
+                sums = _add_fours(unit, place, own_rows + index * UNIT, sums, UNIT, PART, BITS, HEAD)
+            else:
+                zeros = read_zeros(unit, place, KIND)
+                for group in tl.static_range(UNIT // SCALED):
+                    own = tl.zeros((OUTPUTS, ROWS), tl.float32)
+                    entry_sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+                    for part in tl.static_range(SCALED // PART):
+                        at = group * SCALED + part * PART
+                        entries = in_order(tl.load(own_rows + (index * UNIT + at)), PART, KIND, QUADS)
+                        if EXACT:
+                            numbers = read_part(unit, place, zeros, at, KIND, BITS, PART, OFFSET, HEAD, TABLE, TYPE)
+                            own = dot(numbers, entries.to(tl.float32), own)
+                        elif TABLE:
+                            own = add_table_products(unit + HEAD, place, entries, own, at, QUADS)
+                        else:
+                            own = add_products(unit + HEAD, place, entries, own, at, PART, BITS, QUADS)
+                        if MINIMA or not (EXACT or TABLE):
+                            entry_sums = dot(tl.full((OUTPUTS, PART), 1.0, DTYPE), entries, entry_sums)
+                    scales = tl.full((OUTPUTS,), 1.0, tl.float32)
+                    if KIND != "real":
+                        scales = read_scales(unit, place, group, KIND)
+                    sums += own * scales[:, None]
+                    if MINIMA or not (EXACT or TABLE):
+                        less = tl.zeros((OUTPUTS,), tl.float32)
+                        if not EXACT:
+                            less = scales * (zeros + (OFFSET + (1 << BITS)))
+                        if MINIMA:
+                            less += read_minima(unit, place, group, KIND)
+                        sums -= entry_sums * less[:, None]
     _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS, HAS_BIAS)
 
 
