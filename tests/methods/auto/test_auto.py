@@ -192,15 +192,30 @@ def test_no_trial_begins_after_its_time() -> None:
 
 def test_what_was_found_out_is_kept_and_read_again(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_preparation(monkeypatch, kept)
+    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: FREE_ROWS)
     first = preparation.prepare(Target(MODEL), AutoSettings())
     assert [*kept.rglob("auto/*.json")]
     monkeypatch.setattr(preparation, "_find_out", None)
     assert preparation.prepare(Target(MODEL), AutoSettings()) == first
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_costs_that_were_disturbed_are_measured_again_and_not_kept(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    real_preparation(monkeypatch, kept)
+    disturbed = RowCosts((1, 2, 4), (0.204, 0.041, 0.05))
+    measured = iter([disturbed, disturbed if again else FREE_ROWS])
+    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: next(measured))
+    found = preparation.prepare(Target(MODEL), AutoSettings())
+    assert found.verify == (disturbed if again else FREE_ROWS)
+    assert bool([*kept.rglob("auto/*.json")]) is not again
+
+
 @pytest.mark.parametrize("damage", [{}, {"terms": {}}, {"verify": None}, {"verify": {"rows": [2], "seconds": [1]}}])
 def test_a_damaged_file_is_found_out_again(kept: Path, monkeypatch: pytest.MonkeyPatch, damage: dict[str, Any]) -> None:
     real_preparation(monkeypatch, kept)
+    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: FREE_ROWS)
     target = Target(MODEL)
     preparation.prepare(target, AutoSettings())
     file = kept_file(target, "auto")
