@@ -1,4 +1,4 @@
-"""Many requests at once: each writes what it writes alone, whoever comes, goes or fails beside it."""
+"""Many requests at once: each writes what it writes alone, while others begin, end or fail beside it."""
 
 import asyncio
 import contextlib
