@@ -97,6 +97,7 @@ def test_a_single_number_that_is_not_finite_is_found(dtype: torch.dtype) -> None
     rows = torch.full((3, 2, 2, 50, 8), torch.finfo(dtype).max, dtype=dtype)  # their sum is not finite
     assert are_finite(rows)
     assert are_finite(-rows)
+    assert are_finite(rows[:0]), "a model without attention has none"
     for wrong in (float("nan"), float("inf"), -float("inf")):
         spoiled = rows.clone()
         spoiled[1, 0, 1, 33, 5] = wrong

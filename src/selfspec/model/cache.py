@@ -202,11 +202,11 @@ def addresses_of(tensors: Sequence[torch.Tensor]) -> Array[c_void_p]:
 
 
 def are_finite(rows: torch.Tensor) -> bool:
-    """Whether keys and values, as a cache has them and at least one, are all finite."""
+    """Whether keys and values, as a cache has them, are all finite."""
     if rows.dtype == torch.uint8:
         return are_numbers(rows)
     # The extremes of numbers with NaN are NaN. This reads them once; `isfinite` of all takes some thirty times as long.
-    return all(bool(extreme.isfinite()) for extreme in torch.aminmax(rows))
+    return not rows.numel() or all(bool(extreme.isfinite()) for extreme in torch.aminmax(rows))
 
 
 def _is_prefix(rows: Sequence[int]) -> bool:
