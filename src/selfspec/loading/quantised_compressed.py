@@ -6,15 +6,15 @@ from typing import Any
 import torch
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError
-from selfspec.loading.quantised_grid import Grid, find_form
-from selfspec.loading.quantised_parts import (
+from selfspec.loading.quantised_weights import (
     FLOATS,
     WORD,
     Finder,
-    StoredLinear,
+    Grid,
+    StoredWeight,
     find_bits,
+    grid_weight,
     steps,
-    stored_grid,
     whole_groups,
     words_of,
 )
@@ -25,7 +25,7 @@ _INT_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
 
 
 def find_compressed_layout(settings: Mapping[str, Any]) -> Finder | None:
-    """See ``quantised_layouts.find_layout``."""
+    """See ``quantised_model.find_layout``."""
     groups = [group for group in (settings.get("config_groups") or {}).values() if isinstance(group, Mapping)]
     formats = {group.get("format") or settings.get("format") for group in groups}
     if not groups or not formats <= set(_INT_FORMATS):
@@ -43,7 +43,7 @@ def find_compressed_layout(settings: Mapping[str, Any]) -> Finder | None:
     return _compressed_tensors
 
 
-def _compressed_tensors(files: SafetensorsFiles, name: str, shape: tuple[int, int]) -> StoredLinear | None:
+def _compressed_tensors(files: SafetensorsFiles, name: str, shape: tuple[int, int]) -> StoredWeight | None:
     """Words of inputs, or bytes with a sign; zeros are packed along the outputs, or bytes with a sign."""
     scales, zeros, index = (f"{name}.weight_{each}" for each in ("scale", "zero_point", "g_idx"))
     if scales not in files.names:
@@ -51,7 +51,7 @@ def _compressed_tensors(files: SafetensorsFiles, name: str, shape: tuple[int, in
     outputs, inputs = shape
     weight, is_packed = f"{name}.weight_packed", f"{name}.weight_packed" in files.names
     weight = weight if is_packed else f"{name}.weight"
-    bits = _packed_bits(files, weight, shape) if is_packed else 8
+    bits = find_bits(weight, (files.shape(weight) or (0,))[-1], inputs, (2, 4, 8)) if is_packed else 8
     line = words_of(inputs, bits) if is_packed else inputs
     files.check(weight, (outputs, line), "I32" if is_packed else "I8")
     found = files.shape(scales)
@@ -88,11 +88,7 @@ def _compressed_tensors(files: SafetensorsFiles, name: str, shape: tuple[int, in
             half = PackedCodes(files.read(zeros), bits, places, steps(groups, WORD)).read()
         elif has_zeros:
             half = half + files.read(zeros).to(torch.int16)
-        return Grid(codes, files.read(scales).float().expand(outputs, groups), half, group_of).check(name)
+        return Grid(codes, files.read(scales).float().expand(outputs, groups), half)
 
     used = {weight, scales, zeros, index, of_shape} & set(files.names)
-    return stored_grid(tuple(used), find_form(bits, group_of, "compressed-tensors"), read)
-
-
-def _packed_bits(files: SafetensorsFiles, name: str, shape: tuple[int, int]) -> int:
-    return find_bits(name, files.shape(name)[-1] if files.shape(name) else 0, shape[1], (2, 4, 8))
+    return grid_weight(name, used, "compressed-tensors", bits, group_of, read)

@@ -3,16 +3,16 @@
 import torch
 
 from selfspec.errors import ModelLoadError
-from selfspec.loading.quantised_grid import Grid, find_form
-from selfspec.loading.quantised_parts import (
+from selfspec.loading.quantised_weights import (
     FLOATS,
     WORD,
-    StoredLinear,
+    Grid,
+    StoredWeight,
     even_groups,
     find_bits,
     first_size,
+    grid_weight,
     steps,
-    stored_grid,
     whole_groups,
     words_of,
 )
@@ -26,7 +26,7 @@ _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 def find_gptq(
     files: SafetensorsFiles, name: str, shape: tuple[int, int], *, subtracted: bool = True
-) -> StoredLinear | None:
+) -> StoredWeight | None:
     """Words of inputs by output, and of zeros by group, of which the first version has ``subtracted`` one."""
     words, zeros, scales, index = (f"{name}.{each}" for each in ("qweight", "qzeros", "scales", "g_idx"))
     if words not in files.names:
@@ -60,13 +60,13 @@ def find_gptq(
         found = PackedCodes(packed_zeros, bits, steps(outputs, bits), steps(groups, zero_words * WORD)).read()
         if subtracted and WORD % bits:
             found = (found + 1) & ((1 << bits) - 1)
-        return Grid(codes, files.read(scales).T.float(), found, group_of).check(name)
+        return Grid(codes, files.read(scales).T.float(), found)
 
     used = (words, zeros, scales, *({index} & set(files.names)))
-    return stored_grid(used, find_form(bits, group_of, "GPTQ"), read)
+    return grid_weight(name, used, "GPTQ", bits, group_of, read)
 
 
-def find_awq(files: SafetensorsFiles, name: str, shape: tuple[int, int]) -> StoredLinear | None:
+def find_awq(files: SafetensorsFiles, name: str, shape: tuple[int, int]) -> StoredWeight | None:
     """Words of eight outputs by input."""
     words, zeros, scales = (f"{name}.{each}" for each in ("qweight", "qzeros", "scales"))
     if words not in files.names:
@@ -83,6 +83,6 @@ def find_awq(files: SafetensorsFiles, name: str, shape: tuple[int, int]) -> Stor
         places = steps(outputs) // 8 * WORD + 4 * torch.tensor(_AWQ_PLACES)[steps(outputs) % 8]
         codes = PackedCodes(files.read(words), 4, places, steps(inputs, line * WORD))
         found = PackedCodes(files.read(zeros), 4, places, steps(groups, line * WORD)).read()
-        return Grid(codes, files.read(scales).T.float(), found, group_of).check(name)
+        return Grid(codes, files.read(scales).T.float(), found)
 
-    return stored_grid((words, zeros, scales), find_form(4, group_of, "AWQ"), read)
+    return grid_weight(name, (words, zeros, scales), "AWQ", 4, group_of, read)

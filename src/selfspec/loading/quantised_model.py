@@ -1,7 +1,11 @@
 """The model of a quantised checkpoint in safetensors; weights keep their own numbers where the kernels run them."""
 
+import math
 import re
 import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,19 +14,23 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from selfspec.errors import ModelLoadError, SelfSpecWarning, first_line, naming
-from selfspec.loading.quantised_layouts import MXFP4, find_layout
-from selfspec.loading.quantised_mxfp4 import StoredExperts, find_experts
-from selfspec.loading.quantised_parts import Finder, StoredLinear
+from selfspec.loading.quantised_bitsandbytes import find_bitsandbytes
+from selfspec.loading.quantised_compressed import find_compressed_layout
+from selfspec.loading.quantised_gptq import find_awq, find_gptq
+from selfspec.loading.quantised_mxfp4 import find_experts
+from selfspec.loading.quantised_weights import Finder, StoredWeight
 from selfspec.loading.without_weights import build_on_meta
 from selfspec.memory import check_memory
 from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import DTYPES, find
-from selfspec.runtimes.mixtures import EXPERT_WEIGHTS
-from selfspec.runtimes.packed import LowBitLinear
+from selfspec.runtimes.packed import LowBitExperts, LowBitLinear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_MXFP4 = "mxfp4"
+"""The ``quant_method`` of checkpoints whose experts are in MXFP4."""
 
 _BASE_BYTES = 256 << 20
 """What a load takes beside the weights: the tensor that is being read, buffers."""
@@ -69,7 +77,7 @@ def _read(source: str, dtype: torch.dtype | str, *, packed: bool) -> "PreTrained
     assert settings is not None
     del config.quantization_config  # the model is none of that package's
     model = build_on_meta(config)
-    if settings.get("quant_method") != MXFP4 and any(parameter.dim() > 2 for parameter in model.parameters()):
+    if settings.get("quant_method") != _MXFP4 and any(parameter.dim() > 2 for parameter in model.parameters()):
         return None
     chosen = dtype if isinstance(dtype, torch.dtype) else _auto_dtype(config, packed=packed)
     filling = _Filling(model, files, layout, chosen, packed=packed)
@@ -95,6 +103,27 @@ def _set_generation_config(model: "PreTrainedModel", source: str) -> None:
         return
 
 
+def find_layout(settings: Mapping[str, Any]) -> Finder | None:
+    """The layout that a config's ``quantization_config`` names; ``None`` for those that only transformers knows.
+
+    Raises:
+        UnsupportedModelError: inputs of layers, or keys and values, are quantised as well.
+    """
+    method = settings.get("quant_method")
+    kind = settings.get("checkpoint_format") or settings.get("version") or settings.get("format")
+    if method == "gptq" and kind in (None, "gptq", "gptq_v2"):
+        return partial(find_gptq, subtracted=kind != "gptq_v2")
+    if method == "awq" and str(kind or "gemm").lower() == "gemm":
+        return find_awq
+    if method == "bitsandbytes":
+        return find_bitsandbytes
+    if method == _MXFP4:
+        return lambda files, name, shape: None  # no linear layer has few bits
+    if method == "compressed-tensors":
+        return find_compressed_layout(settings)
+    return None
+
+
 class _Filling:
     """Gives a model on ``meta`` the weights of a checkpoint."""
 
@@ -104,20 +133,21 @@ class _Filling:
         self._model, self._files, self._dtype, self._packed = model, files, dtype, packed
         self._modules: dict[str, nn.Module] = dict(model.named_modules())
         self._no_kernels = _why_no_kernels(dtype)
-        self._linears: dict[str, tuple[nn.Linear, StoredLinear]] = {}
-        for name, module in self._modules.items():
+        self._stored = dict(self._find(layout))
+        self._dense = {name: each for name, each in model.named_parameters() if name not in self._stored}
+
+    def _find(self, layout: Finder) -> Iterator[tuple[str, StoredWeight]]:
+        """The parameters that are not stored as ordinary numbers, by name."""
+        for path, module in self._modules.items():
+            yield from find_experts(self._files, path, module)
             if type(module) is nn.Linear:
-                found = layout(files, name, (module.out_features, module.in_features))
+                found = layout(self._files, path, (module.out_features, module.in_features))
                 if found is not None:
-                    self._linears[name] = module, found
-        self._experts = find_experts(files, self._modules)
-        held = {f"{name}.weight" for name in self._linears}
-        held |= {f"{name}.{weight}" for name in self._experts for weight in EXPERT_WEIGHTS}
-        self._dense = {name: each for name, each in model.named_parameters() if name not in held}
+                    yield f"{path}.weight", found
 
     def check(self) -> None:
         """Refuses tensors that are missing, of another shape or not used, and weights that do not fit into memory."""
-        if not self._linears and not self._experts:
+        if not self._stored:
             raise ModelLoadError(
                 "the config says that weights are quantised, but none are; download the checkpoint again"
             )
@@ -125,26 +155,26 @@ class _Filling:
             self._files.check(name, tuple(parameter.shape), "F16", "BF16", "F32")
         self._check_all_used()
         dense = sum(parameter.numel() for parameter in self._dense.values()) * self._dtype.itemsize
-        needed = _BASE_BYTES + dense + sum(self._bytes(*each) for each in self._linears.values())
-        needed += sum(map(self._expert_bytes, self._experts.values()))
+        needed = _BASE_BYTES + dense + sum(map(self._bytes, self._stored))
         check_memory(needed, f"the weights take {needed:,} bytes", "take a smaller model")
 
     def run(self) -> None:
         """Reads all parameters."""
         model: Any = self._model
-        for name, (module, stored) in self._linears.items():
-            parent, _, last = name.rpartition(".")
+        layers: dict[str, dict[str, LowBitLinear]] = defaultdict(dict)
+        for name, stored in self._stored.items():
+            path, _, kind = name.rpartition(".")
             if self._keeps(stored):
-                assert stored.form is not None
-                assert stored.grid is not None
-                layer = LowBitLinear(stored.grid().pack(stored.form), None, self._dtype)
-                if module.bias is not None:
-                    layer.bias = nn.Parameter(self._read(f"{name}.bias"), requires_grad=False)
-                setattr(self._modules[parent], last, layer.eval())
+                assert stored.pack is not None
+                of_bias = f"{path}.bias" if kind == "weight" else f"{name}_bias"
+                bias = self._read(of_bias).flatten() if self._dense.pop(of_bias, None) is not None else None
+                layers[path][kind] = LowBitLinear(stored.pack(), bias, self._dtype)
             else:
-                module.weight = nn.Parameter(stored.values(self._dtype), requires_grad=False)
-        for name, experts in self._experts.items():
-            self._fill_experts(name, experts)
+                setattr(self._modules[path], kind, nn.Parameter(stored.values(self._dtype), requires_grad=False))
+        for path, kinds in layers.items():
+            parent, _, last = path.rpartition(".")
+            made = kinds.get("weight") or LowBitExperts(self._modules[path], *kinds.values())
+            setattr(self._modules[parent], last, made.eval())
         for name in self._dense:
             path, _, kind = name.rpartition(".")
             setattr(self._modules[path], kind, nn.Parameter(self._read(name), requires_grad=False))
@@ -152,40 +182,24 @@ class _Filling:
         if isinstance(head, nn.Linear) and head.weight.is_meta:  # it is tied
             head.weight = embedding.weight
 
-    def _fill_experts(self, name: str, experts: StoredExperts) -> None:
-        if not self._keeps_experts:
-            for weight in EXPERT_WEIGHTS:
-                setattr(experts.module, weight, nn.Parameter(experts.values(weight, self._dtype), requires_grad=False))
-            return
-        biases = {each: self._read(each) for each in self._dense if each.startswith(f"{name}.")}
-        for each in biases:
-            del self._dense[each]
-        parent, _, last = name.rpartition(".")
-        setattr(self._modules[parent], last, experts.pack(self._dtype, biases).eval())
-
     def _read(self, name: str) -> torch.Tensor:
         return self._files.read(name).to(self._dtype, copy=True)
 
-    def _keeps(self, stored: StoredLinear) -> bool:
+    def _keeps(self, stored: StoredWeight) -> bool:
         return self._packed and stored.form is not None and self._no_kernels is None
 
-    @property
-    def _keeps_experts(self) -> bool:
-        return self._packed and self._no_kernels is None
-
-    def _expert_bytes(self, experts: StoredExperts) -> int:
-        return experts.bytes(None if self._keeps_experts else self._dtype.itemsize)
-
-    def _bytes(self, module: nn.Linear, stored: StoredLinear) -> int:
+    def _bytes(self, name: str) -> int:
+        """What a parameter that is not stored as ordinary numbers takes."""
+        stored, parameter = self._stored[name], self._model.get_parameter(name)
         if self._keeps(stored):
             assert stored.form is not None
-            return stored.form.bytes(module.out_features, module.in_features)
-        return module.out_features * module.in_features * self._dtype.itemsize
+            *outputs, inputs = parameter.shape if parameter.dim() == 2 else parameter.transpose(1, 2).shape
+            return stored.form.bytes(math.prod(outputs), inputs)
+        return parameter.numel() * self._dtype.itemsize
 
     def _check_all_used(self) -> None:
         """Refuses tensors that nothing reads: they would change what is computed."""
-        used = {name for _, stored in self._linears.values() for name in stored.names}
-        used.update(name for stored in self._experts.values() for name in stored.names)
+        used = {name for stored in self._stored.values() for name in stored.names}
         used.update(name for name, _ in self._model.named_parameters(remove_duplicate=False))
         for name in sorted(set(self._files.names) - used):
             if not (_NEEDLESS.fullmatch(name) or self._is_empty_bias(name)):
@@ -197,17 +211,16 @@ class _Filling:
     def _is_empty_bias(self, name: str) -> bool:
         """Zeros that writers of GPTQ add to layers without a bias."""
         path, _, kind = name.rpartition(".")
-        return kind == "bias" and path in self._linears and not self._files.read(name).any()
+        return kind == "bias" and f"{path}.weight" in self._stored and not self._files.read(name).any()
 
     def warn(self, source: str) -> None:
         """Says which layers do not keep their numbers, though they should."""
-        sizes = [self._bytes(*each) for each in self._linears.values() if not self._keeps(each[1])]
-        sizes += [self._expert_bytes(each) for each in self._experts.values() if not self._keeps_experts]
-        if self._packed and sizes:
+        names = [name for name, stored in self._stored.items() if not self._keeps(stored)]
+        if self._packed and names:
             dtype = str(self._dtype).removeprefix("torch.")
             warnings.warn(
-                f"{len(sizes)} layers of '{source}' are unpacked to {dtype} and take {sum(sizes) / 1e6:,.1f} MB, since "
-                f"{self._no_kernels or _NO_GRID}",
+                f"{len(names)} layers of '{source}' are unpacked to {dtype} and take "
+                f"{sum(map(self._bytes, names)) / 1e6:,.1f} MB, since {self._no_kernels or _NO_GRID}",
                 SelfSpecWarning,
                 stacklevel=6,
             )
